@@ -1,0 +1,224 @@
+"""The contract between zerosim and an array library: about forty kernels, and nothing else.
+
+A kernel fills outputs that were allocated before it was called (`device.alloc` is the only door for
+bytes), so a backend never decides a shape and a shape-only backend has nothing to do. Outputs come
+last and may be of another dtype than inputs: results are computed in the compute dtype (fp32 for
+half types) and rounded ONCE, when they are stored. Outputs never alias inputs unless the text says
+"in place". A kernel returns None and chooses no path by the data.
+
+Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M rows = B*T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from zerosim.dtypes import DType
+
+Array = Any
+"""A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
+
+
+class Backend(Protocol):
+    """The kernels. One instance serves every rank; it holds no state of any run."""
+
+    name: str
+
+    # -- arrays -------------------------------------------------------------------------------
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A fresh array with undefined contents; half types take 2 bytes an element."""
+        ...
+
+    def from_host(self, values: Any, out: Array) -> None:
+        """Copy a NumPy array of out's shape into out, rounding to out's dtype."""
+        ...
+
+    def to_host(self, array: Array) -> Any:
+        """The values as a new NumPy array (half types as float32)."""
+        ...
+
+    def fill(self, out: Array, value: float) -> None:
+        """out = value."""
+        ...
+
+    def copy(self, source: Array, out: Array) -> None:
+        """out = source, rounded to out's dtype. Shapes are equal; either may be strided."""
+        ...
+
+    # -- primitive ops (teaching, gradient checks; operands broadcast as in NumPy) ---------------
+    def add(self, a: Array, b: Array | float, out: Array) -> None:
+        """out = a + b. out may be a (in place)."""
+        ...
+
+    def subtract(self, a: Array, b: Array | float, out: Array) -> None: ...
+    def multiply(self, a: Array, b: Array | float, out: Array) -> None: ...
+    def divide(self, a: Array, b: Array | float, out: Array) -> None: ...
+    def exp(self, a: Array, out: Array) -> None: ...
+    def log(self, a: Array, out: Array) -> None: ...
+    def sqrt(self, a: Array, out: Array) -> None: ...
+    def tanh(self, a: Array, out: Array) -> None: ...
+
+    def sum_to(self, a: Array, out: Array) -> None:
+        """Sum a over the dims that out lacks (leading) or has as 1: the inverse of broadcasting."""
+        ...
+
+    def max_to(self, a: Array, out: Array) -> None:
+        """As sum_to, with the maximum."""
+        ...
+
+    def mask_future(self, scores: Array, value: float, out: Array) -> None:
+        """out = scores (..., T, T) with `value` where the column (key) is later than the row (query)."""
+        ...
+
+    def matmul(self, a: Array, b: Array, out: Array) -> None:
+        """out = a @ b over the last two dims, leading dims broadcast; operands may be transposed views."""
+        ...
+
+    # -- fused ops ------------------------------------------------------------------------------
+    def linear(self, x: Array, weight: Array, bias: Array | None, out: Array) -> None:
+        """out (M, O) = x (M, I) @ weight (I, O) + bias (O). weight may be a transposed view."""
+        ...
+
+    def column_sum(self, grad: Array, out: Array) -> None:
+        """out (O) = sum of grad (M, O) over rows: a bias's gradient."""
+        ...
+
+    def layer_norm(
+        self, x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array
+    ) -> None:
+        """out (M, D) = (x - mean) * rstd * weight + bias; mean and rstd (M) in the compute dtype.
+
+        The variance is the biased one (divided by D), rstd = 1 / sqrt(variance + eps).
+        """
+        ...
+
+    def layer_norm_backward(
+        self,
+        grad: Array,
+        x: Array,
+        weight: Array,
+        mean: Array,
+        rstd: Array,
+        dx: Array | None,
+        dweight: Array,
+        dbias: Array,
+    ) -> None:
+        """dx (M, D), dweight (D), dbias (D). dx None: not wanted."""
+        ...
+
+    def gelu(self, x: Array, out: Array) -> None:
+        """GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+        ...
+
+    def gelu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
+
+    def attention(self, qkv: Array, num_heads: int, mask: Array | None, keep: float, out: Array, probs: Array) -> None:
+        """Causal self-attention. qkv (B, T, 3D) with columns q|k|v; out (B, T, D); scale 1/sqrt(D/H).
+
+        probs (B, H, T, T) receives the softmax BEFORE dropout (0 above the diagonal). mask, uint8 of
+        the same shape or None, is dropout's: probabilities become probs * mask / keep.
+        """
+        ...
+
+    def attention_backward(
+        self,
+        grad: Array,
+        qkv: Array,
+        num_heads: int,
+        probs: Array,
+        mask: Array | None,
+        keep: float,
+        workspace: Array,
+        dqkv: Array,
+    ) -> None:
+        """dqkv (B, T, 3D) from grad (B, T, D). workspace has the shape of probs: the scores' gradient."""
+        ...
+
+    def embedding(self, ids: Array, weight: Array, out: Array) -> None:
+        """out (..., D) = weight (V, D)[ids (...)]. ids int64, already checked to lie in [0, V)."""
+        ...
+
+    def embedding_backward(self, grad: Array, ids: Array, dweight: Array) -> None:
+        """dweight (V, D): zero, then each row of grad (..., D) added to its id's row, a fixed order of adds."""
+        ...
+
+    def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array) -> None:
+        """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype."""
+        ...
+
+    def cross_entropy_backward(
+        self, logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array
+    ) -> None:
+        """dlogits (M, V) = (softmax(logits) - onehot(targets)) * scale / count: a true division by count."""
+        ...
+
+    def dropout_mask(self, key: tuple[int, int], probability: float, out: Array) -> None:
+        """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
+
+        Element i keeps where word i of the Philox-4x64-10 stream of `key` (two 64-bit words,
+        counter 0, each 64-bit output cut into two 32-bit words, low half first) is at least
+        round(probability * 2**32).
+        """
+        ...
+
+    def dropout(self, x: Array, mask: Array, keep: float, out: Array) -> None:
+        """out = x * mask / keep. Its own backward, with grad as x."""
+        ...
+
+    # -- collectives, precision, optimizers --------------------------------------------------------
+    def reduce(self, parts: Sequence[Array], op: str, out: Array) -> None:
+        """out = parts added IN THE ORDER GIVEN in the compute dtype (fp64 for fp64), rounded once.
+
+        op "sum"; "avg": the sum divided by len(parts), a true division; "max". Parts may be strided
+        views of one shape; out may be any one of the parts (in place).
+        """
+        ...
+
+    def sum_squares(self, a: Array, out: Array) -> None:
+        """out, one fp64 element = the sum of a's squares (a 1-D, any length, 0 included) in fp64.
+
+        The order of additions depends on a's length alone. inf or nan in a make it inf or nan.
+        """
+        ...
+
+    def adam(
+        self,
+        param: Array,
+        grad: Array,
+        exp_avg: Array,
+        exp_avg_sq: Array,
+        *,
+        grad_scale: float,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        step: int,
+    ) -> None:
+        """One step of Adam (Kingma and Ba) on flat arrays of one length, in place; see optim/adam.py.
+
+        g = grad * grad_scale; decoupled: param *= 1 - lr*weight_decay (AdamW), else g += weight_decay*param;
+        m = m + (g - m)(1 - beta1); v = v*beta2 + g*g*(1 - beta2);
+        param -= lr/(1 - beta1^step) * m / (sqrt(v)/sqrt(1 - beta2^step) + eps).
+        grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
+        """
+        ...
+
+    def sgd(
+        self,
+        param: Array,
+        grad: Array,
+        momentum_buffer: Array | None,
+        *,
+        grad_scale: float,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        step: int,
+    ) -> None:
+        """One step of SGD, in place; momentum as PyTorch has it: buf = momentum*buf + g (no 1 - momentum;
+        at step 1 buf = g), param -= lr * buf. g = grad * grad_scale + weight_decay * param."""
+        ...

@@ -1,0 +1,260 @@
+"""A simulated device: the doors through which bytes and work pass, each of them recorded.
+
+Owns buffers, their kinds and the ambient scope. Does no arithmetic (that is `backends/`), and
+computes no totals (that is `ledger.py`).
+
+Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. A
+storage owns its array, so that the life of the object is the life of the bytes: no cycle may hold
+one (`__del__` must run at once, on the owner's thread).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, ParamSpec
+
+from zerosim.allocator import Allocator, Exact
+from zerosim.backends.kernels import Array, Backend
+from zerosim.dtypes import DType
+from zerosim.errors import Aborted, OutOfMemory
+from zerosim.record import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
+from zerosim.units import format_bytes
+
+P = ParamSpec("P")
+
+
+class Kind(StrEnum):
+    """What bytes are for. PARAM, GRAD and OPTIM are ZeRO's model states."""
+
+    PARAM = "param"
+    GRAD = "grad"
+    OPTIM = "optim"
+    UNSHARDED_PARAM = "unsharded_param"
+    UNSHARDED_GRAD = "unsharded_grad"
+    ACTIVATION = "activation"
+    ACTIVATION_GRAD = "activation_grad"
+    KEPT = "kept"
+    TEMP = "temp"
+    COMM = "comm"
+
+
+MODEL_STATES = (Kind.PARAM, Kind.GRAD, Kind.OPTIM)
+
+
+class Phase(StrEnum):
+    """Where in a step an event happened."""
+
+    INIT = "init"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    EVALUATE = "evaluate"
+
+
+class Switch:
+    """Thrown once, by whoever ends the run; every rank looks at it before each kernel."""
+
+    __slots__ = ("thrown",)
+
+    def __init__(self) -> None:
+        self.thrown = False
+
+
+class Storage:
+    """The bytes themselves: owns one array and reports its end."""
+
+    __slots__ = ("array", "device", "id", "reserved_bytes")
+
+    def __init__(self, array: Array, device: Device, id: int, reserved_bytes: int) -> None:
+        self.array = array
+        self.device = device
+        self.id = id
+        self.reserved_bytes = reserved_bytes
+
+    def __del__(self) -> None:
+        device = self.device
+        device.allocator.release(self.reserved_bytes)
+        device.recorder.add(Free(device.where, self.id))
+
+
+class Buffer:
+    """A handle on a storage, or on a window of it: slices and reshapes share its bytes and cost none."""
+
+    __slots__ = ("array", "dtype", "storage")
+
+    def __init__(self, storage: Storage, array: Array, dtype: DType) -> None:
+        self.storage = storage
+        self.array = array
+        self.dtype = dtype
+
+    @property
+    def device(self) -> Device:
+        return self.storage.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def numel(self) -> int:
+        return int(self.array.size)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    def __getitem__(self, window: Any) -> Buffer:
+        return Buffer(self.storage, self.array[window], self.dtype)
+
+    def reshape(self, *shape: int) -> Buffer:
+        """The same bytes under another shape; the window must be contiguous."""
+        return Buffer(self.storage, self.array.reshape(shape), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"Buffer(shape={self.shape}, dtype={self.dtype}, id={self.storage.id})"
+
+
+class _Ambient:
+    """Sets the device's scope, or its gradient switch, for the length of a `with`."""
+
+    __slots__ = ("_after", "_before", "_device")
+
+    def __init__(self, device: Device, after: Scope) -> None:
+        self._device = device
+        self._before = device.where
+        self._after = after
+
+    def __enter__(self) -> None:
+        self._device.where = self._after
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:  # the innermost scope is where it happened; a report names it
+            error.__dict__.setdefault("zerosim_scope", self._device.where)
+        self._device.where = self._before
+
+
+class _NoGrad:
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._before = device.grad_enabled
+
+    def __enter__(self) -> None:
+        self._device.grad_enabled = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._device.grad_enabled = self._before
+
+
+class Device:
+    """One rank's device. All state of a rank that is ambient (scope, gradient switch) lives here."""
+
+    def __init__(
+        self,
+        rank: int,
+        backend: Backend,
+        *,
+        allocator: Allocator | None = None,
+        recorder: Recorder | None = None,
+        switch: Switch | None = None,
+    ) -> None:
+        self.rank = rank
+        self.backend = backend
+        self.allocator = allocator or Exact()
+        self.recorder = recorder or Recorder()
+        self.switch = switch or Switch()
+        self.where = Scope()
+        self.grad_enabled = True
+        self.ticks = 0  # grows with every kernel, so that a watcher can tell a slow rank from a stuck one
+
+    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
+        """A new buffer, its contents undefined. `padding` of its elements belong to no parameter.
+
+        Raises: OutOfMemory when the allocator refuses.
+        """
+        numel = 1
+        for size in shape:
+            numel *= size
+        nbytes = numel * dtype.itemsize
+        reserved = self.allocator.reserve(nbytes)
+        if reserved is None:
+            raise self._out_of_memory(nbytes, kind)
+        id = self.recorder.next_id()
+        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize))
+        array = self.backend.empty(shape, dtype)
+        return Buffer(Storage(array, self, id, reserved), array, dtype)
+
+    def retag(self, buffer: Buffer, kind: Kind) -> None:
+        """The same bytes serve another purpose from here on."""
+        self.recorder.add(Retag(self.where, buffer.storage.id, kind.value))
+
+    def kernel(self, flops: int, run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run one of the backend's kernels and record it: its flops, and the bytes of its arrays."""
+        nbytes = 0
+        if self.recorder.enabled:
+            for arg in args:
+                nbytes += getattr(arg, "nbytes", 0)
+        self.count(run.__name__, flops, nbytes)
+        run(*args, **kwargs)
+
+    def count(self, name: str, flops: int, nbytes: int) -> None:
+        """Record work that is this rank's, whoever runs it (a collective's sums run where the last rank joins).
+
+        Raises: Aborted when the run has been ended.
+        """
+        if self.switch.thrown:
+            raise Aborted(f"rank {self.rank} was ended because another rank failed")
+        self.ticks += 1
+        if self.recorder.enabled:
+            self.recorder.add(Kernel(self.where, name, flops, nbytes))
+
+    def scope(
+        self,
+        *,
+        step: int | None = None,
+        phase: Phase | None = None,
+        unit: str | None = None,
+        slot: int | None = None,
+    ) -> _Ambient:
+        """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
+        here = self.where
+        return _Ambient(
+            self,
+            Scope(
+                here.step if step is None else step,
+                here.phase if phase is None else phase.value,
+                here.unit if unit is None else unit,
+                here.slot if slot is None else slot,
+            ),
+        )
+
+    def phase(self, phase: Phase) -> _Ambient:
+        return self.scope(phase=phase)
+
+    def mark(self, name: str) -> None:
+        """Name this point of the program in the record."""
+        self.recorder.add(Mark(self.where, name))
+
+    def no_grad(self) -> _NoGrad:
+        """`with device.no_grad():` ops inside keep nothing for backward."""
+        return _NoGrad(self)
+
+    def _out_of_memory(self, nbytes: int, kind: Kind) -> OutOfMemory:
+        capacity = self.allocator.capacity or 0
+        where = " of ".join(part for part in (self.where.phase, self.where.unit) if part)
+        return OutOfMemory(
+            f"rank {self.rank} is out of memory in {where}: {format_bytes(nbytes)} for {kind} "
+            f"do not fit into a capacity of {format_bytes(capacity)}",
+            rank=self.rank,
+            requested=nbytes,
+            kind=kind.value,
+            capacity=capacity,
+            where=where,
+        )

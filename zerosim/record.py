@@ -1,0 +1,139 @@
+"""What happened on one rank, in order: the events, and the recorder that keeps them.
+
+Everything that zerosim prints about memory, traffic or work is read from this stream; a reader
+(`ledger.py`) never touches a device. Every event carries the scope it happened in.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Scope(NamedTuple):
+    """Where in the program an event happened. `step` is -1 while the world is set up."""
+
+    step: int = -1
+    phase: str = "init"
+    unit: str = ""
+    slot: int = 0
+
+
+class Alloc(NamedTuple):
+    """`nbytes` now live under `id`; `padding_bytes` of them hold no parameter of the model."""
+
+    scope: Scope
+    id: int
+    nbytes: int
+    reserved_bytes: int
+    kind: str
+    padding_bytes: int
+
+
+class Free(NamedTuple):
+    """The bytes of `id` are no longer live."""
+
+    scope: Scope
+    id: int
+
+
+class Retag(NamedTuple):
+    """The bytes of `id` now serve another purpose."""
+
+    scope: Scope
+    id: int
+    kind: str
+
+
+class Kernel(NamedTuple):
+    """Work on the device: `flops` counted by the operation, `nbytes` read and written."""
+
+    scope: Scope
+    name: str
+    flops: int
+    nbytes: int
+
+
+class Launch(NamedTuple):
+    """This rank joined a collective. Payload is the whole logical tensor, in bytes.
+
+    `sent_bytes` and `received_bytes` are what crosses this rank's links in it; `sequence` counts
+    the group's collectives; `axis` is the mesh axis, that is the clock's stream.
+    """
+
+    scope: Scope
+    work: int
+    op: str
+    dtype: str
+    purpose: str
+    axis: str
+    group: tuple[int, ...]
+    sequence: int
+    payload_bytes: int
+    sent_bytes: int
+    received_bytes: int
+
+
+class Wait(NamedTuple):
+    """This rank needed the result of `work` and went on when it was there."""
+
+    scope: Scope
+    work: int
+
+
+class Message(NamedTuple):
+    """`count` messages of `nbytes` each left this rank for `peer` (-1: one to every other member)."""
+
+    scope: Scope
+    work: int
+    peer: int
+    nbytes: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
+
+
+class Mark(NamedTuple):
+    """A named point of the program, such as 'end_of_backward'."""
+
+    scope: Scope
+    name: str
+
+
+Event = Alloc | Free | Retag | Kernel | Launch | Wait | Message | Mark
+
+
+class Reader(Protocol):
+    """Folds events into a ledger, in order."""
+
+    def read(self, events: list[Event]) -> None: ...
+
+
+class Recorder:
+    """Collects one rank's events and hands them to its readers.
+
+    Readers are fed in batches (`drain`, once a step), so that a long run keeps its ledgers and not
+    its history. With `keep` the drained events stay in `history`.
+    """
+
+    def __init__(self, readers: tuple[Reader, ...] = (), *, keep: bool = False, enabled: bool = True) -> None:
+        self.events: list[Event] = []
+        self.history: list[Event] = []
+        self.readers = readers
+        self.keep = keep
+        self.enabled = enabled
+        self._next_id = 0
+
+    def next_id(self) -> int:
+        """A number that names one buffer or one work of this rank."""
+        self._next_id += 1
+        return self._next_id
+
+    def add(self, event: Event) -> None:
+        if self.enabled:
+            self.events.append(event)
+
+    def drain(self) -> None:
+        """Feed what has been collected to the readers, then forget it (or keep it)."""
+        events, self.events = self.events, []
+        for reader in self.readers:
+            reader.read(events)
+        if self.keep:
+            self.history.extend(events)

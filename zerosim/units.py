@@ -1,0 +1,69 @@
+"""Bytes and numbers as people write them: parsed and printed.
+
+GB is 1e9 bytes, as in every table of the ZeRO papers; GiB is 2**30. Nothing here returns a float
+for bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from zerosim.errors import InputError
+
+_BYTE_UNITS = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "PIB": 2**50,
+}  # fmt: skip
+_COUNT_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,3}))?\s*([A-Za-z]*)\s*")
+
+
+def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match.group(3).upper() not in units:
+        raise InputError(f"{text!r} is not {what}: write it like {example}")
+    value = Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or 0)
+    value *= units[match.group(3).upper()]
+    if value.denominator != 1:
+        raise InputError(f"{text!r} is not a whole number: write it like {example}")
+    return int(value)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of '32GB' (1e9), '1.5 GiB' (2**30), '4096'.
+
+    Raises: InputError for anything else, fractions of a byte included.
+    """
+    return text if isinstance(text, int) else _parse(text, _BYTE_UNITS, "a size in bytes", "32GB or 512MiB")
+
+
+def parse_count(text: str | int) -> int:
+    """A count of '7.5B' (1e9), '1T', '350M', '1e12'.
+
+    Raises: InputError for anything else, fractions of one included.
+    """
+    return text if isinstance(text, int) else _parse(text, _COUNT_UNITS, "a count", "7.5B or 350M")
+
+
+def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
+    scaled = float(value)
+    for unit in units[:-1]:
+        if abs(scaled) < 999.5:
+            break
+        scaled /= 1000
+    else:
+        unit = units[-1]
+    digits = 0 if unit == units[0] else max(0, 2 - len(str(int(abs(scaled)))) + 1)
+    return f"{scaled:.{digits}f}{space}{unit}".rstrip()
+
+
+def format_bytes(value: int) -> str:
+    """'1.88 GB': three figures, decimal units."""
+    return _scaled(value, ("B", "KB", "MB", "GB", "TB", "PB"), " ")
+
+
+def format_count(value: int) -> str:
+    """'7.50B': three figures."""
+    return _scaled(value, ("", "K", "M", "B", "T"), "")
