@@ -1,0 +1,292 @@
+"""Primitive ops: the alphabet that fused ops (`functional.py`) are checked against and taught with.
+
+Each is a rule (what it saves, and how a gradient passes back through it) and the function that
+makes it. Operands broadcast as in NumPy, numbers count as constants, and a gradient is summed back
+to its operand's shape. Models use the fused ops, which cost a fraction of a tape of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerosim.backends.kernels import Array
+from zerosim.device import Buffer, Device, Kind
+from zerosim.tensor import Operand, Tensor, apply, tensor
+
+Grads = tuple[Buffer | None, ...]
+
+
+def broadcast_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """NumPy's rule: dims are aligned at the end and must be equal or 1. Raises: ValueError."""
+    length = max(len(a), len(b))
+    a_dims, b_dims = (1,) * (length - len(a)) + a, (1,) * (length - len(b)) + b
+    if any(m != n and 1 not in (m, n) for m, n in zip(a_dims, b_dims, strict=True)):
+        raise ValueError(f"shapes {a} and {b} do not broadcast")
+    return tuple(n if m == 1 else m for m, n in zip(a_dims, b_dims, strict=True))
+
+
+def _sum_to(grad: Buffer, target: Operand) -> Buffer:
+    """`grad`, of the broadcast shape, summed to the shape of `target`."""
+    if grad.shape == target.shape:
+        return grad
+    out = target.new_grad()
+    grad.device.kernel(grad.numel, grad.device.backend.sum_to, grad.array, out.array)
+    return out
+
+
+def _elementwise(run: Callable[[Array, Array, Array], None], a: Buffer, b: Array) -> Buffer:
+    """A new buffer like `a`, filled by a binary kernel: the gradients' arithmetic."""
+    out = a.device.alloc(a.shape, a.dtype, Kind.ACTIVATION_GRAD)
+    a.device.kernel(out.numel, run, a.array, b, out.array)
+    return out
+
+
+class _Binary:
+    """Saves both operands; a subclass says what each one's gradient is before it is summed back."""
+
+    def __init__(self, a: Operand, b: Operand) -> None:
+        self.a = a
+        self.b = b
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (
+            _sum_to(self.grad_a(grad), self.a) if self.a.requires_grad else None,
+            _sum_to(self.grad_b(grad), self.b) if self.b.requires_grad else None,
+        )
+
+    def grad_a(self, grad: Buffer) -> Buffer:
+        return grad
+
+    def grad_b(self, grad: Buffer) -> Buffer:
+        return grad
+
+
+class Add(_Binary):
+    pass
+
+
+class Subtract(_Binary):
+    def grad_b(self, grad: Buffer) -> Buffer:
+        return _elementwise(grad.device.backend.multiply, grad, -1.0)
+
+
+class Multiply(_Binary):
+    def grad_a(self, grad: Buffer) -> Buffer:
+        return _elementwise(grad.device.backend.multiply, grad, self.b.array)
+
+    def grad_b(self, grad: Buffer) -> Buffer:
+        return _elementwise(grad.device.backend.multiply, grad, self.a.array)
+
+
+class Divide(_Binary):
+    def grad_a(self, grad: Buffer) -> Buffer:
+        return _elementwise(grad.device.backend.divide, grad, self.b.array)
+
+    def grad_b(self, grad: Buffer) -> Buffer:
+        k = grad.device.backend  # d(a/b)/db = -a / b^2
+        times_a = _elementwise(k.multiply, grad, self.a.array)
+        over_b = _elementwise(k.divide, _elementwise(k.divide, times_a, self.b.array), self.b.array)
+        return _elementwise(k.multiply, over_b, -1.0)
+
+
+class MatMul(_Binary):
+    def grad_a(self, grad: Buffer) -> Buffer:
+        return _matmul(grad.device, grad.array, self.b.array.swapaxes(-1, -2), grad, Kind.ACTIVATION_GRAD)
+
+    def grad_b(self, grad: Buffer) -> Buffer:
+        return _matmul(grad.device, self.a.array.swapaxes(-1, -2), grad.array, grad, Kind.ACTIVATION_GRAD)
+
+
+class _Saved:
+    """Saves one buffer: the operand or the result, whichever the derivative is written in."""
+
+    def __init__(self, saved: Buffer) -> None:
+        self.saved = saved
+
+
+class Exp(_Saved):
+    def backward(self, grad: Buffer) -> Grads:
+        return (_elementwise(grad.device.backend.multiply, grad, self.saved.array),)
+
+
+class Log(_Saved):
+    def backward(self, grad: Buffer) -> Grads:
+        return (_elementwise(grad.device.backend.divide, grad, self.saved.array),)
+
+
+class Sqrt(_Saved):
+    def backward(self, grad: Buffer) -> Grads:
+        k = grad.device.backend
+        return (_elementwise(k.multiply, _elementwise(k.divide, grad, self.saved.array), 0.5),)
+
+
+class Tanh(_Saved):
+    def backward(self, grad: Buffer) -> Grads:
+        k = grad.device.backend
+        square = _elementwise(k.multiply, self.saved, self.saved.array)
+        return (_elementwise(k.subtract, grad, _elementwise(k.multiply, grad, square.array).array),)
+
+
+class Sum:
+    """The gradient is handed to every element that was added."""
+
+    def __init__(self, x: Operand, kept: tuple[int, ...]) -> None:
+        self.x = x
+        self.kept = kept
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, out = grad.device, self.x.new_grad()
+        device.kernel(0, device.backend.fill, out.array, 0.0)
+        device.kernel(out.numel, device.backend.add, out.array, grad.array.reshape(self.kept), out.array)
+        return (out,)
+
+
+class Reshape:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (grad.reshape(*self.shape),)
+
+
+class Transpose:
+    def __init__(self, order: tuple[int, ...]) -> None:
+        self.inverse = tuple(order.index(i) for i in range(len(order)))
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (_transposed(grad, self.inverse, Kind.ACTIVATION_GRAD),)
+
+
+class MaskFuture:
+    """Masked scores are constants: no gradient goes through them."""
+
+    def backward(self, grad: Buffer) -> Grads:
+        out = grad.device.alloc(grad.shape, grad.dtype, Kind.ACTIVATION_GRAD)
+        grad.device.kernel(grad.numel, grad.device.backend.mask_future, grad.array, 0.0, out.array)
+        return (out,)
+
+
+def _matmul(device: Device, a: Array, b: Array, like: Buffer, kind: Kind) -> Buffer:
+    shape = (*broadcast_shape(tuple(a.shape[:-2]), tuple(b.shape[:-2])), a.shape[-2], b.shape[-1])
+    out = device.alloc(shape, like.dtype, kind)
+    device.kernel(2 * out.numel * a.shape[-1], device.backend.matmul, a, b, out.array)
+    return out
+
+
+def _transposed(x: Buffer, order: tuple[int, ...], kind: Kind) -> Buffer:
+    out = x.device.alloc(tuple(x.shape[i] for i in order), x.dtype, kind)
+    x.device.kernel(0, x.device.backend.copy, x.array.transpose(order), out.array)
+    return out
+
+
+def _operands(a: Operand | float, b: Operand | float) -> tuple[Operand, Operand]:
+    """Both as operands: a number becomes a constant of the other one's dtype."""
+    if isinstance(a, (int, float)):
+        assert not isinstance(b, (int, float))
+        return tensor(a, b.device, dtype_name=b.dtype), b
+    return a, tensor(b, a.device, dtype_name=a.dtype) if isinstance(b, (int, float)) else b
+
+
+def _binary(kernel: str, rule: type[_Binary], a: Operand | float, b: Operand | float) -> Tensor:
+    left, right = _operands(a, b)
+    device = left.device
+    out = device.alloc(broadcast_shape(left.shape, right.shape), left.dtype, Kind.ACTIVATION)
+    device.kernel(out.numel, getattr(device.backend, kernel), left.array, right.array, out.array)
+    return apply(rule(left, right), out, left, right)
+
+
+def add(a: Operand | float, b: Operand | float) -> Tensor:
+    return _binary("add", Add, a, b)
+
+
+def subtract(a: Operand | float, b: Operand | float) -> Tensor:
+    return _binary("subtract", Subtract, a, b)
+
+
+def multiply(a: Operand | float, b: Operand | float) -> Tensor:
+    return _binary("multiply", Multiply, a, b)
+
+
+def divide(a: Operand | float, b: Operand | float) -> Tensor:
+    return _binary("divide", Divide, a, b)
+
+
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """a (..., M, K) @ b (..., K, N); leading dims broadcast. Raises: ValueError when K differs."""
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"matmul of {a.shape} and {b.shape}: the inner sizes must be equal, both at least 2-d")
+    like = Buffer(a.buffer.storage, a.array, a.dtype) if isinstance(a, Tensor) else a.flat.param_window(a.index)
+    return apply(MatMul(a, b), _matmul(a.device, a.array, b.array, like, Kind.ACTIVATION), a, b)
+
+
+def _unary(kernel: str, x: Operand) -> Buffer:
+    out = x.device.alloc(x.shape, x.dtype, Kind.ACTIVATION)
+    x.device.kernel(out.numel, getattr(x.device.backend, kernel), x.array, out.array)
+    return out
+
+
+def exp(x: Tensor) -> Tensor:
+    out = _unary("exp", x)
+    return apply(Exp(out), out, x)
+
+
+def log(x: Tensor) -> Tensor:
+    return apply(Log(x.buffer), _unary("log", x), x)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    out = _unary("sqrt", x)
+    return apply(Sqrt(out), out, x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    out = _unary("tanh", x)
+    return apply(Tanh(out), out, x)
+
+
+def _kept(x: Operand, dims: tuple[int, ...] | None) -> tuple[int, ...]:
+    rank = len(x.shape)
+    chosen = range(rank) if dims is None else [d % rank for d in dims]
+    return tuple(1 if d in chosen else n for d, n in enumerate(x.shape))
+
+
+def sum(x: Operand, dims: tuple[int, ...] | None = None, *, keepdims: bool = False) -> Tensor:
+    """The sum over `dims` (None: all of them)."""
+    kept = _kept(x, dims)
+    out = x.device.alloc(kept, x.dtype, Kind.ACTIVATION)
+    x.device.kernel(0, x.device.backend.sum_to, x.array, out.array)
+    if not keepdims:
+        gone = range(len(kept)) if dims is None else [d % len(kept) for d in dims]
+        out = out.reshape(*(n for d, n in enumerate(kept) if d not in gone))
+    return apply(Sum(x, kept), out, x)
+
+
+def mean(x: Operand, dims: tuple[int, ...] | None = None, *, keepdims: bool = False) -> Tensor:
+    count = 1
+    for size, kept in zip(x.shape, _kept(x, dims), strict=True):
+        count *= size // kept
+    return divide(sum(x, dims, keepdims=keepdims), float(count))
+
+
+def maximum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The maximum over `dims`, kept as 1, as a constant: no gradient (a shift, for stable softmax)."""
+    out = x.device.alloc(_kept(x, dims), x.dtype, Kind.ACTIVATION)
+    x.device.kernel(x.buffer.numel, x.device.backend.max_to, x.array, out.array)
+    return Tensor(out)
+
+
+def reshape(x: Tensor, *shape: int) -> Tensor:
+    """The same elements under another shape: shares the bytes."""
+    return apply(Reshape(x.shape), x.buffer.reshape(*shape), x)
+
+
+def transpose(x: Tensor, *order: int) -> Tensor:
+    """Dims in another order, as a copy."""
+    return apply(Transpose(order), _transposed(x.buffer, order, Kind.ACTIVATION), x)
+
+
+def mask_future(scores: Tensor, value: float = float("-inf")) -> Tensor:
+    """scores (..., T, T) with `value` where the key comes after the query."""
+    out = scores.device.alloc(scores.shape, scores.dtype, Kind.ACTIVATION)
+    scores.device.kernel(out.numel, scores.device.backend.mask_future, scores.array, value, out.array)
+    return apply(MaskFuture(), out, scores)
