@@ -1,0 +1,271 @@
+"""A unit's parameters in one flat buffer, and who owns which part of it.
+
+Owns the layout (name, shape, offset: it does not depend on N), the slices, padding, and the few
+buffers that a rank holds of one unit: whole or own slice of parameters, gradients and optimizer
+state. Which of them exist at which moment is a strategy's business (`parallel/`); ZeRO paper,
+section 5: the slices of a flat buffer are what is partitioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.backends.kernels import Array
+from zerosim.device import Buffer, Device, Kind
+from zerosim.dtypes import DType, fp64
+from zerosim.tensor import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One parameter in a layout. `std` is that of its initial normals; without it, `fill` is its value."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    std: float | None
+    fill: float
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part [start, stop) of a flat buffer, in elements; what lies past `numel` is padding."""
+
+    start: int
+    stop: int
+    numel: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def padding(self) -> int:
+        return self.stop - max(self.start, min(self.stop, self.numel))
+
+
+def slice_size(numel: int, world_size: int) -> int:
+    """Elements of each rank's slice: numel / N, rounded up."""
+    return -(-numel // world_size)
+
+
+def slice_of(numel: int, rank: int, world_size: int) -> Slice:
+    """Rank's slice of `numel` elements. The last slices may be padding in part or whole."""
+    size = slice_size(numel, world_size)
+    return Slice(rank * size, (rank + 1) * size, numel)
+
+
+def whole(numel: int) -> Slice:
+    return Slice(0, numel, numel)
+
+
+def nothing(numel: int) -> Slice:
+    return Slice(0, 0, numel)
+
+
+def assign_owners(sizes: Sequence[int], world_size: int) -> list[int]:
+    """The owner of each buffer: largest first, each to the rank with the least so far (lowest rank on a tie)."""
+    load = [0] * world_size
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owner = load.index(min(load))
+        owners[index] = owner
+        load[owner] += sizes[index]
+    return owners
+
+
+class Flat:
+    """One flat buffer of parameters as one rank holds it.
+
+    param        all of it, while it is there: PARAM where every rank keeps it, UNSHARDED_PARAM
+                 where it is gathered for use
+    param_shard  the own slice: a window of `param`, or (ZeRO-3) a buffer of its own
+    grad         the gradient of the micro-batch under way, all of it
+    grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
+    grad_shard   the own slice of the reduced gradient
+    master       fp32 copy of the own slice, for half types
+    moments      the optimizer's states of the own slice
+
+    Parameters point here; nothing here points back.
+    """
+
+    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType) -> None:
+        self.name = name
+        self.device = device
+        self.dtype = dtype
+        self.grad_dtype = grad_dtype
+        self.specs: list[Spec] = []
+        self.numel = 0
+        self.padded_numel = 0
+        self.own = nothing(0)
+        self.keeps_whole_grad = False
+        self.watches = False
+        self.param: Buffer | None = None
+        self.param_shard: Buffer | None = None
+        self.grad: Buffer | None = None
+        self.grad_whole: Buffer | None = None
+        self.grad_shard: Buffer | None = None
+        self.local_squares: Buffer | None = None
+        self.master: Buffer | None = None
+        self.moments: list[Buffer] = []
+        self._given: set[int] = set()
+        self._collected: set[int] = set()
+
+    # -- layout ---------------------------------------------------------------------------------
+    def declare(self, name: str, shape: tuple[int, ...], *, std: float | None = None, fill: float = 0.0) -> Parameter:
+        """Append a parameter to the layout; no memory is taken yet."""
+        spec = Spec(name, shape, self.numel, std, fill)
+        self.specs.append(spec)
+        self.numel += spec.numel
+        return Parameter(self, len(self.specs) - 1, name, shape, spec.offset)
+
+    def window(self, whole: Buffer, index: int) -> Buffer:
+        """Parameter `index` in a buffer of this layout, in its own shape."""
+        spec = self.specs[index]
+        return whole[spec.offset : spec.offset + spec.numel].reshape(*spec.shape)
+
+    # -- parameters -----------------------------------------------------------------------------
+    def param_window(self, index: int) -> Buffer:
+        if self.param is None:
+            raise RuntimeError(
+                f"rank {self.device.rank} uses {self.specs[index].name} while {self.name} is sharded: "
+                "all_gather it before use, and reshard only after its last use"
+            )
+        return self.window(self.param, index)
+
+    def shard(self) -> Buffer:
+        assert self.param_shard is not None, f"{self.name} has not been placed"
+        return self.param_shard
+
+    def whole_param(self) -> Buffer:
+        assert self.param is not None, f"{self.name} is sharded"
+        return self.param
+
+    def unshard(self, full: Buffer) -> None:
+        """The whole is there: `full` has padded_numel elements (numel suffice)."""
+        self.param = full
+
+    def reshard(self) -> None:
+        """The whole goes; the own slice stays."""
+        self.param = None
+
+    def write(self, index: int, values: Any, *, exact_master: bool) -> None:
+        """Store a parameter's values (host array) in what this rank holds of it.
+
+        The master is a copy of the rounded weight or, with `exact_master`, of the value as given.
+        """
+        spec = self.specs[index]
+        values = values.reshape(-1)
+        backend = self.device.backend
+        if self.param is not None:
+            backend.from_host(values, self.window(self.param, index).reshape(-1).array)
+        start, stop = max(self.own.start, spec.offset), min(self.own.stop, spec.offset + spec.numel)
+        if start >= stop or self.param_shard is None:
+            return
+        values = values[start - spec.offset : stop - spec.offset]
+        here = slice(start - self.own.start, stop - self.own.start)
+        backend.from_host(values, self.param_shard[here].array)
+        if self.master is not None:
+            if exact_master:
+                backend.from_host(values, self.master[here].array)
+            else:
+                backend.copy(self.param_shard[here].array, self.master[here].array)
+
+    def weights(self) -> Buffer:
+        """What the optimizer updates: the own slice of the master or, without one, of the parameters."""
+        return self.shard() if self.master is None else self.master
+
+    def store_param_shard(self) -> None:
+        """Round the updated master into the own slice of the parameters. No traffic."""
+        if self.master is not None and self.param_shard is not None:
+            self.device.kernel(0, self.device.backend.copy, self.master.array, self.param_shard.array)
+
+    # -- gradients ------------------------------------------------------------------------------
+    def grad_window(self, index: int) -> Buffer:
+        """Where a gradient of parameter `index` is to be written; contents undefined.
+
+        The window itself at its first use in a micro-batch; after that a buffer of its own.
+        """
+        if index in self._given:
+            return self.device.alloc(self.specs[index].shape, self.grad_dtype, Kind.UNSHARDED_GRAD)
+        self._given.add(index)
+        return self.window(self._open_grad(), index)
+
+    def collect_grad(self, index: int, grad: Buffer) -> None:
+        """A gradient of parameter `index` is complete: it is in its window already, or is added there."""
+        whole = self._open_grad()
+        if grad.storage is not whole.storage:
+            into = self.window(whole, index).array
+            k = self.device.backend
+            if index in self._collected:
+                self.device.kernel(grad.numel, k.add, into, grad.array, into)
+            else:
+                self.device.kernel(0, k.copy, grad.array, into)
+        self._given.add(index)
+        self._collected.add(index)
+
+    def _open_grad(self) -> Buffer:
+        """The micro-batch's gradient buffer, made when backward reaches this flat."""
+        if self.grad is None:
+            keep = self.keeps_whole_grad and self.grad_whole is None
+            kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
+            padding = self.padded_numel - self.numel
+            self.grad = self.device.alloc((self.padded_numel,), self.grad_dtype, kind, padding=padding)
+            if padding:
+                self._zero(self.grad[self.numel :].array)
+        return self.grad
+
+    def take_grad(self) -> Buffer:
+        """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
+        whole = self._open_grad()
+        for index in range(len(self.specs)):
+            if index not in self._collected:  # a parameter that the loss does not depend on
+                self._zero(self.window(whole, index).array)
+        self.grad = None
+        self._given.clear()
+        self._collected.clear()
+        if self.watches:
+            self._watch(whole)
+        return whole
+
+    def _watch(self, grad: Buffer) -> None:
+        """Remember, on the device, whether this rank's own gradient was finite: an error can name its rank."""
+        squares = self.device.alloc((1,), fp64, Kind.TEMP)
+        k = self.device.backend
+        self.device.kernel(2 * grad.numel, k.sum_squares, grad.array, squares.array)
+        self.local_squares = self._added(self.local_squares, squares)
+
+    def add_grad_whole(self, grad: Buffer) -> None:
+        """Keep a finished gradient whole; a later micro-batch's is added."""
+        self.grad_whole = self._added(self.grad_whole, grad)
+
+    def add_grad_shard(self, grad: Buffer | None) -> None:
+        """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
+        if grad is not None:
+            self.grad_shard = self._added(self.grad_shard, grad)
+
+    def whole_grad(self) -> Buffer:
+        assert self.grad_whole is not None, f"{self.name}: its gradient is not kept whole"
+        return self.grad_whole
+
+    def drop_grads(self) -> None:
+        """Gradients end with the step."""
+        self.grad = self.grad_whole = self.grad_shard = self.local_squares = None
+
+    def _added(self, kept: Buffer | None, grad: Buffer) -> Buffer:
+        if kept is None:
+            return grad
+        self.device.kernel(grad.numel, self.device.backend.add, kept.array, grad.array, kept.array)
+        return kept
+
+    def _zero(self, array: Array) -> None:
+        self.device.kernel(0, self.device.backend.fill, array, 0.0)
