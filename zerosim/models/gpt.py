@@ -1,0 +1,91 @@
+"""GPT-2's architecture as units: wte, wpe, h.0 .. h.L-1, ln_f, lm_head.
+
+The token table is a unit of its own, so that a tied head can share exactly it: `lm_head` is then a
+second unit over wte's flat buffer, gathered at each use and reduced once, after wte's backward.
+Names and layouts are GPT-2's; initial weights as in GPT-2: normal 0.02, output projections of the
+two branches divided by sqrt(2L), biases 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerosim import functional as F
+from zerosim.device import Device
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+from zerosim.models.model import Model
+from zerosim.nn import Block, Dropout, LayerNorm, Unit
+from zerosim.rng import DropoutKeys
+from zerosim.sharding import Flat
+from zerosim.tensor import Parameter, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    """Sizes of a GPT. `seq` is the longest context: the number of learned positions.
+
+    Raises: InputError for sizes that do not fit together.
+    """
+
+    layers: int = 4
+    hidden: int = 64
+    heads: int = 4
+    seq: int = 64
+    vocab: int = 256
+    tied: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "seq", "vocab"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}: expected at least 1")
+        if self.hidden % self.heads:
+            raise InputError(f"heads {self.heads} do not divide hidden {self.hidden}: choose heads that do")
+        if not 0.0 <= self.dropout < 1.0:
+            raise InputError(f"dropout {self.dropout}: expected a chance in [0, 1)")
+
+
+def build_gpt(config: GPTConfig, device: Device, dtype: DType, grad_dtype: DType, keys: DropoutKeys) -> Model:
+    """The units of a GPT, declared and not yet placed: no memory is taken."""
+
+    def flat(name: str) -> Flat:
+        return Flat(name, device, dtype, grad_dtype)
+
+    d, std = config.hidden, (0.02, 0.02 / (2 * config.layers) ** 0.5)
+    wte = flat("wte")
+    table = wte.declare("wte.weight", (config.vocab, d), std=std[0])
+    units = [Unit("wte", wte, lambda ids: F.embedding(ids.buffer, table))]
+
+    wpe = flat("wpe")
+    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0])
+    units.append(Unit("wpe", wpe, _add_positions(positions, Dropout("embd", config.dropout, keys))))
+
+    for i in range(config.layers):
+        h = flat(f"h.{i}")
+        units.append(Unit(h.name, h, Block(h, h.name, d, config.heads, std, config.dropout, keys)))
+
+    ln_f = flat("ln_f")
+    units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d)))
+
+    head = wte if config.tied else flat("lm_head")
+    weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])
+    units.append(Unit("lm_head", head, _project(weight), reduces=not config.tied))
+    return Model(units)
+
+
+class _add_positions:
+    def __init__(self, positions: Parameter, dropout: Dropout) -> None:
+        self.positions = positions
+        self.dropout = dropout
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.dropout(F.add_rows(x, self.positions))
+
+
+class _project:
+    def __init__(self, weight: Parameter) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, transposed=True)

@@ -1,0 +1,98 @@
+"""What every model is: a list of units over flat buffers.
+
+Owns the order of units, the distinct flats, and full weights by name (`state_dict`,
+`load_state_dict`). Building a model declares its layout and takes no memory; a strategy places one
+flat after the other (`parallel/base.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zerosim.errors import InputError
+from zerosim.nn import Unit
+from zerosim.rng import normal
+from zerosim.sharding import Flat, Spec
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Model:
+    """Units in forward order. `flats` are the distinct buffers, in the order of their first use."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = list(units)
+        self.flats: list[Flat] = []
+        for unit in units:
+            if all(unit.flat is not flat for flat in self.flats):
+                self.flats.append(unit.flat)
+
+    @property
+    def num_parameters(self) -> int:
+        """Psi: every parameter once, a tied one included once, padding not."""
+        return sum(flat.numel for flat in self.flats)
+
+    def shapes(self) -> Shapes:
+        """Name and shape of every parameter, in the order of the layout."""
+        return {spec.name: spec.shape for flat in self.flats for spec in flat.specs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Full parameters by name as host arrays (the fp32 masters where there are any).
+
+        Raises: InputError where this rank holds a slice only.
+        """
+        return {name: value for flat in self.flats for name, value in _whole_values(flat)}
+
+    def load_state_dict(self, weights: Mapping[str, Any], *, exact_master: bool = False) -> None:
+        """Store full host arrays in whatever part of them this rank holds.
+
+        Raises: InputError naming what is missing, unknown, or of another shape.
+        """
+        check_weights({name: tuple(array.shape) for name, array in weights.items()}, self.shapes())
+        for flat in self.flats:
+            load_flat(flat, weights, exact_master=exact_master)
+
+
+def check_weights(given: Shapes, expected: Shapes) -> None:
+    """Raises: InputError naming the first few names that are missing, unknown, or of another shape."""
+    missing = [name for name in expected if name not in given]
+    unknown = [name for name in given if name not in expected]
+    if missing or unknown:
+        parts = [f"missing {_some(missing)}"] if missing else []
+        parts += [f"unknown {_some(unknown)}"] if unknown else []
+        raise InputError(f"the weights do not fit the model: {'; '.join(parts)}")
+    for name, shape in expected.items():
+        if given[name] != shape:
+            raise InputError(f"the weights do not fit the model: {name} has shape {given[name]}, expected {shape}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def load_flat(flat: Flat, weights: Mapping[str, Any], *, exact_master: bool) -> None:
+    for index, spec in enumerate(flat.specs):
+        flat.write(index, weights[spec.name], exact_master=exact_master)
+
+
+def draw_flat(flat: Flat, seed: int, *, exact_master: bool) -> None:
+    """Initial weights of one flat: a function of (seed, name) alone, one parameter at a time."""
+    for index, spec in enumerate(flat.specs):
+        flat.write(index, initial_values(spec, seed), exact_master=exact_master)
+
+
+def initial_values(spec: Spec, seed: int) -> Any:
+    import numpy as np
+
+    if spec.std is None:
+        return np.full(spec.shape, spec.fill, np.float32)
+    return normal(spec.shape, spec.std, "weight", seed, spec.name)
+
+
+def _whole_values(flat: Flat) -> list[tuple[str, Any]]:
+    source = flat.param if flat.master is None else flat.master
+    if source is None or source.numel < flat.numel:
+        raise InputError(f"{flat.name} is sharded on rank {flat.device.rank}: gather it before asking for its weights")
+    to_host = flat.device.backend.to_host
+    return [(spec.name, to_host(flat.window(source, i).array)) for i, spec in enumerate(flat.specs)]

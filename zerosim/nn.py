@@ -1,0 +1,150 @@
+"""Layers, and the Unit that a model is a list of.
+
+A layer declares its parameters in a flat buffer (`sharding.Flat`) under GPT-2's names, and is then a
+function of tensors. A Unit wraps layers that are gathered, used and freed together (what FSDP calls
+a wrapping unit): the autograd graph is cut at its border and kept per slot, so that one
+micro-batch's forward and backward may lie apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerosim import functional as F
+from zerosim.autograd import Node, Sink, backward
+from zerosim.device import Buffer
+from zerosim.rng import DropoutKeys
+from zerosim.sharding import Flat
+from zerosim.tensor import Leaf, Tensor
+
+
+class Linear:
+    """y = x @ weight + bias. weight (I, O), bias (O)."""
+
+    def __init__(self, flat: Flat, name: str, width: int, wide: int, *, std: float) -> None:
+        self.weight = flat.declare(f"{name}.weight", (width, wide), std=std)
+        self.bias = flat.declare(f"{name}.bias", (wide,))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm:
+    """weight (D) starts at 1, bias (D) at 0; eps 1e-5."""
+
+    def __init__(self, flat: Flat, name: str, width: int) -> None:
+        self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0)
+        self.bias = flat.declare(f"{name}.bias", (width,))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight, self.bias)
+
+
+class Dropout:
+    """`op` names its random numbers within the unit."""
+
+    def __init__(self, op: str, probability: float, keys: DropoutKeys) -> None:
+        self.op = op
+        self.probability = probability
+        self.keys = keys
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.probability == 0.0 or not x.device.grad_enabled:
+            return x
+        return F.dropout(x, self.probability, self.keys(self.op))
+
+
+class Attention:
+    """Causal self-attention between two linear maps: c_attn (D, 3D), columns q|k|v, and c_proj (D, D)."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        num_heads: int,
+        std: tuple[float, float],
+        dropout: float,
+        keys: DropoutKeys,
+    ) -> None:
+        self.c_attn = Linear(flat, f"{name}.c_attn", width, 3 * width, std=std[0])
+        self.c_proj = Linear(flat, f"{name}.c_proj", width, width, std=std[1])
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.keys = keys
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dropout = self.dropout if x.device.grad_enabled else 0.0
+        key = self.keys("attn") if dropout else (0, 0)
+        return self.c_proj(F.attention(self.c_attn(x), self.num_heads, dropout=dropout, key=key))
+
+
+class FeedForward:
+    """c_fc (D, 4D), GELU, c_proj (4D, D)."""
+
+    def __init__(self, flat: Flat, name: str, width: int, std: tuple[float, float]) -> None:
+        self.c_fc = Linear(flat, f"{name}.c_fc", width, 4 * width, std=std[0])
+        self.c_proj = Linear(flat, f"{name}.c_proj", 4 * width, width, std=std[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+
+class Block:
+    """GPT-2's pre-LN block: x + attn(ln_1(x)), then x + mlp(ln_2(x)), dropout on both branches."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        num_heads: int,
+        std: tuple[float, float],
+        dropout: float,
+        keys: DropoutKeys,
+    ) -> None:
+        self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width)
+        self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys)
+        self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width)
+        self.mlp = FeedForward(flat, f"{name}.mlp", width, std)
+        self.drop_1 = Dropout("resid_1", dropout, keys)
+        self.drop_2 = Dropout("resid_2", dropout, keys)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x + self.drop_1(self.attn(self.ln_1(x)))
+        return x + self.drop_2(self.mlp(self.ln_2(x)))
+
+
+class Unit:
+    """A function over one flat buffer, gathered, used and freed as one.
+
+    `reduces` is False for the later of two units that share a flat (a tied head): backward comes
+    through it first, and the shared gradient is complete only after the earlier one.
+    """
+
+    def __init__(self, name: str, flat: Flat, function: Callable[[Tensor], Tensor], *, reduces: bool = True) -> None:
+        self.name = name
+        self.flat = flat
+        self.function = function
+        self.reduces = reduces
+        self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
+
+    def forward(self, x: Tensor, slot: int = 0) -> Tensor:
+        """The unit's output, cut from its graph; the graph is kept under `slot`, without the output's bytes."""
+        leaf = None if x.dtype.name == "int64" else Leaf()
+        y = self.function(Tensor(x.buffer, leaf))
+        if x.device.grad_enabled:
+            assert y.node is not None
+            self._under_way[slot] = (leaf, y.node)
+        return Tensor(y.buffer)
+
+    def backward(self, grad: Buffer | None, slot: int = 0) -> Buffer | None:
+        """Collect the parameters' gradients; returns that of the input (None for token ids)."""
+        leaf, node = self._under_way.pop(slot)
+        assert grad is not None
+        backward(node, grad)
+        return leaf.take() if leaf is not None else None
+
+    def forget(self) -> None:
+        """Drop graphs that no backward will walk."""
+        self._under_way.clear()
