@@ -1,0 +1,56 @@
+"""Adam (Kingma and Ba, 1412.6980) and AdamW (Loshchilov and Hutter, 1711.05101), as PyTorch computes them.
+
+    g = gradient                    (Adam: g += weight_decay * w; AdamW: w *= 1 - lr * weight_decay)
+    m = m + (1 - beta1) (g - m)
+    v = beta2 v + (1 - beta2) g^2
+    w = w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+
+eps stands outside the root, after bias correction. The kernel is `backend.adam`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerosim.device import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """`decoupled` makes it AdamW. Two moments: 8 bytes per weight in fp32."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    num_moments: int = 2
+
+    def update(
+        self,
+        weights: Buffer,
+        grad: Buffer,
+        moments: list[Buffer],
+        *,
+        grad_scale: float,
+        lr: float,
+        step: int,
+        decays: bool,
+    ) -> None:
+        exp_avg, exp_avg_sq = moments
+        weights.device.kernel(
+            15 * weights.numel,
+            weights.device.backend.adam,
+            weights.array,
+            grad.array,
+            exp_avg.array,
+            exp_avg_sq.array,
+            grad_scale=grad_scale,
+            lr=lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay if decays else 0.0,
+            decoupled=self.decoupled,
+            step=step,
+        )

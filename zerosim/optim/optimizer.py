@@ -1,0 +1,31 @@
+"""What every optimizer is: a pure update on flat arrays, and the states that it keeps per element."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from zerosim.device import Buffer
+
+
+class Optimizer(Protocol):
+    """`num_moments` state arrays per weight, in the compute dtype; K = 4 bytes each, plus the master's 4."""
+
+    @property
+    def num_moments(self) -> int: ...
+
+    def update(
+        self,
+        weights: Buffer,
+        grad: Buffer,
+        moments: list[Buffer],
+        *,
+        grad_scale: float,
+        lr: float,
+        step: int,
+        decays: bool,
+    ) -> None:
+        """Move `weights` by one step, in place. `grad * grad_scale` is the gradient; `step` counts from 1.
+
+        Shapes: all (n,), any n >= 1. Elementwise: a slice's result is the whole's slice.
+        """
+        ...
