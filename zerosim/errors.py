@@ -33,7 +33,8 @@ class InputError(ZerosimError, ValueError):
 class OutOfMemory(ZerosimError):
     """A device was asked for more bytes than its capacity leaves.
 
-    `live` holds the live bytes by kind when the request of `requested` bytes for `kind` was made.
+    `live` holds the live bytes by kind when the request of `requested` bytes for `kind` was made;
+    `advice`, where a run was given, the cheapest change that was tried and fits.
     """
 
     exit_code = 3
@@ -48,6 +49,7 @@ class OutOfMemory(ZerosimError):
         capacity: int = 0,
         where: str = "",
         live: dict[str, int] | None = None,
+        advice: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -56,6 +58,7 @@ class OutOfMemory(ZerosimError):
         self.capacity = capacity
         self.where = where
         self.live = live or {}
+        self.advice = advice
 
 
 class RankFailed(ZerosimError):

@@ -248,6 +248,11 @@ class Flat:
         """Keep a finished gradient whole; a later micro-batch's is added."""
         self.grad_whole = self._added(self.grad_whole, grad)
 
+    def new_grad_shard(self) -> Buffer:
+        """A buffer for the own slice of a reduced gradient; where a sum is kept already, to be added to it."""
+        own = self.own
+        return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=own.padding)
+
     def add_grad_shard(self, grad: Buffer | None) -> None:
         """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
         if grad is not None:

@@ -1,0 +1,194 @@
+"""Every stage gives the reference's bits: `==` on weights, on losses, at any N, partition and precision."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+
+from zerosim import data
+from zerosim.errors import NonFiniteGradient
+from zerosim.experiment import run
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+
+STEPS = 2
+# 12 * 5 + ... : no N below divides every unit's size, so slices are padded.
+TINY: dict[str, Any] = dict(layers=2, hidden=10, heads=2, seq=5, vocab=19, steps=STEPS, micro_batch=1, seed=3, lr=1e-2)
+SMALL: dict[str, Any] = dict(layers=1, hidden=8, heads=2, seq=8, micro_batch=1, ranks=2)
+ZERO = [(stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner")]
+
+
+def batches(config: RunConfig) -> Any:
+    rng = np.random.default_rng(5)
+    return rng.integers(0, config.vocab, size=(STEPS, config.global_batch, config.seq + 1), dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """train(config) on fixed tokens."""
+    folder = tmp_path_factory.mktemp("tokens")
+
+    @cache
+    def tokens_file(shape: tuple[int, ...], vocab: int) -> str:
+        path = folder / f"{shape}{vocab}.npz"
+        rng = np.random.default_rng(5)
+        np.savez(path, tokens=rng.integers(0, vocab, size=shape, dtype=np.int64))
+        return str(path)
+
+    def train(**changes: Any) -> RunResult:
+        config = RunConfig(**{**TINY, **changes})
+        shape = (STEPS, config.global_batch, config.seq + 1)
+        return run(config.replace(tokens=tokens_file(shape, config.vocab)))
+
+    return train
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
+def test_all_stages_and_partitions_give_the_references_bits(train: Any, ranks: int, tied: bool, precision: str) -> None:
+    options = dict(ranks=ranks, tie_embeddings=tied, precision=precision)
+    scale = 1.0
+    if precision == "fp16":
+        options["loss_scale"] = scale = 256.0
+    ddp = train(stage=0, **options)
+    weights, losses = reference.train(ddp.config, batches(ddp.config), scale)
+    assert ddp.losses == losses
+    assert equal(ddp.weights, weights)
+    for stage, partition in ZERO:
+        result = train(stage=stage, partition=partition, **options)
+        assert result.losses == losses, (stage, partition)
+        assert equal(result.weights, weights), (stage, partition)
+        assert result.live_bytes_after == [0] * ranks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(dropout=0.2),
+        dict(clip_norm=0.1),
+        dict(dropout=0.1, clip_norm=0.05, precision="bf16", grad_dtype="fp32"),
+        dict(precision="bf16", bucket_bytes=64),
+        dict(precision="fp32", bucket_bytes=1000, clip_norm=0.1),
+        dict(bucket_bytes=None),
+        dict(betas=(0.8, 0.95), eps=1e-3),
+        dict(parallel=2, dropout=0.1),
+    ],
+    ids=str,
+)
+def test_options_keep_the_references_bits(train: Any, options: dict[str, Any]) -> None:
+    options = {"precision": "fp32", **options}
+    ddp = train(stage=0, ranks=3, **options)
+    weights, losses = reference.train(ddp.config, batches(ddp.config))
+    assert ddp.losses == losses
+    assert equal(ddp.weights, weights)
+    for stage, partition in ZERO:
+        assert equal(train(stage=stage, partition=partition, ranks=3, **options).weights, weights), (stage, partition)
+
+
+@pytest.mark.parametrize("options", [dict(keep_last_unit=True), dict(reshard_after_forward=False)], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_stays_gathered_changes_no_bit(train: Any, options: dict[str, Any], tied: bool) -> None:
+    plain = train(stage=3, ranks=2, tie_embeddings=tied)
+    assert equal(plain.weights, train(stage=3, ranks=2, tie_embeddings=tied, **options).weights)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_accumulation_pairs_stages(train: Any, precision: str, ranks: int) -> None:
+    """Stages 0 and 1 add over micro-batches, then ranks; 2 and 3 the other way: each pair is equal to the bit."""
+    options = dict(precision=precision, ranks=ranks, accumulate=3)
+    results = {(s, p): train(stage=s, partition=p, **options) for s, p in [(0, "slices"), *ZERO]}
+    whole, early = results[0, "slices"].weights, results[2, "slices"].weights
+    for partition in ("slices", "owner"):
+        assert equal(results[1, partition].weights, whole)
+        assert equal(results[2, partition].weights, early)
+        assert equal(results[3, partition].weights, early)
+    # The pairs differ by rounding alone: on the losses, a few units in the last place.
+    eps = {"fp32": 2.0**-23, "bf16": 2.0**-8}[precision]
+    assert np.allclose(results[0, "slices"].losses, results[2, "slices"].losses, rtol=8 * eps, atol=0)
+    if ranks == 3:
+        assert not equal(whole, early)
+
+
+def test_a_global_batch_gives_the_same_masks_however_it_is_cut(train: Any) -> None:
+    """Dropout is keyed by the global micro-batch: 1 rank with 4 micro-batches sees what 4 ranks see."""
+    one = train(stage=0, ranks=1, accumulate=4, dropout=0.3, precision="fp64")
+    four = train(stage=0, ranks=4, accumulate=1, dropout=0.3, precision="fp64")
+    assert one.losses[0][0] == pytest.approx(sum(four.losses[0]) / 4, rel=1e-14)
+    for name, value in one.weights.items():
+        assert np.allclose(value, four.weights[name], rtol=1e-9, atol=1e-12), name
+
+
+def test_ring_differs_from_direct_by_rounding_only(train: Any) -> None:
+    direct = train(stage=3, ranks=4, precision="fp64")
+    ring = train(stage=3, ranks=4, precision="fp64", collective="ring")
+    assert max(np.abs(direct.weights[n] - ring.weights[n]).max() for n in ring.weights) < 1e-9
+    assert direct.losses[0] == ring.losses[0]
+
+
+def test_exact_masters_keep_what_rounding_loses(train: Any) -> None:
+    rounded = train(stage=3, ranks=2, precision="bf16", lr=1e-12)
+    exact = train(stage=3, ranks=2, precision="bf16", lr=1e-12, master_init="exact")
+    full = train(stage=3, ranks=2, precision="fp32", lr=1e-12)
+    name = "h.0.mlp.c_fc.weight"
+    assert np.allclose(exact.weights[name], full.weights[name], atol=1e-9)
+    assert not np.allclose(rounded.weights[name], full.weights[name], atol=1e-9)
+
+
+def test_initial_weights_do_not_depend_on_ranks_or_stage(train: Any) -> None:
+    first, *others = [train(stage=s, ranks=n, lr=1e-30, precision="fp64").weights for s in (0, 3) for n in (1, 4)]
+    for other in others:  # a step of 1e-30 moves nothing but zeros
+        assert all(np.allclose(first[name], other[name], rtol=0, atol=1e-20) for name in first)
+
+
+def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
+    options = dict(precision="fp16", initial_scale_power=24, hysteresis=1, steps=20, loss_scale_window=2, **SMALL)
+    results = [run(RunConfig(stage=s, partition=p, **options)) for s, p in [(0, "slices"), *ZERO]]
+    skipped = [step.skipped for step in results[0].steps]
+    scales = [step.loss_scale for step in results[0].steps]
+    assert skipped[0]
+    assert not all(skipped)
+    assert max(scales[i + 1] / scales[i] for i in range(19)) == 2.0  # it rose again, too
+    for result in results[1:]:
+        assert [step.skipped for step in result.steps] == skipped
+        assert [step.loss_scale for step in result.steps] == scales
+        assert equal(result.weights, results[0].weights)
+    # A skipped step moves neither weights nor traffic of parameters.
+    gathers = [row.step for row in results[1].traffic[0] if row.op == "all_gather"]
+    assert gathers == [step for step in range(20) if not skipped[step]]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_stops_the_run_and_names_rank_unit_and_step(stage: int, tmp_path: Any) -> None:
+    config = RunConfig(stage=stage, precision="fp32", steps=30, lr=1e38, optimizer="sgd", **SMALL)
+    with pytest.raises(
+        NonFiniteGradient, match=r"rank \d's gradient of \S+ is not finite at step \d+.*--skip-nonfinite"
+    ):
+        run(config)
+    result = run(config.replace(skip_nonfinite=True))
+    assert any(step.skipped for step in result.steps)
+
+
+def test_the_mlp_trains_the_same_in_every_stage() -> None:
+    results = [
+        run(RunConfig(model="mlp", stage=s, ranks=3, layers=2, hidden=14, seq=8, steps=3, precision="fp32"))
+        for s in range(4)
+    ]
+    assert all(equal(results[0].weights, other.weights) for other in results[1:])
+    assert results[0].mean_losses[-1] < results[0].mean_losses[0]
+
+
+def test_rows_go_to_ranks_in_order() -> None:
+    batch = np.arange(24).reshape(12, 2)
+    cut = [data.micro_batches(batch, rank, ranks=3, accumulate=2) for rank in range(3)]
+    assert np.array_equal(np.concatenate([m for rank in cut for m in rank]), batch)
+    assert all(m.shape == (2, 2) for rank in cut for m in rank)

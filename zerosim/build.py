@@ -1,0 +1,95 @@
+"""From a RunConfig to the parts of a run: model, optimizer step, strategy. One of each per rank, all alike."""
+
+from __future__ import annotations
+
+from zerosim.comm.collectives import Comm
+from zerosim.device import Device
+from zerosim.dtypes import dtype
+from zerosim.models.gpt import GPTConfig, build_gpt
+from zerosim.models.mlp import MLPConfig, build_mlp
+from zerosim.models.model import Model
+from zerosim.optim.adam import Adam
+from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.schedule import Schedule
+from zerosim.optim.sgd import SGD
+from zerosim.optim.updater import Updater
+from zerosim.parallel.base import Strategy
+from zerosim.parallel.ddp import DDP
+from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
+from zerosim.parallel.zero1 import Zero1
+from zerosim.parallel.zero2 import Zero2
+from zerosim.parallel.zero3 import Zero3
+from zerosim.precision import LossScaler
+from zerosim.rng import DropoutKeys
+from zerosim.scenario import RunConfig
+
+
+def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0) -> Model:
+    """The model of a run, declared on `device` and not yet placed."""
+    stored = dtype(config.precision)
+    grads = dtype(config.grad_dtype or config.precision)
+    keys = DropoutKeys(device, config.seed, first_micro_batch)
+    if config.model == "mlp":
+        return build_mlp(MLPConfig(config.layers, config.hidden, config.vocab), device, stored, grads)
+    gpt = GPTConfig(
+        config.layers,
+        config.hidden,
+        config.heads,
+        config.seq,
+        config.vocab,
+        config.tie_embeddings,
+        config.dropout,
+    )
+    return build_gpt(gpt, device, stored, grads, keys)
+
+
+def build_updater(config: RunConfig, steps: int) -> Updater:
+    """Optimizer, schedule and scaler of a run; one per rank, all alike."""
+    return Updater(
+        _optimizer(config),
+        Schedule(config.lr, config.schedule, config.warmup, config.min_lr, steps),
+        scaler=_scaler(config),
+        clip_norm=config.clip_norm,
+        decay=config.decay,
+        skip_nonfinite=config.skip_nonfinite,
+        exact_master=config.master_init == "exact",
+    )
+
+
+def _optimizer(config: RunConfig) -> Optimizer:
+    if config.optimizer == "sgd":
+        return SGD(config.momentum, config.resolved_weight_decay)
+    decoupled = config.optimizer == "adamw"
+    return Adam(*config.betas, config.eps, config.resolved_weight_decay, decoupled)
+
+
+def _scaler(config: RunConfig) -> LossScaler | None:
+    scale = config.resolved_loss_scale
+    if scale is None:
+        return None
+    if not isinstance(scale, str):
+        return LossScaler(scale, dynamic=False)
+    return LossScaler(
+        2.0**config.initial_scale_power,
+        window=config.loss_scale_window,
+        hysteresis=config.hysteresis,
+        minimum=config.min_loss_scale,
+    )
+
+
+def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
+    """The strategy of `--stage` 0..3. Stage 0 has no partition; what stays gathered is stage 3's choice."""
+    owner = config.partition == "owner"
+    if config.stage == 0:
+        return DDP(comm, device, updater)
+    if config.stage == 1:
+        return (OwnerZero1 if owner else Zero1)(comm, device, updater)
+    if config.stage == 2:
+        return (OwnerZero2 if owner else Zero2)(comm, device, updater)
+    return (OwnerZero3 if owner else Zero3)(
+        comm,
+        device,
+        updater,
+        reshard_after_forward=config.reshard_after_forward,
+        keep_unit=model.units[-1].name if config.keep_last_unit else None,
+    )

@@ -1,0 +1,120 @@
+"""The main loop: forward, backward, step. The strategy is called at its points; nothing else happens.
+
+B micro-batch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
+but the first the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zerosim import functional as F
+from zerosim.device import Buffer, Device, Kind, Phase
+from zerosim.dtypes import int64
+from zerosim.models.model import Model
+from zerosim.nn import Unit
+from zerosim.parallel.base import Strategy
+from zerosim.tensor import Tensor
+
+
+def forward_pass(units: Sequence[Unit], x: Tensor, strategy: Strategy, slot: int = 0) -> Tensor:
+    """The output of the last unit. Each unit's graph waits under `slot` for its backward."""
+    for unit in units:
+        with x.device.scope(unit=unit.name, slot=slot):
+            strategy.pre_forward(unit)
+            x = unit.forward(x, slot)
+            strategy.post_forward(unit)
+    return x
+
+
+def backward_pass(units: Sequence[Unit], grad: Buffer | None, strategy: Strategy, slot: int = 0) -> Buffer | None:
+    """The gradient of the first unit's input (None for token ids)."""
+    for unit in reversed(units):
+        with strategy.device.scope(unit=unit.name, slot=slot):
+            strategy.pre_backward(unit)
+            grad = unit.backward(grad, slot)
+            strategy.post_backward(unit)
+    return grad
+
+
+def forward_loss(
+    model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int = 0
+) -> tuple[Buffer, Buffer]:
+    """The sum of the tokens' losses, and scale / count times its gradient. Logits die in here."""
+    device = strategy.device
+    inputs, targets = upload(batch[:, :-1], device), upload(batch[:, 1:], device)
+    logits = forward_pass(model.units, Tensor(inputs), strategy, slot)
+    del inputs
+    with device.scope(unit="loss", slot=slot):
+        return F.cross_entropy_and_grad(logits, targets, scale=scale, count=count)
+
+
+def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device) -> list[float]:
+    """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses."""
+    scale = strategy.updater.loss_scale
+    losses: list[Buffer] = []
+    tokens = micro_batches[0].shape[0] * (micro_batches[0].shape[1] - 1)
+    for slot, (strategy.last, batch) in enumerate(_last_flag(micro_batches)):
+        # The mean over tokens and micro-batches is one true division, by their product.
+        loss = _micro_batch(model, batch, strategy, scale, tokens * len(micro_batches), slot)
+        losses.append(loss)
+    with device.phase(Phase.BACKWARD):
+        strategy.end_backward()
+        device.mark("end_of_backward")
+    with device.phase(Phase.OPTIMIZER):
+        strategy.step()
+        device.mark("after_step")
+    return [float(device.backend.to_host(loss.array)[0]) / tokens for loss in losses]
+
+
+def _micro_batch(model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int) -> Buffer:
+    device = strategy.device
+    with device.phase(Phase.FORWARD):
+        loss, *grad = forward_loss(model, batch, strategy, scale, count, slot)
+        device.mark("end_of_forward")
+    with device.phase(Phase.BACKWARD):
+        backward_pass(model.units, grad.pop(), strategy, slot)  # popped, so that nothing here keeps it alive
+    return loss
+
+
+def train(
+    model: Model, batches: Iterator[Sequence[Any]], strategy: Strategy, device: Device, first_step: int = 0
+) -> Iterator[list[float]]:
+    """Train on each element of `batches` (one rank's micro-batches of one step); yields their losses."""
+    for step, micro_batches in enumerate(batches, first_step):
+        with device.scope(step=step):
+            losses = train_step(model, micro_batches, strategy, device)
+        device.recorder.drain()
+        yield losses
+
+
+def generate(
+    model: Model, prompt: list[int], count: int, context: int, strategy: Strategy, device: Device, choose: Any
+) -> list[int]:
+    """`count` tokens that follow `prompt`, each chosen from its logits by `choose(logits) -> id`.
+
+    Every rank runs it on the same prompt, because stage 3 gathers for it.
+    """
+    import numpy as np
+
+    ids = list(prompt)
+    with device.phase(Phase.EVALUATE), device.no_grad():
+        for _ in range(count):
+            window = upload(np.array([ids[-context:]], np.int64), device)
+            logits = forward_pass(model.units, Tensor(window), strategy)
+            ids.append(choose(logits.numpy()[0, -1]))
+            device.recorder.drain()
+    return ids[len(prompt) :]
+
+
+def upload(tokens: Any, device: Device) -> Buffer:
+    """Token ids on the device."""
+    ids = device.alloc(tuple(tokens.shape), int64, Kind.ACTIVATION)
+    device.backend.from_host(tokens, ids.array)
+    return ids
+
+
+def _last_flag(items: Sequence[Any]) -> Iterator[tuple[bool, Any]]:
+    for index, item in enumerate(items):
+        yield index == len(items) - 1, item

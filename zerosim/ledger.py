@@ -1,0 +1,143 @@
+"""Readers of a rank's record: memory by kind and unit, and traffic. They never touch a device.
+
+Figures are exact integers in bytes. A ledger folds events as the recorder hands them over and keeps
+no history; what it returns are frozen snapshots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from zerosim.record import Alloc, Event, Free, Launch, Mark, Retag, Scope
+
+Key = TypeVar("Key")
+MARKS = ("after_init", "end_of_forward", "end_of_backward", "after_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Live bytes at one moment. `by_unit` is keyed by (unit, kind); `padding` is part of `by_kind`."""
+
+    scope: Scope
+    by_kind: Mapping[str, int]
+    by_unit: Mapping[tuple[str, str], int]
+    padding: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.by_kind.values())
+
+
+class _Live(NamedTuple):
+    nbytes: int
+    kind: str
+    unit: str
+    padding_bytes: int
+
+
+class MemoryLedger:
+    """Live bytes now, at the last of each mark, and at the highest point so far.
+
+    `after_init` is the moment when parameters and optimizer state are placed; the other marks are
+    those of the last step read.
+    """
+
+    def __init__(self) -> None:
+        self.marks: dict[str, Snapshot] = {}
+        self._live: dict[int, _Live] = {}
+        self._by_kind: Counter[str] = Counter()
+        self._by_unit: Counter[tuple[str, str]] = Counter()
+        self._padding: Counter[str] = Counter()
+        self._total = 0
+        self._peak = Snapshot(Scope(), {}, {}, {})
+        self._peak_bytes = 0
+
+    @property
+    def live_bytes(self) -> int:
+        return self._total
+
+    @property
+    def peak(self) -> Snapshot:
+        """The first moment at which the most bytes were live."""
+        return self._peak
+
+    def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
+        return Snapshot(scope, _positive(self._by_kind), _positive(self._by_unit), _positive(self._padding))
+
+    def read(self, events: list[Event]) -> None:
+        """Fold events in order; the peak is kept where it first occurs."""
+        for event in events:
+            if isinstance(event, Alloc):
+                unit = event.scope.unit
+                self._add(event.id, _Live(event.nbytes, event.kind, unit, event.padding_bytes))
+                if self._total > self._peak_bytes:
+                    self._peak_bytes = self._total
+                    self._peak = self.now(event.scope)
+            elif isinstance(event, Free):
+                self._remove(event.id)
+            elif isinstance(event, Retag):
+                self._add(event.id, self._remove(event.id)._replace(kind=event.kind))
+            elif isinstance(event, Mark):
+                self.marks[event.name] = self.now(event.scope)
+
+    def _add(self, id: int, live: _Live) -> None:
+        self._live[id] = live
+        self._count(live, 1)
+
+    def _remove(self, id: int) -> _Live:
+        live = self._live.pop(id)
+        self._count(live, -1)
+        return live
+
+    def _count(self, live: _Live, sign: int) -> None:
+        self._total += sign * live.nbytes
+        self._by_kind[live.kind] += sign * live.nbytes
+        self._by_unit[live.unit, live.kind] += sign * live.nbytes
+        if live.padding_bytes:
+            self._padding[live.kind] += sign * live.padding_bytes
+
+
+def _positive(counts: Counter[Key]) -> dict[Key, int]:
+    return {key: count for key, count in counts.items() if count}
+
+
+class TrafficRow(NamedTuple):
+    """What one rank did of one kind of collective in one phase of one step.
+
+    `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
+    are what crossed this rank's links. `purpose` is 'states' or 'control' (norms and overflow flags).
+    """
+
+    step: int
+    phase: str
+    op: str
+    dtype: str
+    purpose: str
+    calls: int
+    payload_bytes: int
+    sent_bytes: int
+    received_bytes: int
+
+
+class CommLedger:
+    """Traffic by (step, phase, operation, dtype, purpose)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, str, str, str, str], list[int]] = {}
+
+    def read(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Launch):
+                key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose)
+                row = self._rows.setdefault(key, [0, 0, 0, 0])
+                row[0] += 1
+                row[1] += event.payload_bytes
+                row[2] += event.sent_bytes
+                row[3] += event.received_bytes
+
+    def rows(self) -> list[TrafficRow]:
+        """In the order in which each first occurred."""
+        return [TrafficRow(*key, *counts) for key, counts in self._rows.items()]

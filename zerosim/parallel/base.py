@@ -1,0 +1,132 @@
+"""What every strategy is: a few points that the engine calls, and how a flat is placed at the start.
+
+A strategy file (`ddp.py`, `zero1.py`, ...) holds what happens at those points: the collectives. What
+is common to all stands here: placing parameters and optimizer state, agreeing on a step, taking it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from zerosim.comm.collectives import Comm
+from zerosim.device import Buffer, Device, Kind
+from zerosim.dtypes import fp64
+from zerosim.errors import NonFiniteGradient
+from zerosim.nn import Unit
+from zerosim.optim.updater import Updater
+from zerosim.precision import norm_partials, total_norm
+from zerosim.sharding import Flat, Slice, slice_of, slice_size
+
+
+class Strategy:
+    """The points, all empty. `last` is set by the engine: this is the step's last micro-batch."""
+
+    keeps_params = True  # every rank holds all parameters between uses
+    keeps_grads = True  # every rank holds all gradients until the step
+    agrees_alone = False  # every rank sees every reduced gradient, so nothing need be exchanged
+
+    def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
+        self.comm = comm
+        self.device = device
+        self.updater = updater
+        self.flats: list[Flat] = []
+        self.last = True
+
+    # -- the points -------------------------------------------------------------------------------
+    def pre_forward(self, unit: Unit) -> None: ...
+    def post_forward(self, unit: Unit) -> None: ...
+    def pre_backward(self, unit: Unit) -> None: ...
+    def post_backward(self, unit: Unit) -> None: ...
+    def end_backward(self) -> None: ...
+
+    def spread(self, flat: Flat) -> None: ...
+
+    def step(self) -> None:
+        """Agree; then flat by flat update the own slice and spread the new parameters. Or skip."""
+        scale = self.agree()
+        if scale is not None:
+            for flat in self.flats:
+                self.updater.update(flat, scale)
+                flat.store_param_shard()  # fp32 master -> own slice, no traffic
+                flat.drop_grads()
+                self.spread(flat)
+        for flat in self.flats:
+            flat.drop_grads()
+
+    # -- placing ----------------------------------------------------------------------------------
+    def owned(self, flat: Flat) -> Slice:
+        """The part of a flat that this rank updates."""
+        return slice_of(flat.numel, self.comm.rank, self.comm.size)
+
+    def padded(self, flat: Flat) -> int:
+        """Elements of a whole buffer: N equal slices."""
+        return slice_size(flat.numel, self.comm.size) * self.comm.size
+
+    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
+        """Take memory for one flat after the other and `write` its weights, each before the next."""
+        self.flats = list(flats)
+        for flat in flats:
+            with self.device.scope(unit=flat.name):
+                self._place(flat)
+                write(flat)
+
+    def _place(self, flat: Flat) -> None:
+        own = flat.own = self.owned(flat)
+        flat.padded_numel = self.padded(flat)
+        flat.keeps_whole_grad = self.keeps_grads
+        flat.watches = self.updater.stops_at_nonfinite
+        if self.keeps_params:
+            flat.param = self._alloc_param(flat, Slice(0, flat.padded_numel, flat.numel))
+            flat.param_shard = flat.param[own.start : own.stop]
+        else:
+            flat.param_shard = self._alloc_param(flat, own)
+        self.updater.allocate(flat)
+
+    def _alloc_param(self, flat: Flat, part: Slice) -> Buffer:
+        param = self.device.alloc((part.size,), flat.dtype, Kind.PARAM, padding=part.padding)
+        if part.padding:
+            tail = param[part.size - part.padding :]
+            self.device.kernel(0, self.device.backend.fill, tail.array, 0.0)
+        return param
+
+    # -- agreeing ---------------------------------------------------------------------------------
+    def agree(self) -> float | None:
+        """What gradients are to be multiplied by (unscaled, clipped), or None: all ranks skip this step.
+
+        One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any
+        overflow.
+        """
+        partials = norm_partials(self.device, self.flats, self.comm.size)
+        if not self.agrees_alone:
+            self.comm.all_reduce(partials, op="sum", purpose="control")
+        norm = total_norm(self.device, partials)
+        try:
+            return self.updater.judge(norm)
+        except NonFiniteGradient:
+            raise self._blame(partials) from None
+
+    def _blame(self, partials: Buffer) -> NonFiniteGradient:
+        """Which rank's own gradient of which unit was not finite before it was reduced."""
+        step = self.device.where.step
+        flags = self.device.alloc((self.comm.size, len(self.flats)), fp64, Kind.TEMP)
+        self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
+        for i, flat in enumerate(self.flats):
+            if flat.local_squares is not None:
+                out = flags.array[self.comm.rank, i : i + 1]
+                self.device.kernel(0, self.device.backend.copy, flat.local_squares.array, out)
+        self.comm.all_reduce(flags, op="sum", purpose="control")
+        seen = self.device.backend.to_host(flags.array)
+        for i in reversed(range(len(self.flats))):  # backward's order: the first unit to go wrong
+            bad = [rank for rank in range(self.comm.size) if not math.isfinite(seen[rank, i])]
+            if bad:
+                return NonFiniteGradient(
+                    f"rank {bad[0]}'s gradient of {self.flats[i].name} is not finite at step {step}"
+                    + (f" (also on ranks {bad[1:]})" if bad[1:] else "")
+                    + ": lower the learning rate, clip, or pass --skip-nonfinite to skip such steps",
+                    rank=bad[0],
+                )
+        return NonFiniteGradient(
+            f"the sum of the ranks' gradients overflows at step {step}, each rank's own is finite: "
+            "lower the learning rate, clip, or pass --skip-nonfinite to skip such steps"
+        )

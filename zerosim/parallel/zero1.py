@@ -1,0 +1,45 @@
+"""ZeRO-1, P_os: optimizer states are partitioned. Each rank updates its slice, then all slices are gathered.
+
+    bytes per rank     2 Psi + 2 Psi + K Psi/N    half types; K = 12 for Adam
+    volume per step    2 Psi (N-1)/N elements     reduce_scatter of gradients, all_gather of parameters
+
+ZeRO paper, sections 5.1 and 7.2.1. Both collectives work in place: a rank's slice of the gradient is
+reduced where it stands, and new parameters are gathered over the old ones. With accumulation,
+gradients are summed first and reduced once.
+"""
+
+from __future__ import annotations
+
+from zerosim.comm.collectives import Comm
+from zerosim.device import Device
+from zerosim.nn import Unit
+from zerosim.optim.updater import Updater
+from zerosim.parallel.base import Strategy
+from zerosim.parallel.bucket import Bucket
+from zerosim.sharding import Flat
+
+
+class Zero1(Strategy):
+    def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
+        super().__init__(comm, device, updater)
+        self.bucket = Bucket(comm.bucket_bytes)
+
+    def post_backward(self, unit: Unit) -> None:
+        if unit.reduces:
+            unit.flat.add_grad_whole(unit.flat.take_grad())
+            if self.last:
+                self.reduce(self.bucket.add(unit.flat))
+
+    def end_backward(self) -> None:
+        self.reduce(self.bucket.flush())
+
+    def reduce(self, flats: list[Flat]) -> None:
+        if flats:
+            grads = [flat.whole_grad() for flat in flats]
+            own = [flat.whole_grad()[flat.own.start : flat.own.stop] for flat in flats]
+            self.comm.reduce_scatter(grads, out=own)
+            for flat, shard in zip(flats, own, strict=True):
+                flat.grad_shard = shard
+
+    def spread(self, flat: Flat) -> None:
+        self.comm.all_gather(flat.shard(), out=flat.whole_param())

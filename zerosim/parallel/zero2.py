@@ -1,0 +1,29 @@
+"""ZeRO-2, P_os+g: gradients are partitioned too. Each unit's is reduced as backward goes, a slice stays.
+
+    bytes per rank     2 Psi + (2 + K) Psi/N      half types; K = 12 for Adam
+    volume per step    2 Psi (N-1)/N elements     reduce_scatter of gradients, all_gather of parameters
+
+ZeRO paper, sections 5.2 and 7.2.1. The whole gradient of one unit lives from its backward to its
+reduction. With A micro-batches each one is reduced and added onto the slice: (A + 1) Psi (N-1)/N.
+"""
+
+from __future__ import annotations
+
+from zerosim.device import Buffer
+from zerosim.nn import Unit
+from zerosim.parallel.base import Strategy
+from zerosim.sharding import Flat
+
+
+class Zero2(Strategy):
+    keeps_grads = False
+
+    def post_backward(self, unit: Unit) -> None:
+        if unit.reduces:
+            unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
+
+    def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
+        return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())
+
+    def spread(self, flat: Flat) -> None:
+        self.comm.all_gather(flat.shard(), out=flat.whole_param())

@@ -1,0 +1,103 @@
+"""What a run leaves behind: losses, ledgers, weights; and its JSON form.
+
+The JSON is a contract for programs (`schema` 1): strict JSON, non-finite numbers as null, bytes as
+integers, kinds in lower case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.ledger import MARKS, Snapshot, TrafficRow
+from zerosim.optim.updater import StepReport
+from zerosim.record import Event
+from zerosim.scenario import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's live bytes at each mark, and at the peak."""
+
+    marks: dict[str, Snapshot]
+    peak: Snapshot
+
+    def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
+        """Bytes of param, grad and optim at a mark, padding included."""
+        by_kind = self.marks[mark].by_kind
+        return {kind: by_kind.get(kind, 0) for kind in ("param", "grad", "optim")}
+
+    def to_dict(self) -> dict[str, Any]:
+        scope = self.peak.scope
+        return {
+            **{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks},
+            "padding": dict(self.marks["end_of_backward"].padding),
+            "peak": {
+                "bytes": self.peak.total_bytes,
+                "step": scope.step,
+                "phase": scope.phase,
+                "unit": scope.unit,
+                "by_kind": dict(self.peak.by_kind),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class UnitInfo:
+    """One flat buffer: its elements, and its owner under `--partition owner`."""
+
+    name: str
+    numel: int
+    owner: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name."""
+
+    config: RunConfig
+    num_parameters: int
+    units: tuple[UnitInfo, ...]
+    tied_numel: int
+    losses: list[list[float]]
+    steps: list[StepReport]
+    memory: list[RankMemory]
+    traffic: list[list[TrafficRow]]
+    weights: dict[str, Any]
+    sample: bytes | None
+    live_bytes_after: list[int]
+    events: list[list[Event]]
+
+    @property
+    def mean_losses(self) -> list[float]:
+        """The mean over ranks, by step."""
+        return [math.fsum(row) / len(row) for row in self.losses]
+
+    def sent_bytes(self, rank: int, step: int, purpose: str = "states") -> int:
+        """What one rank put on the wire in one step."""
+        rows = self.traffic[rank]
+        return sum(row.sent_bytes for row in rows if row.step == step and row.purpose == purpose)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, schema 1."""
+        return {
+            "schema": 1,
+            "config": self.config.to_dict(),
+            "num_parameters": self.num_parameters,
+            "losses": [[_finite(loss) for loss in row] for row in self.losses],
+            "grad_norm": [_finite(step.grad_norm) for step in self.steps],
+            "loss_scale": [_finite(step.loss_scale) for step in self.steps],
+            "skipped": [step.skipped for step in self.steps],
+            "memory": [memory.to_dict() for memory in self.memory],
+            "traffic": [_rows(rows) for rows in self.traffic],
+        }
+
+
+def _rows(rows: Sequence[TrafficRow]) -> list[dict[str, Any]]:
+    return [row._asdict() for row in rows]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
