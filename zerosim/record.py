@@ -81,7 +81,7 @@ class Wait(NamedTuple):
 
 
 class Message(NamedTuple):
-    """`count` messages of `nbytes` each left this rank for `peer` (-1: one to every other member)."""
+    """`count` messages of `nbytes` each left this rank for `peer` (-1: one each to `count` other members)."""
 
     scope: Scope
     work: int

@@ -2,8 +2,9 @@
 
 The token table is a unit of its own, so that a tied head can share exactly it: `lm_head` is then a
 second unit over wte's flat buffer, gathered at each use and reduced once, after wte's backward.
-Names and layouts are GPT-2's; initial weights as in GPT-2: normal 0.02, output projections of the
-two branches divided by sqrt(2L), biases 0.
+Names and layouts are GPT-2's. Initial weights are normal with std 0.8 / sqrt(D), which is GPT-2's
+0.02 at its largest width, 1600, and keeps narrow models from crawling; output projections of the two
+branches are divided by sqrt(2L), as in GPT-2; biases are 0.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def build_gpt(config: GPTConfig, device: Device, dtype: DType, grad_dtype: DType
     def flat(name: str) -> Flat:
         return Flat(name, device, dtype, grad_dtype)
 
-    d, std = config.hidden, (0.02, 0.02 / (2 * config.layers) ** 0.5)
+    d = config.hidden
+    std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     wte = flat("wte")
     table = wte.declare("wte.weight", (config.vocab, d), std=std[0])
     units = [Unit("wte", wte, lambda ids: F.embedding(ids.buffer, table))]

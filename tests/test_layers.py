@@ -1,0 +1,104 @@
+"""Who may import whom: downwards only, read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "zerosim"
+
+# Lowest first. A module may import its own layer and those below.
+LAYERS = [
+    {"dtypes", "units", "errors"},
+    {"record", "backends", "scenario"},  # scenario is plain data: errors and units are all it knows
+    {"device", "allocator"},
+    {"comm"},
+    {"sharding", "functional", "primitives", "tensor", "autograd", "rng", "gradcheck"},
+    {"models", "nn", "optim", "precision"},
+    {"parallel"},
+    {"engine", "runtime", "data", "build"},
+    {"ledger", "planner", "result"},
+    {"experiment", "report", "bench"},
+    {"cli", "__init__", "__main__"},
+]
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+# These are imported inside one room only, so that nobody else needs them.
+ONLY_IN = {
+    "rich": {"report", "cli"},
+    "matplotlib": {"report"},
+    "torch": {"bench"},
+    "ml_dtypes": {"backends"},
+    "threadpoolctl": {"runtime", "bench"},
+    "cupy": {"backends"},
+    "mpi4py": {"comm"},
+}
+# Rooms that hold host values (token ids, files, random draws); arithmetic on devices' arrays is backends' alone.
+NUMPY_ROOMS = {"backends", "data", "rng", "experiment", "models", "engine", "gradcheck", "tensor", "bench", "cli", "report"}
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at any depth of it; `from zerosim import x` as zerosim.x."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"zerosim.{alias.name}" for alias in node.names} if node.module == "zerosim" else {node.module or ""}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_downwards(path: Path) -> None:
+    own = LEVEL[room_of(path)]
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "zerosim" and len(parts) > 1 and parts[1] in LEVEL:
+            assert LEVEL[parts[1]] <= own, f"{room_of(path)} may not import {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_libraries_stay_in_their_rooms(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imports(path)}
+    for library, rooms in ONLY_IN.items():
+        assert library not in tops or room_of(path) in rooms, f"{room_of(path)} imports {library}"
+    assert "numpy" not in tops or room_of(path) in NUMPY_ROOMS, f"{room_of(path)} does array work"
+
+
+def test_readers_read_records_only() -> None:
+    assert not {name for name in imports(ROOT / "ledger.py") if name.startswith("zerosim.device")}
+
+
+def test_formulas_import_nothing_of_the_simulator() -> None:
+    assert not [name for name in imports(ROOT / "planner" / "formulas.py") if name.startswith("zerosim")]
+
+
+def test_importing_zerosim_loads_nothing_heavy() -> None:
+    heavy = "numpy", "rich", "matplotlib", "ml_dtypes", "threadpoolctl", "torch", "cupy", "mpi4py"
+    code = f"import sys, zerosim, zerosim.scenario; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    import zerosim
+
+    assert zerosim.__all__ == sorted(zerosim.__all__)
+    for name in zerosim.__all__:
+        assert getattr(zerosim, name) is not None
+    assert set(zerosim.__all__) <= set(dir(zerosim))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = zerosim.no_such_name

@@ -1,0 +1,494 @@
+"""Launching: turns, results, failures, the end of a run; and that nothing outlives it."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from zerosim.comm import standing
+from zerosim.device import Buffer, Device, Kind, Phase
+from zerosim.dtypes import fp16, fp32
+from zerosim.errors import (
+    Aborted,
+    CommError,
+    Deadlock,
+    InputError,
+    LateRank,
+    Mismatch,
+    OutOfMemory,
+    RankFailed,
+)
+from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark
+from zerosim.runtime import Context, World, launch
+
+
+def make(ctx: Context, values: Any, dtype: Any = fp32) -> Buffer:
+    values = np.asarray(values)
+    buffer = ctx.device.alloc(values.shape, dtype, Kind.TEMP)
+    ctx.device.backend.from_host(values, buffer.array)
+    return buffer
+
+
+def work(ctx: Context, buffer: Buffer) -> None:
+    ctx.device.kernel(buffer.numel, ctx.device.backend.add, buffer.array, 1.0, buffer.array)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+def rank_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")]
+
+
+# -- worlds and results -----------------------------------------------------------------------------
+
+
+def test_results_come_in_rank_order() -> None:
+    assert launch(lambda ctx: (ctx.rank, ctx.world_size, ctx.comm.size), World(3)) == [(r, 3, 3) for r in range(3)]
+    assert rank_threads() == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ranks": 0},
+        {"ranks": -1},
+        {"ranks": 2.0},
+        {"ranks": True},
+        {"ranks": 2, "parallel": 0},
+        {"ranks": 2, "backend": "torch"},
+        {"ranks": 2, "collective": "tree"},
+        {"ranks": 2, "bucket_bytes": 0},
+        {"ranks": 2, "capacity": 0},
+        {"ranks": 2, "patience_s": 0.0},
+        {"ranks": 2, "patience_s": float("nan")},
+    ],
+    ids=str,
+)
+def test_bad_worlds_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=list(bad)[-1]):
+        World(**bad)
+
+
+def test_world_reaches_the_ranks() -> None:
+    def program(ctx: Context) -> tuple[Any, ...]:
+        return ctx.comm.algorithm, ctx.comm.bucket_bytes, ctx.device.allocator.capacity, ctx.device.recorder.enabled
+
+    world = World(2, collective="ring", bucket_bytes=64, capacity=1000, record=False)
+    assert launch(program, world) == [("ring", 64, 1000, False)] * 2
+
+
+@pytest.mark.parametrize("n", [256, 1024])
+def test_many_ranks(n: int) -> None:
+    before = threading.stack_size()
+
+    def program(ctx: Context) -> float:
+        return float(ctx.comm.all_reduce(make(ctx, [1.0, 2.0]), op="sum").array[1])
+
+    with within(10):
+        assert launch(program, World(n)) == [2.0 * n] * n
+    assert threading.stack_size() == before
+
+
+def test_blas_is_held_to_one_thread() -> None:
+    def threads() -> list[int]:
+        return [lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
+
+    before = threads()
+    assert set(launch(lambda ctx: max(threads(), default=1), World(2))) == {1}
+    assert threads() == before
+
+
+def test_readers_get_each_rank_its_events() -> None:
+    class Marks:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def read(self, events: list[Event]) -> None:
+            self.names += [e.name for e in events if isinstance(e, Mark)]
+
+    marks = [Marks() for _ in range(3)]
+
+    def program(ctx: Context) -> None:
+        ctx.device.mark(f"start {ctx.rank}")
+        ctx.device.recorder.drain()
+        ctx.device.mark("end")
+
+    launch(program, World(3), readers=lambda rank: (marks[rank],))
+    assert [m.names for m in marks] == [[f"start {r}", "end"] for r in range(3)]
+
+
+# -- turns --------------------------------------------------------------------------------------------
+
+
+def test_one_permit_gives_one_order() -> None:
+    def trace() -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+
+        def program(ctx: Context) -> None:
+            for i in range(3):
+                seen.append((i, ctx.rank))
+                ctx.comm.barrier()
+            pair = ctx.comm.subgroup([r for r in range(4) if r // 2 == ctx.rank // 2])
+            seen.append((3, ctx.rank))
+            pair.barrier()
+            seen.append((4, ctx.rank))
+
+        launch(program, World(4))
+        return seen
+
+    # The last to join goes on; those it wakes follow in rank order.
+    first = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 0), (1, 1), (1, 2), (2, 2), (2, 0), (2, 1), (2, 3)]
+    assert trace()[:12] == first
+    assert len({tuple(trace()) for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3])
+def test_no_more_than_k_run_side_by_side(parallel: int) -> None:
+    lock = threading.Lock()
+    running, most = 0, 0
+
+    def program(ctx: Context) -> None:
+        nonlocal running, most
+        for _ in range(3):
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.01)
+            with lock:
+                running -= 1
+            ctx.comm.barrier()
+
+    launch(program, World(5, parallel))
+    assert most == parallel
+
+
+def busy(ctx: Context) -> None:
+    """A bit of everything that a step does."""
+    comm, device, n = ctx.comm, ctx.device, ctx.world_size
+    for step in range(3):
+        with device.scope(step=step, phase=Phase.BACKWARD, unit="h.0"):
+            full = make(ctx, np.full(4 * n, ctx.rank + 1.0), fp16)
+            work(ctx, full)
+            shard = comm.reduce_scatter(full)
+            pending = comm.all_gather(shard, wait=False)
+            del full, shard
+            half = comm.subgroup([r for r in range(n) if r % 2 == ctx.rank % 2])
+            half.all_reduce([make(ctx, np.ones(3)), make(ctx, np.ones(5))], op="max")
+            work(ctx, pending.wait())
+        comm.send(make(ctx, [1.0]), dst=(ctx.rank + 1) % n, wait=False)
+        comm.recv((1,), fp32, src=(ctx.rank - 1) % n)
+        device.mark("after_step")
+    comm.barrier()
+
+
+def history(device: Device) -> list[Event]:
+    return device.recorder.history + device.recorder.events
+
+
+@pytest.mark.parametrize("collective", ["direct", "ring"])
+def test_a_ranks_record_does_not_depend_on_turns(collective: str) -> None:
+    def program(ctx: Context) -> Device:
+        busy(ctx)
+        return ctx.device
+
+    def records(parallel: int) -> list[list[Event]]:
+        world = World(4, parallel, collective=collective, bucket_bytes=16, keep_events=True)
+        return [history(device) for device in launch(program, world)]
+
+    taking_turns = records(1)
+    assert {type(event) for event in taking_turns[0]} >= {Alloc, Free, Kernel, Launch, Mark}
+    for _ in range(3):
+        assert records(2) == taking_turns
+    assert records(4) == taking_turns
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("collective", ["direct", "ring"])
+def test_every_byte_dies_without_the_garbage_collector(collective: str, parallel: int) -> None:
+    def program(ctx: Context) -> Device:
+        busy(ctx)
+        ctx.comm.all_reduce(make(ctx, np.ones(9)), wait=False)  # never waited for
+        return ctx.device
+
+    gc.collect()
+    gc.disable()
+    try:
+        devices = launch(program, World(4, parallel, collective=collective, keep_events=True))
+        assert [device.allocator.used_bytes for device in devices] == [0] * 4  # type: ignore[attr-defined]
+        for device in devices:
+            born = {event.id for event in history(device) if isinstance(event, Alloc)}
+            assert born == {event.id for event in history(device) if isinstance(event, Free)}
+        buffers = [o for o in gc.get_objects() if type(o) is Buffer]
+        assert not [buffer for buffer in buffers if buffer.device in devices]
+    finally:
+        gc.enable()
+
+
+# -- failures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 4])
+def test_a_rank_that_dies_ends_the_run(parallel: int) -> None:
+    aborted: list[int] = []
+
+    def program(ctx: Context) -> None:
+        with ctx.device.phase(Phase.BACKWARD), ctx.device.scope(unit="h.1"):
+            ctx.comm.barrier()
+            if ctx.rank == 2:
+                raise ValueError("no such thing")
+            try:
+                ctx.comm.barrier()
+            except Aborted:
+                aborted.append(ctx.rank)
+                raise
+
+    with within(2), pytest.raises(RankFailed) as caught:
+        launch(program, World(5, parallel))
+    assert str(caught.value) == "rank 2 failed in backward of h.1: ValueError: no such thing"
+    assert caught.value.rank == 2
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert len(aborted) == len(set(aborted))
+    assert rank_threads() == []
+
+
+def test_running_ranks_see_the_end_at_their_next_kernel() -> None:
+    def program(ctx: Context) -> None:
+        if ctx.rank == 0:
+            time.sleep(0.05)
+            raise ValueError("enough")
+        buffer = make(ctx, [0.0])
+        while True:
+            work(ctx, buffer)
+
+    with within(1), pytest.raises(RankFailed, match="rank 0 failed in init: ValueError: enough"):
+        launch(program, World(3, parallel=3))
+    assert rank_threads() == []
+
+
+def test_zerosims_own_errors_come_as_they_are() -> None:
+    def greedy(ctx: Context) -> None:
+        if ctx.rank == 1:
+            ctx.device.alloc((1000,), fp32, Kind.PARAM)
+        ctx.comm.barrier()
+
+    with pytest.raises(OutOfMemory) as caught:
+        launch(greedy, World(2, capacity=100))
+    assert caught.value.rank == 1
+
+    def wrong(ctx: Context) -> None:
+        ctx.comm.all_reduce(make(ctx, [1.0]), op="mean")
+
+    with pytest.raises(InputError, match="rank 0: all_reduce with unknown op 'mean'"):
+        launch(wrong, World(2))
+
+
+def test_a_new_launch_follows_a_failed_one() -> None:
+    def fails(ctx: Context) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(RankFailed, match="SystemExit: 3"):
+        launch(fails, World(2))
+    assert launch(lambda ctx: ctx.rank, World(2)) == [0, 1]
+
+
+Verb = Callable[[Context], Any]
+
+MISMATCHES: dict[str, tuple[Verb, Verb, str, str]] = {
+    "operation": (
+        lambda ctx: ctx.comm.all_reduce(make(ctx, np.ones(4))),
+        lambda ctx: ctx.comm.reduce_scatter(make(ctx, np.ones(4))),
+        "all_reduce avg of fp32 (4,)",
+        "reduce_scatter avg of fp32 (4,)",
+    ),
+    "shape": (
+        lambda ctx: ctx.comm.all_gather(make(ctx, np.ones(4))),
+        lambda ctx: ctx.comm.all_gather(make(ctx, np.ones(5))),
+        "all_gather of fp32 (4,)",
+        "all_gather of fp32 (5,)",
+    ),
+    "dtype": (
+        lambda ctx: ctx.comm.all_gather(make(ctx, np.ones(4))),
+        lambda ctx: ctx.comm.all_gather(make(ctx, np.ones(4), fp16)),
+        "all_gather of fp32 (4,)",
+        "all_gather of fp16 (4,)",
+    ),
+    "op": (
+        lambda ctx: ctx.comm.all_reduce(make(ctx, np.ones(4)), op="sum"),
+        lambda ctx: ctx.comm.all_reduce(make(ctx, np.ones(4)), op="max"),
+        "all_reduce sum of fp32 (4,)",
+        "all_reduce max of fp32 (4,)",
+    ),
+    "root": (
+        lambda ctx: ctx.comm.broadcast(make(ctx, np.ones(4)), src=0),
+        lambda ctx: ctx.comm.broadcast(make(ctx, np.ones(4)), src=1),
+        "broadcast root 0 of fp32 (4,)",
+        "broadcast root 1 of fp32 (4,)",
+    ),
+    "count": (
+        lambda ctx: ctx.comm.all_reduce(make(ctx, np.ones(4))),
+        lambda ctx: ctx.comm.all_reduce([make(ctx, np.ones(4)), make(ctx, np.ones(2))]),
+        "all_reduce avg of fp32 (4,)",
+        "all_reduce avg of fp32 (4,) and (2,)",
+    ),
+    "message": (
+        lambda ctx: ctx.comm.send(make(ctx, np.ones((2, 2)), fp16), dst=1),
+        lambda ctx: ctx.comm.recv((4,), fp16, src=0),
+        "send of fp16 (2, 2)",
+        "recv of fp16 (4,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("collective", ["direct", "ring"])
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_mismatch_names_both_ranks_and_what_each_called(what: str, collective: str) -> None:
+    one, other, said_one, said_other = MISMATCHES[what]
+
+    def program(ctx: Context) -> None:
+        with ctx.device.phase(Phase.BACKWARD), ctx.device.scope(unit=f"h.{ctx.rank}"):
+            (other if ctx.rank == 1 else one)(ctx)
+
+    with within(2), pytest.raises(Mismatch) as caught:
+        launch(program, World(2, collective=collective))
+    text = str(caught.value)
+    assert f"rank 1 called {said_other} in backward of h.1" in text
+    assert f"rank 0 called {said_one} in backward of h.0" in text
+    assert caught.value.rank == 1
+    assert isinstance(caught.value, CommError)
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_rank_that_returns_early_is_a_deadlock(parallel: int) -> None:
+    def program(ctx: Context) -> None:
+        if ctx.rank != 2:
+            with ctx.device.scope(phase=Phase.FORWARD, unit="wte"):
+                ctx.comm.all_gather(make(ctx, np.ones(3), fp16))
+
+    with within(2), pytest.raises(Deadlock) as caught:
+        launch(program, World(4, parallel))
+    text = str(caught.value)
+    assert "3 ranks wait" in text
+    assert "ranks 0-1, 3: waiting in all_gather of fp16 (3,) in forward of wte" in text
+    assert "for rank 2" in text
+    assert "rank 2: finished" in text
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_crossed_order_is_a_deadlock(parallel: int) -> None:
+    def program(ctx: Context) -> None:
+        if ctx.rank == 0:
+            ctx.comm.send(make(ctx, np.ones(2)), dst=1)
+            ctx.comm.recv((2,), fp32, src=1)
+        elif ctx.rank == 1:
+            ctx.comm.send(make(ctx, np.ones(2)), dst=0)
+            ctx.comm.recv((2,), fp32, src=0)
+        ctx.comm.barrier()
+
+    with within(2), pytest.raises(Deadlock) as caught:
+        launch(program, World(3, parallel))
+    text = str(caught.value)
+    assert "rank 0: waiting in send of fp32 (2,) in init (number 0 of group 0, 1) for rank 1" in text.replace(
+        "0-1", "0, 1"
+    )
+    assert "rank 1: waiting in send of fp32 (2,) in init (number 0 of group 1, 0) for rank 0" in text
+    assert "rank 2: waiting in barrier in init (number 0 of group 0-2) for ranks 0-1" in text
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 4])
+def test_a_late_rank_is_named(parallel: int) -> None:
+    stop = threading.Event()
+
+    def program(ctx: Context) -> None:
+        with ctx.device.scope(phase=Phase.BACKWARD, unit="h.3"):
+            if ctx.rank == 1:
+                stop.wait(20)  # stuck in its own code: no kernel, no collective
+            ctx.comm.all_reduce(make(ctx, np.ones(2)))
+
+    with within(4), pytest.raises(LateRank) as caught:
+        launch(program, World(4, parallel, patience_s=0.3))
+    stop.set()
+    text = str(caught.value)
+    assert "did not arrive" in text.splitlines()[0]
+    assert "0.3 s" in text
+    assert "waiting in all_reduce avg of fp32 (2,) in backward of h.3" in text
+    assert "rank 1: running in backward of h.3, after 0 kernels" in text
+    assert caught.value.rank == 1
+
+
+def test_a_slow_rank_is_not_late() -> None:
+    def program(ctx: Context) -> None:
+        buffer = make(ctx, [0.0])
+        if ctx.rank == 1:
+            for _ in range(12):
+                time.sleep(0.05)
+                work(ctx, buffer)  # slow, but something happens
+        ctx.comm.barrier()
+
+    launch(program, World(2, parallel=2, patience_s=0.3))
+    launch(lambda ctx: time.sleep(0.4), World(2, patience_s=0.1))  # nobody waits for anybody
+
+
+def test_stands_are_told_in_few_lines() -> None:
+    assert standing.table(["a", "b", "a", "a", "b"]) == "  ranks 0, 2-3: a\n  ranks 1, 4: b"
+    many = standing.table([f"at {i}" for i in range(100)]).splitlines()
+    assert len(many) == standing.MAX_LINES + 1
+    assert many[-1] == "  and 68 more"
+
+
+# -- interrupts ---------------------------------------------------------------------------------------
+
+
+def test_interrupt_ends_all_ranks_within_a_second() -> None:
+    def program(ctx: Context) -> None:
+        buffer = make(ctx, [0.0])
+        if ctx.rank == 0:
+            _thread.interrupt_main()
+            while True:
+                work(ctx, buffer)
+        ctx.comm.barrier()
+
+    with within(1), pytest.raises(KeyboardInterrupt):
+        launch(program, World(4, parallel=2))
+    assert rank_threads() == []
+
+
+def test_interrupted_process_ends() -> None:
+    program = """
+import time
+from zerosim.runtime import World, launch
+
+def program(ctx):
+    if ctx.rank == 2:
+        print("ready", flush=True)
+        time.sleep(60)  # hears nothing
+    ctx.comm.barrier()
+
+launch(program, World(4, parallel=4))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    with within(4):
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert process.returncode != 0

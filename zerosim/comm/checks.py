@@ -1,0 +1,113 @@
+"""What a collective refuses before it joins: each an InputError that names rank, call and numbers.
+
+A rank can only judge its own arguments here; that ranks agree is checked where they meet (`transport.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.backends.kernels import Array
+from zerosim.device import Buffer, Device
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+
+REDUCTIONS = ("avg", "sum", "max")
+
+
+def buffers_of(device: Device, call: str, value: Buffer | list[Buffer]) -> list[Buffer]:
+    """One or several buffers as a list: this rank's own, and of one dtype."""
+    buffers = [value] if isinstance(value, Buffer) else list(value)
+    if not buffers:
+        raise InputError(f"rank {device.rank}: {call} of an empty list: pass at least one buffer")
+    for buffer in buffers:
+        if buffer.device is not device:
+            raise InputError(
+                f"rank {device.rank}: {call} of a buffer that lies on rank {buffer.device.rank}'s device: "
+                "a rank passes its own buffers"
+            )
+        if buffer.dtype != buffers[0].dtype:
+            raise InputError(
+                f"rank {device.rank}: {call} of {buffers[0].dtype} and {buffer.dtype} in one call: "
+                "make one call per number format"
+            )
+    return buffers
+
+
+def reduction(device: Device, call: str, op: str, dtype: DType) -> None:
+    if op not in REDUCTIONS:
+        raise InputError(f"rank {device.rank}: {call} with unknown op {op!r}: expected one of {', '.join(REDUCTIONS)}")
+    if op == "avg" and not dtype.floating:
+        raise InputError(f"rank {device.rank}: {call} avg of {dtype}, which cannot hold a mean: use op='sum'")
+
+
+def member(device: Device, call: str, role: str, index: int, size: int) -> None:
+    if not 0 <= index < size:
+        raise InputError(
+            f"rank {device.rank}: {call} with {role} {index}: expected an index in the group, 0 to {size - 1}"
+        )
+
+
+def slice_numel(device: Device, call: str, full: Buffer, size: int) -> int:
+    """c of a flat buffer of N*c elements."""
+    if len(full.shape) != 1 or full.numel % size:
+        raise InputError(
+            f"rank {device.rank}: {call} of {full.dtype} {full.shape} over {size} ranks: expected one dimension "
+            f"and a multiple of {size} elements; pad it to {-(-full.numel // size) * size}"
+        )
+    return full.numel // size
+
+
+def shape(device: Device, call: str, name: str, buffer: Buffer, expected: tuple[int, ...]) -> None:
+    if buffer.shape != expected:
+        raise InputError(f"rank {device.rank}: {call}: {name} has shape {buffer.shape}, expected {expected}")
+
+
+def outputs(device: Device, call: str, outs: list[Buffer], dtype: DType, expected: Sequence[int]) -> None:
+    """`outs` are flat, of `dtype` and of the expected numbers of elements."""
+    if len(outs) != len(expected):
+        raise InputError(f"rank {device.rank}: {call}: {len(outs)} buffers in out, expected {len(expected)}")
+    for out, numel in zip(outs, expected, strict=True):
+        shape(device, call, "out", out, (numel,))
+        if out.dtype != dtype:
+            raise InputError(f"rank {device.rank}: {call}: out is {out.dtype}, expected {dtype}")
+
+
+def flat(device: Device, call: str, buffer: Buffer) -> Array:
+    """The buffer's array in one dimension, without a copy."""
+    array = buffer.array
+    if len(buffer.shape) == 1:
+        return array
+    flags = getattr(array, "flags", None)
+    if flags is not None and not flags.c_contiguous:
+        raise InputError(
+            f"rank {device.rank}: {call} of a strided window {buffer.shape}: expected contiguous memory; copy it first"
+        )
+    return array.reshape(-1)
+
+
+def in_place(device: Device, call: str, part: Buffer, full: Buffer, rank: int) -> bool:
+    """Is `part` this rank's own slice of `full` itself (in place), or memory apart from it?"""
+    if part.storage is not full.storage or not part.numel:
+        return False
+    own = full.array[rank * part.numel : (rank + 1) * part.numel]
+    address, own_address, start = _address(part.array), _address(own), _address(full.array)
+    if address == own_address:
+        return True
+    if address is None or start is None:
+        return False
+    if address < start + full.nbytes and start < address + part.nbytes:
+        raise InputError(
+            f"rank {device.rank}: {call}: the shard overlaps the whole buffer but is not its slice number {rank}: "
+            f"in place, pass the window [{rank * part.numel}:{(rank + 1) * part.numel}]"
+        )
+    return False
+
+
+def _address(array: Array) -> int | None:
+    """Where the first element lies, by NumPy's protocol or CuPy's; None for arrays without memory."""
+    for protocol in ("__array_interface__", "__cuda_array_interface__"):
+        found = getattr(array, protocol, None)
+        if found is not None:
+            return int(found["data"][0])
+    return None

@@ -1,0 +1,98 @@
+"""Direct collectives: everybody sends to everybody, in one round.
+
+reduce_scatter and all_gather move a ring's volume, (N-1)/N of the payload per rank, in one round. The
+owner of a chunk adds its peers' parts IN RANK ORDER, in the compute dtype, and rounds once: the
+sum does not depend on who owns which chunk, so that every ZeRO stage gets the same bits.
+
+What one rank sends (c elements per chunk, L per payload):
+
+    reduce_scatter   (N-1) c     to each owner its chunk
+    all_gather       (N-1) c     its chunk to everybody
+    all_reduce     2 (N-1) c     both, in place; c = ceil(L/N), fewer where chunks are uneven
+    broadcast        (N-1) L     by the source alone
+    reduce               L       by everybody but the destination
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.backends.kernels import Array
+from zerosim.comm.plan import EVERYBODY, Cut, Member, Plan, messages_of
+from zerosim.comm.transport import Posted
+
+
+def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
+    rank, reduce_kernel = me.rank, me.backend.reduce
+    own, num_peers = cut.sizes[rank], me.size - 1
+
+    def move(inbox: list[Posted]) -> None:
+        contributions = [cut.chunk(posted, rank) for posted in inbox]
+        for parts, out in zip(zip(*contributions, strict=True), mine, strict=True):
+            reduce_kernel(parts, op, out)
+
+    to_peers = [*cut.sizes[:rank], *cut.sizes[rank + 1 :]]
+    return Plan(
+        rounds=[(fulls, move if own else None)],
+        messages=messages_of(EVERYBODY, to_peers, me.itemsize),
+        received_bytes=num_peers * own * me.itemsize,
+        flops=num_peers * own,
+        kernel_bytes=(me.size + 1) * own * me.itemsize if num_peers else 0,
+    )
+
+
+def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
+    rank, copy = me.rank, me.backend.copy
+
+    def move(inbox: list[Posted]) -> None:
+        for peer, posted in enumerate(inbox):
+            if not posted or (peer == rank and in_place):
+                continue
+            for shard, out in zip(posted, cut.chunk(outs, peer), strict=True):
+                copy(shard, out)
+
+    own = cut.sizes[rank]
+    return Plan(
+        rounds=[(shards, move)],
+        messages=messages_of(EVERYBODY, [own] * (me.size - 1), me.itemsize),
+        received_bytes=(sum(cut.sizes) - own) * me.itemsize,
+    )
+
+
+def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
+    """In place: each rank's own chunk of its arrays takes the sum, then is sent round."""
+    mine = cut.chunk(arrays, me.rank)
+    scatter = reduce_scatter(me, arrays, mine, cut, op)
+    return scatter.then(all_gather(me, mine, arrays, cut, in_place=True))
+
+
+def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
+    copy = me.backend.copy
+
+    def move(inbox: list[Posted]) -> None:
+        for source, out in zip(inbox[src], arrays, strict=True):
+            copy(source, out)
+
+    numel = sum(array.size for array in arrays)
+    if me.rank == src:
+        return Plan([(arrays, None)], messages_of(EVERYBODY, [numel] * (me.size - 1), me.itemsize), 0)
+    return Plan([((), move)], [], numel * me.itemsize)
+
+
+def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
+    reduce_kernel = me.backend.reduce
+
+    def move(inbox: list[Posted]) -> None:
+        for parts, out in zip(zip(*inbox, strict=True), arrays, strict=True):
+            reduce_kernel(parts, op, out)
+
+    numel, num_peers = sum(array.size for array in arrays), me.size - 1
+    if me.rank != dst:
+        return Plan([(arrays, None)], messages_of(dst, [numel], me.itemsize), 0)
+    return Plan(
+        rounds=[(arrays, move)],
+        messages=[],
+        received_bytes=num_peers * numel * me.itemsize,
+        flops=num_peers * numel,
+        kernel_bytes=(me.size + 1) * numel * me.itemsize if num_peers else 0,
+    )

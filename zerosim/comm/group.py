@@ -1,0 +1,172 @@
+"""A rank's side of a group: works under way, and the record of each call.
+
+Per call one Launch with what it moves, its Messages, the Kernel of the sums that this rank owns; later
+a Wait. All are recorded on the caller's thread when it launches (or waits), whoever runs the moves: a
+rank's record does not depend on how ranks take turns. Copies are the collective's own affair, no kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from zerosim.backends.kernels import Array
+from zerosim.comm import checks, direct, ring
+from zerosim.comm.plan import Algorithm, Member, Plan
+from zerosim.comm.transport import Call, Round, Transport
+from zerosim.device import Buffer, Device, Kind
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+from zerosim.record import Launch, Message, Wait
+
+T = TypeVar("T")
+Buffers = TypeVar("Buffers", Buffer, list[Buffer])
+
+ALGORITHMS = ("direct", "ring")
+
+
+class Work(Generic[T]):
+    """A collective under way. Holds its buffers until it is waited for, on its owner's thread."""
+
+    def __init__(self, device: Device, result: T, buffers: Sequence[Buffer]) -> None:
+        self._device = device
+        self._result = [result]
+        self._buffers = list(buffers)
+        self._scratch: dict[int, Buffer] = {}
+        self.launched: list[int] = []
+        self.last: Round | None = None  # rounds of a group run in order: the last one tells of all
+
+    def wait(self) -> T:
+        """The result, once it is there.
+
+        Raises: InputError when it was waited for before (its buffers are gone).
+        """
+        device, recorder = self._device, self._device.recorder
+        if not self._result:
+            raise InputError(f"rank {device.rank} waits twice for one collective: keep what the first wait returned")
+        if self.last is not None:
+            self.last.wait(device.rank)
+        if recorder.enabled:
+            for id in self.launched:
+                recorder.add(Wait(device.where, id))
+        self._buffers.clear()
+        self._scratch.clear()
+        return self._result.pop()
+
+    def scratch(self, index: int, numel: int, dtype: DType) -> Array:
+        """The `index`-th temporary. The first bucket is the largest; later ones share its memory."""
+        buffer = self._scratch.get(index)
+        if buffer is None:
+            buffer = self._scratch[index] = self._device.alloc((numel,), dtype, Kind.COMM)
+        return buffer.array[:numel]
+
+
+class Group:
+    """Who belongs together, and how a call of theirs is launched. `ranks` are global and ascending."""
+
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        ranks: Sequence[int],
+        axis: str = "data",
+        algorithm: str = "direct",
+        bucket_bytes: int | None = None,
+    ) -> None:
+        self.device = device
+        self.ranks = tuple(ranks)
+        if list(self.ranks) != sorted(set(self.ranks)):
+            raise InputError(f"rank {device.rank}: a group is a set of ranks in ascending order, not {self.ranks}")
+        if device.rank not in self.ranks:
+            raise InputError(f"rank {device.rank} is not a member of the group {self.ranks}")
+        if algorithm not in ALGORITHMS:
+            raise InputError(f"unknown algorithm {algorithm!r}: expected one of {', '.join(ALGORITHMS)}")
+        if bucket_bytes is not None and bucket_bytes < 1:
+            raise InputError(f"bucket_bytes is {bucket_bytes}: expected at least 1, or None for one call")
+        self.rank = self.ranks.index(device.rank)
+        self.size = len(self.ranks)
+        self.axis = axis
+        self.algorithm = algorithm
+        self.bucket_bytes = bucket_bytes
+        self._transport = transport
+        # A ring of one has no rounds: one rank alone always goes the direct way.
+        self._algorithm: Algorithm = ring if algorithm == "ring" and self.size > 1 else direct
+        # By ranks, not by object: equal groups are one group, however often they are made.
+        self._sequences: dict[tuple[bool, tuple[int, ...]], int] = {}
+
+    def _limit(self, itemsize: int, parts: int = 1) -> int | None:
+        """Elements per bucket and part: bucket_bytes, but at least one element per rank."""
+        if self.bucket_bytes is None:
+            return None
+        return max(self.bucket_bytes // itemsize, self.size) // parts
+
+    def _open(self, name: str, value: Buffer | list[Buffer], op: str = "", root: int = -1) -> tuple[list[Buffer], Call]:
+        """The buffers of a call, checked, and what all ranks must agree on."""
+        buffers = checks.buffers_of(self.device, name, value)
+        dtype = buffers[0].dtype
+        if op:
+            checks.reduction(self.device, name, op, dtype)
+        return buffers, Call(name, dtype.name, tuple(buffer.shape for buffer in buffers), op, root)
+
+    def _member(self, work: Work[T], dtype: DType) -> Member:
+        return Member(
+            self.rank,
+            self.size,
+            dtype.itemsize,
+            self.device.backend,
+            lambda index, numel: work.scratch(index, numel, dtype),
+        )
+
+    def _whole(
+        self, name: str, buffer: Buffer, op: str = "", root: int = -1
+    ) -> tuple[Work[Buffer], Member, Call, Array]:
+        """A call on one buffer, taken flat and whole."""
+        _, call = self._open(name, buffer, op, root)
+        work = Work(self.device, buffer, [buffer])
+        return work, self._member(work, buffer.dtype), call, checks.flat(self.device, name, buffer)
+
+    def _outputs(
+        self, name: str, out: Buffer | list[Buffer] | None, shapes: Sequence[int], dtype: DType, kind: Kind
+    ) -> list[Buffer]:
+        """What a collective fills: the buffers given, checked, or new ones."""
+        if out is None:
+            return [self.device.alloc((numel,), dtype, kind) for numel in shapes]
+        outs = checks.buffers_of(self.device, name, out)
+        checks.outputs(self.device, name, outs, dtype, shapes)
+        return outs
+
+    def _launch(self, work: Work[T], call: Call, plan: Plan, payload_bytes: int, purpose: str) -> None:
+        """One call of the whole group."""
+        self._join(work, call, call.op, self.ranks, plan, payload_bytes, purpose)
+
+    def _launch_pair(
+        self, work: Work[T], op: str, src: int, dst: int, buffer: Buffer, plan: Plan, purpose: str
+    ) -> None:
+        """One side of a message between two members. Each ordered pair counts its own."""
+        if src == dst:
+            raise InputError(f"rank {self.device.rank}: {op} to or from itself: a message has two ends")
+        call = Call("send/recv", buffer.dtype.name, (buffer.shape,), pair=True)
+        self._join(work, call, op, (self.ranks[src], self.ranks[dst]), plan, buffer.nbytes, purpose)
+
+    def _join(
+        self, work: Work[T], call: Call, op: str, group: tuple[int, ...], plan: Plan, payload_bytes: int, purpose: str
+    ) -> None:
+        """Record one call and join its rounds, all of them at once."""
+        device, recorder = self.device, self.device.recorder
+        sequence = self._sequences.get((call.pair, group), 0)
+        self._sequences[call.pair, group] = sequence + 1
+        id = recorder.next_id()
+        if recorder.enabled:
+            sent, received = plan.sent_bytes, plan.received_bytes
+            recorder.add(
+                Launch(
+                    device.where, id, op, call.dtype, purpose, self.axis, group, sequence, payload_bytes, sent, received
+                )
+            )
+            for peer, nbytes, count in plan.messages:
+                recorder.add(Message(device.where, id, peer if peer < 0 else self.ranks[peer], nbytes, count))
+        if plan.flops:
+            device.count("reduce", plan.flops, plan.kernel_bytes)
+        for hop, (posted, move) in enumerate(plan.rounds):
+            work.last = self._transport.join(device.rank, group, sequence, call, posted, move, hop)
+        work.launched.append(id)

@@ -1,0 +1,149 @@
+"""How arrays fall into chunks, and what one rank does in one collective call.
+
+A call works on a list of flat arrays, laid end to end in thought. A `Cut` says which part of them is
+chunk j, the part that member j of the group owns. With buckets a call carries only [lo, hi):
+
+    SliceCut  reduce_scatter, all_gather: every array holds N equal slices, and chunk j is [lo, hi) of
+              slice j. So a bucket takes the same sub-range of every rank's slice, and who owns what
+              does not depend on the bucket size.
+    RangeCut  all_reduce: [lo, hi) of the arrays in N runs of ceil((hi - lo) / N) elements; the last
+              runs are shorter or empty (no padding). Who adds a run does not change its bits.
+
+A `Plan` is what an algorithm (`direct.py`, `ring.py`) makes of a call for one rank: its rounds, and
+what crosses its links and its adders in them. Legend: N group size, c elements per slice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from zerosim.backends.kernels import Array, Backend
+from zerosim.comm.transport import Move, Posted
+
+EVERYBODY = -1
+"""As the peer of a message: one to each of `count` other members."""
+
+
+def spans(lengths: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]]:
+    """[lo, hi) of arrays of these lengths laid end to end, as (array, start, stop); empty parts left out."""
+    found = []
+    begin = 0
+    for index, length in enumerate(lengths):
+        start, stop = max(lo - begin, 0), min(hi - begin, length)
+        if start < stop:
+            found.append((index, start, stop))
+        begin += length
+    return found
+
+
+def window(arrays: Sequence[Array], lo: int, hi: int) -> list[Array]:
+    """Views of [lo, hi) of the arrays laid end to end."""
+    return [arrays[i][start:stop] for i, start, stop in spans([array.size for array in arrays], lo, hi)]
+
+
+def buckets(numel: int, limit: int | None) -> Iterator[tuple[int, int]]:
+    """[0, numel) in runs of at most `limit`, the first ones full; always at least one run."""
+    step = numel if limit is None else limit
+    yield 0, min(step, numel)
+    for lo in range(step, numel, max(step, 1)):
+        yield lo, min(lo + step, numel)
+
+
+class Cut(Protocol):
+    """Which part of the arrays is whose."""
+
+    sizes: list[int]
+    """Elements of each member's chunk."""
+
+    def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
+        """Views of the owner's chunk, at most one per array."""
+        ...
+
+
+class SliceCut:
+    """Chunk j is [lo, hi) of the j-th of N slices; `lengths` are elements per slice of each array."""
+
+    def __init__(self, lengths: Sequence[int], size: int, lo: int, hi: int) -> None:
+        self.sizes = [hi - lo] * size
+        self._spans = [(i, lengths[i], start, stop) for i, start, stop in spans(lengths, lo, hi)]
+
+    def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
+        return [arrays[i][owner * c + start : owner * c + stop] for i, c, start, stop in self._spans]
+
+
+class RangeCut:
+    """Chunk j is the j-th run of ceil((hi - lo) / N) elements of [lo, hi); `lengths` are the arrays'."""
+
+    def __init__(self, lengths: Sequence[int], size: int, lo: int, hi: int) -> None:
+        step = -(-(hi - lo) // size)
+        self._edges = [min(lo + j * step, hi) for j in range(size + 1)]
+        self.sizes = [self._edges[j + 1] - self._edges[j] for j in range(size)]
+        self._lengths = lengths
+
+    def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
+        parts = spans(self._lengths, self._edges[owner], self._edges[owner + 1])
+        return [arrays[i][start:stop] for i, start, stop in parts]
+
+
+class Member(NamedTuple):
+    """The rank that plans: its index in the group, and what it plans with."""
+
+    rank: int
+    size: int
+    itemsize: int
+    backend: Backend
+    scratch: Callable[[int, int], Array]
+    """scratch(i, numel): the call's i-th temporary. It is the same memory in every bucket."""
+
+
+class Plan(NamedTuple):
+    """One call as one rank sees it. Peers are indices in the group, or EVERYBODY."""
+
+    rounds: list[tuple[Posted, Move | None]]
+    messages: list[tuple[int, int, int]]
+    """(peer, bytes, count) of what this rank sends."""
+    received_bytes: int
+    flops: int = 0
+    kernel_bytes: int = 0
+    """Bytes that this rank's additions read and write."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(nbytes * count for _, nbytes, count in self.messages)
+
+    def then(self, other: Plan) -> Plan:
+        """This plan, then the other, in one call."""
+        return Plan(
+            self.rounds + other.rounds,
+            self.messages + other.messages,
+            self.received_bytes + other.received_bytes,
+            self.flops + other.flops,
+            self.kernel_bytes + other.kernel_bytes,
+        )
+
+
+def messages_of(peer: int, sizes: Sequence[int], itemsize: int) -> list[tuple[int, int, int]]:
+    """One record per size for messages of `sizes` elements, in order of appearance; empty ones are not sent."""
+    return [(peer, size * itemsize, count) for size, count in Counter(sizes).items() if size]
+
+
+class Algorithm(Protocol):
+    """How a collective is made of rounds; `direct.py` and `ring.py` are two answers.
+
+    Arrays are flat. `fulls` and `outs` of reduce_scatter and all_gather are whole buffers that
+    `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`.
+    """
+
+    def reduce_scatter(self, me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan: ...
+
+    def all_gather(
+        self, me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool
+    ) -> Plan: ...
+
+    def all_reduce(self, me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan: ...
+
+    def broadcast(self, me: Member, arrays: Sequence[Array], src: int) -> Plan: ...
+
+    def reduce(self, me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan: ...

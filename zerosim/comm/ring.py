@@ -1,0 +1,152 @@
+"""Ring collectives: N-1 rounds, in each of which a rank sends one message to its right neighbour.
+
+To study and to time; `direct.py` moves the same volume in one round. What differs besides the
+rounds: a partial sum is rounded to the wire's dtype at each hop, and chunk j is added in the order
+j+1, j+2, ..., j, so that its bits are not those of rank order. avg divides at the end, at the owner.
+
+    reduce_scatter   hop h: send the partial sum of chunk rank-1-h, receive and add to that of rank-2-h
+    all_gather       hop h: send chunk rank-h, receive chunk rank-1-h (all mod N)
+    all_reduce       both, in place
+    broadcast        a chain src, src+1, ...: each forwards the whole payload; N-1 hops
+    reduce           a chain dst+1, dst+2, ..., dst, each adding its own
+
+A rank joins all its rounds at once, before it waits (rounds of a group run in order): a launch
+needs no help from its program afterwards. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce
+algorithms for clusters of workstations", 2009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+from zerosim.backends.kernels import Array
+from zerosim.comm.plan import Cut, Member, Plan, messages_of
+from zerosim.comm.transport import Move, Posted
+
+
+def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
+    """Partial sums live in two temporaries in turn: the right neighbour reads one while the other fills."""
+
+    def partial(hop: int, owner: int) -> list[Array]:
+        return _carve(me.scratch(hop % 2, cut.sizes[owner]), cut.chunk(fulls, owner))
+
+    return _reduce_ring(me, fulls, mine, cut, op, partial)
+
+
+def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
+    """Partial sums live in the arrays themselves: what a hop overwrites was sent before."""
+
+    def partial(hop: int, owner: int) -> list[Array]:
+        return cut.chunk(arrays, owner)
+
+    mine = cut.chunk(arrays, me.rank)
+    scatter = _reduce_ring(me, arrays, mine, cut, op, partial)
+    return scatter.then(all_gather(me, mine, arrays, cut, in_place=True))
+
+
+def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
+    rank, size = me.rank, me.size
+    rounds: list[tuple[Posted, Move | None]] = []
+    sending: Sequence[Array] = shards
+    for hop in range(size - 1):
+        target = cut.chunk(outs, (rank - 1 - hop) % size)
+        own = [] if hop or in_place else list(zip(shards, cut.chunk(outs, rank), strict=True))
+        rounds.append((sending, _copy_from_left(me, target, own)))
+        sending = target
+    sizes = [cut.sizes[(rank - hop) % size] for hop in range(size)]
+    return Plan(
+        rounds=rounds,
+        messages=messages_of((rank + 1) % size, sizes[:-1], me.itemsize),
+        received_bytes=sum(sizes[1:]) * me.itemsize,
+    )
+
+
+def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
+    place, hops = (me.rank - src) % me.size, me.size - 1
+    rounds: list[tuple[Posted, Move | None]] = [
+        (arrays if hop == place else (), _copy_from_left(me, arrays, []) if hop == place - 1 else None)
+        for hop in range(hops)
+    ]
+    numel = sum(array.size for array in arrays)
+    sent = messages_of((me.rank + 1) % me.size, [numel], me.itemsize) if place < hops else []
+    return Plan(rounds, sent, numel * me.itemsize if place else 0)
+
+
+def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
+    place, hops = (me.rank - dst - 1) % me.size, me.size - 1
+    numel = sum(array.size for array in arrays)
+    partial = _carve(me.scratch(0, numel), arrays) if 0 < place < hops else arrays
+    rounds: list[tuple[Posted, Move | None]] = [
+        (
+            partial if hop == place else (),
+            _add_from_left(me, arrays, partial, op, at_end=place == hops) if hop == place - 1 else None,
+        )
+        for hop in range(hops)
+    ]
+    added = numel if place else 0
+    return Plan(
+        rounds=rounds,
+        messages=messages_of((me.rank + 1) % me.size, [numel], me.itemsize) if place < hops else [],
+        received_bytes=added * me.itemsize,
+        flops=added,
+        kernel_bytes=3 * added * me.itemsize,
+    )
+
+
+def _reduce_ring(
+    me: Member,
+    fulls: Sequence[Array],
+    mine: Sequence[Array],
+    cut: Cut,
+    op: str,
+    partial: Callable[[int, int], Sequence[Array]],
+) -> Plan:
+    """`partial(hop, owner)` is where the partial sum of the owner's chunk goes in that hop."""
+    rank, size = me.rank, me.size
+    rounds: list[tuple[Posted, Move | None]] = []
+    sending: Sequence[Array] = cut.chunk(fulls, (rank - 1) % size)
+    for hop in range(size - 1):
+        owner, at_end = (rank - 2 - hop) % size, hop == size - 2
+        target = mine if at_end else partial(hop, owner)
+        rounds.append((sending, _add_from_left(me, cut.chunk(fulls, owner), target, op, at_end)))
+        sending = target
+    sizes = [cut.sizes[(rank - 1 - hop) % size] for hop in range(size)]
+    added = sum(sizes[1:])
+    return Plan(
+        rounds=rounds,
+        messages=messages_of((rank + 1) % size, sizes[:-1], me.itemsize),
+        received_bytes=added * me.itemsize,
+        flops=added,
+        kernel_bytes=3 * added * me.itemsize,
+    )
+
+
+def _add_from_left(me: Member, own: Sequence[Array], target: Sequence[Array], op: str, at_end: bool) -> Move:
+    """target = what the left neighbour posted + own, rounded to the wire's dtype."""
+    left, size, backend = (me.rank - 1) % me.size, float(me.size), me.backend
+
+    def move(inbox: list[Posted]) -> None:
+        for partial, ours, out in zip(inbox[left], own, target, strict=True):
+            backend.reduce((partial, ours), "sum" if op == "avg" else op, out)
+            if at_end and op == "avg":
+                backend.divide(out, size, out)
+
+    return move
+
+
+def _copy_from_left(me: Member, target: Sequence[Array], own: Sequence[tuple[Array, Array]]) -> Move:
+    """target = what the left neighbour posted; `own` are (source, out) pairs of this rank's own chunk."""
+    left, copy = (me.rank - 1) % me.size, me.backend.copy
+
+    def move(inbox: list[Posted]) -> None:
+        for source, out in (*own, *zip(inbox[left], target, strict=True)):
+            copy(source, out)
+
+    return move
+
+
+def _carve(flat: Array, like: Sequence[Array]) -> list[Array]:
+    """Views of `flat`, one after the other, of the sizes of `like`."""
+    ends = [0, *accumulate(array.size for array in like)]
+    return [flat[start:stop] for start, stop in pairwise(ends)]

@@ -1,0 +1,114 @@
+"""Whose turn it is: K permits, and one lock per rank to sleep on.
+
+With one permit the ranks run one at a time, in an order that is the same in every run: first 0, 1,
+..., N-1, then in the order in which they were woken (those woken together in rank order). With K
+permits up to K ranks run side by side. A rank is handed its turn by releasing its own lock: one
+wake-up per hand-over, however many ranks sleep (a Condition or a Barrier would wake them all).
+
+Owns turns, the end of a run and nothing else: what a rank sleeps for is `transport.py`'s affair.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from enum import StrEnum
+
+from zerosim.device import Switch
+from zerosim.errors import Aborted
+
+
+class State(StrEnum):
+    """What a rank is doing, as far as turns are concerned."""
+
+    READY = "ready"  # could run, and waits for its turn
+    RUNNING = "running"
+    WAITING = "waiting"  # sleeps until `wake`
+    FINISHED = "finished"
+
+
+class Scheduler:
+    """Hands turns round. Methods marked "mutex held" are called inside `with scheduler.mutex`."""
+
+    def __init__(self, ranks: int, permits: int, switch: Switch) -> None:
+        self.mutex = threading.Lock()
+        self.ended = threading.Event()  # every rank has finished, or the run was aborted
+        self.switch = switch
+        self.failure: BaseException | None = None
+        self.states = [State.READY] * ranks
+        self._ready = deque(range(ranks))
+        self._free_permits = permits
+        self._num_running = 0
+        self._num_unfinished = ranks
+        self._turns = [threading.Lock() for _ in range(ranks)]
+        for turn in self._turns:
+            turn.acquire()
+
+    def begin(self) -> None:
+        """Hand out the first turns."""
+        with self.mutex:
+            self._dispatch()
+
+    def sleep(self, rank: int) -> None:
+        """Sleep until this rank's turn comes (at its start, or after `give_way`).
+
+        Raises: Aborted when the run has ended meanwhile.
+        """
+        self._turns[rank].acquire()
+        self.check(rank)
+
+    def check(self, rank: int) -> None:
+        """Raises: Aborted when the run has been ended."""
+        if self.switch.thrown:
+            raise Aborted(f"rank {rank} was ended because another rank failed or the run was interrupted")
+
+    def give_way(self, rank: int) -> bool:
+        """This rank is about to sleep until it is woken: pass its turn on. True: nobody is left to run (mutex held)."""
+        self.states[rank] = State.WAITING
+        return self._release_permit()
+
+    def wake(self, ranks: Iterable[int]) -> None:
+        """These ranks can run again, in the order given (mutex held)."""
+        if self.switch.thrown:
+            return  # `abort` has woken them, each once
+        for rank in ranks:
+            self.states[rank] = State.READY
+            self._ready.append(rank)
+        self._dispatch()
+
+    def finish(self, rank: int) -> bool:
+        """This rank's program has returned. True: others wait and nobody is left to run."""
+        with self.mutex:
+            self.states[rank] = State.FINISHED
+            self._num_unfinished -= 1
+            if self._num_unfinished == 0:
+                self.ended.set()
+            return self._release_permit()
+
+    def abort(self, failure: BaseException) -> None:
+        """End the run: the first failure is kept, every sleeper is woken once and raises Aborted."""
+        with self.mutex:
+            if self.switch.thrown:
+                return
+            self.failure = failure
+            self.switch.thrown = True
+            self._ready.clear()
+            for rank, state in enumerate(self.states):
+                if state in (State.READY, State.WAITING):
+                    self._turns[rank].release()
+            self.ended.set()
+
+    def _release_permit(self) -> bool:
+        self._num_running -= 1
+        self._free_permits += 1
+        self._dispatch()
+        return self._num_running == 0 and self._num_unfinished > 0
+
+    def _dispatch(self) -> None:
+        while self._ready and self._free_permits > 0:
+            rank = self._ready.popleft()
+            self.states[rank] = State.RUNNING
+            self._num_running += 1
+            self._free_permits -= 1
+            self._turns[rank].release()

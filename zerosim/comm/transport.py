@@ -1,0 +1,259 @@
+"""The one primitive under every collective: a round; and its implementation over threads.
+
+Each rank of a group joins a round with a few arrays for its peers and a `move`, which fills the
+rank's own outputs out of what its peers posted. The last to join runs every `move`, in rank order,
+then wakes those that sleep. So a round needs one hand-over; and waiting needs nobody's help,
+so that handles may be waited for in any order, and a rank may join several rounds before it waits.
+
+Rounds of one group run in the order in which they are joined: whoever is last to join a round has
+completed (or seen completed) all earlier ones. A collective of several rounds rests on that.
+
+Owns rounds, their checks (`Mismatch`) and the ways a run can stall (`Deadlock`, `LateRank`). Knows no
+collective (`collectives.py`) and no bytes. Rounds hold arrays, never Buffers, and drop them when run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from zerosim.backends.kernels import Array
+from zerosim.comm import standing
+from zerosim.comm.scheduler import Scheduler, State
+from zerosim.device import Device
+from zerosim.errors import Deadlock, LateRank, Mismatch
+from zerosim.record import Scope
+
+Posted = Sequence[Array]
+Move = Callable[[list[Posted]], None]
+"""Fills one rank's outputs out of its peers' arrays: one entry per member, in the group's order."""
+
+
+class Call(NamedTuple):
+    """What every rank of a group must agree on in one round.
+
+    `root` is the member that broadcasts or receives, -1 without one; `pair` marks a round of a
+    sender and a receiver, which is numbered apart from the collectives of the same two ranks.
+    """
+
+    op: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    reduction: str = ""
+    root: int = -1
+    pair: bool = False
+
+    def describe(self, first: bool = True) -> str:
+        """'all_reduce avg of fp32 (4, 8)'; of a pair, the first member sends and the second receives."""
+        op = self.op if not self.pair else "send" if first else "recv"
+        words = [op, self.reduction, f"root {self.root}" if self.root >= 0 else ""]
+        if self.shapes:
+            words += ["of", self.dtype, " and ".join(str(shape) for shape in self.shapes)]
+        return " ".join(word for word in words if word)
+
+
+class Round(Protocol):
+    """A round that a rank has joined."""
+
+    def wait(self, rank: int) -> None:
+        """Return once every move of the round has run."""
+        ...
+
+
+class Transport(Protocol):
+    """What carries rounds."""
+
+    def join(
+        self,
+        rank: int,
+        group: tuple[int, ...],
+        sequence: int,
+        call: Call,
+        posted: Posted,
+        move: Move | None,
+        hop: int = 0,
+    ) -> Round:
+        """Join round `hop` of the group's collective number `sequence`; `rank` and `group` are global.
+
+        Raises: Mismatch when `call` differs from that of the first to join.
+        """
+        ...
+
+
+class ThreadRound:
+    """One round between the first to join it and the last to be woken."""
+
+    __slots__ = (
+        "_transport",
+        "call",
+        "done",
+        "first",
+        "group",
+        "inbox",
+        "moves",
+        "num_missing",
+        "sequence",
+        "sleepers",
+    )
+
+    def __init__(
+        self, transport: ThreadTransport, group: tuple[int, ...], sequence: int, call: Call, first: tuple[int, Scope]
+    ) -> None:
+        self._transport = transport
+        self.group = group
+        self.sequence = sequence
+        self.call = call
+        self.first = first  # who fixed the call, and where in its program that was
+        self.inbox: list[Posted | None] = [None] * len(group)
+        self.moves: list[Move | None] = [None] * len(group)
+        self.num_missing = len(group)
+        self.sleepers: list[int] = []
+        self.done = False
+
+    def wait(self, rank: int) -> None:
+        if not self.done:
+            self._transport.sleep(rank, self)
+
+    def missing(self) -> list[int]:
+        """The ranks that have not joined."""
+        return [rank for rank, posted in zip(self.group, self.inbox, strict=False) if posted is None]
+
+
+class ThreadTransport:
+    """Rounds between threads of one process, one thread per device."""
+
+    def __init__(self, devices: Sequence[Device], permits: int = 1) -> None:
+        self.devices = devices
+        self.scheduler = Scheduler(len(devices), permits, devices[0].switch)
+        self._rounds: dict[tuple[bool, tuple[int, ...], int, int], ThreadRound] = {}
+        self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
+        self._num_joins = 0
+
+    def join(
+        self,
+        rank: int,
+        group: tuple[int, ...],
+        sequence: int,
+        call: Call,
+        posted: Posted,
+        move: Move | None,
+        hop: int = 0,
+    ) -> ThreadRound:
+        self.scheduler.check(rank)
+        key = (call.pair, group, sequence, hop)
+        with self.scheduler.mutex:
+            round = self._rounds.get(key)
+            if round is None:
+                round = ThreadRound(self, group, sequence, call, (rank, self.devices[rank].where))
+                self._rounds[key] = round
+            elif round.call != call:
+                raise self._mismatch(rank, call, round)
+            member = group.index(rank)
+            round.inbox[member] = posted
+            round.moves[member] = move
+            round.num_missing -= 1
+            self._num_joins += 1
+            if round.num_missing:
+                return round
+            del self._rounds[key]
+        self._run(rank, round)
+        return round
+
+    def _run(self, rank: int, round: ThreadRound) -> None:
+        """Every move, on the thread of the last to join; outside the mutex, so that other groups go on."""
+        inbox: list[Posted] = [posted for posted in round.inbox if posted is not None]
+        moves = round.moves
+        round.inbox, round.moves = [], []
+        for move in moves:
+            if move is not None:
+                self.scheduler.check(rank)
+                move(inbox)
+        with self.scheduler.mutex:
+            round.done = True
+            self.scheduler.wake(sorted(round.sleepers))
+
+    def sleep(self, rank: int, round: ThreadRound) -> None:
+        """Pass the turn on until `round` is done.
+
+        Raises: Aborted when the run ends first.
+        """
+        with self.scheduler.mutex:
+            self.scheduler.check(rank)  # in the mutex: an abort after it finds this rank asleep, and wakes it
+            if round.done:
+                return
+            round.sleepers.append(rank)
+            self._sleeps_in[rank] = round
+            stuck = self.scheduler.give_way(rank)
+        if stuck:
+            self._deadlock()
+        self.scheduler.sleep(rank)
+        self._sleeps_in[rank] = None
+
+    def finish(self, rank: int) -> None:
+        """This rank's program has returned; if others wait and nobody can run, that is a deadlock."""
+        if self.scheduler.finish(rank):
+            self._deadlock()
+
+    # -- what goes wrong ------------------------------------------------------------------------
+
+    def progress(self) -> int:
+        """A number that grows as long as any rank does anything."""
+        num_finished = sum(state is State.FINISHED for state in self.scheduler.states)
+        return self._num_joins + num_finished + sum(device.ticks for device in self.devices)
+
+    def report_late(self, patience_s: float) -> None:
+        """Nothing has moved for `patience_s`: end the run with LateRank, if anyone waits for somebody."""
+        with self.scheduler.mutex:
+            states = self.scheduler.states
+            rounds = [round for round in self._sleeps_in if round is not None and not round.done]
+            missing = sorted({rank for round in rounds for rank in round.missing()})
+            late = [rank for rank in missing if states[rank] is not State.WAITING] or missing
+            running = [rank for rank in late if states[rank] is State.RUNNING]
+            table = self._table()
+        if late:
+            self.scheduler.abort(
+                LateRank(
+                    f"{standing.ranks_text(late)} did not arrive where others wait, and no rank did anything "
+                    f"for {patience_s:g} s: see where each stands, or raise patience_s\n{table}",
+                    rank=(running or late)[0],
+                )
+            )
+
+    def _deadlock(self) -> None:
+        with self.scheduler.mutex:
+            num_waiting = sum(state is State.WAITING for state in self.scheduler.states)
+            table = self._table()
+        waiting = "1 rank waits" if num_waiting == 1 else f"{num_waiting} ranks wait"
+        self.scheduler.abort(
+            Deadlock(
+                f"deadlock: {waiting} in a collective and no rank is left to join it; "
+                f"every rank of a group must call the same collectives in the same order\n{table}"
+            )
+        )
+
+    def _mismatch(self, rank: int, call: Call, round: ThreadRound) -> Mismatch:
+        peer, where = round.first
+        group = round.group
+        return Mismatch(
+            f"rank {rank} called {call.describe(rank == group[0])} in {standing.place(self.devices[rank].where)} "
+            f"but rank {peer} called {round.call.describe(peer == group[0])} in {standing.place(where)}: "
+            f"they meet in number {round.sequence} of group {standing.numbers_text(group)}, "
+            f"where all must call the same operation with the same shapes and dtype",
+            rank=rank,
+        )
+
+    def _table(self) -> str:
+        return standing.table([self._stand(rank) for rank in range(len(self.devices))])
+
+    def _stand(self, rank: int) -> str:
+        state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
+        place = standing.place(device.where)
+        if state is State.FINISHED:
+            return "finished"
+        if state is State.WAITING and round is not None:
+            missing = standing.ranks_text(round.missing()) or "nobody"
+            what = round.call.describe(rank == round.group[0])
+            group = standing.numbers_text(round.group)
+            return f"waiting in {what} in {place} (number {round.sequence} of group {group}) for {missing}"
+        verb = "running" if state is State.RUNNING else "waiting for its turn"
+        return f"{verb} in {place}, after {device.ticks} kernels"

@@ -1,0 +1,224 @@
+"""Runs one plain program on every rank of a world: threads, their results, and how a run ends.
+
+    def program(ctx):
+        return ctx.comm.all_reduce(...)
+
+    results = launch(program, World(ranks=4))
+
+Owns threads and failures. What the ranks compute is the program's affair, whose turn it is
+`comm/scheduler.py`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Generic, TypeVar, cast
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from zerosim.allocator import Exact
+from zerosim.backends.kernels import Backend
+from zerosim.comm.collectives import Comm
+from zerosim.comm.group import ALGORITHMS
+from zerosim.comm.standing import place
+from zerosim.comm.transport import ThreadTransport
+from zerosim.device import Device, Switch
+from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError
+from zerosim.record import Reader, Recorder
+
+T = TypeVar("T")
+
+BACKENDS = {"numpy": "NumpyBackend"}
+"""Class names; each lives in `backends/<name>.py`, imported when it is used."""
+
+GRACE_S = 0.8
+"""How long the ranks of a failed run may take to end; a rank that does not listen is left behind."""
+
+POLL_S = 0.05
+MANY_RANKS = 32
+STACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many ranks, and how they run.
+
+    ranks          how many
+    parallel       how many run side by side; 1: they take turns, in an order that never changes
+    backend        which array library
+    collective     'direct' or 'ring' (`comm/direct.py`, `comm/ring.py`)
+    bucket_bytes   the most a collective moves per call, None for no limit
+    capacity       bytes of memory per device, None for no limit
+    patience_s     seconds without any progress after which a rank that others wait for is late
+    record         keep events for readers
+    keep_events    keep every event in `device.recorder.history`
+    """
+
+    ranks: int
+    parallel: int = 1
+    backend: str = "numpy"
+    collective: str = "direct"
+    bucket_bytes: int | None = None
+    capacity: int | None = None
+    patience_s: float = 30.0
+    record: bool = True
+    keep_events: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least_one("ranks", self.ranks)
+        _at_least_one("parallel", self.parallel)
+        for name in ("bucket_bytes", "capacity"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        _one_of("backend", self.backend, tuple(BACKENDS))
+        _one_of("collective", self.collective, ALGORITHMS)
+        if not self.patience_s > 0:
+            raise InputError(f"patience_s is {self.patience_s}: expected more than 0 seconds")
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is {value!r}: expected a whole number, at least 1")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a program is given: its rank, its device and its place in the world's group."""
+
+    rank: int
+    world_size: int
+    device: Device
+    comm: Comm
+
+
+def launch(
+    program: Callable[[Context], T],
+    world: World,
+    readers: Callable[[int], tuple[Reader, ...]] | None = None,
+) -> list[T]:
+    """Run `program` once per rank; the results, in rank order. `readers(rank)` get that rank's events.
+
+    Raises: the first failure of any rank. A ZerosimError as it is, anything else as the cause of
+    a RankFailed. KeyboardInterrupt ends all ranks.
+    """
+    devices = _devices(world, readers)
+    transport = ThreadTransport(devices, world.parallel)
+    group = tuple(range(world.ranks))
+    contexts = [
+        Context(
+            rank,
+            world.ranks,
+            device,
+            Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes),
+        )
+        for rank, device in enumerate(devices)
+    ]
+    run = _Run(program, transport, contexts)
+    with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
+        return run.results(world.patience_s)
+
+
+def make_backend(name: str) -> Backend:
+    """The backend of that name; imports its library."""
+    _one_of("backend", name, tuple(BACKENDS))
+    return cast(Backend, getattr(import_module(f"zerosim.backends.{name}"), BACKENDS[name])())
+
+
+def _devices(world: World, readers: Callable[[int], tuple[Reader, ...]] | None) -> list[Device]:
+    backend, switch = make_backend(world.backend), Switch()
+    return [
+        Device(
+            rank,
+            backend,
+            allocator=Exact(world.capacity),
+            recorder=Recorder(readers(rank) if readers else (), keep=world.keep_events, enabled=world.record),
+            switch=switch,
+        )
+        for rank in range(world.ranks)
+    ]
+
+
+class _Run(Generic[T]):
+    """One launch: its threads from start to end."""
+
+    def __init__(self, program: Callable[[Context], T], transport: ThreadTransport, contexts: list[Context]) -> None:
+        self._program = program
+        self._transport = transport
+        self._scheduler = transport.scheduler
+        self._results: list[T | None] = [None] * len(contexts)
+        # Daemons: a rank that is stuck in its own code must not keep the process alive.
+        self._threads = [
+            threading.Thread(target=self._rank, args=(context,), name=f"rank {context.rank}", daemon=True)
+            for context in contexts
+        ]
+
+    def results(self, patience_s: float) -> list[T]:
+        """Run to the end, on the caller's thread, which stays interruptible."""
+        try:
+            self._start()
+            self._watch(patience_s)
+        except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
+            self._scheduler.abort(error)
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(None if self._scheduler.failure is None else max(0.0, deadline - time.monotonic()))
+        failure, self._scheduler.failure = self._scheduler.failure, None
+        if failure is None:
+            return cast(list[T], self._results)
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame
+
+    def _start(self) -> None:
+        before = threading.stack_size(STACK_BYTES) if len(self._threads) > MANY_RANKS else None
+        try:
+            for thread in self._threads:
+                thread.start()
+        finally:
+            if before is not None:
+                threading.stack_size(before)
+        self._scheduler.begin()
+
+    def _watch(self, patience_s: float) -> None:
+        """Wait for the end; a run in which nothing moves for `patience_s` has a late rank."""
+        seen, since = -1, time.monotonic()
+        while not self._scheduler.ended.wait(min(POLL_S, patience_s / 4)):
+            progress, now = self._transport.progress(), time.monotonic()
+            if progress != seen:
+                seen, since = progress, now
+            elif now - since >= patience_s:
+                self._transport.report_late(patience_s)
+                since = now
+
+    def _rank(self, context: Context) -> None:
+        """What the thread of one rank does."""
+        rank = context.rank
+        try:
+            self._scheduler.sleep(rank)
+            self._results[rank] = self._program(context)
+            context.device.recorder.drain()
+            self._transport.finish(rank)
+        except BaseException as error:
+            if not (isinstance(error, Aborted) and context.device.switch.thrown):
+                self._scheduler.abort(_explained(context, error))
+
+
+def _explained(context: Context, error: BaseException) -> ZerosimError:
+    """A rank's failure as the caller sees it."""
+    if isinstance(error, ZerosimError):
+        return error
+    where = place(error.__dict__.get("zerosim_scope", context.device.where))
+    failed = RankFailed(f"rank {context.rank} failed in {where}: {type(error).__name__}: {error}", rank=context.rank)
+    failed.__cause__ = error
+    return failed
