@@ -442,7 +442,21 @@ def test_a_slow_rank_is_not_late() -> None:
         ctx.comm.barrier()
 
     launch(program, World(2, parallel=2, patience_s=0.3))
-    launch(lambda ctx: time.sleep(0.4), World(2, patience_s=0.1))  # nobody waits for anybody
+    launch(lambda ctx: time.sleep(0.4), World(2, parallel=2, patience_s=0.1))  # nobody waits for anybody
+
+
+def test_a_rank_that_keeps_its_turn_is_late_before_anyone_could_arrive() -> None:
+    stop = threading.Event()
+
+    def program(ctx: Context) -> None:
+        if ctx.rank == 0:
+            stop.wait(20)
+        ctx.comm.barrier()
+
+    with within(4), pytest.raises(LateRank, match="rank 0 did not arrive") as caught:
+        launch(program, World(3, patience_s=0.2))
+    stop.set()
+    assert caught.value.rank == 0
 
 
 def test_stands_are_told_in_few_lines() -> None:

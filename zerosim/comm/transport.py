@@ -202,18 +202,20 @@ class ThreadTransport:
         return self._num_joins + num_finished + sum(device.ticks for device in self.devices)
 
     def report_late(self, patience_s: float) -> None:
-        """Nothing has moved for `patience_s`: end the run with LateRank, if anyone waits for somebody."""
+        """Nothing has moved for `patience_s`: end the run with LateRank, if anyone waits for somebody or for a turn."""
         with self.scheduler.mutex:
             states = self.scheduler.states
             rounds = [round for round in self._sleeps_in if round is not None and not round.done]
             missing = sorted({rank for round in rounds for rank in round.missing()})
             late = [rank for rank in missing if states[rank] is not State.WAITING] or missing
-            running = [rank for rank in late if states[rank] is State.RUNNING]
+            running = [rank for rank in late or range(len(states)) if states[rank] is State.RUNNING]
+            if not late and State.READY in states:
+                late = running  # it keeps a turn that others need to arrive anywhere at all
             table = self._table()
         if late:
             self.scheduler.abort(
                 LateRank(
-                    f"{standing.ranks_text(late)} did not arrive where others wait, and no rank did anything "
+                    f"{standing.ranks_text(late)} did not arrive while others wait, and no rank did anything "
                     f"for {patience_s:g} s: see where each stands, or raise patience_s\n{table}",
                     rank=(running or late)[0],
                 )
