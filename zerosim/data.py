@@ -6,6 +6,7 @@ r*B/N to (r+1)*B/N and cuts them, in order, into its micro-batches.
 
 from __future__ import annotations
 
+import zipfile
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -85,18 +86,12 @@ def read_weights(path: str) -> dict[str, Any]:
 
 def read_arrays(path: str) -> dict[str, Any]:
     """Every array of an .npz file. Raises: InputError when it is not one."""
-    import zipfile
-
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} is not an .npz file")
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path} is not a readable .npz file: {error}") from None
 
 

@@ -19,7 +19,7 @@ from zerosim.allocator import Allocator, Exact
 from zerosim.backends.kernels import Array, Backend
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, OutOfMemory
-from zerosim.record import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
+from zerosim.record import Alloc, Free, Kernel, Mark, Recorder, Refusal, Retag, Scope
 from zerosim.units import format_bytes
 
 P = ParamSpec("P")
@@ -185,6 +185,7 @@ class Device:
         nbytes = numel * dtype.itemsize
         reserved = self.allocator.reserve(nbytes)
         if reserved is None:
+            self.recorder.add(Refusal(self.where, nbytes, kind.value))
             raise self._out_of_memory(nbytes, kind)
         id = self.recorder.next_id()
         self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize))

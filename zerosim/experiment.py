@@ -92,7 +92,8 @@ def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress |
             return _train_rank(ctx, config, inputs, progress)
         except OutOfMemory as error:
             ctx.device.recorder.drain()
-            error.live = dict(memory[ctx.rank].now().by_kind)
+            refusal = memory[ctx.rank].refusal
+            error.live = dict(refusal.by_kind) if refusal else {}
             raise
         finally:
             histories[ctx.rank] = ctx.device.recorder.history

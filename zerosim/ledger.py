@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from zerosim.record import Alloc, Event, Free, Launch, Mark, Retag, Scope
+from zerosim.record import Alloc, Event, Free, Launch, Mark, Refusal, Retag, Scope
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "after_step")
@@ -42,11 +42,12 @@ class MemoryLedger:
     """Live bytes now, at the last of each mark, and at the highest point so far.
 
     `after_init` is the moment when parameters and optimizer state are placed; the other marks are
-    those of the last step read.
+    those of the last step read. `refusal` is what was live when an allocation did not fit.
     """
 
     def __init__(self) -> None:
         self.marks: dict[str, Snapshot] = {}
+        self.refusal: Snapshot | None = None
         self._live: dict[int, _Live] = {}
         self._by_kind: Counter[str] = Counter()
         self._by_unit: Counter[tuple[str, str]] = Counter()
@@ -80,6 +81,8 @@ class MemoryLedger:
                 self._remove(event.id)
             elif isinstance(event, Retag):
                 self._add(event.id, self._remove(event.id)._replace(kind=event.kind))
+            elif isinstance(event, Refusal):
+                self.refusal = self.now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
 

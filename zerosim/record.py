@@ -36,6 +36,14 @@ class Free(NamedTuple):
     id: int
 
 
+class Refusal(NamedTuple):
+    """The allocator had no room for `nbytes` more."""
+
+    scope: Scope
+    nbytes: int
+    kind: str
+
+
 class Retag(NamedTuple):
     """The bytes of `id` now serve another purpose."""
 
@@ -97,7 +105,7 @@ class Mark(NamedTuple):
     name: str
 
 
-Event = Alloc | Free | Retag | Kernel | Launch | Wait | Message | Mark
+Event = Alloc | Free | Refusal | Retag | Kernel | Launch | Wait | Message | Mark
 
 
 class Reader(Protocol):

@@ -89,7 +89,7 @@ class RunConfig:
         for name in ("capacity", "bucket_bytes"):
             value = getattr(self, name)
             if isinstance(value, str):
-                object.__setattr__(self, name, parse_bytes(value))
+                object.__setattr__(self, name, _parse_size(name, value))
         _check_types(self)
         _check_choices(self)
         _check_ranges(self)
@@ -147,6 +147,13 @@ def read_scenario(path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"scenario {path} is not valid TOML: {error}") from None
     return {key.replace("-", "_"): value for key, value in values.items()}
+
+
+def _parse_size(name: str, value: str) -> int:
+    try:
+        return parse_bytes(value)
+    except InputError as error:
+        raise InputError(f"{name} {error}") from None
 
 
 _KINDS: dict[str, tuple[type, ...]] = {

@@ -1,0 +1,206 @@
+"""From Python: runs, their results, memory that runs out, and the contract on files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zerosim
+from zerosim.errors import InputError, OutOfMemory
+from zerosim.experiment import run
+from zerosim.planner.search import changes, cheapest_fit
+from zerosim.scenario import RunConfig, read_scenario
+
+SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro_batch=2, ranks=2)
+
+
+def test_the_defaults_learn() -> None:
+    result = zerosim.run(zerosim.RunConfig(steps=40))
+    assert result.mean_losses[-1] < math.log(256) - 2
+    assert result.live_bytes_after == [0] * 4
+
+
+def test_defaults_that_a_program_may_rely_on() -> None:
+    config = RunConfig()
+    assert (config.schedule, config.clip_norm, config.dropout, config.decay, config.tie_embeddings) == (
+        "constant", None, 0.0, "all", True,
+    )  # fmt: skip
+
+
+def test_a_run_repeats_itself_to_the_bit_and_to_the_event() -> None:
+    first, second = (run(RunConfig(**SMALL, dropout=0.1), keep_events=True) for _ in range(2))
+    side_by_side = run(RunConfig(**SMALL, dropout=0.1, parallel=2), keep_events=True)
+    assert first.losses == second.losses == side_by_side.losses
+    assert first.events == second.events == side_by_side.events
+    assert first.memory == second.memory == side_by_side.memory
+
+
+def test_json_is_strict_and_whole() -> None:
+    result = run(RunConfig(**SMALL, precision="fp16", initial_scale_power=40, hysteresis=1))
+    text = json.dumps(result.to_dict(), allow_nan=False)
+    values = json.loads(text)
+    assert values["schema"] == 1
+    assert values["num_parameters"] == result.num_parameters
+    assert np.shape(values["losses"]) == (3, 2)
+    assert values["skipped"] == [True, True, True]
+    assert values["grad_norm"] == [None] * 3  # inf is not JSON
+    assert values["loss_scale"] == [2.0**40, 2.0**39, 2.0**38]
+    assert len(values["memory"]) == len(values["traffic"]) == 2
+    memory = values["memory"][1]
+    assert set(memory) == {"after_init", "end_of_forward", "end_of_backward", "after_step", "padding", "peak"}
+    assert set(memory["peak"]) == {"bytes", "step", "phase", "unit", "by_kind"}
+    assert sum(memory["peak"]["by_kind"].values()) == memory["peak"]["bytes"]
+    assert set(values["traffic"][0][0]) == {
+        "step", "phase", "op", "dtype", "purpose", "calls", "payload_bytes", "sent_bytes", "received_bytes",
+    }  # fmt: skip
+    assert RunConfig.from_dict(values["config"]) == result.config
+
+
+def test_weights_go_in_and_out_by_name(tmp_path: Path) -> None:
+    first = run(RunConfig(**SMALL, precision="fp32"))
+    np.savez(tmp_path / "in.npz", **first.weights)
+    again = run(
+        RunConfig(**{**SMALL, "stage": 1, "ranks": 1}, precision="fp32", weights=str(tmp_path / "in.npz"), lr=1e-30)
+    )
+    assert "lm_head.weight" not in again.weights
+    for name, value in first.weights.items():
+        assert again.weights[name].dtype == np.float32
+        assert np.allclose(value, again.weights[name], rtol=0, atol=1e-25)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_out_of_memory_says_what_was_live_and_what_would_fit(stage: int) -> None:
+    config = RunConfig(stage=stage, steps=2, capacity=3_000_000)
+    with pytest.raises(OutOfMemory) as caught:
+        run(config)
+    error = caught.value
+    assert f"rank {error.rank}" in str(error)
+    assert sum(error.live.values()) + error.requested > 3_000_000 >= sum(error.live.values())
+    assert set(error.live) <= {kind.value for kind in zerosim.Kind}
+    assert error.advice is not None
+    flags = error.advice.split(" would fit")[0].split()
+    asked = {flags[i].removeprefix("--").replace("-", "_"): int(flags[i + 1]) for i in range(0, len(flags), 2)}
+    fitting = run(config.replace(**asked))  # the advice was tried: it holds
+    assert max(memory.peak.total_bytes for memory in fitting.memory) <= 3_000_000
+
+
+def test_a_capacity_of_exactly_the_peak_is_enough() -> None:
+    for stage in range(4):
+        peak = max(memory.peak.total_bytes for memory in run(RunConfig(**SMALL, stage=stage)).memory)
+        run(RunConfig(**SMALL, stage=stage, capacity=peak))
+        with pytest.raises(OutOfMemory):
+            run(RunConfig(**SMALL, stage=stage, capacity=peak - 1))
+
+
+def test_a_capacity_too_small_for_one_unit_is_bad_input() -> None:
+    with pytest.raises(InputError, match="too small for one unit"):
+        run(RunConfig(**SMALL, capacity=1000))
+
+
+def test_changes_are_tried_from_the_cheapest() -> None:
+    config = RunConfig(stage=1, micro_batch=6, accumulate=1, ranks=4, capacity=10**6)
+    flags = [flags for _, flags in changes(config)]
+    assert flags[:5] == [
+        "--stage 2",
+        "--stage 3",
+        "--micro-batch 3 --accumulate 2",
+        "--micro-batch 2 --accumulate 3",
+        "--micro-batch 1 --accumulate 6",
+    ]
+    assert flags[-1].endswith("--ranks 64")
+    assert all(changed.global_batch == config.global_batch for changed, text in changes(config) if "ranks" not in text)
+    assert cheapest_fit(config, lambda changed: 999 if changed.micro_batch == 2 else None) == (
+        "--micro-batch 2 --accumulate 3 would fit: its peak is 999 B of 1.00 MB"
+    )
+    assert cheapest_fit(config, lambda _: None) is None
+
+
+def test_a_scenario_is_a_toml_file_of_the_same_keys(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('stage = 2\nranks = 3\nmicro-batch = 2\nbetas = [0.8, 0.9]\ncapacity = "1GB"\n')
+    config = RunConfig.from_dict(read_scenario(str(tmp_path / "run.toml")), "run.toml")
+    assert (config.stage, config.ranks, config.micro_batch, config.betas, config.capacity) == (
+        2,
+        3,
+        2,
+        (0.8, 0.9),
+        10**9,
+    )
+    with pytest.raises(InputError, match="unknown key 'stag'; did you mean 'stage'"):
+        RunConfig.from_dict({"stag": 1}, "run.toml")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stage", 4), ("stage", -1), ("stage", "3"), ("ranks", 0), ("steps", 0), ("layers", 0), ("heads", 3),
+        ("betas", (1.5, 0.9)), ("betas", (0.9, 1.0)), ("betas", 0.9), ("lr", float("nan")), ("lr", -1.0), ("lr", True),
+        ("eps", 0.0), ("dropout", 1.0), ("momentum", 1.0), ("clip_norm", 0.0), ("precision", "int8"),
+        ("loss_scale", "static"), ("loss_scale", 0.0), ("min_lr", 1.0), ("capacity", "lots"), ("capacity", 0),
+        ("parallel", 0), ("weight_decay", -0.1), ("optimizer", "lion"), ("partition", "rows"), ("seed", -1),
+    ],
+)  # fmt: skip
+def test_a_field_out_of_range_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InputError, match=field.split("_")[0]):
+        RunConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"token": np.zeros((1, 4, 9), np.int64)}, "no array named 'tokens'"),
+        ({"tokens": np.zeros((1, 4, 9), np.int32)}, "int32"),
+        ({"tokens": np.zeros((4, 9), np.int64)}, r"shape \(4, 9\)"),
+        ({"tokens": np.zeros((3, 5, 9), np.int64)}, "global batch is 5 rows, expected .* = 4"),
+        ({"tokens": np.zeros((3, 4, 8), np.int64)}, r"expected seq \+ 1 = 9"),
+        ({"tokens": np.zeros((2, 4, 9), np.int64)}, "2 steps, expected at least 3"),
+        ({"tokens": np.full((3, 4, 9), 256, np.int64)}, "256"),
+        ({"tokens": np.full((3, 4, 9), -1, np.int64)}, "-1"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "tokens.npz", **arrays)
+    with pytest.raises(InputError, match=message):
+        run(RunConfig(**SMALL, tokens=str(tmp_path / "tokens.npz")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("ln_f.bias"), "missing ln_f.bias"),
+        (lambda w: w.update(extra=np.zeros(3, np.float32)), "unknown extra"),
+        (lambda w: w.update({"ln_f.bias": np.zeros(3, np.float32)}), r"ln_f.bias has shape \(3,\), expected \(16,\)"),
+        (lambda w: w.update({"ln_f.bias": np.zeros(16, np.int32)}), "ln_f.bias is int32"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    weights = dict(run(RunConfig(**SMALL)).weights)
+    change(weights)
+    np.savez(tmp_path / "in.npz", **weights)
+    with pytest.raises(InputError, match=message):
+        run(RunConfig(**SMALL, weights=str(tmp_path / "in.npz")))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot read"), (b"", "is empty"), (b"short", "needs seq"), (bytes([200] * 50), "vocab 128 is too small")],
+)
+def test_data_files_that_do_not_fit_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        run(RunConfig(**SMALL, vocab=128, data=str(path)))
+
+
+def test_npz_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.npz").write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(InputError, match="not a readable"):
+        run(RunConfig(**SMALL, weights=str(tmp_path / "in.npz")))
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(InputError, match="not a readable"):
+        run(RunConfig(**SMALL, weights=str(tmp_path / "one.npy")))
