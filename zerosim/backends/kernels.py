@@ -132,7 +132,8 @@ class Backend(Protocol):
         workspace: Array,
         dqkv: Array,
     ) -> None:
-        """dqkv (B, T, 3D) from grad (B, T, D). workspace has the shape of probs: the scores' gradient."""
+        """dqkv (B, T, 3D) from grad (B, T, D). workspace has the shape of probs: room for the scores'
+        gradient, which a backend may leave alone; its contents afterwards are undefined."""
         ...
 
     def embedding(self, ids: Array, weight: Array, out: Array) -> None:
@@ -156,9 +157,10 @@ class Backend(Protocol):
     def dropout_mask(self, key: tuple[int, int], probability: float, out: Array) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
 
-        Element i keeps where word i of the Philox-4x64-10 stream of `key` (two 64-bit words,
-        counter 0, each 64-bit output cut into two 32-bit words, low half first) is at least
-        round(probability * 2**32).
+        Element i (in row-major order) keeps where 32-bit word i of a stream is at least
+        round(probability * 2**32). Words 8j to 8j + 7 are Philox-4x64-10 of `key` (two 64-bit words)
+        and counter (j + 1, 0, 0, 0): four 64-bit outputs in their order, each cut into two words, low
+        half first. The first counter is 1: NumPy's Philox(key=key, counter=0) counts before it draws.
         """
         ...
 

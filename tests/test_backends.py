@@ -1,0 +1,616 @@
+"""Every kernel of every backend against plain float64 formulas, and what shards and threads rely on:
+exact casts, the order of sums, and bits that do not depend on cuts or on alignment.
+
+A case is one call of one kernel: its inputs, its outputs' shapes, and the formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from zerosim.backends.kernels import Backend
+from zerosim.backends.numpy import NumpyBackend
+from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
+
+BACKENDS: list[Backend] = [NumpyBackend()]
+HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+Values = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return request.param
+
+
+# -- arrays, placed at will ----------------------------------------------------------------------------
+def place(backend: Backend, shape: tuple[int, ...], dtype: DType, offset: int = 0, strided: bool = False) -> Any:
+    """An empty array that starts `offset` elements into its buffer; strided: every other element of one."""
+    if strided:
+        return backend.empty((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2]
+    return backend.empty((math.prod(shape) + offset,), dtype)[offset:].reshape(shape)
+
+
+def put(backend: Backend, values: Values, dtype: DType, **where: Any) -> Any:
+    array = place(backend, np.shape(values), dtype, **where)
+    backend.from_host(np.asarray(values), array)
+    return array
+
+
+def bits(backend: Backend, array: Any) -> bytes:
+    return bytes(backend.to_host(array).tobytes())
+
+
+# -- the table of cases ------------------------------------------------------------------------------------
+@dataclass
+class Case:
+    """`call(kernels, *inputs, *outputs)` must leave in the outputs what `formula(*inputs)` returns.
+
+    Inputs are float64 values, stored in the dtype under test, or integers. An output is a shape, of
+    the dtype under test; `compute` lists the outputs that have its compute dtype instead, `states` the
+    inputs that do; `in_place` counts the inputs that come back as outputs.
+    """
+
+    name: str
+    call: Callable[..., None]
+    formula: Callable[..., Any]
+    inputs: list[Values]
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+    compute: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()
+    in_place: tuple[int, ...] = ()
+    tolerance: float = 16.0
+
+    def dtype_of(self, i: int, dtype: DType) -> DType:
+        kind = self.inputs[i].dtype
+        if kind.kind != "f":
+            return uint8 if kind == np.uint8 else int64
+        return compute_dtype(dtype) if i in self.states else dtype
+
+    def run(self, backend: Backend, dtype: DType, out_dtype: DType | None = None, **where: Any) -> list[Any]:
+        """Every input as it was rounded, then every output."""
+        arrays = [put(backend, x, self.dtype_of(i, dtype), **where) for i, x in enumerate(self.inputs)]
+        before = [backend.to_host(a).astype(np.float64 if a.dtype.kind not in "iu" else a.dtype) for a in arrays]
+        outs = [
+            place(backend, shape, compute_dtype(dtype) if i in self.compute else out_dtype or dtype, **where)
+            for i, shape in enumerate(self.outputs)
+        ]
+        self.call(backend, *arrays, *outs)
+        return [before, [arrays[i] for i in self.in_place] + outs]
+
+
+def softmax(x: Values) -> Values:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def heads(x: Values, parts: int, num_heads: int) -> list[Values]:
+    split = x.reshape(*x.shape[:2], parts, num_heads, -1)
+    return [split[:, :, i].swapaxes(1, 2) for i in range(parts)]
+
+
+def packed(*parts: Values) -> Values:
+    stacked = np.stack([p.swapaxes(1, 2) for p in parts], axis=2)
+    return stacked.reshape(*stacked.shape[:2], -1)
+
+
+def attention(qkv: Values, num_heads: int, mask: Any = 1.0, keep: float = 1.0) -> list[Values]:
+    q, k, v = heads(qkv, 3, num_heads)
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores[..., np.triu(np.ones(scores.shape[-2:], bool), 1)] = -np.inf
+    probs = softmax(scores)
+    return [packed((probs * mask / keep) @ v), probs]
+
+
+def attention_backward(
+    grad: Values, qkv: Values, probs: Values, num_heads: int, mask: Any = 1.0, keep: float = 1.0
+) -> Values:
+    q, k, v = heads(qkv, 3, num_heads)
+    (g,) = heads(grad, 1, num_heads)
+    dp = g @ v.swapaxes(-1, -2) * mask / keep
+    ds = probs * (dp - (dp * probs).sum(-1, keepdims=True)) / math.sqrt(q.shape[-1])
+    return packed(ds @ k, ds.swapaxes(-1, -2) @ q, (probs * mask / keep).swapaxes(-1, -2) @ g)
+
+
+def layer_norm(x: Values, weight: Values, bias: Values) -> list[Values]:
+    mean, rstd = x.mean(-1), 1 / np.sqrt(x.var(-1) + 1e-5)
+    return [(x - mean[:, None]) * rstd[:, None] * weight + bias, mean, rstd]
+
+
+def layer_norm_backward(grad: Values, x: Values, weight: Values, mean: Values, rstd: Values) -> list[Values]:
+    normed, g = (x - mean[:, None]) * rstd[:, None], grad * weight
+    dx = rstd[:, None] * (g - g.mean(-1, keepdims=True) - normed * (g * normed).mean(-1, keepdims=True))
+    return [dx, (grad * normed).sum(0), grad.sum(0)]
+
+
+def gelu(x: Values) -> Values:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_backward(grad: Values, x: Values) -> Values:
+    u, slope = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3), math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
+    return grad * (0.5 * (1 + np.tanh(u)) + 0.5 * x * slope / np.cosh(u) ** 2)
+
+
+def log_sum_exp(x: Values) -> Values:
+    return x.max(-1) + np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1))
+
+
+def onehot(ids: Values, size: int) -> Values:
+    return np.equal(ids[..., None], np.arange(size)).astype(float)
+
+
+ADAM = {"grad_scale": 0.5, "lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
+SGD = {"grad_scale": 0.5, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+
+
+def adam(decoupled: bool) -> Callable[..., Any]:
+    def formula(p: Values, g: Values, m: Values, v: Values) -> list[Values]:
+        g = g * 0.5 + (0 if decoupled else 0.1 * p)
+        p = p * (1 - 0.01 * 0.1) if decoupled else p
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+        return [p - 0.01 * (m / (1 - 0.9**3)) / (np.sqrt(v / (1 - 0.95**3)) + 1e-8), m, v]
+
+    return formula
+
+
+def sgd(p: Values, g: Values, buffer: Values) -> list[Values]:
+    buffer = 0.9 * buffer + g * 0.5 + 0.01 * p
+    return [p - 0.1 * buffer, buffer]
+
+
+def cases() -> Iterator[Case]:
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal
+    x, y, positive = normal((70, 37)), normal((70, 37)), rng.uniform(0.5, 2, (70, 37))
+    row, flat, weight = normal(37), normal(2003), normal((37, 29))
+    yield Case("add", lambda k, *a: k.add(*a), np.add, [x, y], [x.shape])
+    yield Case("add in place", lambda k, a, b: k.add(a, b, a), np.add, [x, y], in_place=(0,))
+    yield Case("add number", lambda k, a, o: k.add(a, 0.3, o), lambda a: a + 0.3, [x], [x.shape])
+    yield Case("subtract row", lambda k, *a: k.subtract(*a), np.subtract, [x, row], [x.shape])
+    yield Case("multiply", lambda k, *a: k.multiply(*a), np.multiply, [x, y], [x.shape])
+    yield Case("divide", lambda k, *a: k.divide(*a), np.divide, [x, positive], [x.shape])
+    yield Case("divide column", lambda k, *a: k.divide(*a), np.divide, [x, positive[:, :1]], [x.shape])
+    yield Case("exp", lambda k, *a: k.exp(*a), np.exp, [x], [x.shape])
+    yield Case("log", lambda k, *a: k.log(*a), np.log, [positive], [x.shape])
+    yield Case("sqrt", lambda k, *a: k.sqrt(*a), np.sqrt, [positive], [x.shape])
+    yield Case("tanh", lambda k, *a: k.tanh(*a), np.tanh, [x], [x.shape])
+    yield Case("sum_to row", lambda k, *a: k.sum_to(*a), lambda a: a.sum(0), [x], [(37,)])
+    yield Case("sum_to column", lambda k, *a: k.sum_to(*a), lambda a: a.sum(1, keepdims=True), [x], [(70, 1)])
+    yield Case("sum_to all", lambda k, *a: k.sum_to(*a), lambda a: a.sum(keepdims=True)[0], [x], [(1,)])
+    yield Case("sum_to itself", lambda k, *a: k.sum_to(*a), np.copy, [x], [x.shape])
+    yield Case("max_to", lambda k, *a: k.max_to(*a), lambda a: a.max(1, keepdims=True), [x], [(70, 1)])
+    square = normal((3, 9, 9))
+    future = np.triu(np.ones((9, 9), bool), 1)
+    yield Case(
+        "mask_future",
+        lambda k, a, o: k.mask_future(a, -1e4, o),
+        lambda a: np.where(future, -1e4, a),
+        [square],
+        [(3, 9, 9)],
+    )
+    yield Case("matmul", lambda k, *a: k.matmul(*a), np.matmul, [x, weight], [(70, 29)])
+    yield Case("matmul x.T", lambda k, a, b, o: k.matmul(a.T, b, o), lambda a, b: a.T @ b, [x, y], [(37, 37)])
+    yield Case("matmul w.T", lambda k, a, b, o: k.matmul(a, b.T, o), lambda a, b: a @ b.T, [x, y], [(70, 70)])
+    yield Case(
+        "matmul many", lambda k, *a: k.matmul(*a), np.matmul, [normal((2, 3, 5, 7)), normal((7, 4))], [(2, 3, 5, 4)]
+    )
+    yield Case("linear", lambda k, *a: k.linear(*a), lambda a, w, b: a @ w + b, [x, weight, normal(29)], [(70, 29)])
+    yield Case("linear w.T", lambda k, a, w, o: k.linear(a, w.T, None, o), lambda a, w: a @ w.T, [x, y], [(70, 70)])
+    yield Case("column_sum", lambda k, *a: k.column_sum(*a), lambda g: g.sum(0), [normal((2500, 37))], [(37,)])
+    norm = [3 * normal((2000, 48)) + 1, normal(48), normal(48)]
+    _, mean, rstd = layer_norm(*norm)
+    yield Case(
+        "layer_norm",
+        lambda k, a, w, b, *o: k.layer_norm(a, w, b, 1e-5, *o),
+        layer_norm,
+        norm,
+        [(2000, 48), (2000,), (2000,)],
+        compute=(1, 2),
+    )
+    yield Case(
+        "layer_norm_backward",
+        lambda k, *a: k.layer_norm_backward(*a),
+        layer_norm_backward,
+        [normal((2000, 48)), norm[0], norm[1], mean, rstd],
+        [(2000, 48), (48,), (48,)],
+        states=(3, 4),
+    )
+    yield Case("gelu", lambda k, *a: k.gelu(*a), gelu, [4 * flat], [flat.shape])
+    yield Case(
+        "gelu_backward",
+        lambda k, *a: k.gelu_backward(*a),
+        gelu_backward,
+        [normal(2003), 4 * flat],
+        [flat.shape],
+        tolerance=100.0,  # 1 - tanh(u)**2 cancels, and is multiplied by x**3
+    )
+
+    for name, (batch, tokens, num_heads, width) in {"": (24, 100, 2, 4), " many heads": (2, 300, 8, 2)}.items():
+        qkv, grad = normal((batch, tokens, 3 * num_heads * width)), normal((batch, tokens, num_heads * width))
+        qkv[0] *= 10  # scores up to about 1,000, whose exp overflows
+        shape = (batch, num_heads, tokens, tokens)
+        mask = (rng.random(shape) < 0.8).astype(np.uint8)
+        probs = attention(qkv, num_heads)[1]
+
+        def run(k: Any, q: Any, o: Any, p: Any, n: int = num_heads) -> None:
+            k.attention(q, n, None, 1.0, o, p)
+
+        def run_dropout(k: Any, q: Any, m: Any, o: Any, p: Any, n: int = num_heads) -> None:
+            k.attention(q, n, m, 0.8, o, p)
+
+        def back(k: Any, g: Any, q: Any, p: Any, d: Any, n: int = num_heads) -> None:
+            k.attention_backward(g, q, n, p, None, 1.0, np.empty_like(p), d)
+
+        def back_dropout(k: Any, g: Any, q: Any, p: Any, m: Any, d: Any, n: int = num_heads) -> None:
+            k.attention_backward(g, q, n, p, m, 0.8, np.empty_like(p), d)
+
+        def formula(q: Values, m: Any = 1.0, n: int = num_heads) -> list[Values]:
+            return attention(q, n, m, 1.0 if np.ndim(m) == 0 else 0.8)
+
+        def back_formula(g: Values, q: Values, p: Values, m: Any = 1.0, n: int = num_heads) -> Values:
+            return attention_backward(g, q, p, n, m, 1.0 if np.ndim(m) == 0 else 0.8)
+
+        loose = {"tolerance": 4.0 * 1000}  # a score of 1,000 is off by 1,000 roundings of 1, and exp(score) with it
+        yield Case(f"attention{name}", run, formula, [qkv], [grad.shape, shape], **loose)
+        yield Case(f"attention dropout{name}", run_dropout, formula, [qkv, mask], [grad.shape, shape], **loose)
+        yield Case(f"attention_backward{name}", back, back_formula, [grad, qkv, probs], [qkv.shape])
+        yield Case(
+            f"attention_backward dropout{name}", back_dropout, back_formula, [grad, qkv, probs, mask], [qkv.shape]
+        )
+
+    ids = rng.integers(0, 11, (4, 30))
+    ids[0, 0] = 0
+    yield Case(
+        "embedding", lambda k, i, w, o: k.embedding(i, w, o), lambda i, w: w[i], [ids, normal((11, 8))], [(4, 30, 8)]
+    )
+    yield Case(
+        "embedding_backward",
+        lambda k, *a: k.embedding_backward(*a),
+        lambda g, i: onehot(i.reshape(-1), 13).T @ g.reshape(-1, 8),
+        [normal((4, 30, 8)), ids],
+        [(13, 8)],
+    )
+    logits, targets = 5 * normal((400, 200)), rng.integers(0, 200, 400)
+    yield Case(
+        "cross_entropy",
+        lambda k, *a: k.cross_entropy(*a),
+        lambda z, t: [log_sum_exp(z) - z[np.arange(400), t], log_sum_exp(z)],
+        [logits, targets],
+        [(400,), (400,)],
+        compute=(0, 1),
+    )
+    yield Case(
+        "cross_entropy_backward",
+        lambda k, z, t, s, o: k.cross_entropy_backward(z, t, s, 1024.0, 7, o),
+        lambda z, t, s: (np.exp(z - s[:, None]) - onehot(t, 200)) * 1024 / 7,
+        [logits, targets, log_sum_exp(logits)],
+        [logits.shape],
+        states=(2,),
+        tolerance=100.0,
+    )
+    kept = (rng.random(2003) < 0.8).astype(np.uint8)
+    yield Case(
+        "dropout", lambda k, a, m, o: k.dropout(a, m, 0.8, o), lambda a, m: a * m / 0.8, [flat, kept], [flat.shape]
+    )
+
+    parts = list(normal((3, 2003)))
+    yield Case("reduce sum", lambda k, *a: k.reduce(a[:-1], "sum", a[-1]), lambda *p: sum(p), parts, [(2003,)])
+    yield Case("reduce avg", lambda k, *a: k.reduce(a[:-1], "avg", a[-1]), lambda *p: sum(p) / 3, parts, [(2003,)])
+    yield Case("reduce max", lambda k, *a: k.reduce(a[:-1], "max", a[-1]), lambda *p: np.max(p, 0), parts, [(2003,)])
+    states = [flat, normal(2003), normal(2003), rng.random(2003)]
+    for name, decoupled in (("adam", False), ("adamw", True)):
+        yield Case(
+            name,
+            lambda k, *a, d=decoupled: k.adam(*a, **ADAM, decoupled=d),
+            adam(decoupled),
+            states,
+            states=(0, 2, 3),
+            in_place=(0, 2, 3),
+        )
+    yield Case("sgd", lambda k, *a: k.sgd(*a, **SGD, step=2), sgd, states[:3], states=(0, 2), in_place=(0, 2))
+    yield Case(
+        "sgd first step",
+        lambda k, *a: k.sgd(*a, **SGD, step=1),
+        lambda p, g, b: sgd(p, g, 0 * b),
+        states[:3],
+        states=(0, 2),
+        in_place=(0, 2),
+    )
+    yield Case(
+        "sgd plain",
+        lambda k, p, g: k.sgd(p, g, None, **SGD, step=2),
+        lambda p, g: p - 0.1 * (g * 0.5 + 0.01 * p),
+        states[:2],
+        states=(0,),
+        in_place=(0,),
+    )
+
+
+CASES = list(cases())
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
+
+
+def check(backend: Backend, case: Case, dtype: DType, before: list[Values], outputs: list[Any]) -> None:
+    """|error| <= half the last place of what was stored + some compute-dtype roundings of the largest term."""
+    expected = case.formula(*before)
+    for output, wanted in zip(outputs, expected if isinstance(expected, list) else [expected], strict=True):
+        got = backend.to_host(output).astype(np.float64)
+        assert got.shape == wanted.shape
+        stored = next(d for d in FLOATING if backend.empty((0,), d).dtype == output.dtype)
+        compute = compute_dtype(dtype)
+        scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max()))
+        bound = 0.51 * stored.eps * np.maximum(np.abs(wanted), stored.min_normal) + case.tolerance * compute.eps * scale
+        worst = np.abs(got - wanted) - bound
+        assert worst.max() <= 0, f"{case.name} {dtype}: off by {np.abs(got - wanted).max()}"
+
+
+# -- values ------------------------------------------------------------------------------------------------
+@every_case
+@every_dtype
+def test_kernel_computes_its_formula(backend: Backend, case: Case, dtype: DType) -> None:
+    check(backend, case, dtype, *case.run(backend, dtype))
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [fp16, bf16], ids=str)
+def test_outputs_may_be_wider_than_inputs(backend: Backend, case: Case, dtype: DType) -> None:
+    check(backend, case, dtype, *case.run(backend, dtype, fp32))
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [fp32, fp16, bf16], ids=str)
+def test_arrays_may_be_strided(backend: Backend, case: Case, dtype: DType) -> None:
+    check(backend, case, dtype, *case.run(backend, dtype, strided=True))
+
+
+@every_case
+@every_dtype
+def test_alignment_never_changes_a_bit(backend: Backend, case: Case, dtype: DType) -> None:
+    first = [bits(backend, a) for a in case.run(backend, dtype)[1]]
+    for offset in (1, 2, 4, 7, 17) if "attention" in case.name else range(1, 18):
+        assert [bits(backend, a) for a in case.run(backend, dtype, offset=offset)[1]] == first, f"offset {offset}"
+
+
+@every_case
+@every_dtype
+def test_inf_and_nan_are_results_like_others(backend: Backend, case: Case, dtype: DType) -> None:
+    """No warning (warnings are errors), and a nan in an input comes out."""
+    which = next(i for i, x in enumerate(case.inputs) if x.dtype.kind == "f")
+    for poison in (np.nan, np.inf, -np.inf, dtype.max):
+        inputs = [x.copy() for x in case.inputs]
+        inputs[which].reshape(-1)[:1] = poison
+        poisoned = Case(**{**vars(case), "inputs": inputs})
+        outputs = poisoned.run(backend, dtype)[1]
+        if np.isnan(poison):
+            assert any(np.isnan(backend.to_host(a)).any() for a in outputs[-3:])
+
+
+def test_the_contract_is_whole(backend: Backend) -> None:
+    for name in [n for n in vars(Backend) if not n.startswith("_")]:
+        kernel = getattr(backend, name)
+        assert name == "name" or kernel.__name__ == name  # what a device records is the kernel's name
+
+
+# -- casts ---------------------------------------------------------------------------------------------------
+def same(a: Values, b: Values) -> bool:
+    """Equal bits, where any nan equals any nan."""
+    unsigned = {2: np.uint16, 4: np.uint32}[a.dtype.itemsize]
+    return bool(np.all((a.view(unsigned) == b.view(unsigned)) | (np.isnan(a) & np.isnan(b))))
+
+
+def as_half(backend: Backend, values: Values, dtype: DType) -> Values:
+    """The 16-bit patterns that the backend rounds `values` to."""
+    source = put(backend, values, fp64 if values.dtype == np.float64 else fp32)
+    out = place(backend, values.shape, dtype)
+    backend.copy(source, out)
+    return np.asarray(backend.to_host(out)).astype(HALVES[dtype.name])  # exact: the values are half's already
+
+
+@pytest.mark.parametrize("dtype", [fp16, bf16], ids=str)
+def test_casts_are_exact(backend: Backend, dtype: DType) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(HALVES[dtype.name])
+    with np.errstate(all="ignore"):
+        wide = every.astype(np.float32)
+    assert same(backend.to_host(put(backend, wide, dtype)), wide)
+
+    # Everything within two float32 steps of a half value, of the middle between two, and at random.
+    near = (wide.view(np.uint32)[:, None] + np.arange(-2, 3).astype(np.uint32)).reshape(-1)
+    half_step = np.uint32(0x1000 if dtype is fp16 else 0x8000)
+    subnormal_middles = ((np.arange(1024, dtype=np.float32) + np.float32(0.5)) * np.float32(2**-24)).view(np.uint32)
+    around = (subnormal_middles[:, None] + np.arange(-2, 3).astype(np.uint32)).reshape(-1)
+    random = np.random.default_rng(1).integers(0, 2**32, 2**17, dtype=np.uint32)
+    small = (random & np.uint32(0x87FFFFFF)) | np.uint32(0x30000000)  # where float16 becomes subnormal
+    values = np.concatenate([near, near + half_step, around, random, small]).view(np.float32)
+    with np.errstate(all="ignore"):
+        expected = values.astype(HALVES[dtype.name])
+    assert same(as_half(backend, values, dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", [fp16, bf16], ids=str)
+def test_fp64_is_rounded_once(backend: Backend, dtype: DType) -> None:
+    """Just beside the middle of two halves: by way of float32 it would land on the middle, then on even."""
+    lower = np.arange(1.0, 2.0, dtype.eps)
+    middle = lower + dtype.eps / 2
+    even = np.where(np.arange(lower.size) % 2 == 0, lower, lower + dtype.eps)
+    for scale in (1.0, -1.0, 2.0**-10):
+        for shift, expected in ((-(2.0**-45), lower), (0.0, even), (2.0**-45, lower + dtype.eps)):
+            got = as_half(backend, (middle + shift) * scale, dtype).astype(np.float64)
+            assert np.array_equal(got, expected * scale)
+
+
+@every_dtype
+def test_fill_and_copy(backend: Backend, dtype: DType) -> None:
+    array = place(backend, (3, 5), dtype)
+    backend.fill(array, 0.1)
+    once = put(backend, np.full((3, 5), 0.1), dtype)
+    assert bits(backend, array) == bits(backend, once)
+    backend.fill(array, 1e300)
+    assert np.isinf(backend.to_host(array)).all() == (dtype is not fp64)
+    values = put(backend, np.arange(15.0).reshape(5, 3), dtype)
+    backend.copy(values.T, array)
+    assert np.array_equal(backend.to_host(array), np.arange(15.0).reshape(5, 3).T)
+    empty = backend.empty((0,), dtype)
+    backend.copy(empty, empty)
+
+
+# -- order and cuts --------------------------------------------------------------------------------------------
+@every_dtype
+def test_reduce_adds_in_the_order_given(backend: Backend, dtype: DType) -> None:
+    rng = np.random.default_rng(2)
+    for count in (1, 2, 3, 5):
+        parts = [
+            put(backend, rng.standard_normal((9, 8191)) * 10.0 ** rng.integers(-3, 4), dtype) for _ in range(count)
+        ]
+        total = backend.to_host(parts[0]).copy()
+        for part in parts[1:]:
+            total = total + backend.to_host(part)
+        for op, wanted in (("sum", total), ("avg", total / count)):
+            expected = bits(backend, put(backend, wanted, dtype))
+            out = place(backend, (9, 8191), dtype)
+            backend.reduce(parts, op, out)
+            assert bits(backend, out) == expected
+            for i in range(count):
+                copies = [put(backend, backend.to_host(part), dtype) for part in parts]
+                backend.reduce(copies, op, copies[i])
+                assert bits(backend, copies[i]) == expected, f"{op} in place of part {i} of {count}"
+        window = (slice(None), slice(100, 4200))
+        out = place(backend, (9, 8191), dtype)
+        backend.reduce([part[window] for part in parts], "sum", out[window])
+        assert bits(backend, out[window]) == bits(backend, put(backend, total[window], dtype))
+
+
+@every_dtype
+def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> None:
+    rng, compute, size = np.random.default_rng(3), compute_dtype(dtype), 150_001
+    values = [rng.standard_normal(size) for _ in range(3)] + [rng.random(size)]
+    mask = place(backend, (size,), uint8)
+    backend.dropout_mask((5, 6), 0.2, mask)
+
+    def run(*cuts: int) -> list[bytes]:
+        p, m, v = (put(backend, values[i], compute) for i in (0, 2, 3))
+        g, x, out = put(backend, values[1], dtype), put(backend, values[0], dtype), place(backend, (6, size), dtype)
+        for start, end in zip((0, *cuts), (*cuts, size), strict=True):
+            s = slice(start, end)
+            backend.adam(p[s], g[s], m[s], v[s], **ADAM, decoupled=True)
+            backend.sgd(p[s], g[s], m[s], **SGD, step=2)
+            backend.reduce([x[s], g[s], x[s]], "avg", out[0, s])
+            backend.copy(p[s], out[1, s])
+            backend.add(x[s], g[s], out[2, s])
+            backend.gelu(x[s], out[3, s])
+            backend.gelu_backward(g[s], x[s], out[4, s])
+            backend.dropout(x[s], mask[s], 0.8, out[5, s])
+        return [bits(backend, a) for a in (p, m, v, out)]
+
+    assert run() == run(1, 13, 40_000, 40_000, 111_111) == run(75_001)
+
+
+@every_dtype
+def test_sum_squares(backend: Backend, dtype: DType) -> None:
+    out = backend.empty((1,), fp64)
+    for size in (0, 1, 8192, 8193, 100_003):
+        array = put(backend, np.random.default_rng(size).standard_normal(size), dtype)
+        exact = math.fsum(np.square(backend.to_host(array).astype(np.float64)))
+        backend.sum_squares(array, out)
+        first = float(backend.to_host(out)[0])
+        assert first == pytest.approx(exact, rel=1e-13)
+        for offset in range(1, 18):
+            backend.sum_squares(put(backend, backend.to_host(array), dtype, offset=offset), out)
+            assert float(backend.to_host(out)[0]) == first
+    for poison in (np.inf, np.nan):
+        array = put(backend, np.array([1.0, poison]), dtype)
+        backend.sum_squares(array, out)
+        assert np.array_equal(backend.to_host(out), [poison], equal_nan=True)
+    backend.sum_squares(put(backend, np.full(9, 3e38), fp32), out)
+    assert np.isfinite(backend.to_host(out)).all()  # no overflow: the squares are fp64
+
+
+# -- single kernels ----------------------------------------------------------------------------------------------
+@every_dtype
+def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
+    qkv = np.random.default_rng(4).standard_normal((2, 150, 24))
+    outs = []
+    for later in (0.0, 100.0):
+        changed = qkv.copy()
+        changed[:, 90:] += later
+        out, probs = place(backend, (2, 150, 8), dtype), place(backend, (2, 4, 150, 150), dtype)
+        backend.attention(put(backend, changed, dtype), 4, None, 1.0, out, probs)
+        assert not np.triu(backend.to_host(probs), 1).any()
+        outs.append(bits(backend, out[:, :90]))
+    assert outs[0] == outs[1]
+
+
+def test_layer_norm_backward_may_leave_out_dx(backend: Backend) -> None:
+    case = next(c for c in CASES if c.name == "layer_norm_backward")
+    before, (_, *wanted) = case.run(backend, fp32)
+    inputs = [put(backend, x, fp32) for x in before]
+    got = [place(backend, (48,), fp32) for _ in range(2)]
+    backend.layer_norm_backward(*inputs, None, *got)
+    assert [bits(backend, a) for a in got] == [bits(backend, a) for a in wanted]
+
+
+def test_a_bad_gradient_spoils_its_own_embedding_only(backend: Backend) -> None:
+    grad = np.ones((4, 3))
+    grad[1] = np.inf, np.nan, 1
+    dweight = place(backend, (5, 3), fp32)
+    backend.embedding_backward(put(backend, grad, fp32), put(backend, np.array([2, 0, 2, 4]), int64), dweight)
+    wanted = [[np.inf, np.nan, 1], [0] * 3, [2] * 3, [0] * 3, [1] * 3]
+    assert np.array_equal(backend.to_host(dweight), wanted, equal_nan=True)
+
+
+def philox_words(key: tuple[int, int], count: int) -> list[int]:
+    """Philox-4x64-10 (Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"), spelled out."""
+    words: list[int] = []
+    full = 2**64 - 1
+    for block in range(-(-count // 8)):
+        (a, b, c, d), (k0, k1) = (block + 1, 0, 0, 0), key
+        for _ in range(10):
+            left, right = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
+            a, b, c, d = (right >> 64) ^ b ^ k0, right & full, (left >> 64) ^ d ^ k1, left & full
+            k0, k1 = (k0 + 0x9E3779B97F4A7C15) & full, (k1 + 0xBB67AE8584CAA73B) & full
+        for word in (a, b, c, d):
+            words += [word & 0xFFFFFFFF, word >> 32]
+    return words[:count]
+
+
+def test_dropout_mask_is_the_philox_stream(backend: Backend) -> None:
+    key, shape = (0x0123456789ABCDEF, 2**64 - 2), (7, 11, 13)
+    for probability in (0.1, 0.5, 0.999):
+        mask = place(backend, shape, uint8)
+        backend.dropout_mask(key, probability, mask)
+        threshold = round(probability * 2**32)
+        wanted = np.array([word >= threshold for word in philox_words(key, mask.size)]).reshape(shape)
+        assert np.array_equal(backend.to_host(mask), wanted)
+
+
+def test_dropout_mask_statistics(backend: Backend) -> None:
+    long, short = (place(backend, (size,), uint8) for size in (300_001, 1_003))
+    backend.dropout_mask((1, 2), 0.3, long)
+    backend.dropout_mask((1, 2), 0.3, short)
+    kept = backend.to_host(long)
+    assert np.array_equal(kept[:1_003], backend.to_host(short))  # a position's fate depends on nothing else
+    assert set(np.unique(kept)) == {0, 1}
+    assert abs(kept.mean() - 0.7) < 5 * math.sqrt(0.3 * 0.7 / kept.size)
+    assert abs(np.corrcoef(kept[1:], kept[:-1])[0, 1]) < 5 / math.sqrt(kept.size)
+    for other in ((1, 3), (2, 2)):
+        backend.dropout_mask(other, 0.3, long)
+        assert abs(np.corrcoef(kept, backend.to_host(long))[0, 1]) < 5 / math.sqrt(kept.size)
+    for probability, value in ((0.0, 1), (1.0, 0)):
+        backend.dropout_mask((1, 2), probability, long)
+        assert (backend.to_host(long) == value).all()
+
+
+def test_nothing_is_something_too(backend: Backend) -> None:
+    """A rank beyond the last parameter owns an empty shard."""
+    p, g, m, v = (backend.empty((0,), fp32) for _ in range(4))
+    backend.adam(p, g, m, v, **ADAM, decoupled=True)
+    backend.sgd(p, g, m, **SGD, step=1)
+    backend.reduce([p, g], "avg", m)
+    backend.add(p, g, m)
