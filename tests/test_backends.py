@@ -518,18 +518,29 @@ def test_sum_squares(backend: Backend, dtype: DType) -> None:
     for size in (0, 1, 8192, 8193, 100_003):
         array = put(backend, np.random.default_rng(size).standard_normal(size), dtype)
         exact = math.fsum(np.square(backend.to_host(array).astype(np.float64)))
-        backend.sum_squares(array, out)
+        backend.sum_squares(array, size, out)
         first = float(backend.to_host(out)[0])
         assert first == pytest.approx(exact, rel=1e-13)
         for offset in range(1, 18):
-            backend.sum_squares(put(backend, backend.to_host(array), dtype, offset=offset), out)
+            backend.sum_squares(put(backend, backend.to_host(array), dtype, offset=offset), size, out)
             assert float(backend.to_host(out)[0]) == first
     for poison in (np.inf, np.nan):
         array = put(backend, np.array([1.0, poison]), dtype)
-        backend.sum_squares(array, out)
+        backend.sum_squares(array, 2, out)
         assert np.array_equal(backend.to_host(out), [poison], equal_nan=True)
-    backend.sum_squares(put(backend, np.full(9, 3e38), fp32), out)
+    backend.sum_squares(put(backend, np.full(9, 3e38), fp32), 9, out)
     assert np.isfinite(backend.to_host(out)).all()  # no overflow: the squares are fp64
+
+
+@every_dtype
+def test_sums_of_squares_by_runs_are_those_of_the_runs_alone(backend: Backend, dtype: DType) -> None:
+    array = put(backend, np.random.default_rng(1).standard_normal(30_001), dtype)
+    runs, alone = backend.empty((5,), fp64), backend.empty((1,), fp64)
+    backend.sum_squares(array, 10_000, runs)
+    for index, total in enumerate(backend.to_host(runs)):
+        backend.sum_squares(array[index * 10_000 : (index + 1) * 10_000], 10_000, alone)
+        assert backend.to_host(alone)[0] == total
+    assert backend.to_host(runs)[4] == 0.0
 
 
 # -- single kernels ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
-from zerosim.sharding import Flat, Slice, slice_of
+from zerosim.sharding import Flat, slice_size
 
 
 class LossScaler:
@@ -84,19 +84,14 @@ def norm_partials(device: Device, flats: Sequence[Flat], world_size: int) -> Buf
     partials = device.alloc((len(flats), world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for i, flat in enumerate(flats):
-        grad = flat.grad_shard
-        for rank in range(world_size):
-            cut = _overlap(slice_of(flat.numel, rank, world_size), flat.own)
-            if grad is not None and cut is not None:
-                part = grad[cut.start - flat.own.start : cut.stop - flat.own.start]
-                out = partials.array[i, rank : rank + 1]
-                device.kernel(2 * part.numel, device.backend.sum_squares, part.array, out)
+        size, stop = slice_size(flat.numel, world_size), min(flat.own.stop, flat.numel)
+        if flat.grad_shard is None or flat.own.start >= stop:
+            continue  # nothing but padding, or another rank's
+        part = flat.grad_shard[: stop - flat.own.start]
+        first = flat.own.start // size
+        out = partials.array[i, first : first + -(-part.numel // size)]
+        device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
     return partials
-
-
-def _overlap(cut: Slice, own: Slice) -> Slice | None:
-    start, stop = max(cut.start, own.start), min(cut.stop, own.stop, cut.numel)
-    return Slice(start, stop, cut.numel) if start < stop else None
 
 
 def total_norm(device: Device, partials: Buffer) -> float:

@@ -241,7 +241,7 @@ class Flat:
         """Remember, on the device, whether this rank's own gradient was finite: an error can name its rank."""
         squares = self.device.alloc((1,), fp64, Kind.TEMP)
         k = self.device.backend
-        self.device.kernel(2 * grad.numel, k.sum_squares, grad.array, squares.array)
+        self.device.kernel(2 * grad.numel, k.sum_squares, grad.array, grad.numel, squares.array)
         self.local_squares = self._added(self.local_squares, squares)
 
     def add_grad_whole(self, grad: Buffer) -> None:

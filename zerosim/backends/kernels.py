@@ -177,10 +177,11 @@ class Backend(Protocol):
         """
         ...
 
-    def sum_squares(self, a: Array, out: Array) -> None:
-        """out, one fp64 element = the sum of a's squares (a 1-D, any length, 0 included) in fp64.
+    def sum_squares(self, a: Array, run: int, out: Array) -> None:
+        """out (k), fp64: the sums of the squares of a's k consecutive runs of `run` elements, in fp64.
 
-        The order of additions depends on a's length alone. inf or nan in a make it inf or nan.
+        a is 1-D; its last run may be shorter, and empty. The order of additions depends on a run's
+        length alone. inf or nan in a run make its sum inf or nan.
         """
         ...
 

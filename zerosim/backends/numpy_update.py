@@ -35,12 +35,14 @@ def reduce(parts: Sequence[Array], op: str, out: Array) -> None:
             store(total, target)
 
 
-def sum_squares(a: Array, out: Array) -> None:
-    total = 0.0
-    for start in range(0, a.size, SQUARES):
-        piece = raised(a[start : start + SQUARES]).astype(FLOAT64, copy=False)
-        total += float(np.dot(piece, piece))
-    out[...] = total
+def sum_squares(a: Array, run: int, out: Array) -> None:
+    for index in range(out.size):
+        total = 0.0
+        stop = min((index + 1) * run, a.size)
+        for start in range(index * run, stop, SQUARES):
+            piece = raised(a[start : min(start + SQUARES, stop)]).astype(FLOAT64, copy=False)
+            total += float(np.dot(piece, piece))
+        out[index] = total
 
 
 def adam(
