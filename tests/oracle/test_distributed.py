@@ -1,0 +1,104 @@
+"""Stages 0 and 3 beside PyTorch's own DDP and FSDP2 (`fully_shard`): two processes on gloo, the same rows per rank.
+
+One start of the two processes runs everything. They meet in a file, so that no port can be taken; a
+process that hangs is killed, and with it the other.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from zerosim.result import RunResult
+
+from .compare import weights_within, within
+from .runs import tiny, train_zerosim
+
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("this build of PyTorch has no gloo", allow_module_level=True)
+try:
+    from . import worker
+except ImportError as error:
+    pytest.skip(f"this build of PyTorch has no FSDP2: {error}", allow_module_level=True)
+
+SECONDS = 120
+TASKS = {tied: tiny(tied) for tied in (True, False)}
+HEADS = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+STAGES = {"ddp": 0, "fsdp2": 3}
+
+
+@pytest.fixture(scope="module")
+def pytorch(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, bool], dict[str, Any]]]:
+    """By rank, then (method, tied)."""
+    folder = tmp_path_factory.mktemp("pytorch")
+    (folder / "tasks.pickle").write_bytes(pickle.dumps(TASKS))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    logs = [folder / f"rank{rank}.log" for rank in range(worker.RANKS)]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, log in enumerate(logs):
+            command = [sys.executable, "-m", worker.__name__, str(folder), str(rank)]
+            with log.open("wb") as file:
+                processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT))
+        codes = wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    said = "\n".join(log.read_text() for log in logs)
+    assert codes == [0] * worker.RANKS, f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
+    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(worker.RANKS)]
+
+
+def wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Exit codes once all have ended, one has failed (the others would wait for it) or time is up."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes or any(codes) or time.monotonic() > deadline:
+            return codes
+        time.sleep(0.05)
+
+
+def run_zerosim(tied: bool, stage: int, folder: Path) -> RunResult:
+    return train_zerosim(TASKS[tied], folder, stage=stage, ranks=worker.RANKS, lr=worker.LR, clip_norm=worker.CLIP_NORM)
+
+
+@HEADS
+@pytest.mark.parametrize("method", STAGES)
+def test_same_training(pytorch: list[Any], method: str, tied: bool, tmp_path: Path) -> None:
+    theirs = [ranks[method, tied] for ranks in pytorch]
+    ours = run_zerosim(tied, STAGES[method], tmp_path)
+    within(f"{method}, losses", ours.losses, np.transpose([rank["losses"] for rank in theirs]), atol=2e-6)
+    norms = [step.grad_norm for step in ours.steps]
+    assert 0 < sum(norm > worker.CLIP_NORM for norm in norms) < len(norms), norms
+    for rank in theirs:
+        within(f"{method}, grad_norm", norms, rank["grad_norm"], rtol=2e-6)
+        weights_within(f"{method}, weights", ours.weights, rank["weights"], 2e-6)
+
+
+@HEADS
+def test_same_volume_as_fsdp2(pytorch: list[Any], tied: bool, tmp_path: Path) -> None:
+    """Bytes of what is gathered and scattered in a step: 2 Psi and Psi. A tied table is gathered twice more by
+    zerosim, once per use in each direction; FSDP2's root keeps it in between."""
+    task = TASKS[tied]
+    ours = run_zerosim(tied, 3, tmp_path)
+    psi = 4 * ours.num_parameters
+    again = 2 * 4 * task.vocab * task.hidden if tied else 0
+    for rank, results in enumerate(pytorch):
+        for step, theirs in enumerate(results["fsdp2", tied]["traffic"]):
+            rows = [row for row in ours.traffic[rank] if row.step == step and row.purpose == "states"]
+            payload = {row.op: 0 for row in rows}
+            for row in rows:
+                payload[row.op] += row.payload_bytes
+            assert theirs == {"all_gather": 2 * psi, "reduce_scatter": psi}
+            assert payload == {"all_gather": 2 * psi + again, "reduce_scatter": psi}

@@ -1,0 +1,108 @@
+"""One process of two that train with PyTorch's own DDP or FSDP2 on gloo: `python -m oracle.worker FOLDER RANK`.
+
+FOLDER holds tasks.pickle; this leaves rank<RANK>.pickle: by (method, tied), what zerosim is compared with.
+Started by `test_distributed.py`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .gpt import GPT
+from .runs import Task
+
+RANKS = 2
+CLIP_NORM = 0.9
+LR = 1e-3
+TIMEOUT = timedelta(seconds=60)
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes of the whole tensors that FSDP2 gathers and scatters (`payload_bytes` in zerosim's words)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.payload_bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith("c10d._allgather_base_"):
+            self.payload_bytes["all_gather"] += args[0].nbytes
+        elif name.startswith("c10d._reduce_scatter_base_"):
+            self.payload_bytes["reduce_scatter"] += args[1].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def ddp(model: GPT) -> Any:
+    return DistributedDataParallel(model, bucket_cap_mb=1)
+
+
+def fsdp2(model: GPT) -> Any:
+    """zerosim's units, but for a tied table: it belongs to the root, which keeps it from its first use to its last."""
+    units = [model.wpe, *model.h, model.ln_f]
+    if model.lm_head is not None:
+        units += [model.wte, model.lm_head]
+    for unit in units:
+        fully_shard(unit, reshard_after_forward=True)
+    return fully_shard(model, reshard_after_forward=True)
+
+
+def train(task: Task, method: str, rank: int) -> dict[str, Any]:
+    model = task.gpt()
+    wrapped = (ddp if method == "ddp" else fsdp2)(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    rows = task.tokens.shape[1] // RANKS
+    losses, norms, traffic = [], [], []
+    for batch in batches(task, rank, rows):
+        optimizer.zero_grad()
+        with Traffic() as seen:
+            loss = cross_entropy(wrapped(batch[:, :-1]), batch[:, 1:])
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        norms.append(float(whole(norm)))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        traffic.append(dict(seen.payload_bytes))
+    weights = {name: whole(p.detach()).numpy().copy() for name, p in model.named_parameters()}
+    return {"losses": losses, "grad_norm": norms, "traffic": traffic, "weights": weights}
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def batches(task: Task, rank: int, rows: int) -> Iterator[torch.Tensor]:
+    """This rank's rows of each step."""
+    for batch in torch.from_numpy(task.tokens):
+        yield batch[rank * rows : (rank + 1) * rows]
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """All of a sharded tensor (every rank takes part), or a plain one as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def main(folder: Path, rank: int) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS, timeout=TIMEOUT
+    )
+    tasks = pickle.loads((folder / "tasks.pickle").read_bytes())
+    results = {(method, tied): train(task, method, rank) for tied, task in tasks.items() for method in ("ddp", "fsdp2")}
+    (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
