@@ -137,7 +137,8 @@ def _train_rank(ctx: Context, config: RunConfig, inputs: _Inputs, progress: Prog
         losses.append(sum(micro_losses) / len(micro_losses))
         if progress is not None:
             progress(ctx.rank, len(losses) - 1, losses[-1])
-    sample = None if config.sample is None else _sample(config, model, strategy, device)
+    with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
+        sample = None if config.sample is None else _sample(config, model, strategy, device)
     to_host = device.backend.to_host
     pieces = {flat.name: (flat.own.start, to_host(flat.weights().array)) for flat in model.flats}
     return _RankOutcome(losses, updater.reports, pieces, sample)

@@ -236,6 +236,7 @@ def _check_ranges(config: RunConfig) -> None:
     if config.min_lr > config.lr:
         raise InputError(f"min_lr {config.min_lr}: expected at most lr = {config.lr}")
     _check_loss_scale(config.loss_scale)
+    _check_sample(config.sample, config.vocab)
 
 
 def _check_loss_scale(value: str | float | None) -> None:
@@ -243,3 +244,16 @@ def _check_loss_scale(value: str | float | None) -> None:
         return
     if isinstance(value, str) or not value > 0:
         raise InputError(f"loss_scale {value!r}: expected 'dynamic' or a number more than 0")
+
+
+def _check_sample(text: str | None, vocab: int) -> None:
+    if text is None:
+        return
+    try:
+        prompt = text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"sample {text!r}: expected text in UTF-8") from None
+    if not prompt:
+        raise InputError("sample '': expected at least one character to continue")
+    if max(prompt) >= vocab:
+        raise InputError(f"sample {text!r} holds byte {max(prompt)}: vocab {vocab} is too small, use 256")

@@ -1,0 +1,497 @@
+"""The command line: every bad input is one line and exit 2, every good path leaves what it promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zerosim
+from zerosim import experiment
+from zerosim.cli import options
+from zerosim.cli.main import main
+from zerosim.cli.outputs import Output
+from zerosim.cli.parser import Parser
+from zerosim.errors import InputError
+from zerosim.scenario import RunConfig
+
+SIZES = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
+SMALL = [*SIZES, "--steps", "2"]
+START = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from zerosim.cli.main import main; sys.exit(main())"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with one of each kind of bad file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    rng = np.random.default_rng(0)
+    good = dict(experiment.run(config()).weights)
+    np.savez("rows.npz", tokens=rng.integers(0, 256, (2, 3, 9), dtype=np.int64))
+    np.savez("seq.npz", tokens=rng.integers(0, 256, (2, 2, 5), dtype=np.int64))
+    np.savez("ids.npz", tokens=np.full((2, 2, 9), 256, np.int64))
+    np.savez("floats.npz", tokens=np.zeros((2, 2, 9)))
+    np.savez("nothing.npz", other=np.zeros(3))
+    np.savez("names.npz", **{f"{name}x": array for name, array in good.items()})
+    np.savez("shapes.npz", **{name: array[..., :1] for name, array in good.items()})
+    np.savez("integers.npz", **{name: array.astype(np.int64) for name, array in good.items()})
+    Path("empty.txt").write_bytes(b"")
+    Path("short.txt").write_bytes(b"12345678")
+    Path("malformed.toml").write_text("ranks = = 2\n")
+    Path("unknown.toml").write_text("rank = 2\n")
+    Path("types.toml").write_text('ranks = "two"\n')
+    Path("range.toml").write_text("ranks = 0\n")
+    Path("a_folder").mkdir()
+    return tmp_path
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig(**{**dict(layers=1, hidden=16, heads=2, seq=8, steps=2, ranks=2, micro_batch=1), **changes})
+
+
+BAD = [
+    ("--stage 4", "--stage 4: expected at least 0 and at most 3"),
+    ("--stage two", "--stage: 'two': expected a whole number"),
+    ("-z 7", "--stage 7"),
+    ("--ranks 0", "--ranks 0: expected at least 1"),
+    ("--ranks", "--ranks: expected one argument"),
+    ("--tokens rows.npz", "the global batch is 3 rows, expected ranks x accumulate x micro-batch = 2"),
+    ("--tokens seq.npz", "seq + 1 = 9"),
+    ("--tokens ids.npz", "expected 0 to vocab - 1 = 255"),
+    ("--tokens floats.npz", "expected int64"),
+    ("--tokens nothing.npz", "no array named 'tokens'"),
+    ("--tokens rows.npz --data short.txt", "choose one"),
+    ("--heads 3", "--heads 3 do not divide hidden 16"),
+    ("--data missing.txt", "cannot read data file missing.txt: No such file"),
+    ("--data empty.txt", "is empty"),
+    ("--data short.txt", "has 8 bytes: one row needs seq + 1 = 9"),
+    ("--data a_folder", "cannot read data file a_folder"),
+    ("--data short.txt --seq 4 --vocab 50", "vocab 50 is too small"),
+    ("--weights missing.npz", "cannot read missing.npz"),
+    ("--weights short.txt", "short.txt"),
+    ("--weights names.npz", "missing wte.weight"),
+    ("--weights shapes.npz", "has shape"),
+    ("--weights integers.npz", "expected float32"),
+    ("malformed.toml", "malformed.toml is not valid TOML"),
+    ("unknown.toml", "scenario unknown.toml: unknown key 'rank'; did you mean 'ranks'?"),
+    ("missing.toml", "cannot read scenario missing.toml"),
+    ("--betas 1.5 0.9", "--betas: beta1 1.5"),
+    ("--betas 0.9", "--betas: expected 2 arguments"),
+    ("--lr nan", "--lr nan: expected a finite number"),
+    ("--lr 0", "--lr 0.0: expected more than 0"),
+    ("--lr fast", "--lr: 'fast': expected a number"),
+    ("--min-lr 1", "expected at most lr"),
+    ("--steps 0", "--steps 0: expected at least 1"),
+    ("--dropout 1", "--dropout 1.0"),
+    ("--eps inf", "--eps inf"),
+    ("--micro-batch 0", "--micro-batch 0"),
+    ("--accumulate -1", "--accumulate -1"),
+    ("--seed -1", "--seed -1"),
+    ("--precision fp8", "--precision 'fp8': expected one of fp32"),
+    ("--optimizer adamax", "--optimizer 'adamax'"),
+    ("--loss-scale maybe", "--loss-scale: 'maybe': expected 'dynamic' or a number"),
+    ("--loss-scale 0", "--loss-scale 0.0"),
+    ("--capacity 1KB", "capacity 1.00 KB is too small for one unit"),
+    ("--capacity 3elephants", "write it like 32GB"),
+    ("--bucket-bytes 0", "--bucket-bytes 0"),
+    ("--parallel 0", "--parallel 0"),
+    ("--sample=", "--sample '': expected at least one character"),
+    ("--json missing_folder/out.json", "does not exist"),
+    ("--json a_folder", "is a folder"),
+    ("--json empty.txt/out.json", "cannot be written: Not a directory"),
+    (f"--json {'x' * 300}", "cannot be written: File name too long"),
+    ("--save-weights a_folder", "is a folder"),
+    ("--json out.npz", "names the same file"),
+    ("--stge 3", "unknown flag --stge: did you mean --stage?"),
+    ("--xyzzy", "unknown flag --xyzzy: see zerosim run --help"),
+    ("empty.toml spare", "unexpected 'spare'"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[words for words, _ in BAD])
+def test_bad_input_is_one_line_and_exit_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    before = sorted(os.listdir())
+    assert main(["run", *SMALL, "--save-weights", "out.npz", "--json", "out.json", *words.split(" ")]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("zerosim: error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert said in err
+    assert "Traceback" not in out + err
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], "unknown command 'rnu': did you mean run?"),
+        (["--stage", "3"], "unknown flag '--stage': see zerosim --help"),
+        (["run", "types.toml"], "scenario types.toml: ranks 'two': expected int"),
+        (["run", "range.toml"], "scenario range.toml: ranks 0"),
+        (["compare", "--stages", "0,5"], "--stages: '0,5': expected stages 0 to 3"),
+        (["compare", "--stages", ""], "--stages: ''"),
+        (["compare", "--stage", "2"], "unknown flag --stage: did you mean --stages?"),
+        (["compare", *SMALL, "--json", "missing_folder/x"], "does not exist"),
+    ],
+)
+def test_bad_verbs_scenarios_and_comparisons(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_may_not_be_written_is_found_before_training(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("locked.json").write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path))
+    monkeypatch.setattr(experiment, "run", lambda *_, **__: pytest.fail("trained"))
+    assert main(["run", *SMALL, "--json", "locked.json"]) == 2
+    assert "may not be written" in capsys.readouterr().err
+
+
+# -- flags ------------------------------------------------------------------------------------------
+def parsed(*words: str) -> RunConfig:
+    parser = Parser("zerosim run", "")
+    options.add_run_flags(parser)
+    return options.run_config(parser.parse(words))
+
+
+def test_without_flags_a_run_is_the_default() -> None:
+    assert parsed() == RunConfig()
+
+
+def test_every_field_has_a_flag() -> None:
+    parser = Parser("zerosim run", "")
+    options.add_run_flags(parser)
+    help = parser.format_help()
+    for field in dataclasses.fields(RunConfig):
+        assert f"--{field.name.replace('_', '-')} " in help + " ", field.name
+
+
+def test_flags_set_their_fields() -> None:
+    words = (
+        "--stage 1 --ranks 8 --steps 9 --precision fp16 --layers 2 --hidden 24 --heads 3 --seq 7 --vocab 99 "
+        "--no-tie-embeddings --dropout 0.1 --micro-batch 3 --accumulate 2 --optimizer sgd --lr 0.5 --betas 0.8 0.7 "
+        "--eps 1e-6 --momentum 0.9 --weight-decay 0.2 --decay matrices --schedule cosine --warmup 4 --min-lr 0.1 "
+        "--clip-norm 2 --grad-dtype fp32 --loss-scale 128 --initial-scale-power 8 --loss-scale-window 5 --hysteresis 1 "
+        "--min-loss-scale 2 --seed 7 --data x.txt --partition owner --collective ring --bucket-bytes 1KB "
+        "--capacity 32GB --parallel 2 --sample ab --sample-tokens 5 --master-init exact --keep-last-unit "
+        "--no-reshard-after-forward --skip-nonfinite --weights w.npz --tokens t.npz --model mlp"
+    )
+    assert parsed(*words.split()) == RunConfig(
+        stage=1, ranks=8, steps=9, precision="fp16", layers=2, hidden=24, heads=3, seq=7, vocab=99,
+        tie_embeddings=False, dropout=0.1, micro_batch=3, accumulate=2, optimizer="sgd", lr=0.5, betas=(0.8, 0.7),
+        eps=1e-6, momentum=0.9, weight_decay=0.2, decay="matrices", schedule="cosine", warmup=4, min_lr=0.1,
+        clip_norm=2.0, grad_dtype="fp32", loss_scale=128.0, initial_scale_power=8, loss_scale_window=5, hysteresis=1,
+        min_loss_scale=2.0, seed=7, data="x.txt", partition="owner", collective="ring", bucket_bytes=1000,
+        capacity=32 * 10**9, parallel=2, sample="ab", sample_tokens=5, master_init="exact", keep_last_unit=True,
+        reshard_after_forward=False, skip_nonfinite=True, weights="w.npz", tokens="t.npz", model="mlp",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ("--zero-stage 1", "stage", 1),
+        ("-z 2", "stage", 2),
+        ("-z1", "stage", 1),
+        ("--world-size 2", "ranks", 2),
+        ("--num-gpus 2", "ranks", 2),
+        ("--nproc-per-node 2", "ranks", 2),
+        ("--mbs 2", "micro_batch", 2),
+        ("--grad-acc-steps 2", "accumulate", 2),
+        ("--gradient-accumulation-steps 2", "accumulate", 2),
+        ("--seq-len 9", "seq", 9),
+        ("--dtype fp16", "precision", "fp16"),
+        ("--bucket-bytes none", "bucket_bytes", None),
+        ("--loss-scale dynamic", "loss_scale", "dynamic"),
+    ],
+)
+def test_names_that_people_type(words: str, field: str, value: object) -> None:
+    assert getattr(parsed(*words.split()), field) == value
+
+
+def test_flags_override_a_scenario(folder: Path) -> None:
+    Path("lesson.toml").write_text(
+        'ranks = 8\nmicro-batch = 2\ncapacity = "1GB"\nclip_norm = 1.0\nbetas = [0.5, 0.6]\nkeep_last_unit = true\n'
+    )
+    plain = parsed("lesson.toml")
+    assert (plain.ranks, plain.micro_batch, plain.capacity, plain.betas) == (8, 2, 10**9, (0.5, 0.6))
+    over = parsed("lesson.toml", "--ranks", "2", "--clip-norm", "none", "--capacity", "none", "--no-keep-last-unit")
+    assert over == RunConfig(ranks=2, micro_batch=2, betas=(0.5, 0.6))
+
+
+# -- good paths -------------------------------------------------------------------------------------
+def test_a_run_leaves_weights_figures_and_a_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--save-weights", "out.npz", "--json", "out.json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for part in ("step 2/2", "ZeRO-3 on 2 ranks", "7,536", "16Ψ/N", "3Ψ + 2VD", "Peak:", "ln 256 = 5.545", "✓"):
+        assert part in out
+    assert "≠" not in out
+    assert "\x1b" not in out
+
+    expected = experiment.run(config())
+    figures = json.loads(Path("out.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert figures == json.loads(json.dumps(expected.to_dict()))
+    assert figures["schema"] == 1
+    with np.load("out.npz") as weights:
+        assert sorted(weights.files) == sorted(expected.weights)
+        assert all(np.array_equal(weights[name], expected.weights[name]) for name in weights.files)
+    assert not list(folder.glob(".zerosim*"))
+
+
+def test_saved_weights_are_where_another_run_begins(folder: Path) -> None:
+    assert main(["run", *SMALL, "--save-weights", "first.npz", "-q"]) == 0
+    assert main(["run", *SMALL, "--stage", "0", "--weights", "first.npz", "--save-weights", "second.npz", "-q"]) == 0
+    with np.load("first.npz") as first, np.load("second.npz") as second:
+        assert first.files == second.files
+        assert not np.array_equal(first["wte.weight"], second["wte.weight"])
+
+
+def test_json_on_stdout_is_alone_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_parameters"] == 7536
+    assert "step 2/2" in err
+    assert "16Ψ/N" in err
+
+
+def test_quiet_says_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_sample_continues_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--sample", "ZeRO is", "--sample-tokens", "5", "--quiet"]) == 0
+    assert "ZeRO is" in capsys.readouterr().out
+
+
+def test_tokens_decide_the_number_of_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("tokens.npz", tokens=np.random.default_rng(0).integers(0, 256, (3, 2, 9)))
+    assert main(["run", *SIZES, "--tokens", "tokens.npz", "--json", "out.json"]) == 0
+    assert "trained for 3 steps" in capsys.readouterr().out
+    assert len(json.loads(Path("out.json").read_text())["losses"]) == 3
+
+
+def test_compare_shows_stages_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *SMALL, "--stages", "0,3", "--json", "out.json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "Final weights of stages 0 and 3: bit-identical ✓" in out
+    assert "≠" not in out
+    figures = json.loads(Path("out.json").read_text())
+    assert list(figures["runs"]) == ["0", "3"]
+    assert figures["weights"] == {"bit_identical": [[0, 3]], "differences": []}
+
+
+@pytest.mark.parametrize("words", [["--accumulate", "2"], ["--collective", "ring", "--ranks", "3"]])
+def test_compare_measures_what_is_not_identical(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["compare", *SMALL, "--stages", "0,2", *words]) == 0
+    out = capsys.readouterr().out
+    assert "Final weights of stages 0 and 2: largest difference" in out
+    assert ("other way round" if words[0] == "--accumulate" else "A ring rounds at every hop") in " ".join(out.split())
+
+
+def test_compare_keeps_the_column_of_a_stage_that_does_not_fit(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peaks = {stage: experiment.run(config(stage=stage)).memory[0].peak.total_bytes for stage in (0, 3)}
+    assert main(["compare", *SMALL, "--stages", "0,3", "--capacity", str(peaks[3] + 1000)]) == 3
+    out = capsys.readouterr().out
+    assert "no memory" in out
+    assert "Stage 0: rank" in out
+    assert f"{peaks[3]:,}" in out
+
+
+# -- bad ends ---------------------------------------------------------------------------------------
+def test_out_of_memory_tells_what_was_live_and_exits_3(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--stage", "0", "--capacity", "125KB", "--json", "out.json"]) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("zerosim: error: rank ")
+    assert "optimizer state" in err
+    assert "125,000 B" in err
+    assert "Tried for you" in err
+    assert not Path("out.json").exists()
+
+
+def test_a_failed_rank_exits_4_and_leaves_old_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out.json").write_text("old")
+    huge = ["--lr", "1e30", "--steps", "5", "--optimizer", "sgd"]
+    assert main(["run", *SMALL, *huge, "--json", "out.json", "--save-weights", "out.npz"]) == 4
+    err = capsys.readouterr().err
+    assert "not finite" in err
+    assert err.count("\n") == 1
+    assert Path("out.json").read_text() == "old"
+    assert not Path("out.npz").exists()
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(experiment, "run", run)
+
+
+def test_an_interrupt_exits_130(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+    assert main(["run", *SMALL]) == 130
+    assert capsys.readouterr().err == "zerosim: interrupted\n"
+
+
+def test_a_bug_is_one_line_unless_debug(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(monkeypatch, TypeError("oh"))
+    assert main(["run", *SMALL]) == 1
+    assert capsys.readouterr().err == "zerosim: internal error: TypeError: oh (--debug shows where)\n"
+    assert main(["run", *SMALL, "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+# -- outputs ----------------------------------------------------------------------------------------
+def written(path: str, fill: Callable[[Any], object]) -> None:
+    output = Output("--json", path)
+    output.check()
+    output.write(lambda file: fill(file) and None)
+
+
+def test_a_file_is_replaced_only_when_it_is_whole(folder: Path) -> None:
+    Path("out").write_text("old")
+    Path("out").chmod(0o640)
+
+    def half(file: Any) -> None:
+        file.write(b"new, but ")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        written("out", half)
+    assert Path("out").read_text() == "old"
+    assert not list(folder.glob(".zerosim*"))
+    written("out", lambda file: file.write(b"new"))
+    assert Path("out").read_text() == "new"
+    assert Path("out").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_new_file_has_the_modes_of_new_files(folder: Path) -> None:
+    written("out", lambda file: file.write(b"x"))
+    Path("other").write_text("x")
+    assert Path("out").stat().st_mode == Path("other").stat().st_mode
+
+
+def test_links_stay_and_devices_are_written_to(folder: Path) -> None:
+    Path("target").write_text("old")
+    Path("link").symlink_to("target")
+    written("link", lambda file: file.write(b"new"))
+    assert Path("link").is_symlink()
+    assert Path("target").read_text() == "new"
+    written("/dev/null", lambda file: file.write(b"gone"))
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_full_disk_is_one_line(folder: Path) -> None:
+    def full(file: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match="No space left"):
+        written("out", full)
+    assert not Path("out").exists()
+    assert not list(folder.glob(".zerosim*"))
+
+
+# -- as a program -----------------------------------------------------------------------------------
+def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1]), "PYTHONUTF8": "1"}
+    environment.pop("COLUMNS", None)
+    return subprocess.Popen(
+        [sys.executable, "-c", START, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def test_a_pipe_gets_plain_wide_text() -> None:
+    process = start("run", *SMALL, "--ranks", "8", "--partition", "owner")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "\x1b" not in out
+    assert not set(out) & set("─━│…")
+    assert "×(N-1)/N, bytes  agree" in out
+    assert all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = start("run", *SMALL, "--steps", "500")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
+    words = ["--steps", "100000", "--json", "out.json", "--save-weights", "out.npz"]
+    process = start("run", *SMALL, *words, cwd=tmp_path)
+    assert process.stdout is not None
+    assert "step" in process.stdout.readline()
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - begin < 10
+    assert err == "zerosim: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; from zerosim.cli.main import main; assert main(sys.argv[1:]) == 0; "
+        "heavy = {'numpy', 'rich', 'matplotlib', 'ml_dtypes', 'threadpoolctl', 'torch'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "zerosim" in done.stdout
+
+
+def test_the_module_is_the_program() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "zerosim", "--version"], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == f"zerosim {zerosim.__version__}\n"
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "compare" in capsys.readouterr().out

@@ -1,0 +1,400 @@
+"""Tables: their numbers are the run's, their marks are computed, and they can be read at any width."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console, RenderableType
+
+from zerosim.errors import OutOfMemory
+from zerosim.experiment import run
+from zerosim.ledger import Snapshot, TrafficRow
+from zerosim.optim.updater import StepReport
+from zerosim.planner import formulas
+from zerosim.report import words
+from zerosim.report.compare import Comparison, largest_difference, same_bits
+from zerosim.report.failures import out_of_memory
+from zerosim.report.look import emit, prose, show
+from zerosim.report.numbers import MARK, check_states, check_traffic, cost_of, last_whole_step
+from zerosim.report.progress import Lines, Reporter
+from zerosim.report.states import states_table
+from zerosim.report.tables import owners_table, sample_text, summary
+from zerosim.report.traffic import traffic_table
+from zerosim.result import RankMemory, RunResult
+from zerosim.scenario import RunConfig
+
+STAGES = (0, 1, 2, 3)
+
+
+@cache
+def trained(**changes: Any) -> RunResult:
+    """A small run in which N = 3 divides no unit."""
+    small = dict(layers=1, hidden=10, heads=2, seq=7, vocab=257, steps=2, ranks=3, micro_batch=1)
+    return run(RunConfig(**{**small, **changes}))
+
+
+def text_of(shown: RenderableType, width: int = 160, encoding: str = "utf-8", terminal: bool = False) -> str:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    Console(file=stream, width=width, force_terminal=terminal, color_system=None, highlight=False, _environ={}).print(
+        shown
+    )
+    stream.seek(0)
+    return stream.read()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+# -- the checks -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("collective", ["direct", "ring"])
+@pytest.mark.parametrize("partition", ["slices", "owner"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_counts_and_formulas_agree(stage: int, partition: str, collective: str) -> None:
+    result = trained(stage=stage, partition=partition, collective=collective)
+    assert [check.agrees for check in check_states(result)] == [True] * 4
+    assert all(check.agrees for check in check_traffic(result, 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(accumulate=2),
+        dict(accumulate=2, stage=2),
+        dict(accumulate=2, stage=1),
+        dict(keep_last_unit=True),
+        dict(keep_last_unit=True, tie_embeddings=False),
+        dict(keep_last_unit=True, tie_embeddings=False, accumulate=2, partition="owner"),
+        dict(reshard_after_forward=False),
+        dict(reshard_after_forward=False, keep_last_unit=True, tie_embeddings=False),
+        dict(tie_embeddings=False),
+        dict(grad_dtype="fp32"),
+        dict(grad_dtype="bf16", precision="fp32", stage=1),
+        dict(precision="fp32"),
+        dict(precision="fp64", stage=2),
+        dict(precision="fp16", loss_scale=1.0),
+        dict(optimizer="sgd"),
+        dict(optimizer="sgd", momentum=0.9, precision="fp32"),
+        dict(optimizer="sgd", precision="fp32", stage=1),
+        dict(model="mlp", keep_last_unit=True),
+        dict(ranks=1),
+        dict(ranks=9, stage=1),
+        dict(bucket_bytes=None, stage=1),
+        dict(bucket_bytes=700, stage=0),
+    ],
+    ids=str,
+)
+def test_counts_and_formulas_agree_in_every_corner(changes: dict[str, Any]) -> None:
+    result = trained(**changes)
+    assert [check.agrees for check in check_states(result)] == [True] * 4
+    assert all(check.agrees for check in check_traffic(result, 1))
+    assert "≠" not in text_of(summary(result))
+
+
+def with_memory(result: RunResult, rank: int, change: Callable[[Snapshot], Snapshot]) -> RunResult:
+    memory = list(result.memory)
+    marks = {**memory[rank].marks, MARK: change(memory[rank].marks[MARK])}
+    memory[rank] = RankMemory(marks, memory[rank].peak)
+    return dataclasses.replace(result, memory=memory)
+
+
+def plus(counts: Mapping[str, int], kind: str, extra: int) -> dict[str, int]:
+    return {**counts, kind: counts.get(kind, 0) + extra}
+
+
+@pytest.mark.parametrize("kind", formulas.STATES)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_wrong_byte_count_is_marked(stage: int, kind: str) -> None:
+    wrong = with_memory(trained(stage=stage), 1, lambda s: dataclasses.replace(s, by_kind=plus(s.by_kind, kind, 1)))
+    agrees = {check.kind: check.agrees for check in check_states(wrong)}
+    assert agrees == {**dict.fromkeys(agrees, True), kind: False, "total": False}
+    assert text_of(states_table(wrong)).count("≠") == 2
+
+
+def test_bytes_on_the_wrong_rank_are_marked() -> None:
+    """The mean is right; what each rank must hold is not."""
+    wrong = with_memory(trained(), 0, lambda s: dataclasses.replace(s, by_kind=plus(s.by_kind, "optim", 4)))
+    wrong = with_memory(wrong, 1, lambda s: dataclasses.replace(s, by_kind=plus(s.by_kind, "optim", -4)))
+    check = check_states(wrong)[2]
+    assert check.mean == check.formula
+    assert not check.agrees
+
+
+def test_padding_that_is_not_named_is_marked() -> None:
+    wrong = with_memory(trained(), 2, lambda s: dataclasses.replace(s, padding=plus(s.padding, "grad", -2)))
+    assert [check.agrees for check in check_states(wrong)] == [True, False, True, False]
+
+
+def with_rows(result: RunResult, rank: int, change: Callable[[TrafficRow], TrafficRow | None]) -> RunResult:
+    traffic = [list(rows) for rows in result.traffic]
+    traffic[rank] = [changed for row in traffic[rank] if (changed := change(row)) is not None]
+    return dataclasses.replace(result, traffic=traffic)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_wrong_traffic_is_marked(stage: int) -> None:
+    result = trained(stage=stage)
+    op = check_traffic(result, 1)[0].op
+    wrong = with_rows(
+        result, 1, lambda row: row._replace(sent_bytes=row.sent_bytes + 1) if row.op == op and row.step == 1 else row
+    )
+    assert [check.agrees for check in check_traffic(wrong, 1)] == [False, *[True] * (len({0} - {stage})), False]
+    assert "≠" in text_of(traffic_table(wrong))
+
+
+def test_missing_and_unexpected_operations_are_marked() -> None:
+    missing = with_rows(trained(), 0, lambda row: None if row.op == "all_gather" else row)
+    assert {check.op: check.agrees for check in check_traffic(missing, 1)} == {
+        "reduce_scatter": True, "all_gather": False, "total": False,
+    }  # fmt: skip
+    strange = with_rows(trained(), 0, lambda row: row._replace(op="gossip") if row.op == "all_gather" else row)
+    assert {check.op: check.agrees for check in check_traffic(strange, 1)}["gossip"] is False
+
+
+def test_padding_in_traffic_is_exact() -> None:
+    """Counted less the formula, on every rank."""
+    result = trained()
+    for check in check_traffic(result, 1)[:2]:
+        assert {Fraction(sent) - check.padding for sent in check.sent} == {check.formula}
+        assert check.padding > 0
+    assert all(check.padding == 0 for check in check_traffic(trained(stage=0), 1))
+
+
+# -- the words of the formulas ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        (dict(), ["16Ψ", "4Ψ + 12Ψ/N", "2Ψ + 14Ψ/N", "16Ψ/N"]),
+        (dict(precision="fp32"), ["16Ψ", "8Ψ + 8Ψ/N", "4Ψ + 12Ψ/N", "16Ψ/N"]),
+        (dict(precision="fp64"), ["32Ψ", "16Ψ + 16Ψ/N", "8Ψ + 24Ψ/N", "32Ψ/N"]),
+        (dict(grad_dtype="fp32"), ["18Ψ", "6Ψ + 12Ψ/N", "2Ψ + 16Ψ/N", "18Ψ/N"]),
+        (dict(optimizer="sgd"), ["8Ψ", "4Ψ + 4Ψ/N", "2Ψ + 6Ψ/N", "8Ψ/N"]),
+        (dict(optimizer="sgd", precision="fp32"), ["8Ψ", "8Ψ", "4Ψ + 4Ψ/N", "8Ψ/N"]),
+        (dict(optimizer="sgd", precision="fp32", momentum=0.9), ["12Ψ", "8Ψ + 4Ψ/N", "4Ψ + 8Ψ/N", "12Ψ/N"]),
+    ],
+)
+def test_states_are_written_with_the_runs_own_bytes(changes: dict[str, Any], texts: list[str]) -> None:
+    cost = cost_of(RunConfig(**changes))
+    assert [formulas.model_states_text(stage, cost) for stage in STAGES] == texts
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (dict(stage=0), "2Ψ"),
+        (dict(stage=0, micro_batches=4), "2Ψ"),
+        (dict(stage=1, micro_batches=4), "2Ψ"),
+        (dict(stage=2), "2Ψ"),
+        (dict(stage=2, micro_batches=4), "5Ψ"),
+        (dict(stage=3), "3Ψ"),
+        (dict(stage=3, tied=True), "3Ψ + 2VD"),
+        (dict(stage=3, micro_batches=2, tied=True), "6Ψ + 4VD"),
+        (dict(stage=3, keep_last_unit=True), "3Ψ - U"),
+        (dict(stage=3, keep_last_unit=True, micro_batches=2), "6Ψ - 2U"),
+        (dict(stage=3, keep_last_unit=True, tied=True), "3Ψ + VD"),
+        (dict(stage=3, reshard_after_forward=False, tied=True), "2Ψ"),
+    ],
+)
+def test_volumes_are_written_in_psi(changes: dict[str, Any], text: str) -> None:
+    assert formulas.volume(**changes).text() == text
+
+
+# -- how it looks -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    "changes", [dict(), dict(ranks=9, partition="owner", stage=2), dict(ranks=8, stage=1)], ids=str
+)
+def test_a_summary_fits_and_loses_no_digit(changes: dict[str, Any], width: int) -> None:
+    result = trained(**changes)
+    text = text_of(summary(result), width, terminal=True)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    assert "…" not in text
+    for check in [*check_states(result), *check_traffic(result, 1)]:
+        assert show(check.formula) in text
+    comparison = text_of(Comparison(result.config, {result.config.stage: result}), width, terminal=True)
+    assert max(len(line.rstrip()) for line in comparison.splitlines()) <= width
+
+
+def test_millions_of_parameters_fit_into_60_columns() -> None:
+    result = trained(ranks=2, hidden=100, vocab=20_011, tie_embeddings=False, steps=1)
+    text = text_of(summary(result), 60, terminal=True)
+    assert result.num_parameters > 4_000_000
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 60
+    assert "…" not in text
+
+
+def test_a_pipe_has_no_boxes_and_ascii_has_names() -> None:
+    piped = text_of(summary(trained()))
+    assert not set(piped) & set("─━│┃")
+    named = text_of(summary(trained()), encoding="ascii")
+    assert named.isascii()
+    assert "3Psi + 2VD" in named
+    assert " ok" in named
+
+
+def test_what_an_encoding_lacks_becomes_a_question_mark() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    emit(prose("é and Ψ"), stream)
+    stream.seek(0)
+    assert stream.read() == "? and Psi\n"
+
+
+def test_few_ranks_have_a_row_each_and_many_have_three() -> None:
+    few, many = text_of(states_table(trained(ranks=8))), text_of(states_table(trained(ranks=9)))
+    assert "rank 7" in few
+    assert "rank 0" not in many
+    for row in ("least of a rank", "mean ", "most of a rank"):
+        assert row in many
+
+
+def test_the_summary_holds_the_runs_numbers() -> None:
+    result = trained(partition="owner")
+    text = flat(text_of(summary(result)))
+    peak = max(memory.peak.total_bytes for memory in result.memory)
+    for part in (
+        f"{result.num_parameters:,} parameters",
+        f"{result.mean_losses[0]:.3f} → {result.mean_losses[-1]:.3f}",
+        "ln 257 = 5.549",
+        f"({peak:,} B)",
+        "ZeRO-3 keeps on each rank on average 1/3",
+    ):
+        assert part in text
+    for memory in result.memory:
+        states = memory.model_states()
+        assert all(f"{nbytes:,}" in text for nbytes in [*states.values(), sum(states.values())])
+    control = result.sent_bytes(0, 1, "control")
+    assert f"Control traffic (norm and overflow flags): {control:,} B per rank." in text
+
+
+def test_owners_are_named() -> None:
+    result = trained(partition="owner")
+    text = text_of(owners_table(result))
+    for rank in range(3):
+        own = [unit for unit in result.units if unit.owner == rank]
+        line = next(line for line in text.splitlines() if line.split()[:1] == [str(rank)])
+        assert flat(line) == f"{rank} {sum(u.numel for u in own):,} {', '.join(u.name for u in own)}"
+    assert "5 more 0 nothing" in flat(text_of(owners_table(trained(partition="owner", ranks=9))))
+
+
+def test_skipped_steps_are_told_and_their_traffic_is_not_taken() -> None:
+    result = trained(precision="fp16", stage=1, initial_scale_power=24, hysteresis=1, steps=24)
+    skipped = [step.skipped for step in result.steps]
+    assert any(skipped)
+    assert not all(skipped)
+    last = last_whole_step(result)
+    assert last is not None
+    assert f"{sum(skipped)} of 24 steps skipped" in text_of(summary(result))
+    assert "≠" not in text_of(summary(result))
+
+    every = dataclasses.replace(result, steps=[StepReport(1.0, 2.0, True, 0.1) for _ in result.steps])
+    assert last_whole_step(every) is None
+    assert "every step was skipped" in text_of(summary(every))
+
+    ended = [*result.steps[: last + 1], *(StepReport(1.0, 2.0, True, 0.1) for _ in result.steps[last + 1 :])]
+    assert ended[last].skipped is False
+    assert f"in step {last}, the last" in text_of(traffic_table(dataclasses.replace(result, steps=ended)))
+
+
+def test_samples_cannot_move_the_cursor() -> None:
+    result = dataclasses.replace(trained(), sample=b"ok\x1b[2J\xff\nline")
+    result = dataclasses.replace(result, config=result.config.replace(sample="a"))
+    text = text_of(sample_text(result))
+    assert "\x1b" not in text
+    assert "aok·[2J" in text
+
+
+def test_moments_are_told() -> None:
+    assert words.moment(2, "backward", "h.3") == "in step 2, backward of h.3"
+    assert words.moment(-1, "init", "wte") == "at the start, while wte was placed"
+    assert "sample" in words.moment(-1, "evaluate", "h.0")
+
+
+def test_out_of_memory_shows_bytes_and_advice() -> None:
+    error = OutOfMemory("no", rank=2, requested=300, kind="grad", capacity=1000, live={"param": 600, "temp": 200})
+    text = text_of(out_of_memory(error))
+    assert "Live on rank 2" in text
+    assert "75.0 %" in text
+    assert "Asked for: 300 B of grad; 800 of 1,000 B were live, so 200 B were left." in text
+    error.advice = "--stage 3 would fit"
+    assert "Tried for you: --stage 3 would fit." in text_of(out_of_memory(error))
+
+
+# -- several stages -----------------------------------------------------------------------------------
+def test_stages_with_the_same_bits_are_grouped_and_others_measured() -> None:
+    results = {stage: trained(stage=stage) for stage in STAGES}
+    assert Comparison(results[0].config, results).identical == [[0, 1, 2, 3]]
+
+    other = {name: array.copy() for name, array in results[2].weights.items()}
+    other["wte.weight"][3, 4] += 0.5
+    changed = {**results, 2: dataclasses.replace(results[2], weights=other)}
+    comparison = Comparison(results[0].config, changed)
+    assert comparison.identical == [[0, 1, 3], [2]]
+    assert comparison.differences == {(0, 2): pytest.approx(0.5)}
+    assert comparison.contradictions == [(0, 2)]
+    assert "≠" in text_of(comparison)
+    assert comparison.to_dict()["weights"]["differences"][0]["stages"] == [0, 2]
+
+    accumulated = Comparison(results[0].config.replace(accumulate=2), changed)
+    assert accumulated.contradictions == []
+
+
+def test_bits_are_compared_and_not_values() -> None:
+    zero, minus = {"w": np.zeros(2, np.float32)}, {"w": -np.zeros(2, np.float32)}
+    nan = {"w": np.full(2, np.nan, np.float32)}
+    assert largest_difference(zero, minus) == 0
+    assert not same_bits(zero, minus)
+    assert same_bits(nan, {"w": nan["w"].copy()})
+    assert not same_bits(zero, {"w": np.zeros(2, np.float64)})
+    assert not same_bits(zero, {"v": np.zeros(2, np.float32)})
+    assert np.isnan(largest_difference(zero, nan))
+
+
+# -- progress -----------------------------------------------------------------------------------------
+def test_progress_is_the_mean_over_ranks_in_order() -> None:
+    seen: list[tuple[int, float]] = []
+
+    class Listener(Reporter):
+        def show(self, done: int, loss: float) -> None:
+            seen.append((done, loss))
+
+    reporter = Listener(4, 50, "")
+    gate = threading.Barrier(4)
+
+    def rank_program(rank: int) -> None:
+        for step in range(50):
+            reporter(rank, step, float(step + rank))
+            gate.wait()
+
+    threads = [threading.Thread(target=rank_program, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [(step + 1, step + 1.5) for step in range(50)]
+
+
+def test_lines_are_few() -> None:
+    stream = io.StringIO()
+    reporter = Lines(1, 600, "ZeRO-3", stream)
+    for step in range(600):
+        reporter(0, step, 1.0)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "ZeRO-3  step   1/600  loss 1.0000"
+    assert lines[-1].startswith("ZeRO-3  step 600/600")
+    assert len(lines) <= 14
+
+
+def test_a_result_is_shown_in_a_notebook() -> None:
+    result = trained(partition="owner")
+    comparison = Comparison(result.config, {3: result})
+    for shown in (summary(result), states_table(result), traffic_table(result), owners_table(result), comparison):
+        bundle = shown._repr_mimebundle_([], [])
+        assert "rank" in bundle["text/plain"]

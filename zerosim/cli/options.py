@@ -1,0 +1,169 @@
+"""The flags of a run, and the RunConfig that they and a scenario file make.
+
+Every flag is a field of `RunConfig`; only flags that were given override the scenario. Values are
+judged by `RunConfig` itself: what is said here is only where a bad one came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+from zerosim.cli.parser import Parser, dynamic_or_number, number, or_none, size, whole_number
+from zerosim.errors import InputError
+from zerosim.scenario import CHOICES, RunConfig, read_scenario
+
+_FIELDS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+
+
+class _Group:
+    """A titled group of flags. `value` and `switch` each add one, named after its field."""
+
+    def __init__(self, parser: Parser, title: str) -> None:
+        self._group = parser.add_argument_group(title)
+
+    def value(
+        self,
+        field: str,
+        metavar: str | tuple[str, ...],
+        help: str,
+        *,
+        convert: Callable[[str], Any] = str,
+        also: tuple[str, ...] = (),
+        default: str | None = None,
+        nargs: int | None = None,
+    ) -> None:
+        """A flag with a value. `also` are other names that people type for it."""
+        if field in CHOICES:
+            metavar = "|".join(CHOICES[field])
+        shown = _FIELDS[field] if default is None else default
+        self._group.add_argument(
+            _flag(field),
+            *also,
+            dest=field,
+            metavar=metavar,
+            help=f"{help} (default: {shown})".replace("%", "%%"),
+            type=convert,
+            default=argparse.SUPPRESS,
+            nargs=nargs,
+        )
+
+    def switch(self, field: str, help: str) -> None:
+        """--field and --no-field."""
+        state = "on" if _FIELDS[field] else "off"
+        self._group.add_argument(
+            _flag(field),
+            dest=field,
+            help=f"{help} (default: {state})",
+            action=argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+        )
+
+
+def add_run_flags(parser: Parser, *, stage: bool = True) -> None:
+    """Every field of RunConfig as a flag; `stage` apart, for a verb that runs several stages."""
+    parser.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a run's values; flags override them")
+
+    group = _Group(parser, "ranks and stage")
+    if stage:
+        group.value(
+            "stage", "0..3", "ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, "
+            "3 also the parameters", convert=whole_number, also=("--zero-stage", "-z"),
+        )  # fmt: skip
+    group.value(
+        "ranks", "N", "virtual ranks, each a device of its own", convert=whole_number,
+        also=("--world-size", "--num-gpus", "--nproc-per-node"),
+    )  # fmt: skip
+    group.value("partition", "", "what a rank owns: equal slices of every unit, or whole units")
+    group.value("collective", "", "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop")
+    group.value(
+        "bucket_bytes", "SIZE", "the most that one collective moves per call; none: one call per unit",
+        convert=or_none(size), default="25MiB",
+    )  # fmt: skip
+    group.switch(
+        "reshard_after_forward", "stage 3: free a unit after forward; without, it stays gathered (FSDP's 2Psi)"
+    )
+    group.switch("keep_last_unit", "stage 3: the last unit stays gathered from forward to backward")
+    group.value(
+        "capacity", "SIZE", "memory of each device, such as 32GB or 512MiB; exceeding it ends the run",
+        convert=or_none(size), default="no limit",
+    )  # fmt: skip
+    group.value("parallel", "K", "ranks that run side by side; 1: they take turns", convert=whole_number)
+
+    group = _Group(parser, "model")
+    group.value("model", "", "gpt: a GPT-2; mlp: the smallest model with units")
+    group.value("layers", "L", "blocks", convert=whole_number)
+    group.value("hidden", "D", "width", convert=whole_number)
+    group.value("heads", "H", "attention heads; they divide the width", convert=whole_number)
+    group.value("seq", "T", "tokens per row: the context", convert=whole_number, also=("--seq-len",))
+    group.value("vocab", "V", "token ids; 256 for bytes", convert=whole_number)
+    group.switch("tie_embeddings", "the head is the token table")
+    group.value("dropout", "P", "chance that an activation is dropped", convert=number)
+
+    group = _Group(parser, "training")
+    group.value("steps", "S", "optimizer steps", convert=whole_number, default="60, or all that --tokens holds")
+    group.value("micro_batch", "B", "rows per rank and micro-batch", convert=whole_number, also=("--mbs",))
+    group.value(
+        "accumulate", "A", "micro-batches per step; the global batch is N*A*B rows", convert=whole_number,
+        also=("--grad-acc-steps", "--gradient-accumulation-steps"),
+    )  # fmt: skip
+    group.value("optimizer", "", "which optimizer")
+    group.value("lr", "LR", "learning rate", convert=number)
+    group.value("betas", ("B1", "B2"), "Adam's two averages", convert=number, nargs=2, default="0.9 0.999")
+    group.value("eps", "EPS", "Adam's epsilon, outside the root", convert=number)
+    group.value("momentum", "M", "SGD's momentum", convert=number)
+    group.value("weight_decay", "W", "weight decay", convert=number, default="0.01 for adamw, else 0")
+    group.value("decay", "", "which parameters decay")
+    group.value("schedule", "", "learning rate over the steps")
+    group.value("warmup", "STEPS", "steps of linear warm-up", convert=whole_number)
+    group.value("min_lr", "LR", "where cosine ends", convert=number)
+    group.value(
+        "clip_norm", "NORM", "clip gradients to this global norm", convert=or_none(number), default="no clipping"
+    )
+    group.value("seed", "SEED", "of weights, batches and dropout", convert=whole_number)
+
+    group = _Group(parser, "precision")
+    group.value("precision", "", "of parameters; half types have fp32 masters", also=("--dtype",))
+    group.value("grad_dtype", "", "that gradients are kept and sent in", default="the parameters'")
+    group.value("master_init", "", "fp32 masters start from rounded or exact weights")
+    group.value(
+        "loss_scale", "dynamic|NUMBER", "what the loss is multiplied by", convert=or_none(dynamic_or_number),
+        default="dynamic for fp16, else none",
+    )  # fmt: skip
+    group.value("initial_scale_power", "P", "the dynamic scale starts at 2^P", convert=whole_number)
+    group.value("loss_scale_window", "STEPS", "clean steps until the scale doubles", convert=whole_number)
+    group.value("hysteresis", "H", "the scale halves at the H-th overflow", convert=whole_number)
+    group.value("min_loss_scale", "SCALE", "an overflow there is an error", convert=number)
+    group.switch("skip_nonfinite", "skip a step whose gradients are not finite instead of stopping")
+
+    group = _Group(parser, "data and weights")
+    group.value("data", "FILE", "any file, read as bytes", default="the packaged primer on ZeRO")
+    group.value("tokens", "IN.npz", "int64 array 'tokens' (steps, global batch, seq + 1)", default="from --data")
+    group.value("weights", "IN.npz", "full parameters by name to start from", default="drawn from --seed")
+    group.value("sample", "TEXT", "let the trained model continue this text", default="no sample")
+    group.value("sample_tokens", "COUNT", "tokens to continue it with", convert=whole_number)
+
+
+def run_config(args: argparse.Namespace) -> RunConfig:
+    """The scenario's values, with the given flags over them.
+
+    Raises: InputError that names the flag or the scenario with the bad value.
+    """
+    given = {name: value for name, value in vars(args).items() if name in _FIELDS}
+    path = args.scenario
+    values = {} if path is None else read_scenario(path)
+    try:
+        return RunConfig.from_dict({**values, **given}, source=f"scenario {path}")
+    except InputError as error:
+        match = re.match(r"\w+", str(error))
+        field = match[0] if match else ""
+        if field in given:
+            raise InputError(_flag(field) + str(error)[len(field) :]) from None
+        raise InputError(f"scenario {path}: {error}" if field in values else str(error)) from None
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

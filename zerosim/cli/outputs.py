@@ -1,0 +1,93 @@
+"""Files that a run leaves behind: checked before training, complete or not there after it.
+
+A file is written beside its place under another name and then moved there in one step, so that an
+existing one stays until the new one is whole. Devices and pipes (/dev/stdout, a FIFO) cannot be
+moved over: they are written to.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from zerosim.errors import InputError
+
+Fill = Callable[[BinaryIO], None]
+
+
+class Output:
+    """One file to be written, and the flag that named it."""
+
+    def __init__(self, flag: str, path: str) -> None:
+        if not path:
+            raise InputError(f"{flag}: expected a file name")
+        self.name = f"{flag} {path}"
+        self.path = Path(path)
+        self.is_regular = True
+
+    def check(self) -> None:
+        """Raises: InputError when the file could not be written."""
+        try:
+            self._check_present(self.path.stat())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            raise self._refusal(error) from None
+        if not self.is_regular:
+            return
+        self.path = Path(os.path.realpath(self.path))  # through a link: the link stays
+        if not self.path.parent.is_dir():
+            raise InputError(f"{self.name}: folder {self.path.parent} does not exist: make it first")
+        descriptor, temporary = self._open_beside()
+        os.close(descriptor)
+        temporary.unlink()
+
+    def write(self, fill: Fill) -> None:
+        """Let `fill` write the file. Raises: InputError when the disk refuses."""
+        try:
+            if self.is_regular:
+                self._write_beside(fill)
+            else:
+                with self.path.open("wb") as file:
+                    fill(file)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    def _write_beside(self, fill: Fill) -> None:
+        descriptor, temporary = self._open_beside()
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.path.exists():
+                temporary.chmod(stat.S_IMODE(self.path.stat().st_mode))
+            temporary.replace(self.path)
+        except BaseException:  # an interrupt too leaves nothing half written
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _check_present(self, there: os.stat_result) -> None:
+        if stat.S_ISDIR(there.st_mode):
+            raise InputError(f"{self.name}: is a folder: name a file")
+        if not os.access(self.path, os.W_OK):
+            raise InputError(f"{self.name}: exists and may not be written: name another file")
+        self.is_regular = stat.S_ISREG(there.st_mode)
+
+    def _open_beside(self) -> tuple[int, Path]:
+        """A new file in the same folder, with the modes that a new file has."""
+        temporary = self.path.with_name(f".zerosim-{secrets.token_hex(6)}.tmp")
+        try:
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: Exception) -> InputError:
+        why = getattr(error, "strerror", None) or str(error)
+        return InputError(f"{self.name}: cannot be written: {why}: name another file")

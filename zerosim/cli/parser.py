@@ -1,0 +1,104 @@
+"""The command line's grammar: argparse with one-line errors and a guess at what was meant.
+
+Owns how a word on the command line becomes a value and what is said when it cannot. Which flags
+there are is `options.py`'s affair. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn, TypeVar
+
+from zerosim.errors import InputError
+from zerosim.units import parse_bytes
+
+T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises InputError instead of printing a usage; takes no abbreviations, but suggests."""
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The flags in `words`. Raises: InputError, in one line."""
+        args, left = self.parse_known_args(list(words))
+        for word in left:
+            self.refuse(word)
+        return args
+
+    def refuse(self, word: str) -> NoReturn:
+        """A word that belongs to no flag."""
+        if word.startswith("-"):
+            flag = word.split("=", 1)[0]
+            raise InputError(f"unknown flag {flag}{nearest(flag, self._option_string_actions, f'{self.prog} --help')}")
+        raise InputError(f"unexpected {word!r}: see {self.prog} --help")
+
+    def error(self, message: str) -> NoReturn:
+        """argparse's complaint, short: 'argument --stage/-z: expected one argument' is of --stage."""
+        match = re.fullmatch(r"argument ([^\s/:]+)[^\s:]*: (.*)", message, re.DOTALL)
+        raise InputError(f"{match[1]}: {match[2]}" if match else message)
+
+
+def nearest(word: str, known: Iterable[str], instead: str) -> str:
+    """': did you mean ...?', or where to look."""
+    found = difflib.get_close_matches(word, list(known), 1)
+    return f": did you mean {found[0]}?" if found else f": see {instead}"
+
+
+def whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number") from None
+
+
+def size(text: str) -> int:
+    """Bytes, such as 32GB or 512MiB."""
+    try:
+        return parse_bytes(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def dynamic_or_number(text: str) -> str | float:
+    if text == "dynamic":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 'dynamic' or a number") from None
+
+
+def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Takes 'none' too, so that a flag can undo what a scenario sets."""
+
+    def converted(text: str) -> T | None:
+        return None if text == "none" else convert(text)
+
+    return converted
+
+
+def stages(text: str) -> tuple[int, ...]:
+    """'0,1,3': ZeRO stages, each once, in the order given."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word in ("0", "1", "2", "3") for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected stages 0 to 3 with commas between, such as 0,1,2,3")
+    return tuple(dict.fromkeys(int(word) for word in words))

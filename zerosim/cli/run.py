@@ -1,0 +1,105 @@
+"""`zerosim run`: train once, write what was asked for, then say what happened.
+
+Files are written before the summary, so that a reader who goes away costs none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.outputs import Output
+from zerosim.cli.parser import Parser
+from zerosim.errors import InputError
+from zerosim.scenario import RunConfig
+
+if TYPE_CHECKING:
+    from zerosim.result import RunResult
+
+
+def add_arguments(parser: Parser) -> None:
+    add_run_flags(parser)
+    group = parser.add_argument_group("what it leaves")
+    group.add_argument("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
+    group.add_argument("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
+
+
+def main(args: argparse.Namespace) -> int:
+    config = run_config(args)
+    weights, figures = output(args, "save_weights"), output(args, "json")
+    if weights and figures and weights.path == figures.path:
+        raise InputError(f"{weights.name}: --json names the same file: name another")
+    stream = human_stream(args)
+
+    result = train(config, stream, quiet=args.quiet)
+    if weights is not None:
+        weights.write(lambda file: write_weights(file, result.weights))
+    if figures is not None:
+        figures.write(lambda file: write_json(file, result.to_dict()))
+    elif args.json is not None:
+        sys.stdout.write(json_text(result.to_dict()))
+    if not args.quiet:
+        print_summary(result, stream)
+    elif result.sample is not None and args.json != "-":
+        print_sample(result, stream)
+    return 0
+
+
+def output(args: argparse.Namespace, name: str) -> Output | None:
+    """The file that --name asks for, found to be writable. None for none, and for JSON on stdout."""
+    path = getattr(args, name)
+    if path is None or (path == "-" and name == "json"):
+        return None
+    file = Output("--" + name.replace("_", "-"), path)
+    file.check()
+    return file
+
+
+def human_stream(args: argparse.Namespace) -> TextIO:
+    """Where words go: stdout, unless JSON goes there."""
+    return sys.stderr if args.json == "-" else sys.stdout
+
+
+def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
+    """Run with progress on `stream`."""
+    from zerosim.experiment import DEFAULT_STEPS, run
+    from zerosim.report.progress import make_reporter
+    from zerosim.report.words import STAGES
+
+    steps = config.steps or (None if config.tokens else DEFAULT_STEPS)
+    with make_reporter(config.ranks, steps, f"{STAGES[config.stage]:6}", stream, quiet=quiet) as reporter:
+        return run(config, progress=reporter)
+
+
+def print_summary(result: RunResult, stream: TextIO) -> None:
+    from zerosim.report.look import emit
+    from zerosim.report.tables import summary
+
+    print(file=stream)
+    emit(summary(result), stream)
+
+
+def print_sample(result: RunResult, stream: TextIO) -> None:
+    from zerosim.report.look import emit
+    from zerosim.report.tables import sample_text
+
+    emit(sample_text(result), stream)
+
+
+def json_text(values: dict[str, Any]) -> str:
+    """Strict JSON on one line."""
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def write_json(file: BinaryIO, values: dict[str, Any]) -> None:
+    file.write(json_text(values).encode())
+
+
+def write_weights(file: BinaryIO, weights: dict[str, Any]) -> None:
+    import numpy as np
+
+    np.savez(file, **weights)

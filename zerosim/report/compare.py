@@ -1,0 +1,191 @@
+"""Several stages of one run side by side, and whether they trained the same weights, to the bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.jupyter import JupyterMixin
+from rich.table import Table
+from rich.text import Text
+
+from zerosim.errors import OutOfMemory
+from zerosim.report import words
+from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.numbers import StateCheck, TrafficCheck, check_states, check_traffic, last_whole_step
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+from zerosim.units import format_bytes
+
+
+class Comparison(JupyterMixin):
+    """Results by stage; an OutOfMemory stands for a stage that did not fit."""
+
+    def __init__(self, config: RunConfig, outcomes: Mapping[int, RunResult | OutOfMemory]) -> None:
+        self.config = config
+        self.outcomes = dict(outcomes)
+        self.results = {stage: out for stage, out in outcomes.items() if isinstance(out, RunResult)}
+        self.failures = {stage: out for stage, out in outcomes.items() if isinstance(out, OutOfMemory)}
+        self.identical = _groups({stage: result.weights for stage, result in self.results.items()})
+        self.differences = {
+            (a[0], b[0]): largest_difference(self.results[a[0]].weights, self.results[b[0]].weights)
+            for a, b in combinations(self.identical, 2)
+        }
+
+    @property
+    def contradictions(self) -> list[tuple[int, int]]:
+        """Pairs of stages whose weights should be the same to the bit, and are not."""
+        return [pair for pair in self.differences if self._must_agree(*pair)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: every run's own, or the error in its place."""
+        runs = {
+            str(stage): out.to_dict() if isinstance(out, RunResult) else {"error": str(out)}
+            for stage, out in self.outcomes.items()
+        }
+        differences = [
+            {"stages": list(pair), "max_abs_difference": value if math.isfinite(value) else None}
+            for pair, value in self.differences.items()
+        ]
+        return {
+            "schema": 1,
+            "runs": runs,
+            "weights": {"bit_identical": self.identical, "differences": differences},
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Stack(
+            prose(f"Stages {', '.join(map(str, self.outcomes))} on {words.counted(self.config.ranks, 'rank')}", "bold"),
+            self._trained(),
+            self._table() if self.results else None,
+            *(prose(f"Stage {stage}: {_failure(error)}.", "red") for stage, error in self.failures.items()),
+            self._weights() if len(self.results) > 1 else None,
+        )
+
+    def _trained(self) -> RenderableType | None:
+        return prose(words.trained(next(iter(self.results.values())))) if self.results else None
+
+    def _table(self) -> RenderableType:
+        exact, short = (lambda value: f"{value:,}"), format_bytes
+        body = Adaptive(lambda look: self._columns(look, exact), lambda look: self._columns(look, short))
+        note = "Memory is that of the rank with the most of it, padding included; sent is the mean over ranks."
+        return titled("Bytes per rank: model states when backward ends, the peak, and what one step sends", body, note)
+
+    def _columns(self, look: Look, shown: Any) -> Table:
+        table = look.table()
+        table.add_column("stage")
+        for stage in self.outcomes:
+            table.add_column(f"{stage}\n{words.STAGES[stage]}", justify="right")
+        columns = [_column(self.outcomes[stage], look, shown) for stage in self.outcomes]
+        for index, name in enumerate(_ROWS):
+            style = "cyan" if name in ("formula", "volume") else ""
+            table.add_row(
+                name, *(column[index] for column in columns), style=style, end_section=name in ("agrees", "agrees ")
+            )
+        return table
+
+    def _must_agree(self, a: int, b: int) -> bool:
+        same_order = self.config.accumulate == 1 or (a < 2) == (b < 2)
+        return self.config.collective == "direct" and same_order
+
+    def _weights(self) -> RenderableType:
+        def build(look: Look) -> RenderableType:
+            lines = [
+                Text.assemble(f"Final weights of stages {_listed(group)}: bit-identical ", look.mark(True))
+                for group in self.identical
+                if len(group) > 1
+            ]
+            for pair, value in self.differences.items():
+                line = Text(f"Final weights of stages {_listed(pair)}: largest difference {value:.2g} ")
+                lines.append(line.append_text(look.mark(False)) if pair in self.contradictions else line)
+            return Text("\n").join(lines)
+
+        return Stack(Adaptive(build), *([] if (why := self._why()) is None else [prose(why)]))
+
+    def _why(self) -> str | None:
+        """Why weights differ, or why they do not."""
+        if self.contradictions:
+            return "They should be the same to the bit. Please report this as a bug, with the command line."
+        if not self.differences:
+            return (
+                "The stages add the same numbers in the same order, whoever owns a slice: ZeRO changes where things "
+                "are, not what is computed."
+                if self.config.collective == "direct"
+                else None
+            )
+        if self.config.collective == "ring":
+            return (
+                "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who "
+                "owns what. With --collective direct they do not."
+            )
+        return (
+            "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other way "
+            "round: the same numbers in another order, rounded differently. With --accumulate 1 all stages agree."
+        )
+
+
+_ROWS = ("param", "grad", "optim", "states", "formula", "agrees", "peak", "sent", "volume", "agrees ", "last loss")
+
+
+def _column(outcome: RunResult | OutOfMemory, look: Look, shown: Any) -> list[str | Text]:
+    """One stage's cells, in the order of _ROWS."""
+    if isinstance(outcome, OutOfMemory):
+        return ["", "", "", "", "", "", Text("no memory", style="bold red"), "", "", "", ""]
+    states: list[StateCheck] = check_states(outcome)
+    step = last_whole_step(outcome)
+    sent: list[str | Text] = ["", "", ""]
+    if step is not None:
+        traffic: TrafficCheck = check_traffic(outcome, step)[-1]
+        sent = [shown(round(traffic.mean)), look.text(traffic.text), look.mark(traffic.agrees)]
+    return [
+        *(shown(max(check.counted)) for check in states),
+        look.text(states[-1].text),
+        look.mark(all(check.agrees for check in states)),
+        shown(max(memory.peak.total_bytes for memory in outcome.memory)),
+        *sent,
+        f"{outcome.mean_losses[-1]:.4f}",
+    ]
+
+
+def _failure(error: OutOfMemory) -> str:
+    return f"{error}; {error.advice}" if error.advice else str(error)
+
+
+def same_bits(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two sets of weights are the same, to the bit (0 and -0 differ, nan and nan need not)."""
+    return a.keys() == b.keys() and all(
+        a[name].dtype == b[name].dtype and np.array_equal(_bits(a[name]), _bits(b[name])) for name in a
+    )
+
+
+def largest_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """Over all weights; nan where one holds nan."""
+    with np.errstate(invalid="ignore"):
+        return max(float(np.max(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)))) for name in a)
+
+
+def _bits(array: Any) -> Any:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def _groups(weights: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The stages, those with the same weights together."""
+    groups: list[list[int]] = []
+    for stage, own in weights.items():
+        for group in groups:
+            if same_bits(weights[group[0]], own):
+                group.append(stage)
+                break
+        else:
+            groups.append([stage])
+    return groups
+
+
+def _listed(stages: list[int] | tuple[int, ...]) -> str:
+    """'0 and 1', '0, 1 and 2'."""
+    *most, last = map(str, stages)
+    return f"{', '.join(most)} and {last}" if most else last

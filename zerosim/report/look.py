@@ -1,0 +1,147 @@
+"""How things look where they are printed: width, colours, boxes, and letters that can be printed.
+
+A renderable of this package is an `Adaptive`: it is built when it is printed, for the width and the
+letters of that console. In a pipe there are no boxes and no 80-column limit; where the encoding is
+not UTF-8, Greek letters and marks have ASCII names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import NamedTuple, TextIO
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.constrain import Constrain
+from rich.jupyter import JupyterMixin
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 160
+PROSE_WIDTH = 96
+_ASCII = str.maketrans({"Ψ": "Psi", "✓": "ok", "≠": "!=", "→": "->", "×": "x", "·": "*", "−": "-", "…": "..."})
+_PLAIN_BOX = box.Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
+_RULED_BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+
+
+class Look(NamedTuple):
+    """What the console at hand can show."""
+
+    width: int
+    ascii: bool
+    is_plain: bool
+
+    def text(self, text: str) -> str:
+        """`text` in letters that can be printed."""
+        return text.translate(_ASCII) if self.ascii else text
+
+    def mark(self, agrees: bool) -> Text:
+        """Whether a count and its formula are the same number."""
+        return Text(self.text("✓" if agrees else "≠"), style="bold green" if agrees else "bold red")
+
+    def table(self) -> Table:
+        """An empty table: numbers go right, rules are light, and in a pipe they are dashes."""
+        return Table(
+            box=_PLAIN_BOX if self.is_plain or self.ascii else _RULED_BOX,
+            show_edge=False,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+
+
+Build = Callable[[Look], RenderableType]
+
+
+class Adaptive(JupyterMixin):
+    """The first of some ways to show a thing that fits into the console's width, else the last."""
+
+    def __init__(self, *builds: Build) -> None:
+        self._builds = builds
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fancy = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
+        look = Look(options.max_width, options.ascii_only, not fancy)
+        for build in self._builds:
+            shown = build(look)
+            # Measured with room to spare: a table never says that it wants more than there is.
+            if Measurement.get(console, options.update(width=10_000), shown).maximum <= look.width:
+                break
+        yield shown
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, options.max_width)
+
+
+class Stack(JupyterMixin):
+    """Renderables one below the other, an empty line between them unless they are `close`."""
+
+    def __init__(self, *parts: RenderableType | None, close: bool = False) -> None:
+        self.parts = [part for part in parts if part is not None]
+        self._close = close
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for index, part in enumerate(self.parts):
+            if index and not self._close:
+                yield Text("")
+            yield part
+
+
+def prose(text: str, style: str = "") -> Adaptive:
+    """Sentences, wrapped at a width that is easy to read."""
+
+    def build(look: Look) -> RenderableType:
+        return Constrain(Text(look.text(text), style=style), min(look.width, PROSE_WIDTH))
+
+    return Adaptive(build)
+
+
+def show(value: Fraction | int) -> str:
+    """An exact number with thousands apart; a fraction with two digits."""
+    if isinstance(value, Fraction) and value.denominator != 1:
+        return f"{float(value):,.2f}"
+    return f"{int(value):,}"
+
+
+def spread(values: Sequence[int], separator: str = " ") -> str:
+    """'12', or '12 to 15' where they differ."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,}{separator}to {high:,}"
+
+
+def stacked(formula: str) -> str:
+    """A sum with one term per line."""
+    return formula.replace(" + ", "\n+ ").replace(" - ", "\n- ")
+
+
+def titled(title: str, body: RenderableType, note: str = "") -> Stack:
+    """A heading, a body and, if there is one, a note below it."""
+    return Stack(prose(title, "bold"), body, prose(note, "dim") if note else None, close=True)
+
+
+def emit(shown: RenderableType, stream: TextIO) -> None:
+    """Print on a stream. A letter that its encoding lacks becomes '?'; a pipe gets no blanks at the ends of lines."""
+    console = make_console(stream)
+    with console.capture() as captured:
+        console.print(shown)
+    text = captured.get()
+    if not console.is_terminal:
+        text = "".join(f"{line.rstrip()}\n" for line in text.split("\n")[:-1])
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def make_console(stream: TextIO) -> Console:
+    """A console on a stream. A pipe is as wide as COLUMNS says, else wide enough for every table."""
+    if stream.isatty():
+        if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):  # rich would take it for 80 wide
+            columns, lines = shutil.get_terminal_size()
+            return Console(file=stream, highlight=False, width=columns, height=lines)
+        return Console(file=stream, highlight=False)
+    wanted = os.environ.get("COLUMNS", "")
+    width = int(wanted) if wanted.isdigit() and int(wanted) > 0 else PIPE_WIDTH
+    return Console(file=stream, highlight=False, width=width)

@@ -1,0 +1,231 @@
+"""What a run counted beside what the closed forms say: numbers only, no words and no layout.
+
+Counts come from the run's ledgers, expectations from `planner/formulas.py`; an agreement is an
+equality of exact numbers, never a tolerance. With slices a formula is compared twice: at Psi with
+what was counted less padding (over all ranks), and at Psi padded with every rank's own count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zerosim.dtypes import dtype
+from zerosim.planner import formulas
+from zerosim.planner.formulas import BytesPerParameter, Volume
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+
+MARK = "end_of_backward"
+
+
+@dataclass(frozen=True, slots=True)
+class StateCheck:
+    """One model state, in bytes by rank, beside its formula (per rank, without padding)."""
+
+    kind: str
+    counted: tuple[int, ...]
+    padding: tuple[int, ...]
+    formula: Fraction
+    text: str
+    expected: tuple[Fraction, ...]
+    """What each rank must hold, padding included."""
+
+    @property
+    def mean(self) -> Fraction:
+        """Per rank, less padding."""
+        return Fraction(sum(self.counted) - sum(self.padding), len(self.counted))
+
+    @property
+    def agrees(self) -> bool:
+        return self.mean == self.formula and self.counted == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCheck:
+    """One operation's traffic of model states in one step, sent bytes by rank, beside its formula."""
+
+    op: str
+    dtypes: tuple[str, ...]
+    calls: int
+    sent: tuple[int, ...]
+    formula: Fraction
+    text: str
+    with_padding: Fraction
+    even: bool
+    """Every rank must send the same (slices); else the total alone is fixed."""
+
+    @property
+    def mean(self) -> Fraction:
+        return Fraction(sum(self.sent), len(self.sent))
+
+    @property
+    def padding(self) -> Fraction:
+        """Per rank."""
+        return self.with_padding - self.formula
+
+    @property
+    def agrees(self) -> bool:
+        return self.mean == self.with_padding and (not self.even or len(set(self.sent)) == 1)
+
+
+def cost_of(config: RunConfig) -> BytesPerParameter:
+    """Bytes per parameter of each model state in this run."""
+    moments = 2 if config.optimizer != "sgd" else int(config.momentum != 0)
+    return formulas.bytes_per_parameter(*itemsizes(config), moments)
+
+
+def itemsizes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of a parameter, and of a gradient."""
+    return dtype(config.precision).itemsize, dtype(config.grad_dtype or config.precision).itemsize
+
+
+def volume_of(result: RunResult) -> Volume:
+    """The elements that this run's stage moves per step."""
+    config = result.config
+    return formulas.volume(
+        config.stage,
+        micro_batches=config.accumulate,
+        tied=result.tied_numel > 0,
+        reshard_after_forward=config.reshard_after_forward,
+        keep_last_unit=config.keep_last_unit,
+    )
+
+
+def is_owned(config: RunConfig) -> bool:
+    """Whole units belong to ranks. Stage 0 divides nothing."""
+    return config.partition == "owner" and config.stage > 0
+
+
+def is_sliced(config: RunConfig) -> bool:
+    return config.partition == "slices" and config.stage > 0
+
+
+def check_states(result: RunResult) -> list[StateCheck]:
+    """param, grad, optim, then their total."""
+    config, cost = result.config, cost_of(result.config)
+    snapshots = [memory.marks[MARK] for memory in result.memory]
+    formula = formulas.model_states(config.stage, result.num_parameters, config.ranks, cost)
+    checks = [
+        StateCheck(
+            kind=kind,
+            counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
+            padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
+            formula=formula[kind],
+            text=formulas.state_text(config.stage, kind, cost),
+            expected=_expected(result, kind, cost),
+        )
+        for kind in formulas.STATES
+    ]
+    total = StateCheck(
+        kind="total",
+        counted=_columns([check.counted for check in checks]),
+        padding=_columns([check.padding for check in checks]),
+        formula=sum((check.formula for check in checks), Fraction(0)),
+        text=formulas.model_states_text(config.stage, cost),
+        expected=tuple(sum(shares, Fraction(0)) for shares in zip(*(c.expected for c in checks), strict=True)),
+    )
+    return [*checks, total]
+
+
+def last_whole_step(result: RunResult) -> int | None:
+    """The last step that was not skipped."""
+    whole = [step for step, report in enumerate(result.steps) if not report.skipped]
+    return whole[-1] if whole else None
+
+
+def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
+    """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
+    config, volume = result.config, volume_of(result)
+    psi, ranks = result.num_parameters, config.ranks
+    padded, tied, kept = psi, result.tied_numel, result.units[-1].numel
+    if is_sliced(config):
+        padded = formulas.padded_numel((unit.numel for unit in result.units), ranks)
+        tied, kept = (formulas.padded_numel([numel], ranks) for numel in (tied, kept))
+    param_bytes, grad_bytes = itemsizes(config)
+    grads_op, params_op = _operations(config)
+    forms = {
+        grads_op: (
+            volume.sent_grad_bytes(psi, ranks, grad_bytes),
+            volume.sent_grad_bytes(padded, ranks, grad_bytes),
+            volume.grads_text(),
+        ),
+    }
+    if params_op:
+        forms[params_op] = (
+            volume.sent_param_bytes(psi, ranks, param_bytes, result.tied_numel, result.units[-1].numel),
+            volume.sent_param_bytes(padded, ranks, param_bytes, tied, kept),
+            volume.params_text(),
+        )
+    for op in {row.op for rows in result.traffic for row in rows if row.step == step and row.purpose == "states"}:
+        forms.setdefault(op, (Fraction(0), Fraction(0), "0"))
+    even = is_sliced(config)
+    checks = [_traffic_of(result, step, op, *form, even) for op, form in forms.items()]
+    total = TrafficCheck(
+        op="total",
+        dtypes=tuple(dict.fromkeys(name for check in checks for name in check.dtypes)),
+        calls=sum(check.calls for check in checks),
+        sent=_columns([check.sent for check in checks]),
+        formula=sum((check.formula for check in checks), Fraction(0)),
+        text=volume.text(),
+        with_padding=sum((check.with_padding for check in checks), Fraction(0)),
+        even=even,
+    )
+    return [*checks, total]
+
+
+def control_bytes(result: RunResult, step: int) -> tuple[int, ...]:
+    """What each rank sent for norms and overflow flags."""
+    return tuple(result.sent_bytes(rank, step, "control") for rank in range(result.config.ranks))
+
+
+def peak_rank(result: RunResult) -> int:
+    """The rank with the highest peak, the lowest of those with the same."""
+    peaks = [memory.peak.total_bytes for memory in result.memory]
+    return peaks.index(max(peaks))
+
+
+def _expected(result: RunResult, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
+    config = result.config
+    each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
+    if is_owned(config) and config.stage >= formulas.first_partitioned(kind):
+        owned: Counter[int | None] = Counter()
+        for unit in result.units:
+            owned[unit.owner] += unit.numel
+        return tuple(Fraction(each * owned[rank]) for rank in range(config.ranks))
+    psi = result.num_parameters
+    if is_sliced(config):
+        psi = formulas.padded_numel((unit.numel for unit in result.units), config.ranks)
+    share = formulas.model_states(config.stage, psi, config.ranks, cost)[kind]
+    return (share,) * config.ranks
+
+
+def _operations(config: RunConfig) -> tuple[str, str]:
+    """What reduces gradients and what brings parameters."""
+    if config.stage == 0:
+        return "all_reduce", ""
+    return ("reduce", "broadcast") if is_owned(config) else ("reduce_scatter", "all_gather")
+
+
+def _traffic_of(
+    result: RunResult, step: int, op: str, formula: Fraction, with_padding: Fraction, text: str, even: bool
+) -> TrafficCheck:
+    by_rank = [
+        [row for row in rows if row.step == step and row.op == op and row.purpose == "states"]
+        for rows in result.traffic
+    ]
+    return TrafficCheck(
+        op=op,
+        dtypes=tuple(dict.fromkeys(row.dtype for rows in by_rank for row in rows)),
+        calls=sum(row.calls for row in by_rank[0]),
+        sent=tuple(sum(row.sent_bytes for row in rows) for rows in by_rank),
+        formula=formula,
+        text=text,
+        with_padding=with_padding,
+        even=even,
+    )
+
+
+def _columns(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip(*rows, strict=True))

@@ -1,0 +1,104 @@
+"""Progress of a run: a bar where there is a terminal, a line every few steps where there is none.
+
+Each rank reports its own loss on its own thread; a step is shown when all have, with their mean.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from types import TracebackType
+from typing import TextIO
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from zerosim.report.look import make_console
+
+LINES = 12
+"""About how many lines a whole run prints."""
+
+
+class Reporter:
+    """Called as reporter(rank, step, loss). This one says nothing; `show` is what others do with a step."""
+
+    def __init__(self, ranks: int, steps: int | None, title: str) -> None:
+        self.steps = steps
+        self.title = title
+        self._ranks = ranks
+        self._losses: dict[int, list[float]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def __call__(self, rank: int, step: int, loss: float) -> None:
+        with self._lock:
+            losses = self._losses[step]
+            losses.append(loss)
+            if len(losses) == self._ranks:
+                self.show(step + 1, math.fsum(self._losses.pop(step)) / self._ranks)
+
+    def show(self, done: int, loss: float) -> None: ...
+
+
+class Lines(Reporter):
+    """'step  10/60  loss 3.412', a dozen times in a run."""
+
+    def __init__(self, ranks: int, steps: int | None, title: str, stream: TextIO) -> None:
+        super().__init__(ranks, steps, title)
+        self._stream = stream
+        self._every = max(1, (steps or 10 * LINES) // LINES)
+
+    def show(self, done: int, loss: float) -> None:
+        if done == 1 or done == self.steps or done % self._every == 0:
+            of = "" if self.steps is None else f"/{self.steps}"
+            width = len(str(self.steps or ""))
+            print(f"{self.title}  step {done:>{width}}{of}  loss {loss:.4f}", file=self._stream, flush=True)
+
+
+class Bar(Reporter):
+    """A bar with step, loss and time; the terminal is left as it was, however the run ends."""
+
+    def __init__(self, ranks: int, steps: int | None, title: str, stream: TextIO) -> None:
+        super().__init__(ranks, steps, title)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, max_width=40)),
+            TextColumn("{task.fields[at]}"),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            console=make_console(stream),
+            expand=False,
+        )
+        self._task = self._bar.add_task(title, total=steps, at=self._at(0), loss="-.----")
+
+    def __enter__(self) -> Reporter:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, done: int, loss: float) -> None:
+        self._bar.update(self._task, completed=done, at=self._at(done), loss=f"{loss:.4f}")
+
+    def _at(self, done: int) -> str:
+        return f"step {done}" if self.steps is None else f"step {done:>{len(str(self.steps))}}/{self.steps}"
+
+
+def make_reporter(ranks: int, steps: int | None, title: str, stream: TextIO, *, quiet: bool = False) -> Reporter:
+    """What suits the stream. `steps` is None where it is not known beforehand."""
+    if quiet:
+        return Reporter(ranks, steps, title)
+    console = make_console(stream)
+    if stream.isatty() and not console.is_dumb_terminal:
+        return Bar(ranks, steps, title, stream)
+    return Lines(ranks, steps, title, stream)

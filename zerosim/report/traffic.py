@@ -1,0 +1,83 @@
+"""The table of what a rank sends in one step: counted, the paper's volume, and whether they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from zerosim.report import words
+from zerosim.report.look import Adaptive, Look, prose, show, spread, stacked, titled
+from zerosim.report.numbers import TrafficCheck, check_traffic, control_bytes, last_whole_step
+from zerosim.result import RunResult
+
+
+def traffic_table(result: RunResult) -> RenderableType:
+    """What a rank sends in one step beside the paper's volume, control traffic below."""
+    step = last_whole_step(result)
+    if step is None:
+        return prose(words.traffic_title(result), "bold")
+    checks, control = check_traffic(result, step), control_bytes(result, step)
+    body = Adaptive(lambda look: _wide(look, checks), lambda look: _narrow(look, checks))
+    return titled(words.traffic_title(result), body, f"{words.volume_note(result)}\n{_control(result, control)}")
+
+
+def _control(result: RunResult, sent: Sequence[int]) -> str:
+    if any(sent):
+        return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
+    why = "there is one rank" if result.config.ranks == 1 else "every rank has all gradients"
+    return f"Control traffic: none, for {why}."
+
+
+def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
+    table = look.table()
+    table.add_column("operation")
+    table.add_column("dtype")
+    table.add_column("calls", justify="right")
+    table.add_column("sent", justify="right")
+    if has_padding := any(check.padding for check in checks):
+        table.add_column("padding", justify="right")
+    table.add_column("volume", justify="right", style="cyan")
+    table.add_column(look.text("×(N-1)/N, bytes"), justify="right", style="cyan")
+    table.add_column("agree")
+    for index, check in enumerate(checks):
+        table.add_row(
+            check.op,
+            " ".join(check.dtypes),
+            f"{check.calls:,}",
+            _sent(check),
+            *([show(check.padding)] if has_padding else []),
+            look.text(check.text),
+            show(check.formula),
+            look.mark(check.agrees),
+            end_section=index == len(checks) - 2,
+        )
+    return table
+
+
+def _narrow(look: Look, checks: Sequence[TrafficCheck]) -> Table:
+    table = look.table()
+    table.add_column("operation")
+    table.add_column("sent", justify="right", overflow="fold")
+    table.add_column("volume", justify="right", style="cyan")
+    table.add_column("in bytes", justify="right", style="cyan", overflow="fold")
+    table.add_column("")
+    for index, check in enumerate(checks):
+        padding = f"\n{show(check.padding)} padding" if check.padding else ""
+        table.add_row(
+            check.op,
+            _sent(check) + padding,
+            look.text(stacked(check.text)),
+            show(check.formula),
+            look.mark(check.agrees),
+            end_section=index == len(checks) - 2,
+        )
+    return table
+
+
+def _sent(check: TrafficCheck) -> str:
+    """What a rank sent; where ranks differ, the mean, and the least and most."""
+    if len(set(check.sent)) == 1:
+        return show(check.sent[0])
+    return f"{show(check.mean)}\n{spread(check.sent)}"

@@ -1,0 +1,162 @@
+"""What the numbers mean, in sentences: what was trained, what each kind of memory is, what a stage did.
+
+Text only, no layout. Ratios to DDP are of the closed forms, which the tables compare with the count.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from zerosim.planner import formulas
+from zerosim.report.numbers import cost_of, is_owned, itemsizes, last_whole_step, volume_of
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+
+KINDS = {
+    "param": "parameters that stay on this rank",
+    "grad": "gradients that stay on this rank",
+    "optim": "optimizer state: masters and moments",
+    "unsharded_param": "a unit's parameters, gathered for use",
+    "unsharded_grad": "a unit's whole gradient, not reduced yet",
+    "activation": "kept by forward for backward",
+    "activation_grad": "gradients of activations, going back",
+    "kept": "inputs kept to compute activations again",
+    "temp": "a kernel's working memory",
+    "comm": "a collective's working memory",
+}
+STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+
+
+def headline(config: RunConfig) -> str:
+    return f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}"
+
+
+def counted(count: int, what: str) -> str:
+    """'1 rank', '4 ranks'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def trained(result: RunResult) -> str:
+    """Which model was trained on what."""
+    config = result.config
+    steps = len(result.losses)
+    source = config.tokens or config.data or "the packaged primer on ZeRO"
+    return (
+        f"{'A GPT' if config.model == 'gpt' else 'An MLP'} of Ψ = {result.num_parameters:,} parameters in "
+        f"{counted(len(result.units), 'unit')}, in {config.precision} with {_OPTIMIZERS[config.optimizer]}, trained "
+        f"for {counted(steps, 'step')} of {config.global_batch:,} x {config.seq:,} tokens "
+        f"({steps * config.global_batch * config.seq:,} in all) of {source}."
+    )
+
+
+def learned(result: RunResult) -> str:
+    """From which loss to which, beside that of knowing nothing."""
+    vocab, losses = result.config.vocab, result.mean_losses
+    return (
+        f"Loss {losses[0]:.3f} → {losses[-1]:.3f}. To guess evenly among {vocab:,} tokens would be "
+        f"ln {vocab:,} = {math.log(vocab):.3f}."
+    )
+
+
+def scaled(result: RunResult) -> str | None:
+    """Loss scale and skipped steps; None where neither plays a part."""
+    skipped = [step for step, report in enumerate(result.steps) if report.skipped]
+    scales = [report.loss_scale for report in result.steps]
+    if not skipped and scales[0] == scales[-1] == 1.0:
+        return None
+    scale = f"Loss scale {scales[0]:,g}" + (f" → {scales[-1]:,g}" if scales[-1] != scales[0] else " throughout")
+    if not skipped:
+        return f"{scale}; no step was skipped."
+    which = ", ".join(str(step) for step in skipped[:8]) + (", ..." if len(skipped) > 8 else "")
+    return (
+        f"{scale}; {len(skipped)} of {counted(len(result.steps), 'step')} skipped because a gradient was not finite "
+        f"(step {which}): such a step changes no weight."
+    )
+
+
+def states_note(result: RunResult) -> str:
+    """How to read the formula of the model states."""
+    config, cost = result.config, cost_of(result.config)
+    parts = f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter"
+    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.ranks:,}."
+    if is_owned(config):
+        return note + " Whole units belong to ranks: the formula holds for the mean."
+    if any(memory.marks["end_of_backward"].padding for memory in result.memory):
+        return note + " N does not divide every unit, so slices are padded: the mean without padding is compared."
+    return note
+
+
+def volume_note(result: RunResult) -> str:
+    """How to read the formula of the traffic."""
+    config, volume = result.config, volume_of(result)
+    ranks = config.ranks
+    note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
+    if volume.tied:
+        keeps = ", which stays gathered when forward ends" if config.keep_last_unit else ""
+        note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
+    if volume.kept:
+        note += f"; U = {result.units[-1].numel:,}, the last unit, which stays gathered"
+    if config.accumulate > 1 and config.stage >= 2:
+        note += f"; each of {config.accumulate} micro-batches is reduced" + (
+            " and gathers" if config.stage == 3 else ""
+        )
+    return note + "."
+
+
+def closing(result: RunResult) -> str:
+    """What the stage did, in a line or two."""
+    config, cost = result.config, cost_of(result.config)
+    ranks, stage = config.ranks, config.stage
+    if ranks == 1:
+        return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
+    ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
+    mine = sum(formulas.model_states(stage, result.num_parameters, ranks, cost).values())
+    if stage == 0:
+        return (
+            f"DDP keeps every parameter, gradient and optimizer state on every rank: {cost.total} bytes per parameter, "
+            f"however many ranks there are. Stages 1, 2 and 3 divide them: zerosim compare --ranks {ranks}"
+        )
+    share = f"1/{ranks}"
+    what = {
+        1: f"{share} of the optimizer states; parameters and gradients stay whole",
+        2: f"{share} of the optimizer states and gradients; parameters stay whole",
+        3: f"{share} of every model state, and gathers a unit's parameters "
+        + ("only while it is used" if config.reshard_after_forward else "once, for forward and backward"),
+    }[stage]
+    owned = " on average" if is_owned(config) else ""
+    less = (
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {formulas.model_states_text(0, cost)}"
+        if mine < ddp
+        else "as many bytes as DDP, for this optimizer keeps nothing that could be divided"
+    )
+    return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(result)}"
+
+
+def _price(result: RunResult) -> str:
+    """What the stage sends against DDP."""
+    config, sizes = result.config, itemsizes(result.config)
+    ddp = formulas.volume(0).sent_bytes(result.num_parameters, config.ranks, *sizes)
+    numels = (result.tied_numel, result.units[-1].numel)
+    ratio = volume_of(result).sent_bytes(result.num_parameters, config.ranks, *sizes, *numels) / ddp
+    if ratio == 1:
+        return "It sends exactly as much as DDP."
+    price = "The price: it sends" if ratio > 1 else "It sends"
+    return f"{price} {float(ratio):.3g} times as much as DDP."
+
+
+def traffic_title(result: RunResult) -> str:
+    step = last_whole_step(result)
+    if step is None:
+        return "Traffic: every step was skipped, so there is no whole one to show"
+    last = "the last" if step == len(result.steps) - 1 else "the last that was not skipped"
+    return f"Bytes sent per rank in step {step}, {last}"
+
+
+def moment(step: int, phase: str, unit: str) -> str:
+    """When something happened, such as 'step 0, backward of h.3'."""
+    if phase == "init":
+        return f"at the start, while {unit or 'the model'} was placed"
+    where = phase + (f" of {unit}" if unit else "")
+    return f"while the sample was drawn, {where}" if step < 0 else f"in step {step}, {where}"
