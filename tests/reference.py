@@ -58,8 +58,8 @@ def rank_gradients(config: RunConfig, weights: dict[str, Any], batch: Any, rank:
     rows = batch.shape[0] // config.ranks
     own = batch[rank * rows : (rank + 1) * rows]
     with device.scope(step=step):
-        loss, grad = forward_loss(model, own, strategy, scale, rows * config.seq)
-        backward_pass(model.units, grad, strategy)
+        loss, *grads = forward_loss(model, own, strategy, scale, rows * config.seq)
+        backward_pass(model.units, grads, strategy)
     return float(loss.array[0]) / (rows * config.seq), {flat.name: flat.take_grad().array for flat in model.flats}
 
 

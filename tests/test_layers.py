@@ -17,7 +17,7 @@ LAYERS = [
     {"record", "backends", "scenario"},  # scenario is plain data: errors and units are all it knows
     {"device", "allocator"},
     {"comm"},
-    {"sharding", "functional", "primitives", "tensor", "autograd", "rng", "gradcheck"},
+    {"sharding", "functional", "primitives", "tensor", "autograd", "rng", "finite_differences"},
     {"models", "nn", "optim", "precision"},
     {"parallel"},
     {"engine", "runtime", "data", "build"},
@@ -38,7 +38,19 @@ ONLY_IN = {
     "mpi4py": {"comm"},
 }
 # Rooms that hold host values (token ids, files, random draws); arithmetic on devices' arrays is backends' alone.
-NUMPY_ROOMS = {"backends", "data", "rng", "experiment", "models", "engine", "gradcheck", "tensor", "bench", "cli", "report"}
+NUMPY_ROOMS = {
+    "backends",
+    "data",
+    "rng",
+    "experiment",
+    "models",
+    "engine",
+    "finite_differences",
+    "tensor",
+    "bench",
+    "cli",
+    "report",
+}
 
 
 def modules() -> list[Path]:
@@ -57,7 +69,9 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found |= {f"zerosim.{alias.name}" for alias in node.names} if node.module == "zerosim" else {node.module or ""}
+            found |= (
+                {f"zerosim.{alias.name}" for alias in node.names} if node.module == "zerosim" else {node.module or ""}
+            )
     return found
 
 

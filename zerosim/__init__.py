@@ -1,3 +1,67 @@
-"""zerosim: train a real GPT over N virtual ranks with DDP and ZeRO-1, 2, 3, every byte counted."""
+"""zerosim: train a real GPT over N virtual ranks with DDP and ZeRO-1, 2, 3, every byte counted.
+
+    import zerosim
+
+    result = zerosim.run(zerosim.RunConfig(stage=3, ranks=4, steps=20))
+    print(result.mean_losses[-1], result.memory[0].peak.total_bytes)
+
+Names are loaded when they are first used: importing zerosim imports nothing heavy. For lessons on
+autograd: `from zerosim.tensor import tensor`, and `zerosim.gradcheck`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerosim.device import Device as Device
+    from zerosim.device import Kind as Kind
+    from zerosim.errors import InputError as InputError
+    from zerosim.errors import OutOfMemory as OutOfMemory
+    from zerosim.errors import RankFailed as RankFailed
+    from zerosim.errors import ZerosimError as ZerosimError
+    from zerosim.experiment import run as run
+    from zerosim.finite_differences import gradcheck as gradcheck
+    from zerosim.ledger import CommLedger as CommLedger
+    from zerosim.ledger import MemoryLedger as MemoryLedger
+    from zerosim.result import RunResult as RunResult
+    from zerosim.runtime import Context as Context
+    from zerosim.runtime import World as World
+    from zerosim.runtime import launch as launch
+    from zerosim.scenario import RunConfig as RunConfig
+    from zerosim.tensor import Tensor as Tensor
+    from zerosim.tensor import cpu as cpu
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "CommLedger": "ledger",
+    "Context": "runtime",
+    "Device": "device",
+    "InputError": "errors",
+    "Kind": "device",
+    "MemoryLedger": "ledger",
+    "OutOfMemory": "errors",
+    "RankFailed": "errors",
+    "RunConfig": "scenario",
+    "RunResult": "result",
+    "Tensor": "tensor",
+    "World": "runtime",
+    "ZerosimError": "errors",
+    "cpu": "tensor",
+    "gradcheck": "finite_differences",
+    "launch": "runtime",
+    "run": "experiment",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'zerosim' has no attribute {name!r}")
+    return getattr(import_module(f"zerosim.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

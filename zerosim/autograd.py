@@ -12,6 +12,7 @@ Nobody writes into a gradient that somebody else may hold: an op may hand one bu
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import NamedTuple, Protocol
 
 from zerosim.device import Buffer, Kind
@@ -29,7 +30,7 @@ class Rule(Protocol):
     """An op in the graph: what it saved, and its backward rule."""
 
     def backward(self, grad: Buffer) -> tuple[Buffer | None, ...]:
-        """One gradient per input, None where it is not wanted (`needs`)."""
+        """One gradient per input, None where it is not wanted: new buffers, or `grad` itself handed on."""
         ...
 
 
@@ -53,24 +54,23 @@ class Node:
 
 def add_gradients(first: Gradient, second: Gradient) -> Gradient:
     """Their sum: into one that is owned, or into a new buffer."""
-    if first.owned:
-        out = first.buffer
-    elif second.owned:
-        out = second.buffer
-    else:
-        out = first.buffer.device.alloc(first.buffer.shape, first.buffer.dtype, Kind.ACTIVATION_GRAD)
-    device = out.device
-    device.kernel(out.numel, device.backend.add, first.buffer.array, second.buffer.array, out.array)
+    if second.owned and not first.owned:
+        first, second = second, first
+    a, b = first.buffer, second.buffer
+    out = a if first.owned else a.device.alloc(a.shape, a.dtype, Kind.ACTIVATION_GRAD)
+    out.device.kernel(out.numel, out.device.backend.add, a.array, b.array, out.array)
     return Gradient(out, True)
 
 
-def backward(root: Node | Sink, grad: Buffer) -> None:
-    """Walk the graph under `root` with `grad`, the gradient of what `root` made; sinks collect.
+def backward(root: Node | Sink, grads: list[Buffer]) -> None:
+    """Walk the graph under `root` with the one gradient in `grads`, that of what `root` made; sinks collect.
 
-    A graph is walked once: its nodes are empty afterwards.
+    It is taken out of the list: were it an argument, the callers would keep its bytes alive for the
+    whole walk. A graph is walked once: its nodes are empty afterwards.
     """
     arriving: dict[Node, Gradient] = {}
-    queue: list[tuple[int, int, Node]] = []
+    queue: list[tuple[int, int, Node]] = []  # deepest first; of one depth, first come first served
+    arrivals = itertools.count()
 
     def deliver(edge: Node | Sink, gradient: Gradient) -> None:
         if not isinstance(edge, Node):
@@ -79,10 +79,9 @@ def backward(root: Node | Sink, grad: Buffer) -> None:
             arriving[edge] = add_gradients(arriving[edge], gradient)
         else:
             arriving[edge] = gradient
-            heapq.heappush(queue, (-edge.depth, len(queue), edge))
+            heapq.heappush(queue, (-edge.depth, next(arrivals), edge))
 
-    deliver(root, Gradient(grad, False))
-    del grad
+    deliver(root, Gradient(grads.pop(), False))
     while queue:
         node = heapq.heappop(queue)[2]
         _visit(node, arriving.pop(node).buffer, deliver)
@@ -96,10 +95,10 @@ def _visit(node: Node, grad: Buffer, deliver: _Deliver) -> None:
     node.rule, node.edges = None, ()
     results = rule.backward(grad)
     del rule
+    held = [grad.storage, *(result.storage for result in results if result is not None)]
     for edge, result in zip(edges, results, strict=True):
         if edge is not None and result is not None:
-            shared = result.storage is grad.storage or sum(result is other for other in results) > 1
-            deliver(edge, Gradient(result, not shared))
+            deliver(edge, Gradient(result, sum(result.storage is storage for storage in held) == 1))
 
 
 class _Deliver(Protocol):

@@ -109,7 +109,9 @@ class Buffer:
         return Buffer(self.storage, self.array[window], self.dtype)
 
     def reshape(self, *shape: int) -> Buffer:
-        """The same bytes under another shape; the window must be contiguous."""
+        """The same bytes under another shape. Raises: ValueError where only a copy could have it."""
+        if not self.array.flags.c_contiguous:
+            raise ValueError(f"a strided window of shape {self.shape} cannot be seen as {shape} without a copy")
         return Buffer(self.storage, self.array.reshape(shape), self.dtype)
 
     def __repr__(self) -> str:
@@ -123,10 +125,10 @@ class _Ambient:
 
     def __init__(self, device: Device, after: Scope) -> None:
         self._device = device
-        self._before = device.where
         self._after = after
 
     def __enter__(self) -> None:
+        self._before = self._device.where
         self._device.where = self._after
 
     def __exit__(
@@ -142,9 +144,9 @@ class _NoGrad:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._before = device.grad_enabled
 
     def __enter__(self) -> None:
+        self._before = self._device.grad_enabled
         self._device.grad_enabled = False
 
     def __exit__(
@@ -187,9 +189,13 @@ class Device:
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value))
             raise self._out_of_memory(nbytes, kind)
+        try:
+            array = self.backend.empty(shape, dtype)
+        except BaseException:  # the host's own memory ran out
+            self.allocator.release(reserved)
+            raise
         id = self.recorder.next_id()
         self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize))
-        array = self.backend.empty(shape, dtype)
         return Buffer(Storage(array, self, id, reserved), array, dtype)
 
     def retag(self, buffer: Buffer, kind: Kind) -> None:
@@ -235,6 +241,11 @@ class Device:
                 here.slot if slot is None else slot,
             ),
         )
+
+    @property
+    def is_training(self) -> bool:
+        """False in the phase EVALUATE, where nothing is dropped out."""
+        return self.where.phase != Phase.EVALUATE.value
 
     def phase(self, phase: Phase) -> _Ambient:
         return self.scope(phase=phase)

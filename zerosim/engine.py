@@ -28,14 +28,13 @@ def forward_pass(units: Sequence[Unit], x: Tensor, strategy: Strategy, slot: int
     return x
 
 
-def backward_pass(units: Sequence[Unit], grad: Buffer | None, strategy: Strategy, slot: int = 0) -> Buffer | None:
-    """The gradient of the first unit's input (None for token ids)."""
+def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy, slot: int = 0) -> None:
+    """`grads` holds the gradient of the last unit's output, then that of the first unit's input (none for ids)."""
     for unit in reversed(units):
         with strategy.device.scope(unit=unit.name, slot=slot):
             strategy.pre_backward(unit)
-            grad = unit.backward(grad, slot)
+            unit.backward(grads, slot)
             strategy.post_backward(unit)
-    return grad
 
 
 def forward_loss(
@@ -71,10 +70,10 @@ def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, d
 def _micro_batch(model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int) -> Buffer:
     device = strategy.device
     with device.phase(Phase.FORWARD):
-        loss, *grad = forward_loss(model, batch, strategy, scale, count, slot)
+        loss, *grads = forward_loss(model, batch, strategy, scale, count, slot)
         device.mark("end_of_forward")
     with device.phase(Phase.BACKWARD):
-        backward_pass(model.units, grad.pop(), strategy, slot)  # popped, so that nothing here keeps it alive
+        backward_pass(model.units, grads, strategy, slot)
     return loss
 
 

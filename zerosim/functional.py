@@ -187,6 +187,8 @@ def attention(qkv: Tensor, num_heads: int, *, dropout: float = 0.0, key: tuple[i
     """
     device = qkv.device
     batch, tokens, width = qkv.shape
+    if width % (3 * num_heads):
+        raise InputError(f"attention: {num_heads} heads do not divide a third of {width} columns")
     out = _like(qkv, batch, tokens, width // 3)
     probs = _like(qkv, batch, num_heads, tokens, tokens)
     mask = _mask(qkv, probs.shape, dropout, key)
@@ -227,10 +229,10 @@ def embedding(ids: Buffer, weight: Operand) -> Tensor:
 
 
 class AddRows:
-    """Saves the handle of what was added; its gradient is summed over the batch."""
+    """Saves the handle of what was added; its gradient is summed over the batch. x is not kept."""
 
     def __init__(self, x: Tensor, rows: Operand) -> None:
-        self.x = x
+        self.x_requires_grad = x.requires_grad
         self.rows = rows
 
     def backward(self, grad: Buffer) -> Grads:
@@ -239,11 +241,13 @@ class AddRows:
         if used < drows.shape[0]:
             device.kernel(0, device.backend.fill, drows.array, 0.0)
         device.kernel(grad.numel, device.backend.sum_to, grad.array, drows.array[:used])
-        return grad if self.x.requires_grad else None, drows
+        return grad if self.x_requires_grad else None, drows
 
 
 def add_rows(x: Tensor, rows: Operand) -> Tensor:
     """x (B, T, D) + the first T of `rows` (at least T, D): learned positions."""
+    if x.shape[-2:] != (min(x.shape[-2], rows.shape[0]), rows.shape[1]):
+        raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
     device, out = x.device, _like(x)
     device.kernel(out.numel, device.backend.add, x.array, rows.array[: x.shape[-2]], out.array)
     return apply(AddRows(x, rows), out, x, rows)
@@ -333,6 +337,8 @@ class Dropout:
 
 
 def _mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int]) -> Buffer | None:
+    if not 0.0 <= probability < 1.0:
+        raise InputError(f"dropout {probability}: expected a chance in [0, 1)")
     if probability == 0.0:
         return None
     mask = x.device.alloc(shape, uint8, Kind.ACTIVATION)
@@ -345,8 +351,6 @@ def dropout(x: Tensor, probability: float, key: tuple[int, int]) -> Tensor:
 
     Which ones is a function of `key` and the position alone (`rng.py`). Probability 0 is x itself.
     """
-    if not 0.0 <= probability < 1.0:
-        raise InputError(f"dropout {probability}: expected a chance in [0, 1)")
     mask = _mask(x, x.shape, probability, key)
     if mask is None:
         return x

@@ -49,7 +49,7 @@ class Dropout:
         self.keys = keys
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.probability == 0.0 or not x.device.grad_enabled:
+        if self.probability == 0.0 or not x.device.is_training:
             return x
         return F.dropout(x, self.probability, self.keys(self.op))
 
@@ -74,7 +74,7 @@ class Attention:
         self.keys = keys
 
     def __call__(self, x: Tensor) -> Tensor:
-        dropout = self.dropout if x.device.grad_enabled else 0.0
+        dropout = self.dropout if x.device.is_training else 0.0
         key = self.keys("attn") if dropout else (0, 0)
         return self.c_proj(F.attention(self.c_attn(x), self.num_heads, dropout=dropout, key=key))
 
@@ -138,12 +138,15 @@ class Unit:
             self._under_way[slot] = (leaf, y.node)
         return Tensor(y.buffer)
 
-    def backward(self, grad: Buffer | None, slot: int = 0) -> Buffer | None:
-        """Collect the parameters' gradients; returns that of the input (None for token ids)."""
+    def backward(self, grads: list[Buffer], slot: int = 0) -> None:
+        """Collect the parameters' gradients; the output's gradient in `grads` gives way to the input's.
+
+        (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.)
+        """
         leaf, node = self._under_way.pop(slot)
-        assert grad is not None
-        backward(node, grad)
-        return leaf.take() if leaf is not None else None
+        backward(node, grads)
+        if leaf is not None:
+            grads.append(leaf.take())
 
     def forget(self) -> None:
         """Drop graphs that no backward will walk."""

@@ -8,24 +8,27 @@ to its operand's shape. Models use the fused ops, which cost a fraction of a tap
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 
 from zerosim.backends.kernels import Array
 from zerosim.device import Buffer, Device, Kind
-from zerosim.tensor import Operand, Tensor, apply, tensor
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+from zerosim.tensor import Operand, Outline, Parameter, Tensor, apply, check_device, outline, tensor
 
 Grads = tuple[Buffer | None, ...]
 
 
 def broadcast_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """NumPy's rule: dims are aligned at the end and must be equal or 1. Raises: ValueError."""
+    """NumPy's rule: dims are aligned at the end and must be equal or 1. Raises: InputError."""
     length = max(len(a), len(b))
     a_dims, b_dims = (1,) * (length - len(a)) + a, (1,) * (length - len(b)) + b
     if any(m != n and 1 not in (m, n) for m, n in zip(a_dims, b_dims, strict=True)):
-        raise ValueError(f"shapes {a} and {b} do not broadcast")
+        raise InputError(f"shapes {a} and {b} do not broadcast")
     return tuple(n if m == 1 else m for m, n in zip(a_dims, b_dims, strict=True))
 
 
-def _sum_to(grad: Buffer, target: Operand) -> Buffer:
+def _sum_to(grad: Buffer, target: Outline | Parameter) -> Buffer:
     """`grad`, of the broadcast shape, summed to the shape of `target`."""
     if grad.shape == target.shape:
         return grad
@@ -42,16 +45,20 @@ def _elementwise(run: Callable[[Array, Array, Array], None], a: Buffer, b: Array
 
 
 class _Binary:
-    """Saves both operands; a subclass says what each one's gradient is before it is summed back."""
+    """Sums each operand's gradient back to its shape; a subclass says what it is before, and what that reads."""
 
     def __init__(self, a: Operand, b: Operand) -> None:
-        self.a = a
-        self.b = b
+        self.into = outline(a), outline(b)
+        self.save(a, b)
+
+    def save(self, a: Operand, b: Operand) -> None:
+        """Keep the operands whose values backward reads."""
 
     def backward(self, grad: Buffer) -> Grads:
+        a, b = self.into
         return (
-            _sum_to(self.grad_a(grad), self.a) if self.a.requires_grad else None,
-            _sum_to(self.grad_b(grad), self.b) if self.b.requires_grad else None,
+            _sum_to(self.grad_a(grad), a) if a.requires_grad else None,
+            _sum_to(self.grad_b(grad), b) if b.requires_grad else None,
         )
 
     def grad_a(self, grad: Buffer) -> Buffer:
@@ -62,39 +69,60 @@ class _Binary:
 
 
 class Add(_Binary):
-    pass
+    """Saves nothing."""
 
 
 class Subtract(_Binary):
+    """Saves nothing."""
+
     def grad_b(self, grad: Buffer) -> Buffer:
         return _elementwise(grad.device.backend.multiply, grad, -1.0)
 
 
-class Multiply(_Binary):
+class _Product(_Binary):
+    """Saves each operand that the other one's gradient reads."""
+
+    def save(self, a: Operand, b: Operand) -> None:
+        self.a = a if b.requires_grad else None
+        self.b = b if a.requires_grad else None
+
+
+class Multiply(_Product):
     def grad_a(self, grad: Buffer) -> Buffer:
+        assert self.b is not None
         return _elementwise(grad.device.backend.multiply, grad, self.b.array)
 
     def grad_b(self, grad: Buffer) -> Buffer:
+        assert self.a is not None
         return _elementwise(grad.device.backend.multiply, grad, self.a.array)
 
 
 class Divide(_Binary):
+    """Saves b and, where b wants a gradient, a."""
+
+    def save(self, a: Operand, b: Operand) -> None:
+        self.a = a if b.requires_grad else None
+        self.b = b
+
     def grad_a(self, grad: Buffer) -> Buffer:
         return _elementwise(grad.device.backend.divide, grad, self.b.array)
 
     def grad_b(self, grad: Buffer) -> Buffer:
         k = grad.device.backend  # d(a/b)/db = -a / b^2
+        assert self.a is not None
         times_a = _elementwise(k.multiply, grad, self.a.array)
         over_b = _elementwise(k.divide, _elementwise(k.divide, times_a, self.b.array), self.b.array)
         return _elementwise(k.multiply, over_b, -1.0)
 
 
-class MatMul(_Binary):
+class MatMul(_Product):
     def grad_a(self, grad: Buffer) -> Buffer:
-        return _matmul(grad.device, grad.array, self.b.array.swapaxes(-1, -2), grad, Kind.ACTIVATION_GRAD)
+        assert self.b is not None
+        return _matmul(grad.device, grad.array, self.b.array.swapaxes(-1, -2), grad.dtype, Kind.ACTIVATION_GRAD)
 
     def grad_b(self, grad: Buffer) -> Buffer:
-        return _matmul(grad.device, self.a.array.swapaxes(-1, -2), grad.array, grad, Kind.ACTIVATION_GRAD)
+        assert self.a is not None
+        return _matmul(grad.device, self.a.array.swapaxes(-1, -2), grad.array, grad.dtype, Kind.ACTIVATION_GRAD)
 
 
 class _Saved:
@@ -131,11 +159,11 @@ class Sum:
     """The gradient is handed to every element that was added."""
 
     def __init__(self, x: Operand, kept: tuple[int, ...]) -> None:
-        self.x = x
+        self.into = outline(x)
         self.kept = kept
 
     def backward(self, grad: Buffer) -> Grads:
-        device, out = grad.device, self.x.new_grad()
+        device, out = grad.device, self.into.new_grad()
         device.kernel(0, device.backend.fill, out.array, 0.0)
         device.kernel(out.numel, device.backend.add, out.array, grad.array.reshape(self.kept), out.array)
         return (out,)
@@ -166,9 +194,9 @@ class MaskFuture:
         return (out,)
 
 
-def _matmul(device: Device, a: Array, b: Array, like: Buffer, kind: Kind) -> Buffer:
+def _matmul(device: Device, a: Array, b: Array, dtype: DType, kind: Kind) -> Buffer:
     shape = (*broadcast_shape(tuple(a.shape[:-2]), tuple(b.shape[:-2])), a.shape[-2], b.shape[-1])
-    out = device.alloc(shape, like.dtype, kind)
+    out = device.alloc(shape, dtype, kind)
     device.kernel(2 * out.numel * a.shape[-1], device.backend.matmul, a, b, out.array)
     return out
 
@@ -179,19 +207,25 @@ def _transposed(x: Buffer, order: tuple[int, ...], kind: Kind) -> Buffer:
     return out
 
 
-def _operands(a: Operand | float, b: Operand | float) -> tuple[Operand, Operand]:
-    """Both as operands: a number becomes a constant of the other one's dtype."""
-    if isinstance(a, (int, float)):
-        assert not isinstance(b, (int, float))
-        return tensor(a, b.device, dtype_name=b.dtype), b
-    return a, tensor(b, a.device, dtype_name=a.dtype) if isinstance(b, (int, float)) else b
+def _operands(name: str, a: Operand | float, b: Operand | float) -> tuple[Operand, Operand]:
+    """Both as operands of one device and dtype: a number becomes a constant of the other one's."""
+    if isinstance(a, Real) and isinstance(b, Operand):
+        a = tensor(a, b.device, dtype=b.dtype)
+    elif isinstance(b, Real) and isinstance(a, Operand):
+        b = tensor(b, a.device, dtype=a.dtype)
+    if not isinstance(a, Operand) or not isinstance(b, Operand):
+        raise InputError(f"{name} takes tensors and numbers, not {type(a).__name__} and {type(b).__name__}")
+    check_device(a, b)
+    if a.dtype != b.dtype:
+        raise InputError(f"{name} takes tensors of one dtype, not {a} and {b}")
+    return a, b
 
 
-def _binary(kernel: str, rule: type[_Binary], a: Operand | float, b: Operand | float) -> Tensor:
-    left, right = _operands(a, b)
+def _binary(name: str, rule: type[_Binary], a: Operand | float, b: Operand | float) -> Tensor:
+    left, right = _operands(name, a, b)
     device = left.device
     out = device.alloc(broadcast_shape(left.shape, right.shape), left.dtype, Kind.ACTIVATION)
-    device.kernel(out.numel, getattr(device.backend, kernel), left.array, right.array, out.array)
+    device.kernel(out.numel, getattr(device.backend, name), left.array, right.array, out.array)
     return apply(rule(left, right), out, left, right)
 
 
@@ -212,11 +246,11 @@ def divide(a: Operand | float, b: Operand | float) -> Tensor:
 
 
 def matmul(a: Operand, b: Operand) -> Tensor:
-    """a (..., M, K) @ b (..., K, N); leading dims broadcast. Raises: ValueError when K differs."""
+    """a (..., M, K) @ b (..., K, N); leading dims broadcast. Raises: InputError when K differs."""
+    a, b = _operands("matmul", a, b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"matmul of {a.shape} and {b.shape}: the inner sizes must be equal, both at least 2-d")
-    like = Buffer(a.buffer.storage, a.array, a.dtype) if isinstance(a, Tensor) else a.flat.param_window(a.index)
-    return apply(MatMul(a, b), _matmul(a.device, a.array, b.array, like, Kind.ACTIVATION), a, b)
+        raise InputError(f"matmul of {a.shape} and {b.shape}: the inner sizes must be equal, both at least 2-d")
+    return apply(MatMul(a, b), _matmul(a.device, a.array, b.array, a.dtype, Kind.ACTIVATION), a, b)
 
 
 def _unary(kernel: str, x: Operand) -> Buffer:
@@ -254,7 +288,7 @@ def sum(x: Operand, dims: tuple[int, ...] | None = None, *, keepdims: bool = Fal
     """The sum over `dims` (None: all of them)."""
     kept = _kept(x, dims)
     out = x.device.alloc(kept, x.dtype, Kind.ACTIVATION)
-    x.device.kernel(0, x.device.backend.sum_to, x.array, out.array)
+    x.device.kernel(x.array.size, x.device.backend.sum_to, x.array, out.array)
     if not keepdims:
         gone = range(len(kept)) if dims is None else [d % len(kept) for d in dims]
         out = out.reshape(*(n for d, n in enumerate(kept) if d not in gone))
@@ -281,7 +315,9 @@ def reshape(x: Tensor, *shape: int) -> Tensor:
 
 
 def transpose(x: Tensor, *order: int) -> Tensor:
-    """Dims in another order, as a copy."""
+    """Dims in another order, as a copy; without an order, reversed."""
+    rank = len(x.shape)
+    order = tuple(d % rank for d in order) or tuple(reversed(range(rank)))
     return apply(Transpose(order), _transposed(x.buffer, order, Kind.ACTIVATION), x)
 
 

@@ -8,6 +8,7 @@ and a resumed run agree without ever exchanging a generator's state.
 from __future__ import annotations
 
 import hashlib
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from zerosim.device import Device
 
 def key(*words: int | str) -> tuple[int, int]:
     """Two 64-bit words that name a place in the program."""
-    text = "\x1f".join(f"{type(word).__name__}:{word}" for word in words)
+    text = "\x1f".join(f"str:{word}" if isinstance(word, str) else f"int:{index(word)}" for word in words)
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 

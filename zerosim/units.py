@@ -48,14 +48,13 @@ def parse_count(text: str | int) -> int:
 
 
 def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
-    scaled = float(value)
-    for unit in units[:-1]:
+    scaled, unit = float(value), units[0]
+    for larger in units[1:]:
         if abs(scaled) < 999.5:
             break
-        scaled /= 1000
-    else:
-        unit = units[-1]
-    digits = 0 if unit == units[0] else max(0, 2 - len(str(int(abs(scaled)))) + 1)
+        scaled, unit = scaled / 1000, larger
+    # Three figures of what is printed: 9.996 is 10.0, not 10.00.
+    digits = 0 if unit == units[0] else 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
     return f"{scaled:.{digits}f}{space}{unit}".rstrip()
 
 

@@ -118,13 +118,13 @@ def values_of(case: Case) -> list[Any]:
 def run_zerosim(case: Case, precision: str, values: list[Any], seed: Any = None) -> tuple[Any, list[Any]]:
     """The op's result and, with a gradient of the result to start from, those of its operands."""
     device = Device(0, make_backend("numpy"))
-    inputs = [tensor(value, device, dtype_name=precision, requires_grad=True) for value in values]
+    inputs = [tensor(value, device, dtype=precision, requires_grad=True) for value in values]
     ids = [] if case.ids is None else [upload(case.ids, device, "int64")]
     y = case.zerosim(*inputs, *ids)
     out = y.numpy()
     if seed is None:
         return out, []
-    backward(y.node, upload(seed, device, precision))
+    backward(y.node, [upload(seed, device, precision)])
     return out, [device.backend.to_host(x.grad.array) for x in inputs]
 
 

@@ -6,6 +6,7 @@ Started by `test_distributed.py`.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections import Counter
@@ -101,7 +102,9 @@ def main(folder: Path, rank: int) -> None:
     tasks = pickle.loads((folder / "tasks.pickle").read_bytes())
     results = {(method, tied): train(task, method, rank) for tied, task in tasks.items() for method in ("ddp", "fsdp2")}
     (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads can abort an interpreter that shuts down in the ordinary way
 
 
 if __name__ == "__main__":

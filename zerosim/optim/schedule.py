@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from zerosim.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -18,6 +20,10 @@ class Schedule:
     warmup: int = 0
     min_lr: float = 0.0
     total: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("constant", "cosine"):
+            raise InputError(f"schedule {self.shape!r}: expected constant or cosine")
 
     def __call__(self, done: int) -> float:
         """The rate for the update after `done` earlier ones."""

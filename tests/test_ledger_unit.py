@@ -1,0 +1,66 @@
+"""Ledgers fold events into figures: here event by event, by hand."""
+
+from __future__ import annotations
+
+from zerosim.ledger import CommLedger, MemoryLedger, TrafficRow
+from zerosim.record import Alloc, Event, Free, Launch, Mark, Retag, Scope
+
+FORWARD, BACKWARD = Scope(0, "forward", "h.0", 0), Scope(0, "backward", "h.1", 0)
+
+
+def test_live_bytes_peak_and_marks() -> None:
+    ledger = MemoryLedger()
+    ledger.read(
+        [
+            Alloc(FORWARD, 1, 100, 100, "param", 10),
+            Alloc(FORWARD, 2, 50, 50, "activation", 0),
+            Mark(FORWARD, "end_of_forward"),
+            Free(BACKWARD, 2),
+            Alloc(BACKWARD, 3, 60, 60, "grad", 6),
+            Alloc(BACKWARD, 4, 0, 0, "temp", 0),
+            Free(BACKWARD, 1),
+        ]
+    )
+    assert ledger.live_bytes == 60
+    assert ledger.peak.total_bytes == 160
+    assert (ledger.peak.scope, dict(ledger.peak.by_kind)) == (BACKWARD, {"param": 100, "grad": 60})
+    assert dict(ledger.peak.padding) == {"param": 10, "grad": 6}
+    assert dict(ledger.marks["end_of_forward"].by_unit) == {("h.0", "param"): 100, ("h.0", "activation"): 50}
+    assert dict(ledger.now().by_kind) == {"grad": 60}
+
+
+def test_the_peak_is_the_first_moment_of_the_most() -> None:
+    ledger = MemoryLedger()
+    ledger.read([Alloc(FORWARD, 1, 10, 10, "param", 0), Free(FORWARD, 1), Alloc(BACKWARD, 2, 10, 10, "grad", 0)])
+    assert dict(ledger.peak.by_kind) == {"param": 10}
+
+
+def test_a_snapshot_does_not_change() -> None:
+    ledger = MemoryLedger()
+    ledger.read([Alloc(FORWARD, 1, 10, 10, "param", 0)])
+    before = ledger.now()
+    ledger.read([Alloc(FORWARD, 2, 10, 10, "param", 0)])
+    assert before.total_bytes == 10
+
+
+def test_retag_moves_bytes_to_another_kind_and_leaves_the_unit() -> None:
+    ledger = MemoryLedger()
+    ledger.read([Alloc(FORWARD, 1, 100, 100, "unsharded_grad", 4), Retag(BACKWARD, 1, "grad")])
+    assert dict(ledger.now().by_unit) == {("h.0", "grad"): 100}
+    assert dict(ledger.now().padding) == {"grad": 4}
+    assert ledger.live_bytes == ledger.peak.total_bytes == 100
+
+
+def launch(scope: Scope, op: str, sent: int, work: int) -> Event:
+    return Launch(scope, work, op, "fp16", "states", "data", (0, 1), work, 2 * sent, sent, sent)
+
+
+def test_traffic_by_step_phase_and_operation() -> None:
+    ledger = CommLedger()
+    ledger.read([launch(FORWARD, "all_gather", 10, 1), launch(BACKWARD, "reduce_scatter", 7, 2)])
+    ledger.read([launch(FORWARD, "all_gather", 30, 3), launch(FORWARD._replace(step=1), "all_gather", 1, 4)])
+    assert ledger.rows() == [
+        TrafficRow(0, "forward", "all_gather", "fp16", "states", 2, 80, 40, 40),
+        TrafficRow(0, "backward", "reduce_scatter", "fp16", "states", 1, 14, 7, 7),
+        TrafficRow(1, "forward", "all_gather", "fp16", "states", 1, 2, 1, 1),
+    ]

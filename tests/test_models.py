@@ -1,0 +1,420 @@
+"""Models: names, layouts, sizes, initial weights, state_dict; and what a Unit promises."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim import functional as F
+from zerosim.autograd import backward
+from zerosim.device import Buffer, Device, Kind, Phase
+from zerosim.dtypes import DType, bf16, fp16, fp32, fp64, int64
+from zerosim.errors import InputError
+from zerosim.models.gpt import GPTConfig, build_gpt
+from zerosim.models.mlp import MLPConfig, build_mlp
+from zerosim.models.model import Model, draw_flat, initial_values
+from zerosim.nn import Dropout, Unit
+from zerosim.rng import DropoutKeys
+from zerosim.sharding import Flat, slice_of, whole
+from zerosim.tensor import Tensor, cpu, tensor
+
+SMALL = GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11)
+
+
+def gpt(config: GPTConfig, device: Device | None = None, dtype: DType = fp64) -> Model:
+    device = device or cpu()
+    return build_gpt(config, device, dtype, dtype, DropoutKeys(device, 0, 0))
+
+
+def place(model: Model, seed: int = 0, *, master: bool = False) -> Model:
+    """All weights on one rank, drawn."""
+    for flat in model.flats:
+        flat.own, flat.padded_numel = whole(flat.numel), flat.numel
+        flat.param = flat.param_shard = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
+        if master:
+            flat.master = flat.device.alloc((flat.numel,), fp32, Kind.OPTIM)
+        draw_flat(flat, seed, exact_master=False)
+    return model
+
+
+def token_ids(device: Device, batch: int, tokens: int, vocab: int, seed: int = 0) -> Tensor:
+    return tensor(np.random.default_rng(seed).integers(0, vocab, (batch, tokens)), device, dtype=int64)
+
+
+def forward(model: Model, x: Tensor, slot: int = 0) -> Tensor:
+    for unit in model.units:
+        x = unit.forward(x, slot)
+    return x
+
+
+def walk_back(model: Model, grad: Buffer, slot: int = 0) -> None:
+    grads = [grad]
+    for unit in reversed(model.units):
+        unit.backward(grads, slot)
+    assert not grads
+
+
+@contextmanager
+def no_garbage_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# -- layout ----------------------------------------------------------------------------------------------
+def block(i: int, d: int) -> dict[str, tuple[int, ...]]:
+    """GPT-2's names; weights of linear maps are (inputs, outputs)."""
+    return {
+        f"h.{i}.ln_1.weight": (d,),
+        f"h.{i}.ln_1.bias": (d,),
+        f"h.{i}.attn.c_attn.weight": (d, 3 * d),
+        f"h.{i}.attn.c_attn.bias": (3 * d,),
+        f"h.{i}.attn.c_proj.weight": (d, d),
+        f"h.{i}.attn.c_proj.bias": (d,),
+        f"h.{i}.ln_2.weight": (d,),
+        f"h.{i}.ln_2.bias": (d,),
+        f"h.{i}.mlp.c_fc.weight": (d, 4 * d),
+        f"h.{i}.mlp.c_fc.bias": (4 * d,),
+        f"h.{i}.mlp.c_proj.weight": (4 * d, d),
+        f"h.{i}.mlp.c_proj.bias": (d,),
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gpt_has_gpt2s_names_and_shapes_in_order(tied: bool) -> None:
+    model = gpt(GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, tied=tied))
+    expected = {"wte.weight": (11, 8), "wpe.weight": (6, 8), **block(0, 8), **block(1, 8)}
+    expected |= {"ln_f.weight": (8,), "ln_f.bias": (8,)}
+    if not tied:
+        expected["lm_head.weight"] = (11, 8)
+    assert list(model.shapes().items()) == list(expected.items())
+    assert [unit.name for unit in model.units] == ["wte", "wpe", "h.0", "h.1", "ln_f", "lm_head"]
+    assert [flat.name for flat in model.flats] == ["wte", "wpe", "h.0", "h.1", "ln_f"] + ["lm_head"] * (not tied)
+    assert [unit.reduces for unit in model.units] == [True] * 5 + [not tied]
+    assert (model.units[0].flat is model.units[-1].flat) == tied
+
+
+def test_a_flats_parameters_lie_one_after_the_other() -> None:
+    for flat in gpt(SMALL).flats:
+        end = 0
+        for spec in flat.specs:
+            assert spec.offset == end
+            end += math.prod(spec.shape)
+        assert flat.numel == end
+
+
+@pytest.mark.parametrize(
+    ("config", "numel"),
+    [
+        (GPTConfig(layers=12, hidden=768, heads=12, seq=1024, vocab=50257), 124_439_808),  # GPT-2
+        (GPTConfig(layers=24, hidden=1024, heads=16, seq=1024, vocab=50257), 354_823_168),  # medium
+        (GPTConfig(layers=36, hidden=1280, heads=20, seq=1024, vocab=50257), 774_030_080),  # large
+        (GPTConfig(layers=48, hidden=1600, heads=25, seq=1024, vocab=50257), 1_557_611_200),  # XL
+    ],
+)
+def test_parameter_counts_are_gpt2s_and_declaring_takes_no_memory(
+    device: Device, live: Callable[[], int], config: GPTConfig, numel: int
+) -> None:
+    assert gpt(config, device).num_parameters == numel
+    assert live() == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("layers", "d", "heads", "seq", "vocab"), [(1, 4, 1, 1, 1), (3, 12, 4, 9, 30), (2, 6, 3, 5, 7)]
+)
+def test_parameter_count_formula(layers: int, d: int, heads: int, seq: int, vocab: int, tied: bool) -> None:
+    model = gpt(GPTConfig(layers, d, heads, seq, vocab, tied))
+    assert model.num_parameters == vocab * d * (1 if tied else 2) + seq * d + layers * (12 * d * d + 13 * d) + 2 * d
+
+
+def test_mlp() -> None:
+    model = build_mlp(MLPConfig(layers=2, hidden=4, vocab=9), cpu(), fp32, fp32)
+    assert model.shapes() == {
+        "wte.weight": (9, 4),
+        "layers.0.weight": (4, 4),
+        "layers.0.bias": (4,),
+        "layers.1.weight": (4, 4),
+        "layers.1.bias": (4,),
+        "lm_head.weight": (4, 9),
+        "lm_head.bias": (9,),
+    }
+    assert [unit.name for unit in model.units] == ["wte", "layers.0", "layers.1", "lm_head"]
+    assert model.num_parameters == 9 * 4 + 2 * (16 + 4) + 4 * 9 + 9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": 0}, "layers 0: expected at least 1"),
+        ({"vocab": -1}, "vocab -1"),
+        ({"hidden": 10, "heads": 4}, "heads 4 do not divide hidden 10"),
+        ({"dropout": 1.0}, "dropout 1.0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        GPTConfig(**wrong)
+
+
+# -- initial weights ---------------------------------------------------------------------------------------
+def test_initial_weights_depend_on_seed_and_name_only() -> None:
+    model = place(gpt(SMALL), seed=3).state_dict()
+    deeper = place(gpt(GPTConfig(layers=5, hidden=8, heads=4, seq=6, vocab=11, tied=False)), seed=3).state_dict()
+    for name in model:
+        if not name.endswith("c_proj.weight"):  # their spread depends on the depth
+            assert (model[name] == deeper[name]).all(), name
+    alone = gpt(SMALL)
+    flat = alone.flats[3]
+    flat.own, flat.padded_numel = whole(flat.numel), flat.numel
+    flat.param = flat.param_shard = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
+    draw_flat(flat, 3, exact_master=False)  # no other flat was drawn before it
+    assert (flat.window(flat.param, 2).array == model["h.1.attn.c_attn.weight"]).all()
+
+
+def test_seeds_and_names_differ() -> None:
+    one, other = place(gpt(SMALL), seed=0).state_dict(), place(gpt(SMALL), seed=1).state_dict()
+    assert (one["wte.weight"] != other["wte.weight"]).all()
+    assert (one["h.0.attn.c_attn.weight"] != one["h.1.attn.c_attn.weight"]).all()
+
+
+def test_a_half_type_rounds_the_same_numbers() -> None:
+    exact, half = place(gpt(SMALL, dtype=fp32)).state_dict(), place(gpt(SMALL, dtype=fp16)).state_dict()
+    for name in exact:
+        assert (exact[name].astype(np.float16) == half[name]).all()
+
+
+def test_initial_spreads() -> None:
+    """normal 0.8 / sqrt(D), GPT-2's 0.02 at D = 1600; what ends in c_proj by sqrt(2 L) less; norms 1, biases 0."""
+    assert gpt(GPTConfig(hidden=1600, heads=25)).flats[0].specs[0].std == 0.02
+    model = gpt(GPTConfig(layers=8, hidden=64, heads=4, seq=64, vocab=256, tied=False))
+    for spec in (spec for flat in model.flats for spec in flat.specs):
+        values = initial_values(spec, 0)
+        assert values.dtype == np.float32
+        if spec.name.endswith("bias"):
+            assert (values == 0).all()
+        elif "ln_" in spec.name:
+            assert (values == 1).all()
+        else:
+            std = 0.1 / math.sqrt(16) if spec.name.endswith("c_proj.weight") else 0.1
+            assert abs(values.std() / std - 1) < 5 / math.sqrt(2 * values.size), spec.name
+            assert abs(values.mean() / std) < 5 / math.sqrt(values.size), spec.name
+
+
+# -- state_dict ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [fp64, fp32, bf16, fp16])
+def test_state_dict_round_trip(dtype: DType) -> None:
+    weights = place(gpt(SMALL, dtype=dtype), seed=5).state_dict()
+    other = place(gpt(SMALL, dtype=dtype), seed=6)
+    other.load_state_dict(weights)
+    assert list(other.state_dict()) == list(weights) == list(other.shapes())
+    for name, values in other.state_dict().items():
+        assert (values == weights[name]).all()
+
+
+def test_masters_are_what_state_dict_holds() -> None:
+    model = place(gpt(SMALL, dtype=fp16), master=True)
+    weights = {name: np.full(shape, 1 / 3, np.float32) for name, shape in model.shapes().items()}
+    model.load_state_dict(weights)
+    assert all((values == np.float32(np.float16(1 / 3))).all() for values in model.state_dict().values())
+    model.load_state_dict(weights, exact_master=True)
+    assert all((values == np.float32(1 / 3)).all() for values in model.state_dict().values())
+    assert all((flat.whole_param().array == np.float16(1 / 3)).all() for flat in model.flats)
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    model = place(gpt(SMALL))
+    weights = model.state_dict()
+    for change, message in [
+        ({"wte.weight": None}, "missing wte.weight"),
+        (dict.fromkeys(list(weights)[:5]), "missing wte.weight, wpe.weight, h.0.ln_1.weight and 2 more"),
+        ({"transformer.wte.weight": np.zeros(1)}, "unknown transformer.wte.weight"),
+        ({"wpe.weight": None, "wpe": np.zeros(1)}, "missing wpe.weight; unknown wpe"),
+        ({"wpe.weight": np.zeros((8, 6))}, r"wpe.weight has shape \(8, 6\), expected \(6, 8\)"),
+    ]:
+        given = {name: value for name, value in {**weights, **change}.items() if value is not None}
+        with pytest.raises(InputError, match=f"the weights do not fit the model: {message}"):
+            model.load_state_dict(given)
+
+
+def test_a_slice_has_no_state_dict() -> None:
+    model = place(gpt(SMALL))
+    model.flats[2].reshard()
+    with pytest.raises(InputError, match=r"h\.0 is sharded on rank 0: gather it"):
+        model.state_dict()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_slices_take_their_part_of_full_weights(ranks: int) -> None:
+    weights = place(gpt(SMALL), seed=2).state_dict()
+    pieces: list[list[Any]] = []
+    for rank in range(ranks):
+        model = gpt(SMALL)
+        for flat in model.flats:
+            flat.own = slice_of(flat.numel, rank, ranks)
+            flat.param_shard = flat.device.alloc((flat.own.size,), flat.dtype, Kind.PARAM)
+        model.load_state_dict(weights)
+        pieces.append([flat.shard().array for flat in model.flats])
+    for i, flat in enumerate(gpt(SMALL).flats):
+        values = np.concatenate([own[i] for own in pieces])
+        for spec in flat.specs:
+            assert (values[spec.offset : spec.offset + spec.numel] == weights[spec.name].reshape(-1)).all()
+
+
+# -- what a model computes -----------------------------------------------------------------------------------
+def test_a_token_sees_no_later_one() -> None:
+    device = cpu()
+    model = place(gpt(SMALL, device))
+    ids = token_ids(device, 2, 6, 11)
+    before = forward(model, ids).numpy()
+    ids.array[:, 3] = (ids.array[:, 3] + 1) % 11
+    after = forward(model, ids).numpy()
+    assert before.shape == (2, 6, 11)
+    assert (before[:, :3] == after[:, :3]).all()
+    assert (before[:, 3:] != after[:, 3:]).any(axis=-1).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_are_the_finite_differences(tied: bool) -> None:
+    """The whole model at once: units in order, cut graphs, a table used at both ends."""
+    device = cpu()
+    model = place(gpt(GPTConfig(layers=1, hidden=4, heads=2, seq=3, vocab=5, tied=tied), device))
+    ids, targets = token_ids(device, 2, 3, 5, seed=1), token_ids(device, 2, 3, 5, seed=2)
+    total, grad = F.cross_entropy_and_grad(forward(model, ids), targets.buffer, scale=1.0, count=1)
+    walk_back(model, grad)
+    assert total.numel == 1
+    step = 1e-6
+    for flat in model.flats:
+        analytic, values = flat.take_grad().array, flat.whole_param().array
+        for i in range(flat.numel):
+            kept = values[i]
+            losses = []
+            for value in (kept + step, kept - step):
+                values[i] = value
+                logits = forward(model, ids)
+                losses.append(F.cross_entropy_and_grad(logits, targets.buffer, scale=1.0, count=1)[0].array[0])
+            values[i] = kept
+            assert analytic[i] == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-5, abs=1e-7), flat.name
+
+
+# -- units -----------------------------------------------------------------------------------------------------
+def norm_unit(device: Device, dtype: DType = fp64) -> Unit:
+    flat = Flat("unit", device, dtype, dtype)
+    weight, bias = flat.declare("weight", (4,), fill=2.0), flat.declare("bias", (4,))
+    place(Model([Unit("unit", flat, lambda x: x)]))
+    return Unit("unit", flat, lambda x: F.gelu(F.layer_norm(x, weight, bias)) + x)
+
+
+def test_a_cut_graph_gives_the_gradients_of_one_graph() -> None:
+    device = cpu()
+    units = [norm_unit(device), norm_unit(device)]
+    values = np.random.default_rng(0).standard_normal((3, 4))
+    seed = tensor(np.random.default_rng(1).standard_normal((3, 4)), device, dtype="fp64")
+
+    x = tensor(values, device, dtype="fp64", requires_grad=True)
+    y = units[1].function(units[0].function(x))
+    assert y.node is not None
+    backward(y.node, [seed.buffer])
+    expected = [x.grad.numpy() if x.grad else None, *(unit.flat.take_grad().array for unit in units)]
+
+    cut = tensor(values, device, dtype="fp64")
+    for unit in units:
+        cut = unit.forward(cut)
+        assert not cut.requires_grad
+    assert (cut.numpy() == y.numpy()).all()
+    grads = [seed.buffer]
+    for unit in reversed(units):
+        unit.backward(grads)
+    for ours, theirs in zip([grads[0].array, *(unit.flat.take_grad().array for unit in units)], expected, strict=True):
+        assert (ours == theirs).all()
+
+
+def test_slots_wait_in_any_order() -> None:
+    device = cpu()
+    unit = norm_unit(device)
+    xs = [tensor(np.random.default_rng(i).standard_normal((3, 4)), device, dtype="fp64") for i in range(3)]
+    seed = tensor(np.ones((3, 4)), device, dtype="fp64").buffer
+    alone = {}
+    for i, x in enumerate(xs):
+        unit.forward(x)
+        grads = [seed]
+        unit.backward(grads)
+        alone[i] = grads[0].array, unit.flat.take_grad().array
+    for i, x in enumerate(xs):
+        unit.forward(x, slot=i)
+    for i in (2, 0, 1):
+        grads = [seed]
+        unit.backward(grads, slot=i)
+        assert (grads[0].array == alone[i][0]).all()
+        assert (unit.flat.take_grad().array == alone[i][1]).all()
+
+
+def test_a_unit_keeps_none_of_its_outputs_bytes(device: Device, live: Callable[[], int]) -> None:
+    """What waits for backward: x, its layer norm (GELU's input), mean and rstd; not GELU's result, not the sum."""
+    unit = norm_unit(device)
+    x = tensor(np.ones((10, 4)), device, dtype="fp64")
+    before = live()
+    y = unit.forward(x)
+    assert live() - before == 320 + 320 + 160
+    del y
+    assert live() - before == 320 + 160
+    unit.forget()
+    assert live() == before
+
+
+def test_nothing_waits_without_gradients(device: Device, live: Callable[[], int]) -> None:
+    unit = norm_unit(device)
+    x = tensor(np.ones((10, 4)), device, dtype="fp64")
+    before = live()
+    with device.no_grad():
+        y = unit.forward(x)
+    assert live() - before == y.buffer.nbytes
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_block_keeps_34sbh_and_3abss(device: Device, live: Callable[[], int], dropout: float) -> None:
+    """Korthikanti et al. (2205.05198), equation 2: 34 sbh + 5 a b s^2 bytes in half precision with dropout.
+
+    Attention here keeps the probabilities (2 a b s^2) and the mask (a b s^2), and not their product
+    (2 a b s^2). The paper leaves out the norms' mean and rstd: 2 norms x 2 x 4 bytes per token.
+    """
+    s, b, h, a = 6, 3, 8, 2
+    model = place(gpt(GPTConfig(layers=1, hidden=h, heads=a, seq=s, vocab=11, dropout=dropout), device, fp16))
+    unit = model.units[2]
+    before = live()
+    unit.forward(tensor(np.ones((b, s, h)), device, dtype="fp16"))
+    masks = 2 * s * b * h + a * b * s * s if dropout else 0
+    assert live() - before == 32 * s * b * h + 2 * a * b * s * s + 16 * s * b + masks
+
+
+def test_resharding_frees_while_a_backward_waits(device: Device, live: Callable[[], int]) -> None:
+    model = place(gpt(SMALL, device))
+    unit = model.units[2]
+    x = tensor(np.random.default_rng(0).standard_normal((1, 6, 8)), device, dtype="fp64")
+    y = unit.forward(x)
+    seed = tensor(np.ones((1, 6, 8)), device, dtype="fp64").buffer
+    kept, before = unit.flat.whole_param().array.copy(), live()
+    unit.flat.param_shard = None
+    unit.flat.reshard()
+    assert live() == before - 8 * unit.flat.numel
+    with pytest.raises(RuntimeError, match=r"rank 0 uses h\.0\.ln_1\.weight while h\.0 is sharded: all_gather it"):
+        unit.forward(y)
+    with pytest.raises(RuntimeError, match=r"uses h\.0\..* while h\.0 is sharded"):
+        unit.backward([seed])
+    full = device.alloc((unit.flat.numel,), fp64, Kind.UNSHARDED_PARAM)
+    device.backend.from_host(kept, full.array)
+    unit.flat.unshard(full)
+    assert (unit.forward(x).array == y.array).all()
+    grads = [seed]
+    unit.backward(grads)
+    assert grads[0].shape == (1, 6, 8)
+

@@ -1,0 +1,271 @@
+"""Optimizers against a transcription of their formulas, schedules, decay, clipping, skipped steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerosim.device import Buffer, Device, Kind
+from zerosim.dtypes import DType, bf16, compute_dtype, fp16, fp32, fp64
+from zerosim.errors import LossScaleExhausted, NonFiniteGradient
+from zerosim.optim.adam import Adam
+from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.schedule import Schedule
+from zerosim.optim.sgd import SGD
+from zerosim.optim.updater import Updater
+from zerosim.precision import LossScaler
+from zerosim.sharding import Flat, Slice, slice_of, whole
+from zerosim.tensor import cpu
+
+Formula = Callable[..., np.ndarray]
+
+
+def buffer(device: Device, values: Any, dtype: DType) -> Buffer:
+    values = np.asarray(values, np.float64)
+    out = device.alloc(values.shape, dtype, Kind.OPTIM)
+    device.backend.from_host(values, out.array)
+    return out
+
+
+# -- formulas ------------------------------------------------------------------------------------------------
+def adam(w: np.ndarray, grads: list[np.ndarray], lr: list[float], o: Adam) -> np.ndarray:
+    """Kingma and Ba, algorithm 1; weight decay as L2 (Adam) or apart from the gradient (AdamW)."""
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, (g, rate) in enumerate(zip(grads, lr, strict=True), 1):
+        if o.decoupled:
+            w = w - rate * o.weight_decay * w
+        else:
+            g = g + o.weight_decay * w
+        m = o.beta1 * m + (1 - o.beta1) * g
+        v = o.beta2 * v + (1 - o.beta2) * g**2
+        w = w - rate * (m / (1 - o.beta1**t)) / (np.sqrt(v / (1 - o.beta2**t)) + o.eps)
+    return w
+
+
+def sgd(w: np.ndarray, grads: list[np.ndarray], lr: list[float], o: SGD) -> np.ndarray:
+    """PyTorch's momentum: the buffer starts as the first gradient, and gathers without 1 - momentum."""
+    buf = np.zeros_like(w)
+    for g, rate in zip(grads, lr, strict=True):
+        buf = o.momentum * buf + g + o.weight_decay * w
+        w = w - rate * buf
+    return w
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "formula"),
+    [
+        pytest.param(Adam(), adam, id="adam"),
+        pytest.param(Adam(0.8, 0.95, 1e-3, 0.1), adam, id="adam-l2"),
+        pytest.param(Adam(0.9, 0.95, 1e-8, 0.1, decoupled=True), adam, id="adamw"),
+        pytest.param(SGD(), sgd, id="sgd"),
+        pytest.param(SGD(0.9, 0.1), sgd, id="sgd-momentum-decay"),
+    ],
+)
+def test_steps_are_the_formulas(optimizer: Optimizer, formula: Formula) -> None:
+    device, random = cpu(), np.random.default_rng(0)
+    start, grads, rates = (
+        random.standard_normal(50),
+        list(random.standard_normal((7, 50))),
+        [0.1, 0.1, 0.3, 0, 0.2, 1, 2],
+    )
+    weights = buffer(device, start, fp64)
+    moments = [buffer(device, np.zeros(50), fp64) for _ in range(optimizer.num_moments)]
+    for step, (grad, lr) in enumerate(zip(grads, rates, strict=True), 1):
+        scaled = buffer(device, grad * 1024, fp64)  # the gradient is what is left of it after grad_scale
+        optimizer.update(weights, scaled, moments, grad_scale=1 / 1024, lr=lr, step=step, decays=True)
+    np.testing.assert_allclose(weights.array, formula(start, grads, rates, optimizer), rtol=1e-12)
+
+
+def test_how_many_states_there_are() -> None:
+    assert (Adam().num_moments, SGD().num_moments, SGD(momentum=0.9).num_moments) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(weight_decay=0.1), SGD(0.9, 0.1)])
+def test_what_does_not_decay(optimizer: Optimizer) -> None:
+    device = cpu()
+    weights, grad = buffer(device, np.ones(3), fp64), buffer(device, np.zeros(3), fp64)
+    moments = [buffer(device, np.zeros(3), fp64) for _ in range(optimizer.num_moments)]
+    optimizer.update(weights, grad, moments, grad_scale=1.0, lr=0.1, step=1, decays=False)
+    assert weights.array.tolist() == [1, 1, 1]
+    optimizer.update(weights, grad, moments, grad_scale=1.0, lr=0.1, step=2, decays=True)
+    assert (weights.array < 1).all()
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(1, 70_000),
+    st.integers(1, 9),
+    st.sampled_from([Adam(weight_decay=0.1), Adam(weight_decay=0.1, decoupled=True), SGD(0.9, 0.1), SGD()]),
+    st.sampled_from([fp32, fp16, bf16]),
+)
+def test_slices_give_the_bits_of_the_whole(numel: int, ranks: int, optimizer: Optimizer, grads: DType) -> None:
+    device, random = cpu(), np.random.default_rng(numel)
+
+    def run(start: int, stop: int) -> np.ndarray:
+        part = slice(start, min(stop, numel))
+        weights = buffer(device, values[part], fp32)
+        moments = [buffer(device, np.zeros(weights.numel), fp32) for _ in range(optimizer.num_moments)]
+        for step in (1, 2, 3):
+            grad = buffer(device, step * values[::-1][part], grads)
+            optimizer.update(weights, grad, moments, grad_scale=0.3, lr=0.01, step=step, decays=True)
+        return weights.array
+
+    values = random.standard_normal(numel)
+    slices = [slice_of(numel, rank, ranks) for rank in range(ranks)]
+    sliced = np.concatenate([run(part.start, part.stop) for part in slices])
+    assert (run(0, numel) == sliced).all()
+
+
+# -- schedules -----------------------------------------------------------------------------------------------
+def test_constant() -> None:
+    assert [Schedule(0.5)(t) for t in (0, 1, 10**6)] == [0.5] * 3
+
+
+def test_warmup_reaches_the_rate_at_its_last_update() -> None:
+    assert [Schedule(1.0, warmup=4)(t) for t in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_cosine() -> None:
+    """From lr, right after warm-up, to min_lr at `total` and for good; half way between them half way there."""
+    rates = [Schedule(1.0, "cosine", warmup=2, min_lr=0.2, total=12)(t) for t in range(15)]
+    assert rates[:3] == [0.5, 1, 1]
+    assert rates[7] == pytest.approx(0.6)
+    assert rates[12:] == pytest.approx([0.2] * 3)
+    assert rates[2:13] == sorted(rates[2:13], reverse=True)
+    quarter = 0.2 + 0.8 * (1 + math.cos(math.pi * 0.3)) / 2
+    assert rates[5] == pytest.approx(quarter)
+
+
+def test_a_schedule_that_is_all_warmup() -> None:
+    assert [Schedule(1.0, "cosine", warmup=2, total=2)(t) for t in range(2)] == [0.5, 1]
+
+
+# -- the updater ---------------------------------------------------------------------------------------------
+def flat_of(device: Device, own: Slice | None = None, dtype: DType = fp64) -> Flat:
+    """Three parameters, 2-d, 1-d, 2-d, all ones, of which `own` is held."""
+    flat = Flat("flat", device, dtype, dtype)
+    for i, shape in enumerate([(2, 3), (4,), (5, 1)]):
+        flat.declare(f"p{i}", shape)
+    flat.own = own or whole(15)
+    flat.param_shard = buffer(device, np.ones(flat.own.size), dtype)
+    return flat
+
+
+def updated(updater: Updater, flat: Flat, norm: float, gradient: float = 0.0) -> list[float]:
+    updater.allocate(flat)
+    if flat.master is not None:
+        flat.device.backend.copy(flat.shard().array, flat.master.array)
+    flat.grad_shard = buffer(flat.device, np.full(flat.own.size, gradient), flat.dtype)
+    scale = updater.judge(norm)
+    assert scale is not None
+    updater.update(flat, scale)
+    return list(flat.weights().array.tolist())
+
+
+@pytest.mark.parametrize(("decay", "expected"), [("all", [0.5] * 15), ("matrices", [0.5] * 6 + [1.0] * 4 + [0.5] * 5)])
+@pytest.mark.parametrize("cuts", [[0, 15], [0, 3, 8, 15], [0, 6, 10, 15], list(range(16))])
+def test_decay_of_all_or_of_matrices_only(cuts: list[int], decay: str, expected: list[float]) -> None:
+    """A gradient of zero, rate 1, decay 1/2: what decays halves, wherever the slice was cut."""
+    result = []
+    for start, stop in itertools.pairwise(cuts):
+        updater = Updater(Adam(weight_decay=0.5, decoupled=True), Schedule(1.0), decay=decay)
+        result += updated(updater, flat_of(cpu(), Slice(start, stop, 15)), norm=0.0)
+    assert result == expected
+
+
+def test_padding_is_not_updated() -> None:
+    result = updated(Updater(SGD(), Schedule(1.0)), flat_of(cpu(), Slice(12, 18, 15)), norm=1.0, gradient=1.0)
+    assert result == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.5, 1.0, 4.0, 1e10])
+def test_clipping_multiplies_by_at_most_1(norm: float) -> None:
+    updater = Updater(SGD(), Schedule(1.0), clip_norm=1.0)
+    factor = min(1.0, 1.0 / (norm + 1e-6))
+    assert updated(updater, flat_of(cpu()), norm, gradient=1.0) == [1 - factor] * 15
+    assert updater.reports[0].grad_norm == norm
+
+
+def test_gradients_are_divided_by_the_scale_they_were_made_with() -> None:
+    """Also on the step that raises it, where DeepSpeed's come out halved."""
+    updater = Updater(SGD(), Schedule(1.0), scaler=LossScaler(8.0, window=1), clip_norm=2.0)
+    assert updated(updater, flat_of(cpu()), norm=8.0, gradient=8.0) == [0.0] * 15  # no raise: norm 1, gradient 1
+    assert updater.loss_scale == 8
+    assert updated(updater, flat_of(cpu()), norm=8.0, gradient=8.0) == [0.0] * 15
+    assert updater.loss_scale == 16  # raised by that step
+    assert [(r.grad_norm, r.loss_scale) for r in updater.reports] == [(1, 8), (1, 8)]
+    clipped = updated(updater, flat_of(cpu()), norm=64.0, gradient=16.0)
+    assert clipped == [1 - 2 / (4 + 1e-6)] * 15
+
+
+def test_a_skipped_step_does_not_count() -> None:
+    updater = Updater(Adam(), Schedule(1.0, warmup=4), scaler=LossScaler(8.0, hysteresis=1))
+    assert updater.judge(1.0) is not None
+    assert updater.judge(math.inf) is None
+    assert updater.judge(math.nan) is None
+    assert updater.judge(1.0) is not None
+    assert updater.updates == 2
+    assert [report.skipped for report in updater.reports] == [False, True, True, False]
+    assert [report.lr for report in updater.reports] == [0.25, 0.5, 0.5, 0.5]
+    assert [report.loss_scale for report in updater.reports] == [8, 8, 4, 2]
+
+
+def test_what_is_not_finite_stops_skips_or_exhausts() -> None:
+    with pytest.raises(NonFiniteGradient):
+        Updater(SGD(), Schedule(1.0)).judge(math.nan)
+    skips = Updater(SGD(), Schedule(1.0), skip_nonfinite=True)
+    assert skips.judge(math.inf) is None
+    assert (skips.updates, skips.reports[0].skipped) == (0, True)
+    with pytest.raises(LossScaleExhausted):
+        Updater(SGD(), Schedule(1.0), scaler=LossScaler(1.0, hysteresis=1)).judge(math.inf)
+    static = Updater(SGD(), Schedule(1.0), scaler=LossScaler(64.0, dynamic=False))
+    assert static.judge(math.inf) is None
+    assert static.loss_scale == 64
+    assert [Updater(SGD(), Schedule(1.0), skip_nonfinite=skip).stops_at_nonfinite for skip in (False, True)] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "per_element"), [(fp64, 16), (fp32, 8), (fp16, 12), (bf16, 12)])
+def test_states_are_allocated_once_padding_named(
+    device: Device, live: Callable[[], int], dtype: DType, per_element: int
+) -> None:
+    flat = flat_of(device, Slice(12, 18, 15), dtype)
+    before = live()
+    Updater(Adam(), Schedule(1.0)).allocate(flat)
+    assert live() - before == 6 * per_element
+    assert len(flat.moments) == 2
+    assert (flat.master is not None) == dtype.is_half
+    assert all(state.dtype is compute_dtype(dtype) for state in flat.moments)
+    assert all((state.array == 0).all() for state in flat.moments)
+
+
+def test_a_half_type_is_updated_in_its_master() -> None:
+    """An update of 1/3 of the weight's last place is lost in fp16 and adds up in the master."""
+    flat = flat_of(cpu(), dtype=fp16)
+    updater = Updater(SGD(), Schedule(2.0**-10 / 3))
+    seen = []
+    updated(updater, flat, 1.0, gradient=-1.0)
+    for _ in range(3):
+        flat.store_param_shard()
+        seen.append(flat.device.backend.to_host(flat.shard().array)[0])
+        updater.judge(1.0)
+        updater.update(flat, 1.0)
+    assert seen == [1, 1 + 2.0**-10, 1 + 2.0**-10]
+
+
+def test_a_rank_that_owns_nothing_has_nothing_to_do() -> None:
+    flat = flat_of(cpu(), Slice(0, 0, 15))
+    updater = Updater(Adam(), Schedule(1.0))
+    updater.allocate(flat)
+    updater.judge(1.0)
+    updater.update(flat, 1.0)
+    assert flat.weights().numel == 0

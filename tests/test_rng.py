@@ -1,0 +1,79 @@
+"""Random numbers are a function of where they are used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zerosim import rng
+from zerosim.device import Kind
+from zerosim.dtypes import uint8
+from zerosim.rng import DropoutKeys
+from zerosim.tensor import cpu
+
+
+def test_keys_do_not_change_between_versions() -> None:
+    """A saved run goes on with the same numbers only if these stay."""
+    assert rng.key("weight", 0, "wte.weight") == (15128127011963343335, 15351807614253282472)
+    drawn = rng.normal((3,), 1.0, "weight", 0, "wte.weight")
+    assert drawn.tolist() == [-1.4165431261062622, 2.2222988605499268, 0.7099633812904358]
+
+
+def test_every_word_of_a_key_counts() -> None:
+    places = [
+        ("a",), ("b",), ("a", 1), ("a", "1"), (1, "a"), ("a1",), (1,), ("1",), (-1,), (11,), (1, 1), (),
+    ]  # fmt: skip
+    assert len({rng.key(*words) for words in places}) == len(places)
+    assert rng.key("a", np.int64(1)) == rng.key("a", 1)
+    assert all(0 <= word < 2**64 for words in places for word in rng.key(*words))
+
+
+def test_a_generator_begins_anew() -> None:
+    first = rng.generator("here").standard_normal(5)
+    assert (rng.generator("here").standard_normal(5) == first).all()
+    assert (rng.generator("there").standard_normal(5) != first).all()
+
+
+def test_normals_are_fp32_of_that_spread() -> None:
+    values = rng.normal((200, 200), 0.02, "weight", 1, "x")
+    assert values.dtype == np.float32
+    assert values.shape == (200, 200)
+    assert abs(values.std() / 0.02 - 1) < 0.02
+    assert (rng.normal((200, 200), 0.04, "weight", 1, "x") == 2 * values).all()
+
+
+def test_a_mask_is_a_function_of_key_and_position() -> None:
+    """A longer array begins with the shorter one's mask, a lower chance drops a part of what a higher one drops."""
+    device = cpu()
+
+    def mask(shape: tuple[int, ...], chance: float) -> np.ndarray:
+        out = device.alloc(shape, uint8, Kind.ACTIVATION)
+        device.backend.dropout_mask(rng.key("op"), chance, out.array)
+        return out.array.reshape(-1)
+
+    long = mask((100_001,), 0.3)
+    assert set(np.unique(long)) == {0, 1}
+    assert abs(long.mean() - 0.7) < 0.01
+    assert (mask((7, 11), 0.3) == long[:77]).all()
+    assert (mask((100_001,), 0.1) >= long).all()
+
+
+def test_dropout_keys_read_the_scope() -> None:
+    """(seed, attempted step, global micro-batch, unit, op); not the phase, so that recompute draws the same."""
+    device = cpu()
+    keys = DropoutKeys(device, 7, 4)
+    with device.scope(step=3, unit="h.0", slot=2):
+        assert keys("attn") == rng.key("dropout", 7, 3, 6, "h.0", "attn")
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), [(1, 6), (2, 3), (3, 2), (6, 1)])
+def test_a_micro_batch_has_its_masks_on_whichever_rank(ranks: int, accumulate: int) -> None:
+    """The six micro-batches of a step, counted over all ranks, have the same six keys."""
+    device = cpu()
+    seen = []
+    for rank in range(ranks):
+        keys = DropoutKeys(device, 0, rank * accumulate)
+        for slot in range(accumulate):
+            with device.scope(step=0, unit="h.0", slot=slot):
+                seen.append(keys("attn"))
+    assert seen == [rng.key("dropout", 0, 0, i, "h.0", "attn") for i in range(6)]
