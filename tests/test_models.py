@@ -417,4 +417,3 @@ def test_resharding_frees_while_a_backward_waits(device: Device, live: Callable[
     grads = [seed]
     unit.backward(grads)
     assert grads[0].shape == (1, 6, 8)
-

@@ -1,0 +1,60 @@
+"""The README's first screen: its commands exist, and the numbers it shows are those of a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zerosim.cli.main import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def shown(command: str) -> list[str]:
+    """The lines that the README shows under a command."""
+    block = README.split(f"$ {command}\n")[1].split("```")[0]
+    return [line for line in block.splitlines() if line.strip() and line != "..."]
+
+
+def test_the_first_command_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes to the last digit; losses may differ in a digit between BLAS libraries, but must fall as far."""
+    command = "zerosim run --stage 3 --ranks 4"
+    assert main(command.split()[1:]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    for line in shown(command):
+        if "loss" not in line.lower():
+            assert line in lines
+    first, last = (float(x) for x in re.search(r"Loss (\d+\.\d+) → (\d+\.\d+)", printed).groups())  # type: ignore[union-attr]
+    assert last < first - 2.5
+
+
+def test_compare_shows_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "zerosim compare --stages 0,1,2,3 --ranks 4"
+    assert main([*command.split()[1:], "--steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line in shown(command):
+        if "loss" not in line.lower():
+            assert line in lines
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_command_is_one_that_zerosim_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in re.findall(r"^zerosim .*$", README, re.MULTILINE):
+        words = line.split("#")[0].split()
+        assert main([words[1], "--help"]) == 0
+        known = capsys.readouterr().out
+        assert all(flag in known for flag in words if flag.startswith("--")), line
+
+
+def test_the_primer_is_prose_of_at_least_30_kb() -> None:
+    primer = (ROOT / "zerosim" / "primer.md").read_bytes()
+    assert len(primer) >= 30_000
+    assert max(primer) < 128
