@@ -53,8 +53,7 @@ def forward(model: Model, x: Tensor, slot: int = 0) -> Tensor:
     return x
 
 
-def walk_back(model: Model, grad: Buffer, slot: int = 0) -> None:
-    grads = [grad]
+def walk_back(model: Model, grads: list[Buffer], slot: int = 0) -> None:
     for unit in reversed(model.units):
         unit.backward(grads, slot)
     assert not grads
@@ -290,7 +289,7 @@ def test_gradients_are_the_finite_differences(tied: bool) -> None:
     model = place(gpt(GPTConfig(layers=1, hidden=4, heads=2, seq=3, vocab=5, tied=tied), device))
     ids, targets = token_ids(device, 2, 3, 5, seed=1), token_ids(device, 2, 3, 5, seed=2)
     total, grad = F.cross_entropy_and_grad(forward(model, ids), targets.buffer, scale=1.0, count=1)
-    walk_back(model, grad)
+    walk_back(model, [grad])
     assert total.numel == 1
     step = 1e-6
     for flat in model.flats:
@@ -417,3 +416,65 @@ def test_resharding_frees_while_a_backward_waits(device: Device, live: Callable[
     grads = [seed]
     unit.backward(grads)
     assert grads[0].shape == (1, 6, 8)
+
+
+def test_a_step_frees_everything_by_reference_counts(device: Device, live: Callable[[], int]) -> None:
+    def step() -> None:
+        model = place(gpt(GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, dropout=0.2), device, fp16))
+        states = live()
+        ids = token_ids(device, 2, 6, 11)
+        loss, *grads = F.cross_entropy_and_grad(forward(model, ids), ids.buffer, scale=8.0, count=12)
+        walk_back(model, grads)
+        del ids, loss
+        assert live() == 2 * states  # parameters and gradients
+        for flat in model.flats:
+            flat.take_grad()
+        assert live() == states
+
+    with no_garbage_collector():
+        step()
+        assert live() == 0
+
+
+def test_dropout_stands_where_it_is_used() -> None:
+    """Masks depend on seed, step, global micro-batch, unit and op; nothing is dropped while evaluating."""
+    device = cpu()
+    x = tensor(np.ones((8, 8)), device)
+
+    def mask(op: str, *, seed: int = 0, first: int = 0, step: int = 0, slot: int = 0, unit: str = "h.0") -> bytes:
+        drop = Dropout(op, 0.5, DropoutKeys(device, seed, first))
+        with device.scope(step=step, unit=unit, slot=slot, phase=Phase.FORWARD):
+            return bytes(drop(x).numpy().tobytes())
+
+    here = mask("resid_1")
+    assert here == mask("resid_1")
+    others = [
+        mask("resid_2"),
+        mask("resid_1", seed=1),
+        mask("resid_1", step=1),
+        mask("resid_1", slot=1),
+        mask("resid_1", unit="h.1"),
+    ]
+    assert len({here, *others}) == 6
+    assert mask("resid_1", first=4, slot=1) == mask("resid_1", first=5) == mask("resid_1", slot=5)
+    with device.phase(Phase.EVALUATE):
+        assert Dropout("resid_1", 0.5, DropoutKeys(device, 0, 0))(x) is x
+    with device.no_grad():  # as a forward that will be recomputed runs: it must drop what its second run drops
+        assert Dropout("resid_1", 0.5, DropoutKeys(device, 0, 0))(x) is not x
+
+
+def test_no_two_dropouts_of_a_step_share_a_mask() -> None:
+    device = cpu()
+    seen: list[tuple[int, int]] = []
+
+    class Listening(DropoutKeys):
+        def __call__(self, op: str) -> tuple[int, int]:
+            seen.append(super().__call__(op))
+            return seen[-1]
+
+    model = place(build_gpt(GPTConfig(3, 8, 2, 6, 11, dropout=0.1), device, fp64, fp64, Listening(device, 0, 0)))
+    x = token_ids(device, 1, 6, 11)
+    for unit in model.units:
+        with device.scope(step=0, unit=unit.name):
+            x = unit.forward(x)
+    assert len(set(seen)) == len(seen) == 1 + 3 * 3  # embeddings; attention and two branches in each block
