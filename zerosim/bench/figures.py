@@ -1,0 +1,153 @@
+"""What a benchmark says: figures beside their goals, as text and as JSON. Measures nothing.
+
+A figure compares two contestants that took turns, A B B A A B ..., in one process. Its value is the ratio
+of their MINIMA: what disturbs a step on a shared machine (another process, a slower clock) only ever
+adds time, so each contestant's least time is the one nearest to its own cost. What such a ratio
+hides is how restless the machine was; that is the spread beside it, the middle half of the ratios
+of single rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+METHOD = (
+    "contestants take turns in one process after a warm-up; a figure is the ratio of their minima, "
+    "the spread is the middle half of the ratios of single rounds"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. `value` is a ratio ('x') or seconds ('s'); None: it could not be measured, `note` says why.
+
+    `goal` is the most that it should be; `low` and `high` are the spread, `seconds` the least time of
+    each contestant.
+    """
+
+    model: str
+    name: str
+    value: float | None
+    unit: str = "x"
+    goal: float | None = None
+    low: float | None = None
+    high: float | None = None
+    rounds: int = 0
+    seconds: Mapping[str, float] | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """'met' or 'missed' by comparison; '' without a goal or a figure."""
+        if self.value is None or self.goal is None:
+            return ""
+        return "met" if self.value <= self.goal else "missed"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "name": self.name,
+            "value": self.value,
+            "unit": self.unit,
+            "goal": self.goal,
+            "verdict": self.verdict or None,
+            "low": self.low,
+            "high": self.high,
+            "rounds": self.rounds,
+            "seconds": dict(self.seconds or {}),
+            "note": self.note,
+        }
+
+
+def ratio(
+    model: str,
+    name: str,
+    measured: Mapping[str, Sequence[float]],
+    over: str,
+    under: str,
+    goal: float | None = None,
+    note: str = "",
+) -> Figure:
+    """The figure `over / under` of contestants timed in the same rounds: seconds by contestant, one per round."""
+    above, below = measured[over], measured[under]
+    low, high = _middle_half([a / b for a, b in zip(above, below, strict=True)])
+    seconds = {over: min(above), under: min(below)}
+    return Figure(model, name, min(above) / min(below), "x", goal, low, high, len(above), seconds, note)
+
+
+def difference(
+    model: str, name: str, measured: Mapping[str, Sequence[float]], more: str, less: str, goal: float
+) -> Figure:
+    """As `ratio`, in seconds: `more - less`."""
+    above, below = measured[more], measured[less]
+    low, high = _middle_half([a - b for a, b in zip(above, below, strict=True)])
+    seconds = {more: min(above), less: min(below)}
+    return Figure(model, name, min(above) - min(below), "s", goal, low, high, len(above), seconds)
+
+
+def _middle_half(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = quantiles(values, n=4, method="inclusive")
+    return first, third
+
+
+HEADER = ("model", "what", "measured", "goal", "", "spread", "rounds", "least times")
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Aligned lines, one per figure."""
+    rows = [HEADER, *(_cells(figure) for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    if figure.value is None or figure.low is None or figure.high is None:
+        return figure.model, figure.name, "-", _goal(figure), "", "", "", figure.note
+    times = ", ".join(f"{name} {_time(seconds)}" for name, seconds in (figure.seconds or {}).items())
+    return (
+        figure.model,
+        figure.name,
+        _number(figure.value, figure.unit),
+        _goal(figure),
+        figure.verdict,
+        f"{figure.low:.3f} .. {figure.high:.3f}",
+        str(figure.rounds),
+        "; ".join(part for part in (times, figure.note) if part),
+    )
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.3f} {unit}"
+
+
+def _goal(figure: Figure) -> str:
+    return "" if figure.goal is None else f"<= {figure.goal:g} {figure.unit}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def summary(figures: Sequence[Figure]) -> str:
+    """One line: how many goals were met, and which were not."""
+    missed = [f"{figure.model} {figure.name}".strip() for figure in figures if figure.verdict == "missed"]
+    met = sum(figure.verdict == "met" for figure in figures)
+    text = f"{met} of {met + len(missed)} goals met"
+    return text + (f"; missed: {', '.join(missed)}" if missed else "")
+
+
+def to_json(figures: Sequence[Figure], machine: Mapping[str, Any]) -> str:
+    """Strict JSON: non-finite numbers do not occur, or this raises ValueError."""
+    for figure in figures:
+        assert figure.value is None or math.isfinite(figure.value), figure
+    body = {"schema": 1, "machine": dict(machine), "method": METHOD, "figures": [f.to_dict() for f in figures]}
+    return json.dumps(body, indent=2, allow_nan=False) + "\n"
