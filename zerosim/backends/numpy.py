@@ -12,6 +12,7 @@ from typing import ParamSpec
 import numpy as np
 
 from zerosim.backends import numpy_attention, numpy_fused, numpy_ops, numpy_tokens, numpy_update
+from zerosim.backends.numpy_memory import keep_freed_memory
 
 P = ParamSpec("P")
 
@@ -25,6 +26,9 @@ class NumpyBackend:
     """Implements `Backend` on the CPU; bfloat16 arrays are those of ml_dtypes."""
 
     name = "numpy"
+
+    def __init__(self) -> None:
+        keep_freed_memory()
 
     empty = staticmethod(numpy_ops.empty)
     from_host = _kernel(numpy_ops.from_host)

@@ -63,7 +63,7 @@ FULL = Efforts(
     ranks=Effort(25.0, least=4, most=40),
     recording=Effort(20.0, least=5, most=60),
     start_up=Effort(8.0, least=5, most=20, warm_ups=1),
-    fsdp=Effort(0.0, least=1, most=1, warm_ups=0),
+    fsdp=Effort(45.0, least=2, most=3, warm_ups=0),
 )
 QUICK = Efforts(
     single=Effort(6.0, least=3, most=10, warm_ups=1),
