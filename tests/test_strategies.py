@@ -119,6 +119,15 @@ def test_accumulation_pairs_stages(train: Any, precision: str, ranks: int) -> No
         assert not equal(whole, early)
 
 
+def test_in_fp16_the_pairs_may_skip_different_steps() -> None:
+    """A sum over micro-batches overflows where the mean over ranks, taken first, would have been small enough."""
+    options = dict(SMALL, hidden=16, ranks=4, accumulate=4, steps=6, lr=1e-3, precision="fp16", loss_scale=2.0**18)
+    skipped = [[step.skipped for step in run(RunConfig(stage=stage, **options)).steps] for stage in range(4)]
+    assert skipped[0] == skipped[1]
+    assert skipped[2] == skipped[3]
+    assert sum(skipped[2]) < sum(skipped[0])
+
+
 def test_a_global_batch_gives_the_same_masks_however_it_is_cut(train: Any) -> None:
     """Dropout is keyed by the global micro-batch: 1 rank with 4 micro-batches sees what 4 ranks see."""
     one = train(stage=0, ranks=1, accumulate=4, dropout=0.3, precision="fp64")
