@@ -195,7 +195,7 @@ def test_flags_set_their_fields() -> None:
         "--clip-norm 2 --grad-dtype fp32 --loss-scale 128 --initial-scale-power 8 --loss-scale-window 5 --hysteresis 1 "
         "--min-loss-scale 2 --seed 7 --data x.txt --partition owner --collective ring --bucket-bytes 1KB "
         "--capacity 32GB --parallel 2 --sample ab --sample-tokens 5 --master-init exact --keep-last-unit "
-        "--no-reshard-after-forward --skip-nonfinite --weights w.npz --tokens t.npz --model mlp"
+        "--no-reshard-after-forward --skip-nonfinite --weights w.npz --tokens t.npz --model gpt"
     )
     assert parsed(*words.split()) == RunConfig(
         stage=1, ranks=8, steps=9, precision="fp16", layers=2, hidden=24, heads=3, seq=7, vocab=99,
@@ -204,7 +204,7 @@ def test_flags_set_their_fields() -> None:
         clip_norm=2.0, grad_dtype="fp32", loss_scale=128.0, initial_scale_power=8, loss_scale_window=5, hysteresis=1,
         min_loss_scale=2.0, seed=7, data="x.txt", partition="owner", collective="ring", bucket_bytes=1000,
         capacity=32 * 10**9, parallel=2, sample="ab", sample_tokens=5, master_init="exact", keep_last_unit=True,
-        reshard_after_forward=False, skip_nonfinite=True, weights="w.npz", tokens="t.npz", model="mlp",
+        reshard_after_forward=False, skip_nonfinite=True, weights="w.npz", tokens="t.npz", model="gpt",
     )  # fmt: skip
 
 

@@ -143,6 +143,19 @@ def test_a_field_out_of_range_is_named(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"momentum": 0.9}, "adam has none"),
+        ({"model": "mlp", "dropout": 0.1}, "the mlp has none"),
+        ({"min_lr": 0.1, "lr": 0.01}, "at most lr"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RunConfig(**fields)
+
+
+@pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"token": np.zeros((1, 4, 9), np.int64)}, "no array named 'tokens'"),

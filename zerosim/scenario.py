@@ -233,6 +233,10 @@ def _check_ranges(config: RunConfig) -> None:
             raise InputError(f"{name} {getattr(config, name)}: expected a number in [0, 1)")
     if config.model == "gpt" and config.hidden % config.heads:
         raise InputError(f"heads {config.heads} do not divide hidden {config.hidden}: choose heads that do")
+    if config.model == "mlp" and config.dropout:
+        raise InputError(f"dropout {config.dropout}: the mlp has none; leave it 0, or choose model gpt")
+    if config.momentum and config.optimizer != "sgd":
+        raise InputError(f"momentum {config.momentum}: {config.optimizer} has none (it has betas); choose optimizer sgd")
     if config.min_lr > config.lr:
         raise InputError(f"min_lr {config.min_lr}: expected at most lr = {config.lr}")
     _check_loss_scale(config.loss_scale)

@@ -92,6 +92,7 @@ def measure(
 @contextmanager
 def one_thread() -> Iterator[None]:
     """BLAS on one thread, for every contestant of this process."""
+    NumpyBackend()  # as in a run, before any thread is there: it settles how memory is kept for those to come
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 

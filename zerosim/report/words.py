@@ -66,7 +66,8 @@ def scaled(result: RunResult) -> str | None:
     scales = [report.loss_scale for report in result.steps]
     if not skipped and scales[0] == scales[-1] == 1.0:
         return None
-    scale = f"Loss scale {scales[0]:,g}" + (f" → {scales[-1]:,g}" if scales[-1] != scales[0] else " throughout")
+    first, last = (f"{scale:,.12g}" for scale in (scales[0], scales[-1]))
+    scale = f"Loss scale {first}" + (f" → {last}" if last != first else " throughout")
     if not skipped:
         return f"{scale}; no step was skipped."
     which = ", ".join(str(step) for step in skipped[:8]) + (", ..." if len(skipped) > 8 else "")
