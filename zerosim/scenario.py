@@ -236,7 +236,7 @@ def _check_ranges(config: RunConfig) -> None:
     if config.model == "mlp" and config.dropout:
         raise InputError(f"dropout {config.dropout}: the mlp has none; leave it 0, or choose model gpt")
     if config.momentum and config.optimizer != "sgd":
-        raise InputError(f"momentum {config.momentum}: {config.optimizer} has none (it has betas); choose optimizer sgd")
+        raise InputError(f"momentum {config.momentum}: {config.optimizer} has none, it has betas; choose sgd")
     if config.min_lr > config.lr:
         raise InputError(f"min_lr {config.min_lr}: expected at most lr = {config.lr}")
     _check_loss_scale(config.loss_scale)
