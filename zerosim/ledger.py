@@ -6,12 +6,11 @@ no history; what it returns are frozen snapshots.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from zerosim.record import Alloc, Event, Free, Launch, Mark, Refusal, Retag, Scope
+from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Refusal, Retag, Scope
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "after_step")
@@ -31,13 +30,6 @@ class Snapshot:
         return sum(self.by_kind.values())
 
 
-class _Live(NamedTuple):
-    nbytes: int
-    kind: str
-    unit: str
-    padding_bytes: int
-
-
 class MemoryLedger:
     """Live bytes now, at the last of each mark, and at the highest point so far.
 
@@ -48,10 +40,9 @@ class MemoryLedger:
     def __init__(self) -> None:
         self.marks: dict[str, Snapshot] = {}
         self.refusal: Snapshot | None = None
-        self._live: dict[int, _Live] = {}
-        self._by_kind: Counter[str] = Counter()
-        self._by_unit: Counter[tuple[str, str]] = Counter()
-        self._padding: Counter[str] = Counter()
+        self._live: dict[int, Alloc] = {}
+        self._by_unit: dict[tuple[str, str], int] = {}
+        self._padding: dict[str, int] = {}
         self._total = 0
         self._peak = Snapshot(Scope(), {}, {}, {})
         self._peak_bytes = 0
@@ -66,44 +57,43 @@ class MemoryLedger:
         return self._peak
 
     def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
-        return Snapshot(scope, _positive(self._by_kind), _positive(self._by_unit), _positive(self._padding))
+        by_kind: dict[str, int] = {}
+        for (_, kind), nbytes in self._by_unit.items():
+            by_kind[kind] = by_kind.get(kind, 0) + nbytes
+        return Snapshot(scope, _positive(by_kind), _positive(self._by_unit), _positive(self._padding))
 
     def read(self, events: list[Event]) -> None:
         """Fold events in order; the peak is kept where it first occurs."""
         for event in events:
+            if isinstance(event, Kernel):  # the most frequent first: this loop is what recording costs
+                continue
             if isinstance(event, Alloc):
-                unit = event.scope.unit
-                self._add(event.id, _Live(event.nbytes, event.kind, unit, event.padding_bytes))
+                self._live[event.id] = event
+                self._count(event, 1)
                 if self._total > self._peak_bytes:
                     self._peak_bytes = self._total
                     self._peak = self.now(event.scope)
             elif isinstance(event, Free):
-                self._remove(event.id)
+                self._count(self._live.pop(event.id), -1)
             elif isinstance(event, Retag):
-                self._add(event.id, self._remove(event.id)._replace(kind=event.kind))
+                before = self._live[event.id]
+                after = self._live[event.id] = before._replace(kind=event.kind)
+                self._count(before, -1)
+                self._count(after, 1)
             elif isinstance(event, Refusal):
                 self.refusal = self.now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
 
-    def _add(self, id: int, live: _Live) -> None:
-        self._live[id] = live
-        self._count(live, 1)
-
-    def _remove(self, id: int) -> _Live:
-        live = self._live.pop(id)
-        self._count(live, -1)
-        return live
-
-    def _count(self, live: _Live, sign: int) -> None:
-        self._total += sign * live.nbytes
-        self._by_kind[live.kind] += sign * live.nbytes
-        self._by_unit[live.unit, live.kind] += sign * live.nbytes
+    def _count(self, live: Alloc, sign: int) -> None:
+        nbytes, key = sign * live.nbytes, (live.scope.unit, live.kind)
+        self._total += nbytes
+        self._by_unit[key] = self._by_unit.get(key, 0) + nbytes
         if live.padding_bytes:
-            self._padding[live.kind] += sign * live.padding_bytes
+            self._padding[live.kind] = self._padding.get(live.kind, 0) + sign * live.padding_bytes
 
 
-def _positive(counts: Counter[Key]) -> dict[Key, int]:
+def _positive(counts: Mapping[Key, int]) -> dict[Key, int]:
     return {key: count for key, count in counts.items() if count}
 
 
