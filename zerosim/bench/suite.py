@@ -142,10 +142,10 @@ def several_ranks(model: str, config: RunConfig, effort: Effort, say: Say) -> It
             "side by side": running.enter_context(TrainingRun(sharded.replace(parallel=2))),
         }
         measured = interleave(contestants, effort, say, f"{model}, {RANKS} ranks")
-    few = "" if cores >= 2 else "this machine has one core"
+    note = "of minima" if cores >= 2 else "this machine has one core"
     yield ratio(model, f"N = {RANKS} stage 3, in turn / N = 1", measured, "in turn", "N=1", GOALS["turns"])
     name = f"N = {RANKS} stage 3, two side by side / N = 1"
-    yield ratio(model, name, measured, "side by side", "N=1", GOALS["side by side"], few)
+    yield ratio(model, name, measured, "side by side", "N=1", GOALS["side by side"], note, of_minima=True)
 
 
 def recording(model: str, config: RunConfig, effort: Effort, say: Say) -> Iterator[Figure]:
