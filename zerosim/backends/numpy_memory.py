@@ -2,7 +2,9 @@
 
 A training step frees all its activations and asks for the same sizes again. glibc gives large
 blocks back to the kernel at once, and threads get arenas that are trimmed eagerly: then every step
-pays a page fault for each 4 KiB of its activations. One arena that is never trimmed avoids that.
+pays a page fault for each 4 KiB of its activations. One arena that is never trimmed avoids that. It
+works in full where it is asked for before any other thread has allocated: a notebook, whose kernel
+has threads already, gains a part of it.
 """
 
 from __future__ import annotations
