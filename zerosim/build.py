@@ -52,7 +52,6 @@ def build_updater(config: RunConfig, steps: int) -> Updater:
         clip_norm=config.clip_norm,
         decay=config.decay,
         skip_nonfinite=config.skip_nonfinite,
-        exact_master=config.master_init == "exact",
     )
 
 

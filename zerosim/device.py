@@ -40,9 +40,6 @@ class Kind(StrEnum):
     COMM = "comm"
 
 
-MODEL_STATES = (Kind.PARAM, Kind.GRAD, Kind.OPTIM)
-
-
 class Phase(StrEnum):
     """Where in a step an event happened."""
 

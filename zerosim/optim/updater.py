@@ -40,7 +40,6 @@ class Updater:
         clip_norm: float | None = None,
         decay: str = "all",
         skip_nonfinite: bool = False,
-        exact_master: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.schedule = schedule
@@ -48,7 +47,6 @@ class Updater:
         self.clip_norm = clip_norm
         self.decay = decay
         self.skip_nonfinite = skip_nonfinite
-        self.exact_master = exact_master
         self.updates = 0
         self.reports: list[StepReport] = []
 

@@ -39,7 +39,6 @@ class Strategy:
     def pre_backward(self, unit: Unit) -> None: ...
     def post_backward(self, unit: Unit) -> None: ...
     def end_backward(self) -> None: ...
-
     def spread(self, flat: Flat) -> None: ...
 
     def step(self) -> None:
@@ -104,9 +103,9 @@ class Strategy:
         try:
             return self.updater.judge(norm)
         except NonFiniteGradient:
-            raise self._blame(partials) from None
+            raise self._blame() from None
 
-    def _blame(self, partials: Buffer) -> NonFiniteGradient:
+    def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
         flags = self.device.alloc((self.comm.size, len(self.flats)), fp64, Kind.TEMP)
