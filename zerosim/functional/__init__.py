@@ -1,0 +1,15 @@
+"""Fused ops: what models are made of, one class each with its backward rule.
+
+A rule saves what its own backward reads and nothing else: handles of operands (a `Parameter` is
+never saved as an array, its data comes and goes) and the few buffers named in its docstring.
+"""
+
+from zerosim.functional.activation import gelu as gelu
+from zerosim.functional.attention import attention as attention
+from zerosim.functional.dropout import dropout as dropout
+from zerosim.functional.embedding import add_rows as add_rows
+from zerosim.functional.embedding import embedding as embedding
+from zerosim.functional.linear import linear as linear
+from zerosim.functional.loss import cross_entropy as cross_entropy
+from zerosim.functional.loss import cross_entropy_and_grad as cross_entropy_and_grad
+from zerosim.functional.norm import layer_norm as layer_norm

@@ -1,0 +1,22 @@
+"""What rules share: rows of any tensor, and buffers like another."""
+
+from __future__ import annotations
+
+from zerosim.backends.kernels import Array
+from zerosim.device import Buffer, Kind
+from zerosim.tensor import Tensor
+
+Grads = tuple[Buffer | None, ...]
+
+
+def rows_of(array: Array) -> Array:
+    """(..., D) as (M, D), without a copy."""
+    return array.reshape(-1, array.shape[-1])
+
+
+def like(x: Tensor, *shape: int) -> Buffer:
+    return x.device.alloc(shape or x.shape, x.dtype, Kind.ACTIVATION)
+
+
+def grad_like(x: Buffer) -> Buffer:
+    return x.device.alloc(x.shape, x.dtype, Kind.ACTIVATION_GRAD)

@@ -1,0 +1,53 @@
+"""Dropout, and its masks."""
+
+from __future__ import annotations
+
+from zerosim.device import Buffer, Kind
+from zerosim.dtypes import uint8
+from zerosim.errors import InputError
+from zerosim.functional.common import Grads, grad_like, like
+from zerosim.tensor import Tensor, apply
+
+
+class Dropout:
+    """Saves its 1-byte mask."""
+
+    def __init__(self, mask: Buffer, keep: float) -> None:
+        self.mask = mask
+        self.keep = keep
+
+    def backward(self, grad: Buffer) -> Grads:
+        dx = grad_like(grad)
+        grad.device.kernel(
+            2 * grad.numel,
+            grad.device.backend.dropout,
+            grad.array,
+            self.mask.array,
+            self.keep,
+            dx.array,
+        )
+        return (dx,)
+
+
+def dropout_mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int]) -> Buffer | None:
+    if not 0.0 <= probability < 1.0:
+        raise InputError(f"dropout {probability}: expected a chance in [0, 1)")
+    if probability == 0.0:
+        return None
+    mask = x.device.alloc(shape, uint8, Kind.ACTIVATION)
+    x.device.kernel(0, x.device.backend.dropout_mask, key, probability, mask.array)
+    return mask
+
+
+def dropout(x: Tensor, probability: float, key: tuple[int, int]) -> Tensor:
+    """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
+
+    Which ones is a function of `key` and the position alone (`rng.py`). Probability 0 is x itself.
+    """
+    mask = dropout_mask(x, x.shape, probability, key)
+    if mask is None:
+        return x
+    out = like(x)
+    keep = 1.0 - probability
+    x.device.kernel(2 * out.numel, x.device.backend.dropout, x.array, mask.array, keep, out.array)
+    return apply(Dropout(mask, keep), out, x)

@@ -1,0 +1,56 @@
+"""Rows of a table by token, and rows added by position. B batch, T tokens, D width, V vocabulary."""
+
+from __future__ import annotations
+
+from zerosim.device import Buffer, Kind
+from zerosim.errors import InputError
+from zerosim.functional.common import Grads, like
+from zerosim.tensor import Operand, Tensor, apply
+
+
+class Embedding:
+    """Saves ids."""
+
+    def __init__(self, ids: Buffer, weight: Operand) -> None:
+        self.ids = ids
+        self.weight = weight
+
+    def backward(self, grad: Buffer) -> Grads:
+        dweight = self.weight.new_grad()
+        grad.device.kernel(
+            grad.numel, grad.device.backend.embedding_backward, grad.array, self.ids.array, dweight.array
+        )
+        return (dweight,)
+
+
+def embedding(ids: Buffer, weight: Operand) -> Tensor:
+    """Rows of `weight` (V, D) by `ids` (...), int64 in [0, V): (..., D)."""
+    device = ids.device
+    out = device.alloc((*ids.shape, weight.shape[1]), weight.dtype, Kind.ACTIVATION)
+    device.kernel(0, device.backend.embedding, ids.array, weight.array, out.array)
+    return apply(Embedding(ids, weight), out, weight)
+
+
+class AddRows:
+    """Saves the handle of what was added; its gradient is summed over the batch. x is not kept."""
+
+    def __init__(self, x: Tensor, rows: Operand) -> None:
+        self.x_requires_grad = x.requires_grad
+        self.rows = rows
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, drows = grad.device, self.rows.new_grad()
+        used = grad.shape[-2]
+        if used < drows.shape[0]:
+            device.kernel(0, device.backend.fill, drows.array, 0.0)
+        device.kernel(grad.numel, device.backend.sum_to, grad.array, drows.array[:used])
+        return grad if self.x_requires_grad else None, drows
+
+
+def add_rows(x: Tensor, rows: Operand) -> Tensor:
+    """x (B, T, D) + the first T of `rows` (at least T, D): learned positions."""
+    if x.shape[-2:] != (min(x.shape[-2], rows.shape[0]), rows.shape[1]):
+        raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
+    device, out = x.device, like(x)
+    device.kernel(out.numel, device.backend.add, x.array, rows.array[: x.shape[-2]], out.array)
+    return apply(AddRows(x, rows), out, x, rows)

@@ -1,0 +1,9 @@
+"""Layers, and the Unit that a model is a list of."""
+
+from zerosim.nn.layers import Attention as Attention
+from zerosim.nn.layers import Block as Block
+from zerosim.nn.layers import Dropout as Dropout
+from zerosim.nn.layers import FeedForward as FeedForward
+from zerosim.nn.layers import LayerNorm as LayerNorm
+from zerosim.nn.layers import Linear as Linear
+from zerosim.nn.unit import Unit as Unit
