@@ -436,11 +436,16 @@ def test_cuts_cover_everything_once(lengths: list[int], n: int, data: st.DataObj
     ranges = RangeCut(lengths, n, lo, hi)
     found = [part for j in range(n) for part in ranges.chunk(arrays, j)]
     assert [*np.concatenate([*found, []])] == [100 * i + k for i, k in flat[lo:hi]]
-    assert ranges.sizes == [sum(p.size for p in ranges.chunk(arrays, j)) for j in range(n)]
+    sizes = [sum(p.size for p in ranges.chunk(arrays, j)) for j in range(n)]
+    assert [ranges.size_of(j) for j in range(n)] == sizes
+    for j in range(n):
+        assert ranges.sizes_but(j) == list(Counter(size for size in sizes[:j] + sizes[j + 1 :] if size).items())
     tiled = [np.tile(a, n) for a in arrays]
     slices = SliceCut(lengths, n, lo, hi)
     for j in range(n):
         assert [*np.concatenate([*slices.chunk(tiled, j), []])] == [100 * i + k for i, k in flat[lo:hi]]
+        assert slices.size_of(j) == hi - lo
+        assert slices.sizes_but(j) == [(hi - lo, n - 1)]
 
 
 # -- works ------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zerosim.comm.collectives import Comm
 from zerosim.device import Device
 from zerosim.dtypes import dtype
@@ -21,7 +23,9 @@ from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.precision import LossScaler
 from zerosim.rng import DropoutKeys
+from zerosim.runtime import Context
 from zerosim.scenario import RunConfig
+from zerosim.sharding import Flat
 
 
 def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0) -> Model:
@@ -41,6 +45,17 @@ def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0
         config.dropout,
     )
     return build_gpt(gpt, device, stored, grads, keys)
+
+
+def place_model(
+    ctx: Context, config: RunConfig, updater: Updater, write: Callable[[Flat], None]
+) -> tuple[Model, Strategy]:
+    """One rank's model with its weights written and its optimizer state placed, and the strategy that did it."""
+    model = build_model(config, ctx.device, first_micro_batch=ctx.rank * config.accumulate)
+    strategy = build_strategy(config, model, ctx.comm, ctx.device, updater)
+    strategy.place(model.flats, write)
+    ctx.device.mark("after_init")
+    return model, strategy
 
 
 def build_updater(config: RunConfig, steps: int) -> Updater:

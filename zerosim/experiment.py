@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zerosim import data, engine
-from zerosim.build import build_model, build_strategy, build_updater
+from zerosim.build import build_model, build_updater, place_model
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger import CommLedger, MemoryLedger
@@ -22,11 +22,11 @@ from zerosim.optim.updater import StepReport
 from zerosim.parallel.base import Strategy
 from zerosim.planner.search import cheapest_fit
 from zerosim.record import Event
-from zerosim.result import RankMemory, RunResult, UnitInfo
+from zerosim.result import RankMemory, RunResult, unit_infos
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
-from zerosim.sharding import Flat, assign_owners
+from zerosim.sharding import Flat
 from zerosim.units import format_bytes
 
 DEFAULT_STEPS = 60
@@ -110,8 +110,8 @@ def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress |
     return RunResult(
         config=config,
         num_parameters=layout.num_parameters,
-        units=_unit_infos(config, layout),
-        tied_numel=sum(unit.flat.numel for unit in layout.units if not unit.reduces),
+        units=unit_infos(config, layout),
+        tied_numel=layout.tied_numel,
         losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
         steps=outcomes[0].steps,
         memory=[RankMemory(dict(ledger.marks), ledger.peak) for ledger in memory],
@@ -120,17 +120,15 @@ def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress |
         sample=outcomes[0].sample,
         live_bytes_after=[ledger.live_bytes for ledger in memory],
         events=histories if keep_events else [],
+        stands_for=list(range(config.ranks)),
     )
 
 
 def _train_rank(ctx: Context, config: RunConfig, inputs: _Inputs, progress: Progress | None) -> _RankOutcome:
     """The program of one rank: the same on all of them."""
     device = ctx.device
-    model = build_model(config, device, first_micro_batch=ctx.rank * config.accumulate)
     updater = build_updater(config, inputs.steps)
-    strategy = build_strategy(config, model, ctx.comm, device, updater)
-    strategy.place(model.flats, _writer(config, inputs.weights))
-    device.mark("after_init")
+    model, strategy = place_model(ctx, config, updater, _writer(config, inputs.weights))
 
     losses: list[float] = []
     for micro_losses in engine.train(model, _batches(ctx, config, inputs), strategy, device):
@@ -142,13 +140,6 @@ def _train_rank(ctx: Context, config: RunConfig, inputs: _Inputs, progress: Prog
     to_host = device.backend.to_host
     pieces = {flat.name: (flat.own.start, to_host(flat.weights().array)) for flat in model.flats}
     return _RankOutcome(losses, updater.reports, pieces, sample)
-
-
-def _unit_infos(config: RunConfig, layout: Model) -> tuple[UnitInfo, ...]:
-    sizes = [flat.numel for flat in layout.flats]
-    owned = config.partition == "owner" and config.stage > 0
-    owners: list[int | None] = list(assign_owners(sizes, config.ranks)) if owned else [None] * len(sizes)
-    return tuple(UnitInfo(flat.name, flat.numel, owner) for flat, owner in zip(layout.flats, owners, strict=True))
 
 
 def _read_inputs(config: RunConfig, layout: Model) -> _Inputs:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.ledger import MARKS, Snapshot, TrafficRow
+from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport
 from zerosim.record import Event
 from zerosim.scenario import RunConfig
+from zerosim.sharding import assign_owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,21 @@ class UnitInfo:
     owner: int | None
 
 
+def unit_infos(config: RunConfig, layout: Model) -> tuple[UnitInfo, ...]:
+    """The flat buffers of a model, and who owns each under `--partition owner`."""
+    sizes = [flat.numel for flat in layout.flats]
+    owned = config.partition == "owner" and config.stage > 0
+    owners: list[int | None] = list(assign_owners(sizes, config.ranks)) if owned else [None] * len(sizes)
+    return tuple(UnitInfo(flat.name, flat.numel, owner) for flat, owner in zip(layout.flats, owners, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name."""
+    """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
+
+    On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
+    `stands_for` names it for each rank, and their entries are the same objects.
+    """
 
     config: RunConfig
     num_parameters: int
@@ -69,6 +83,12 @@ class RunResult:
     sample: bytes | None
     live_bytes_after: list[int]
     events: list[list[Event]]
+    stands_for: list[int]
+
+    @property
+    def ran(self) -> list[int]:
+        """The ranks that were run."""
+        return sorted(set(self.stands_for))
 
     @property
     def mean_losses(self) -> list[float]:

@@ -23,16 +23,17 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from zerosim.allocator import Exact
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
+from zerosim.comm.fake import FakeTransport
 from zerosim.comm.group import ALGORITHMS
 from zerosim.comm.standing import place
-from zerosim.comm.transport import ThreadTransport
+from zerosim.comm.transport import ThreadTransport, Transport
 from zerosim.device import Device, Switch
 from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError
-from zerosim.record import Reader, Recorder
+from zerosim.record import Event, Reader, Recorder
 
 T = TypeVar("T")
 
-BACKENDS = {"numpy": "NumpyBackend"}
+BACKENDS = {"meta": "MetaBackend", "numpy": "NumpyBackend"}
 """Class names; each lives in `backends/<name>.py`, imported when it is used."""
 
 GRACE_S = 0.8
@@ -113,18 +114,36 @@ def launch(
     devices = _devices(world, readers)
     transport = ThreadTransport(devices, world.parallel)
     group = tuple(range(world.ranks))
-    contexts = [
-        Context(
-            rank,
-            world.ranks,
-            device,
-            Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes),
-        )
-        for rank, device in enumerate(devices)
-    ]
+    contexts = [_context(world, device, transport, group) for device in devices]
     run = _Run(program, transport, contexts)
     with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
         return run.results(world.patience_s)
+
+
+def launch_alone(
+    program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()
+) -> tuple[T, list[Event]]:
+    """Run `program` as one rank of a shape-only world, on the caller's thread; its result and kept events.
+
+    Nobody else runs: a round without data needs no peers (`comm/fake.py`).
+
+    Raises: what the program raises, as `launch` does.
+    """
+    recorder = Recorder(readers, keep=world.keep_events, enabled=world.record)
+    device = Device(rank, make_backend("meta"), allocator=Exact(world.capacity), recorder=recorder)
+    context = _context(world, device, FakeTransport(), tuple(range(world.ranks)))
+    try:
+        result = program(context)
+    except Exception as error:
+        raise _explained(context, error) from error.__cause__
+    finally:
+        recorder.drain()
+    return result, recorder.history
+
+
+def _context(world: World, device: Device, transport: Transport, group: tuple[int, ...]) -> Context:
+    comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
+    return Context(device.rank, world.ranks, device, comm)
 
 
 def make_backend(name: str) -> Backend:

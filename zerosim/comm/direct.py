@@ -24,17 +24,16 @@ from zerosim.comm.transport import Posted
 
 def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
     rank, reduce_kernel = me.rank, me.backend.reduce
-    own, num_peers = cut.sizes[rank], me.size - 1
+    own, num_peers = cut.size_of(rank), me.size - 1
 
     def move(inbox: list[Posted]) -> None:
         contributions = [cut.chunk(posted, rank) for posted in inbox]
         for parts, out in zip(zip(*contributions, strict=True), mine, strict=True):
             reduce_kernel(parts, op, out)
 
-    to_peers = [*cut.sizes[:rank], *cut.sizes[rank + 1 :]]
     return Plan(
         rounds=[(fulls, move if own else None)],
-        messages=messages_of(EVERYBODY, to_peers, me.itemsize),
+        messages=messages_of(EVERYBODY, cut.sizes_but(rank), me.itemsize),
         received_bytes=num_peers * own * me.itemsize,
         flops=num_peers * own,
         kernel_bytes=(me.size + 1) * own * me.itemsize if num_peers else 0,
@@ -51,11 +50,11 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
             for shard, out in zip(posted, cut.chunk(outs, peer), strict=True):
                 copy(shard, out)
 
-    own = cut.sizes[rank]
+    own = cut.size_of(rank)
     return Plan(
         rounds=[(shards, move)],
-        messages=messages_of(EVERYBODY, [own] * (me.size - 1), me.itemsize),
-        received_bytes=(sum(cut.sizes) - own) * me.itemsize,
+        messages=messages_of(EVERYBODY, [(own, me.size - 1)], me.itemsize),
+        received_bytes=sum(size * count for size, count in cut.sizes_but(rank)) * me.itemsize,
     )
 
 
@@ -75,7 +74,7 @@ def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
 
     numel = sum(array.size for array in arrays)
     if me.rank == src:
-        return Plan([(arrays, None)], messages_of(EVERYBODY, [numel] * (me.size - 1), me.itemsize), 0)
+        return Plan([(arrays, None)], messages_of(EVERYBODY, [(numel, me.size - 1)], me.itemsize), 0)
     return Plan([((), move)], [], numel * me.itemsize)
 
 
@@ -88,7 +87,7 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
 
     numel, num_peers = sum(array.size for array in arrays), me.size - 1
     if me.rank != dst:
-        return Plan([(arrays, None)], messages_of(dst, [numel], me.itemsize), 0)
+        return Plan([(arrays, None)], messages_of(dst, [(numel, 1)], me.itemsize), 0)
     return Plan(
         rounds=[(arrays, move)],
         messages=[],

@@ -15,8 +15,7 @@ what crosses its links and its adders in them. Legend: N group size, c elements 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Backend
@@ -54,8 +53,13 @@ def buckets(numel: int, limit: int | None) -> Iterator[tuple[int, int]]:
 class Cut(Protocol):
     """Which part of the arrays is whose."""
 
-    sizes: list[int]
-    """Elements of each member's chunk."""
+    def size_of(self, owner: int) -> int:
+        """Elements of a member's chunk."""
+        ...
+
+    def sizes_but(self, member: int) -> list[tuple[int, int]]:
+        """(elements, how many) of the other members' chunks, equal ones together, in their order."""
+        ...
 
     def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
         """Views of the owner's chunk, at most one per array."""
@@ -66,8 +70,15 @@ class SliceCut:
     """Chunk j is [lo, hi) of the j-th of N slices; `lengths` are elements per slice of each array."""
 
     def __init__(self, lengths: Sequence[int], size: int, lo: int, hi: int) -> None:
-        self.sizes = [hi - lo] * size
+        self._num = size
+        self._numel = hi - lo
         self._spans = [(i, lengths[i], start, stop) for i, start, stop in spans(lengths, lo, hi)]
+
+    def size_of(self, owner: int) -> int:
+        return self._numel
+
+    def sizes_but(self, member: int) -> list[tuple[int, int]]:
+        return [(self._numel, self._num - 1)]
 
     def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
         return [arrays[i][owner * c + start : owner * c + stop] for i, c, start, stop in self._spans]
@@ -77,13 +88,27 @@ class RangeCut:
     """Chunk j is the j-th run of ceil((hi - lo) / N) elements of [lo, hi); `lengths` are the arrays'."""
 
     def __init__(self, lengths: Sequence[int], size: int, lo: int, hi: int) -> None:
-        step = -(-(hi - lo) // size)
-        self._edges = [min(lo + j * step, hi) for j in range(size + 1)]
-        self.sizes = [self._edges[j + 1] - self._edges[j] for j in range(size)]
         self._lengths = lengths
+        self._num = size
+        self._lo = lo
+        self._hi = hi
+        self._step = -(-(hi - lo) // size)
+
+    def _edge(self, owner: int) -> int:
+        return min(self._lo + owner * self._step, self._hi)
+
+    def size_of(self, owner: int) -> int:
+        return self._edge(owner + 1) - self._edge(owner)
+
+    def sizes_but(self, member: int) -> list[tuple[int, int]]:
+        """At most three: whole runs, the one that ends the range, empty ones after it."""
+        whole, rest = divmod(self._hi - self._lo, self._step) if self._step else (0, 0)
+        counts = {self._step: whole, rest: 1 if rest else 0, 0: self._num - whole - bool(rest)}
+        counts[self.size_of(member)] -= 1
+        return [(size, count) for size, count in counts.items() if size and count]
 
     def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
-        parts = spans(self._lengths, self._edges[owner], self._edges[owner + 1])
+        parts = spans(self._lengths, self._edge(owner), self._edge(owner + 1))
         return [arrays[i][start:stop] for i, start, stop in parts]
 
 
@@ -124,9 +149,9 @@ class Plan(NamedTuple):
         )
 
 
-def messages_of(peer: int, sizes: Sequence[int], itemsize: int) -> list[tuple[int, int, int]]:
-    """One record per size for messages of `sizes` elements, in order of appearance; empty ones are not sent."""
-    return [(peer, size * itemsize, count) for size, count in Counter(sizes).items() if size]
+def messages_of(peer: int, sizes: Iterable[tuple[int, int]], itemsize: int) -> list[tuple[int, int, int]]:
+    """One record per size for `count` messages of so many elements, in the order given; empty ones are not sent."""
+    return [(peer, size * itemsize, count) for size, count in sizes if size and count]
 
 
 class Algorithm(Protocol):

@@ -17,6 +17,7 @@ algorithms for clusters of workstations", 2009.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
@@ -29,7 +30,7 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
     """Partial sums live in two temporaries in turn: the right neighbour reads one while the other fills."""
 
     def partial(hop: int, owner: int) -> list[Array]:
-        return _carve(me.scratch(hop % 2, cut.sizes[owner]), cut.chunk(fulls, owner))
+        return _carve(me.scratch(hop % 2, cut.size_of(owner)), cut.chunk(fulls, owner))
 
     return _reduce_ring(me, fulls, mine, cut, op, partial)
 
@@ -54,10 +55,10 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
         own = [] if hop or in_place else list(zip(shards, cut.chunk(outs, rank), strict=True))
         rounds.append((sending, _copy_from_left(me, target, own)))
         sending = target
-    sizes = [cut.sizes[(rank - hop) % size] for hop in range(size)]
+    sizes = [cut.size_of((rank - hop) % size) for hop in range(size)]
     return Plan(
         rounds=rounds,
-        messages=messages_of((rank + 1) % size, sizes[:-1], me.itemsize),
+        messages=messages_of((rank + 1) % size, Counter(sizes[:-1]).items(), me.itemsize),
         received_bytes=sum(sizes[1:]) * me.itemsize,
     )
 
@@ -69,7 +70,7 @@ def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
         for hop in range(hops)
     ]
     numel = sum(array.size for array in arrays)
-    sent = messages_of((me.rank + 1) % me.size, [numel], me.itemsize) if place < hops else []
+    sent = messages_of((me.rank + 1) % me.size, [(numel, 1)], me.itemsize) if place < hops else []
     return Plan(rounds, sent, numel * me.itemsize if place else 0)
 
 
@@ -87,7 +88,7 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
     added = numel if place else 0
     return Plan(
         rounds=rounds,
-        messages=messages_of((me.rank + 1) % me.size, [numel], me.itemsize) if place < hops else [],
+        messages=messages_of((me.rank + 1) % me.size, [(numel, 1)], me.itemsize) if place < hops else [],
         received_bytes=added * me.itemsize,
         flops=added,
         kernel_bytes=3 * added * me.itemsize,
@@ -111,11 +112,11 @@ def _reduce_ring(
         target = mine if at_end else partial(hop, owner)
         rounds.append((sending, _add_from_left(me, cut.chunk(fulls, owner), target, op, at_end)))
         sending = target
-    sizes = [cut.sizes[(rank - 1 - hop) % size] for hop in range(size)]
+    sizes = [cut.size_of((rank - 1 - hop) % size) for hop in range(size)]
     added = sum(sizes[1:])
     return Plan(
         rounds=rounds,
-        messages=messages_of((rank + 1) % size, sizes[:-1], me.itemsize),
+        messages=messages_of((rank + 1) % size, Counter(sizes[:-1]).items(), me.itemsize),
         received_bytes=added * me.itemsize,
         flops=added,
         kernel_bytes=3 * added * me.itemsize,

@@ -33,6 +33,11 @@ class Model:
         """Psi: every parameter once, a tied one included once, padding not."""
         return sum(flat.numel for flat in self.flats)
 
+    @property
+    def tied_numel(self) -> int:
+        """Elements of the buffers that two units share: the tied table."""
+        return sum(unit.flat.numel for unit in self.units if not unit.reduces)
+
     def shapes(self) -> Shapes:
         """Name and shape of every parameter, in the order of the layout."""
         return {spec.name: spec.shape for flat in self.flats for spec in flat.specs}

@@ -1,0 +1,120 @@
+"""A run on shapes alone leaves the record of a real one, and what it costs does not grow with ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from zerosim.experiment import run
+from zerosim.record import Event
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+from zerosim.shapes import plan
+
+
+
+def small(**changes: object) -> RunConfig:
+    return RunConfig(**{"steps": 2, "layers": 2, "hidden": 8, "heads": 2, "seq": 7, "micro_batch": 2, **changes})  # type: ignore[arg-type]
+
+
+def assert_same_record(config: RunConfig) -> None:
+    """Every rank's events of a real run and of shapes alone, one by one."""
+    real = run(config, keep_events=True)
+    skipped = [step for step, report in enumerate(real.steps) if report.skipped]
+    for every_rank in (True, False):
+        shapes = plan(config, every_rank=every_rank, skipped=skipped, keep_events=True)
+        for rank in shapes.ran:
+            assert_same_events(real.events[rank], shapes.events[rank])
+        for rank in range(config.ranks):
+            assert shapes.memory[rank] == real.memory[rank]
+            assert shapes.traffic[rank] == real.traffic[rank]
+        assert shapes.live_bytes_after == real.live_bytes_after
+    assert [report.skipped for report in shapes.steps] == [report.skipped for report in real.steps]
+
+
+def assert_same_events(real: list[Event], shapes: list[Event]) -> None:
+    for index, (expected, got) in enumerate(zip(real, shapes, strict=False)):
+        assert got == expected, f"event {index}"
+    assert len(shapes) == len(real)
+
+
+PARTITIONS = [(0, "slices"), *((stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner"))]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, precision: str, ranks: int) -> None:
+    assert_same_record(small(stage=stage, partition=partition, precision=precision, ranks=ranks, accumulate=2))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
+def test_rings_too(stage: int, partition: str, ranks: int) -> None:
+    assert_same_record(small(stage=stage, partition=partition, ranks=ranks, collective="ring", bucket_bytes=4096))
+
+
+OTHERS = {
+    "clipping, dropout, decay": dict(clip_norm=1.0, dropout=0.1, optimizer="adamw", decay="matrices"),
+    "momentum": dict(optimizer="sgd", momentum=0.9, lr=0.01),
+    "no momentum": dict(optimizer="sgd", lr=0.01),
+    "untied": dict(tie_embeddings=False),
+    "what stays gathered": dict(keep_last_unit=True),
+    "all stays gathered": dict(reshard_after_forward=False),
+    "small buckets": dict(bucket_bytes=512),
+    "fp32 gradients": dict(grad_dtype="fp32"),
+    "no watch": dict(skip_nonfinite=True),
+    "mlp": dict(model="mlp", hidden=5, vocab=256),
+    "one block": dict(layers=1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_other_choices_leave_the_same_record(stage: int, name: str) -> None:
+    assert_same_record(small(**{"stage": stage, "ranks": 3, **OTHERS[name]}))
+
+
+def test_skipped_steps_are_told() -> None:
+    config = small(precision="fp16", initial_scale_power=30, hysteresis=1, steps=4, ranks=2)
+    assert any(step.skipped for step in run(config).steps)
+    assert_same_record(config)
+
+
+def test_one_rank_stands_for_all_that_cannot_differ() -> None:
+    assert plan(small(stage=0, ranks=4)).ran == [0]
+    assert plan(small(stage=3, ranks=4)).ran == [0]  # 4 divides every unit
+    padded = plan(small(stage=3, ranks=7))
+    assert padded.stands_for == sorted(padded.stands_for)
+    assert len(padded.ran) > 1
+    every = plan(small(stage=3, ranks=7), every_rank=True)
+    assert every.ran == list(range(7))
+    assert every.memory == padded.memory
+    assert every.traffic == padded.traffic
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 48, 96])
+@pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
+def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
+    """Units smaller than N among them: ln_f has 10 elements, h.0 some hundred."""
+    config = RunConfig(stage=stage, partition=partition, ranks=ranks, layers=2, hidden=5, heads=1, vocab=17, seq=3)
+    config = dataclasses.replace(config, micro_batch=1, steps=1)
+    few, all_ranks = plan(config), plan(config, every_rank=True)
+    assert few.memory == all_ranks.memory
+    assert few.traffic == all_ranks.traffic
+    assert len(few.ran) <= 11  # of each of five sizes a part and all of a slice may be padding
+
+
+def test_cost_does_not_grow_with_ranks() -> None:
+    """Counted in events, not in seconds: a rank leaves as many at 65,535 ranks as at 3, and few ranks are run."""
+
+    def plan_of(ranks: int, layers: int) -> RunResult:
+        config = small(stage=3, ranks=ranks, layers=layers, bucket_bytes=None, hidden=512, vocab=65536)
+        return plan(config, keep_events=True)
+
+    few, many = plan_of(3, 2), plan_of(65535, 2)  # neither divides any unit
+    assert len(many.events[0]) == len(few.events[0])
+    assert len(many.ran) <= 11
+    two, four, six = (len(plan_of(8, layers).events[0]) for layers in (2, 4, 6))
+    assert four - two == six - four

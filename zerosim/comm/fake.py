@@ -1,0 +1,36 @@
+"""A transport on which nobody meets: every round counts as done, no `move` runs.
+
+For shape-only worlds, where there is nothing to move. A rank's own record is made before it joins
+(`group.py`), so one rank alone leaves the record that it would leave among its peers; that all ranks
+call the same things is checked where they do meet, in a world of threads.
+"""
+
+from __future__ import annotations
+
+from zerosim.comm.transport import Call, Move, Posted
+
+
+class DoneRound:
+    """A round with nothing left to wait for."""
+
+    def wait(self, rank: int) -> None:
+        return None
+
+
+class FakeTransport:
+    """Carries nothing. One thread can stand for any rank of a world of any size."""
+
+    def __init__(self) -> None:
+        self._done = DoneRound()
+
+    def join(
+        self,
+        rank: int,
+        group: tuple[int, ...],
+        sequence: int,
+        call: Call,
+        posted: Posted,
+        move: Move | None,
+        hop: int = 0,
+    ) -> DoneRound:
+        return self._done

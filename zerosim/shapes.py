@@ -1,0 +1,175 @@
+"""A run on shapes alone: any model, any number of ranks, every byte counted and no value computed.
+
+The program is that of `experiment.py`: the same model, strategy and loop, over a backend without data
+(`backends/meta.py`) and a transport on which nobody meets (`comm/fake.py`). So memory and traffic are
+those of a real run, record by record.
+
+Owns which ranks have to be run. What a rank does depends on its number in few ways: the padding at
+the end of its slices, the units it owns, the share it adds of a buffer that N does not divide. Ranks
+that agree in all of them leave the same bytes, and one stands for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerosim import engine
+from zerosim.build import build_model, build_updater, place_model
+from zerosim.comm.plan import RangeCut
+from zerosim.device import Device
+from zerosim.dtypes import dtype
+from zerosim.ledger import CommLedger, MemoryLedger
+from zerosim.models.model import Model
+from zerosim.optim.updater import StepReport, Updater
+from zerosim.record import Event, Launch
+from zerosim.result import RankMemory, RunResult, unit_infos
+from zerosim.runtime import Context, World, launch_alone, make_backend
+from zerosim.scenario import RunConfig
+from zerosim.sharding import assign_owners, slice_of
+
+DEFAULT_STEPS = 1
+
+
+def plan(
+    config: RunConfig,
+    *,
+    every_rank: bool = False,
+    skipped: Collection[int] = (),
+    keep_events: bool = False,
+) -> RunResult:
+    """What `run` would count of memory and traffic, on shapes alone; `config.steps` or one step.
+
+    `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
+    overflow (there are no values to tell), as a real run reported them. What is about values in
+    `config` (data, weights, tokens, sample) is not read.
+
+    Raises: InputError, OutOfMemory (where the configuration has a capacity).
+    """
+    layout = build_model(config, Device(0, make_backend("meta")))
+    steps = config.steps or DEFAULT_STEPS
+    first = _run_rank(config, 0, steps, skipped, keep_events)
+    ranks = range(config.ranks)
+    stands_for = list(ranks) if every_rank else _representatives(config, layout, first.uneven)
+    left = {rank: _run_rank(config, rank, steps, skipped, keep_events) for rank in sorted(set(stands_for) - {0})}
+    left[0] = first
+    return RunResult(
+        config=config,
+        num_parameters=layout.num_parameters,
+        units=unit_infos(config, layout),
+        tied_numel=layout.tied_numel,
+        losses=[],
+        steps=first.reports,
+        memory=[left[rank].memory for rank in stands_for],
+        traffic=[left[rank].traffic for rank in stands_for],
+        weights={},
+        sample=None,
+        live_bytes_after=[left[rank].live_bytes_after for rank in stands_for],
+        events=[left[rank].events for rank in stands_for] if keep_events else [],
+        stands_for=stands_for,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RankOutcome:
+    memory: RankMemory
+    traffic: list[Any]
+    reports: list[StepReport]
+    live_bytes_after: int
+    events: list[Event]
+    uneven: frozenset[int]
+
+
+def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int], keep_events: bool) -> _RankOutcome:
+    memory, traffic, uneven = MemoryLedger(), CommLedger(), _UnevenReductions(config.ranks)
+
+    def program(ctx: Context) -> Updater:
+        updater = _Told(build_updater(config, steps), skipped)
+        model, strategy = place_model(ctx, config, updater, lambda flat: None)
+        for _ in engine.train(model, _batches(config, steps), strategy, ctx.device):
+            pass
+        return updater
+
+    world = World(
+        config.ranks,
+        backend="meta",
+        collective=config.collective,
+        bucket_bytes=config.bucket_bytes,
+        capacity=config.capacity,
+        keep_events=keep_events,
+    )
+    updater, events = launch_alone(program, world, rank, (memory, traffic, uneven))
+    return _RankOutcome(
+        RankMemory(dict(memory.marks), memory.peak),
+        traffic.rows(),
+        updater.reports,
+        memory.live_bytes,
+        events,
+        frozenset(uneven.numels),
+    )
+
+
+class _Told(Updater):
+    """The optimizer step of a run without values, which is told at which steps its gradients overflow."""
+
+    def __init__(self, like: Updater, skipped: Collection[int]) -> None:
+        super().__init__(
+            like.optimizer,
+            like.schedule,
+            scaler=like.scaler,
+            clip_norm=like.clip_norm,
+            decay=like.decay,
+            skip_nonfinite=like.skip_nonfinite,
+        )
+        self._skipped = frozenset(skipped)
+
+    def judge(self, scaled_norm: float) -> float | None:
+        return super().judge(math.inf if len(self.reports) in self._skipped else scaled_norm)
+
+
+def _batches(config: RunConfig, steps: int) -> Iterator[list[Any]]:
+    """Token ids that take no memory, in the shapes of one rank's micro-batches."""
+    rows = np.broadcast_to(np.int64(0), (config.micro_batch, config.seq + 1))
+    for _ in range(steps):
+        yield [rows] * config.accumulate
+
+
+class _UnevenReductions:
+    """Reads the lengths, in elements, of all_reduce calls that N does not divide: ranks add unlike shares of them."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.numels: set[int] = set()
+
+    def read(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Launch) and event.op == "all_reduce":
+                numel = event.payload_bytes // dtype(event.dtype).itemsize
+                if numel % self.ranks:
+                    self.numels.add(numel)
+
+
+def _representatives(config: RunConfig, layout: Model, uneven: Collection[int]) -> list[int]:
+    """For each rank the lowest one that it cannot differ from. `uneven`: see `_UnevenReductions`."""
+    ranks = config.ranks
+    owned: list[tuple[int, ...]] = [()] * ranks
+    numels: set[int] = set()
+    if config.partition == "owner" and config.stage > 0:
+        owners = assign_owners([flat.numel for flat in layout.flats], ranks)
+        owned = [tuple(i for i, owner in enumerate(owners) if owner == rank) for rank in range(ranks)]
+    elif config.stage > 0:
+        numels = {flat.numel for flat in layout.flats}
+    is_ring_uneven = config.collective == "ring" and (bool(uneven) or any(owned))
+    cuts = [RangeCut([numel], ranks, 0, numel) for numel in uneven]
+    seen: dict[tuple[object, ...], int] = {}
+    found = []
+    for rank in range(ranks):
+        padding = tuple(slice_of(numel, rank, ranks).padding for numel in numels)
+        shares = tuple(cut.size_of(rank) for cut in cuts)
+        alike = (owned[rank], padding, shares, rank if is_ring_uneven else 0)
+        found.append(seen.setdefault(alike, rank))
+    return found
