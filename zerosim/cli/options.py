@@ -9,21 +9,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerosim.cli.parser import Parser, dynamic_or_number, number, or_none, size, whole_number
+from zerosim.cli.parser import Parser, count, dynamic_or_number, number, or_none, size, whole_number
 from zerosim.errors import InputError
-from zerosim.scenario import CHOICES, RunConfig, read_scenario
+from zerosim.scenario import CHOICES, PLAN_DEFAULTS, RunConfig, read_scenario
 
-_FIELDS = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+_FIELDS = {field.name: field.default for field in dataclasses.fields(RunConfig) if field.init}
 
 
 class _Group:
     """A titled group of flags. `value` and `switch` each add one, named after its field."""
 
-    def __init__(self, parser: Parser, title: str) -> None:
+    def __init__(self, parser: Parser, title: str, defaults: Mapping[str, Any]) -> None:
         self._group = parser.add_argument_group(title)
+        self._defaults = defaults
 
     def value(
         self,
@@ -39,7 +40,7 @@ class _Group:
         """A flag with a value. `also` are other names that people type for it."""
         if field in CHOICES:
             metavar = "|".join(CHOICES[field])
-        shown = _FIELDS[field] if default is None else default
+        shown = self._defaults.get(field, default if default is not None else _FIELDS[field])
         self._group.add_argument(
             _flag(field),
             *also,
@@ -53,7 +54,8 @@ class _Group:
 
     def switch(self, field: str, help: str) -> None:
         """--field and --no-field."""
-        state = "on" if _FIELDS[field] else "off"
+        default = _FIELDS[field]
+        state = "the model's or the recipe's" if default is None else "on" if default else "off"
         self._group.add_argument(
             _flag(field),
             dest=field,
@@ -63,11 +65,19 @@ class _Group:
         )
 
 
-def add_run_flags(parser: Parser, *, stage: bool = True) -> None:
-    """Every field of RunConfig as a flag; `stage` apart, for a verb that runs several stages."""
+def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False) -> None:
+    """Every field of RunConfig as a flag; `stage` apart, for a verb that runs several stages.
+
+    With `planning`, a plan's defaults, and without what needs values (files, a sample) or threads.
+    """
+    defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none"} if planning else {}
+
+    def titled(title: str) -> _Group:
+        return _Group(parser, title, defaults)
+
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a run's values; flags override them")
 
-    group = _Group(parser, "ranks and stage")
+    group = titled("ranks and stage")
     if stage:
         group.value(
             "stage", "0..3", "ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, "
@@ -87,23 +97,52 @@ def add_run_flags(parser: Parser, *, stage: bool = True) -> None:
         "reshard_after_forward", "stage 3: free a unit after forward; without, it stays gathered (FSDP's 2Psi)"
     )
     group.switch("keep_last_unit", "stage 3: the last unit stays gathered from forward to backward")
+    if not planning:
+        group.value(
+            "capacity", "SIZE", "memory of each device, such as 32GB or 512MiB; exceeding it ends the run",
+            convert=or_none(size), default="no limit",
+        )  # fmt: skip
+        group.value("parallel", "K", "ranks that run side by side; 1: they take turns", convert=whole_number)
+
+    group = titled("model")
     group.value(
-        "capacity", "SIZE", "memory of each device, such as 32GB or 512MiB; exceeding it ends the run",
-        convert=or_none(size), default="no limit",
+        "model", "NAME", "gpt, llama, mlp, flat; a preset such as gpt2-xl, gpt3-175b, 1t, llama3-8b (zerosim zoo lists "
+        "them); or a Hugging Face config.json",
     )  # fmt: skip
-    group.value("parallel", "K", "ranks that run side by side; 1: they take turns", convert=whole_number)
-
-    group = _Group(parser, "model")
-    group.value("model", "", "gpt: a GPT-2; mlp: the smallest model with units")
-    group.value("layers", "L", "blocks", convert=whole_number)
-    group.value("hidden", "D", "width", convert=whole_number)
-    group.value("heads", "H", "attention heads; they divide the width", convert=whole_number)
-    group.value("seq", "T", "tokens per row: the context", convert=whole_number, also=("--seq-len",))
-    group.value("vocab", "V", "token ids; 256 for bytes", convert=whole_number)
+    of_model = "the model's"
+    group.value("layers", "L", "blocks", convert=whole_number, default=of_model)
+    group.value("hidden", "D", "width", convert=whole_number, default=of_model)
+    group.value("heads", "H", "attention heads; they divide the width", convert=whole_number, default=of_model)
+    group.value("kv_heads", "KV", "llama: heads of keys and values", convert=whole_number, default=of_model)
+    group.value("ffn", "F", "width of the feed-forward", convert=whole_number, default=of_model)
+    group.value("seq", "T", "tokens per row: the context", convert=whole_number, also=("--seq-len",), default=of_model)
+    group.value("positions", "T", "gpt: rows of the position table", convert=whole_number, default=of_model)
+    group.value("vocab", "V", "token ids; 256 for bytes", convert=whole_number, default=of_model)
     group.switch("tie_embeddings", "the head is the token table")
-    group.value("dropout", "P", "chance that an activation is dropped", convert=number)
+    group.value("dropout", "P", "chance that an activation is dropped", convert=number, default=of_model)
+    group.value("norm_eps", "EPS", "added to a norm's variance", convert=number, default=of_model)
+    group.value("rope_base", "BASE", "llama: base of the rotary angles", convert=number, default=of_model)
+    group.value("params", "COUNT", "flat: parameters, such as 7.5B", convert=count, default=of_model)
+    group.value("units", "U", "flat: units that they are cut into", convert=whole_number, default=of_model)
 
-    group = _Group(parser, "training")
+    group = titled("activations")
+    group.value("recompute", "", "what backward runs again instead of keeping: the attention core, or whole blocks")
+    group.value("saves", "", "what is kept for backward: as zerosim's own kernels need it, or as Megatron's")
+    group.value("attention", "", "eager holds the scores (B, H, T, T); flash never does")
+
+    group = titled("recipe")
+    group.value("recipe", "paper|deepspeed|fsdp2|megatron", "whose ZeRO: sets the flags below that are not given")
+    of_recipe = "the recipe's"
+    group.value("grad_reduction", "", "stages 1 and 2: how gradients are reduced", default=of_recipe)
+    group.switch("upcast_grads", "the optimizer step copies its gradients to fp32 first")
+    group.switch("keep_root_units", "stage 3: units outside the blocks stay gathered from forward to backward")
+    group.value(
+        "persistent_numel", "COUNT", "stage 3: units with fewer elements stay gathered", convert=whole_number,
+        default=of_recipe,
+    )  # fmt: skip
+    group.switch("cast_shards", "stage 3: 2-byte shards are cast from the masters at each gather, not stored")
+
+    group = titled("training")
     group.value("steps", "S", "optimizer steps", convert=whole_number, default="60, or all that --tokens holds")
     group.value("micro_batch", "B", "rows per rank and micro-batch", convert=whole_number, also=("--mbs",))
     group.value(
@@ -125,9 +164,9 @@ def add_run_flags(parser: Parser, *, stage: bool = True) -> None:
     )
     group.value("seed", "SEED", "of weights, batches and dropout", convert=whole_number)
 
-    group = _Group(parser, "precision")
+    group = titled("precision")
     group.value("precision", "", "of parameters; half types have fp32 masters", also=("--dtype",))
-    group.value("grad_dtype", "", "that gradients are kept and sent in", default="the parameters'")
+    group.value("grad_dtype", "", "that gradients are kept and sent in", default="the recipe's, or the parameters'")
     group.value("master_init", "", "fp32 masters start from rounded or exact weights")
     group.value(
         "loss_scale", "dynamic|NUMBER", "what the loss is multiplied by", convert=or_none(dynamic_or_number),
@@ -139,7 +178,9 @@ def add_run_flags(parser: Parser, *, stage: bool = True) -> None:
     group.value("min_loss_scale", "SCALE", "an overflow there is an error", convert=number)
     group.switch("skip_nonfinite", "skip a step whose gradients are not finite instead of stopping")
 
-    group = _Group(parser, "data and weights")
+    if planning:
+        return
+    group = titled("data and weights")
     group.value("data", "FILE", "any file, read as bytes", default="the packaged primer on ZeRO")
     group.value("tokens", "IN.npz", "int64 array 'tokens' (steps, global batch, seq + 1)", default="from --data")
     group.value("weights", "IN.npz", "full parameters by name to start from", default="drawn from --seed")
@@ -147,8 +188,8 @@ def add_run_flags(parser: Parser, *, stage: bool = True) -> None:
     group.value("sample_tokens", "COUNT", "tokens to continue it with", convert=whole_number)
 
 
-def run_config(args: argparse.Namespace) -> RunConfig:
-    """The scenario's values, with the given flags over them.
+def run_config(args: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> RunConfig:
+    """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
@@ -156,7 +197,7 @@ def run_config(args: argparse.Namespace) -> RunConfig:
     path = args.scenario
     values = {} if path is None else read_scenario(path)
     try:
-        return RunConfig.from_dict({**values, **given}, source=f"scenario {path}")
+        return RunConfig.from_dict({**(defaults or {}), **values, **given}, source=f"scenario {path}")
     except InputError as error:
         match = re.match(r"\w+", str(error))
         field = match[0] if match else ""

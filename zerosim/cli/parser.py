@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
 from zerosim.errors import InputError
-from zerosim.units import parse_bytes
+from zerosim.units import parse_bytes, parse_count
 
 T = TypeVar("T")
 
@@ -74,6 +74,14 @@ def size(text: str) -> int:
     """Bytes, such as 32GB or 512MiB."""
     try:
         return parse_bytes(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text: str) -> int:
+    """A whole number, such as 7.5B or 350M."""
+    try:
+        return parse_count(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

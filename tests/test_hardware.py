@@ -1,0 +1,130 @@
+"""Devices by name and from a user's file: the figures that lessons rely on, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerosim.errors import InputError
+from zerosim.presets.hardware import KEYS, Hardware, find_hardware, hardware_names, presets
+
+OWN = """
+name = "my-card"
+memory_bytes = "24GB"
+peak_flops = 165e12
+hbm_bytes_per_s = 1008000000000
+link_bytes_per_s = "32GB"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "peak", "hbm", "link"),
+    [
+        ("v100-32", 32, 125, 900, 150),
+        ("a100-40", 40, 312, 1555, 300),
+        ("a100-80", 80, 312, 2039, 300),
+        ("h100-80", 80, 989, 3350, 450),
+        ("h200-141", 141, 989, 4800, 450),
+        ("b200", 180, 2250, 7700, 900),
+    ],
+)
+def test_published_figures(name: str, memory: int, peak: int, hbm: int, link: int) -> None:
+    """GB, dense 16-bit TFLOPs, GB/s, GB/s per direction."""
+    device = find_hardware(name)
+    assert (device.memory_bytes, device.hbm_bytes_per_s, device.link_bytes_per_s) == (
+        memory * 10**9,
+        hbm * 10**9,
+        link * 10**9,
+    )
+    assert device.peak_flops == peak * 10**12
+
+
+def test_every_figure_has_a_source() -> None:
+    assert len(hardware_names()) == len(set(hardware_names())) == 6
+    for device in presets():
+        given = device.sources
+        assert all((given.memory, given.peak, given.hbm, given.link))
+        assert given.hbm in device.source
+    v100 = find_hardware("v100-32").sources
+    assert v100.memory.startswith("paper")
+    assert v100.peak.startswith("recalled")
+    assert v100.hbm.startswith("recalled")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("H100", "h100-80"), ("nvidia H100-80", "h100-80"), ("A100-SXM4-80GB", "a100-80"), ("a100 40 GB", "a100-40"),
+        ("Tesla_V100", "v100-32"), ("NVIDIA H200", "h200-141"), ("B200-SXM-180GB", "b200"), (" b200 ", "b200"),
+        ("h100-80GiB", "h100-80"),
+    ],
+)  # fmt: skip
+def test_names_as_people_write_them(written: str, name: str) -> None:
+    assert find_hardware(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("a100", "hardware 'a100' is one of a100-40 or a100-80: name one"),
+        ("h100-90", "unknown hardware 'h100-90': did you mean h100-80?"),
+        ("a100-pcie-80", "unknown hardware 'a100-pcie-80': did you mean a100-80?"),
+        ("abacus", f"unknown hardware 'abacus': known: {', '.join(hardware_names())}, or a TOML file"),
+    ],
+)  # fmt: skip
+def test_unknown_names(written: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_hardware(written)
+    assert str(caught.value) == message
+
+
+def own(folder: Path, text: str) -> str:
+    path = folder / "card.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    device = find_hardware(own(tmp_path, OWN))
+    assert isinstance(device, Hardware)
+    assert (device.name, device.memory_bytes, device.peak_flops) == ("my-card", 24 * 10**9, 165 * 10**12)
+    assert (device.hbm_bytes_per_s, device.link_bytes_per_s) == (1008 * 10**9, 32 * 10**9)
+    assert "card.toml" in device.source
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_needed(tmp_path: Path, key: str) -> None:
+    lines = [line for line in OWN.splitlines() if not line.startswith(key)]
+    with pytest.raises(InputError, match=f"missing {key}: all of name, "):
+        find_hardware(own(tmp_path, "\n".join(lines)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("memory_bytes =", "memory_byte ="), "unknown key 'memory_byte': did you mean 'memory_bytes'?"),
+        (('"24GB"', '"24 apples"'), "memory_bytes '24 apples' is not a size in bytes"),
+        (('"24GB"', "-1"), "memory_bytes -1: expected a whole number more than 0, like \"80GB\""),
+        (('"24GB"', "true"), "memory_bytes True: expected a whole number"),
+        (("165e12", "inf"), "peak_flops inf: expected a whole number more than 0, like 312e12"),
+        (("165e12", '"165e12"'), "peak_flops '165e12': expected a whole number"),
+        (("165e12", "0"), "peak_flops 0: expected"),
+        (('"my-card"', "7"), "name 7: expected text"),
+        (("name =", "name"), "cannot be read: "),
+    ],
+)  # fmt: skip
+def test_what_a_file_may_not_say(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    path = own(tmp_path, OWN.replace(*change))
+    with pytest.raises(InputError) as caught:
+        find_hardware(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"hardware {path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"none\.toml: cannot be read: No such file or directory: give a TOML file with"
+    ):
+        find_hardware(str(tmp_path / "none.toml"))

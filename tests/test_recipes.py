@@ -1,0 +1,120 @@
+"""Recipes: the fields that each sets by stage, and what they cost by the closed forms, beside published numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from zerosim.errors import InputError
+from zerosim.planner.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states
+from zerosim.presets.recipes import NAMES, find_recipe, paper_fields, recipes
+
+RANKS = 64
+
+
+def cost_of(name: str, stage: int) -> BytesPerParameter:
+    """bf16 parameters with Adam."""
+    fields = find_recipe(name).resolved(stage)
+    grad_bytes = {None: 2, "fp32": 4}[fields["grad_dtype"]]  # type: ignore[index]
+    return bytes_per_parameter(2, grad_bytes, 2, cast_shards=bool(fields["cast_shards"]))
+
+
+def after_backward(name: str, stage: int) -> Fraction:
+    return sum(model_states(stage, 1, RANKS, cost_of(name, stage)).values(), Fraction(0))
+
+
+def in_optimizer(name: str, stage: int) -> Fraction:
+    upcast = bool(find_recipe(name).resolved(stage)["upcast_grads"])
+    states = optimizer_step_states(stage, 1, RANKS, cost_of(name, stage), upcast_grads=upcast)
+    return sum(states.values(), Fraction(0))
+
+
+def test_the_names() -> None:
+    assert tuple(recipe.name for recipe in recipes()) == NAMES == ("paper", "deepspeed", "fsdp2", "megatron")
+    for recipe in recipes():
+        assert recipe.models
+        assert recipe.source
+        assert recipe.approximations
+
+
+@pytest.mark.parametrize(
+    ("name", "by_stage"),
+    [
+        ("paper", ({}, {}, {}, {})),
+        (
+            "deepspeed",
+            (
+                {},
+                {"grad_reduction": "all_reduce", "upcast_grads": True},
+                {"grad_reduction": "all_reduce", "upcast_grads": True},
+                {"upcast_grads": True, "persistent_numel": 100_000},
+            ),
+        ),
+        (
+            "fsdp2",
+            (
+                {"grad_dtype": "fp32"},
+                {"grad_dtype": "fp32"},
+                {"grad_dtype": "fp32"},
+                {"grad_dtype": "fp32", "keep_root_units": True, "cast_shards": True},
+            ),
+        ),
+        ("megatron", ({"grad_dtype": "fp32"},) * 4),
+    ],
+)
+def test_fields(name: str, by_stage: tuple[dict[str, object], ...]) -> None:
+    recipe = find_recipe(name)
+    assert tuple(recipe.fields(stage) for stage in range(4)) == by_stage
+    for stage in range(4):
+        assert recipe.resolved(stage) == {**paper_fields(), **by_stage[stage]}
+        assert recipe.fields(stage).keys() <= paper_fields().keys()
+
+
+def test_a_recipe_cannot_be_changed_through_what_it_returns() -> None:
+    find_recipe("deepspeed").fields(3)["persistent_numel"] = 5
+    paper_fields()["grad_reduction"] = "none"
+    assert find_recipe("deepspeed").resolved(3)["persistent_numel"] == 100_000
+    assert find_recipe("paper").resolved(1)["grad_reduction"] == "reduce_scatter"
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_bytes_per_parameter_when_backward_ends(stage: int) -> None:
+    n = RANKS
+    two_two_twelve = (16, 4 + Fraction(12, n), 2 + Fraction(14, n), Fraction(16, n))
+    assert after_backward("paper", stage) == after_backward("deepspeed", stage) == two_two_twelve[stage]
+    eighteen = (18, 6 + Fraction(12, n), 2 + Fraction(16, n), Fraction(18, n))
+    assert after_backward("megatron", stage) == eighteen[stage]
+    # FSDP2: 4 + 4 + 8 in stage 3, for the 2-byte shard is not stored.
+    assert after_backward("fsdp2", stage) == (*eighteen[:3], Fraction(16, n))[stage]
+
+
+def test_bytes_per_parameter_in_the_optimizer() -> None:
+    """DeepSpeed's fp32 copies: 2 + 18/N in stage 2. Nobody else has any."""
+    assert in_optimizer("deepspeed", 1) == 4 + Fraction(16, RANKS)
+    assert in_optimizer("deepspeed", 2) == 2 + Fraction(18, RANKS)
+    assert in_optimizer("deepspeed", 3) == Fraction(20, RANKS)
+    for name in ("paper", "fsdp2", "megatron"):
+        assert [in_optimizer(name, stage) for stage in range(4)] == [after_backward(name, stage) for stage in range(4)]
+
+
+def test_stages_that_a_framework_does_not_have() -> None:
+    assert find_recipe("deepspeed").note(1) is None
+    assert find_recipe("fsdp2").note(3) is None
+    assert "fsdp2 itself has no stage 1 (it has 2, 3)" in (find_recipe("fsdp2").note(1) or "")
+    assert "megatron itself has no stage 3 (it has 0, 1)" in (find_recipe("megatron").note(3) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deepsped", "unknown recipe 'deepsped': did you mean deepspeed?"),
+        ("fsdp", "unknown recipe 'fsdp': did you mean fsdp2?"),
+        ("horovod", "unknown recipe 'horovod': expected one of paper, deepspeed, fsdp2, megatron"),
+    ],
+)
+def test_unknown_names(name: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_recipe(name)
+    assert str(caught.value) == message
+    assert find_recipe(" DeepSpeed ").name == "deepspeed"

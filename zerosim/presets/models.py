@@ -1,0 +1,208 @@
+"""Models by name: the sizes of published GPTs and Llamas, and what a bare family's name stands for.
+
+Owns numbers and their sources, no behaviour. Sizes carry the names of `RunConfig`'s fields. Where a
+source leaves something open, `notes` says what was chosen.
+
+Sources: GPT-2's and Llama's config.json as released; GPT-3, arXiv 2005.14165, Table 2.1; ZeRO, arXiv
+1910.02054, Tables 5-10; Megatron-LM, arXiv 2104.04473, Table 1; Llama 2, arXiv 2307.09288; Llama 3,
+arXiv 2407.21783, Table 3.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from zerosim.errors import InputError
+
+Size = int | float | bool
+"""A size, a rate or a choice, as the field of RunConfig of that name holds it."""
+
+FAMILIES = ("gpt", "llama", "mlp", "flat")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreset:
+    """One model: its family and all its sizes.
+
+    `published` is the count as its source prints it ('124M'), `published_parameters` the exact one
+    where the released weights have been counted. `notes` says what the source leaves open and what
+    is not modelled.
+    """
+
+    name: str
+    family: str
+    sizes: Mapping[str, Size]
+    published: str
+    published_parameters: int | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[str, Size]:
+    """Every size of a model of `family`: those `given`, and the family's defaults for the rest.
+
+    What follows from others follows from the given ones: ffn from hidden (gpt: 4 times; llama: 8/3,
+    rounded up to a multiple of 32), kv_heads from heads (gpt: as many; llama: half, where that is
+    whole and divides), positions from seq.
+
+    Raises: InputError for an unknown family.
+    """
+    if family not in FAMILIES:
+        raise InputError(f"model family {family!r}: expected one of {', '.join(FAMILIES)}")
+    llama, flat = family == "llama", family == "flat"
+    sizes: dict[str, Size] = {
+        "layers": 1 if flat else 4,
+        "hidden": 1 if flat else 64,
+        "heads": 1 if flat else 4,
+        "seq": 16 if flat else 64,
+        "vocab": 256,
+        "tie_embeddings": family == "gpt",
+        "dropout": 0.0,
+        "norm_eps": 1e-5,
+        "rope_base": 10000.0,
+        "params": 1_000_000,
+        "units": 8,
+        **(given or {}),
+    }
+    hidden, heads = int(sizes["hidden"]), int(sizes["heads"])
+    halved = llama and heads % 2 == 0
+    sizes.setdefault("kv_heads", heads // 2 if halved else heads)
+    sizes.setdefault("ffn", -(-8 * hidden // (3 * 32)) * 32 if llama else hidden if flat else 4 * hidden)
+    sizes.setdefault("positions", sizes["seq"])
+    if not flat:
+        del sizes["params"], sizes["units"]
+    return sizes
+
+
+def find_model(name: str) -> ModelPreset:
+    """The preset of that name, in any case. Raises: InputError with the nearest names for an unknown one."""
+    preset = MODELS.get(name.lower())
+    if preset is not None:
+        return preset
+    near = difflib.get_close_matches(name.lower(), [*FAMILIES, *MODELS], 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known models: {', '.join([*FAMILIES, *MODELS])}"
+    raise InputError(f"model {name!r} is not known; {hint}")
+
+
+def model_names() -> tuple[str, ...]:
+    """The names of all presets, in the order of this file."""
+    return tuple(MODELS)
+
+
+_DROPOUT = "dropout 0.1 is GPT-2's released configuration"
+
+
+def _gpt(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    seq: int,
+    vocab: int,
+    published: str,
+    source: str,
+    *notes: str,
+    exact: int | None = None,
+) -> ModelPreset:
+    given = dict(layers=layers, hidden=hidden, heads=heads, seq=seq, vocab=vocab, tie_embeddings=True, dropout=0.1)
+    sizes = MappingProxyType(family_sizes("gpt", given))
+    return ModelPreset(name, "gpt", sizes, published, exact, source, (*notes, _DROPOUT))
+
+
+def _llama(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    seq: int,
+    published: str,
+    exact: int,
+    *notes: str,
+) -> ModelPreset:
+    first = name.startswith("llama2")
+    given = dict(layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, seq=seq)
+    rest = dict(vocab=32000 if first else 128256, rope_base=1e4 if first else 5e5, norm_eps=1e-5)
+    sizes = MappingProxyType(family_sizes("llama", {**given, **rest}))
+    source = "arXiv 2307.09288 and the released config.json" if first else "arXiv 2407.21783, Table 3, and config.json"
+    return ModelPreset(name, "llama", sizes, published, exact, source, notes)
+
+
+def _zero(name: str, layers: int, hidden: int, heads: int, tables: str) -> ModelPreset:
+    size = name.removesuffix("-base").rpartition("-")[2].upper()
+    source = f"ZeRO, arXiv 1910.02054, appendix, {tables}"
+    return _gpt(f"zero-{name}", layers, hidden, heads, 1024, 50257, size, source, _ZERO_VOCAB)
+
+
+def _megatron(name: str, layers: int, hidden: int, heads: int, published: str) -> ModelPreset:
+    source = "Megatron-LM, arXiv 2104.04473, Table 1"
+    return _gpt(name, layers, hidden, heads, 2048, 51200, published, source)
+
+
+_ZERO_VOCAB = "the paper does not state a vocabulary: GPT-2's 50257, not padded; head tied"
+_GPT2 = "GPT-2's released config.json"
+_SCALED = "trained at 8192 tokens first, then stretched to 131072 by scaled rotary angles, which are not modelled"
+
+_ALL = (
+    _gpt("gpt2", 12, 768, 12, 1024, 50257, "124M", _GPT2, exact=124_439_808),
+    _gpt("gpt2-medium", 24, 1024, 16, 1024, 50257, "355M", _GPT2, exact=354_823_168),
+    _gpt("gpt2-large", 36, 1280, 20, 1024, 50257, "774M", _GPT2, exact=774_030_080),
+    _gpt("gpt2-xl", 48, 1600, 25, 1024, 50257, "1.5B", _GPT2, exact=1_557_611_200),
+    _gpt(
+        "gpt3-175b", 96, 12288, 96, 2048, 50257, "175B", "GPT-3, arXiv 2005.14165, Table 2.1",
+        "every attention is dense; GPT-3 alternates dense and locally banded sparse layers",
+    ),
+    # ZeRO's own rows, then its baseline's where the heads differ. A row that two figures share stands once.
+    _zero("fig2-1.5b", 48, 1600, 16, "Table 5"),
+    _zero("fig2-8b", 72, 3072, 24, "Tables 5 and 10"),
+    _zero("fig2-40b", 88, 6144, 32, "Table 5"),
+    _zero("fig2-60b", 132, 6144, 32, "Table 5"),
+    _zero("fig2-80b", 100, 8192, 64, "Table 5"),
+    _zero("fig2-100b", 125, 8192, 64, "Tables 5 and 8"),
+    _zero("fig2-120b", 150, 8192, 64, "Table 5"),
+    _zero("fig2-140b", 175, 8192, 64, "Tables 5 and 7"),
+    _zero("fig2-170b", 212, 8192, 64, "Tables 5 and 9"),
+    _zero("fig2-40b-base", 88, 6144, 64, "Table 5, baseline"),
+    _zero("fig2-60b-base", 132, 6144, 64, "Table 5, baseline, and Table 7"),
+    _zero("fig2-80b-base", 100, 8192, 128, "Table 5, baseline"),
+    _zero("fig2-100b-base", 125, 8192, 128, "Table 5, baseline"),
+    _zero("fig2-120b-base", 150, 8192, 128, "Table 5, baseline"),
+    _zero("fig2-140b-base", 175, 8192, 128, "Table 5, baseline"),
+    _zero("fig2-170b-base", 212, 8192, 256, "Table 5, baseline"),
+    _zero("fig3-60b", 75, 8192, 32, "Table 6"),
+    _zero("fig6-40b", 50, 8192, 32, "Tables 7 and 8"),
+    _zero("fig6-50b", 62, 8192, 32, "Table 7"),
+    _zero("fig6-150b", 187, 8192, 64, "Table 7"),
+    _zero("fig8-60b", 75, 8192, 64, "Table 9"),
+    _zero("fig4-1.5b", 34, 1920, 16, "Table 10"),
+    _zero("fig4-2.5b", 54, 1920, 16, "Table 10"),
+    _zero("fig4-4b", 64, 2304, 24, "Table 10"),
+    _zero("fig4-6b", 52, 3072, 24, "Table 10"),
+    _zero("fig4-10b", 50, 4096, 32, "Table 10"),
+    _zero("fig4-11b", 54, 4096, 32, "Table 10"),
+    _zero("fig4-12b", 58, 4096, 32, "Table 10"),
+    _zero("fig4-13b", 62, 4096, 32, "Table 10"),
+    _zero("fig4-1.16b-base", 24, 1920, 16, "Table 10, baseline"),
+    _zero("fig4-1.38b-base", 40, 1536, 16, "Table 10, baseline"),
+    _megatron("megatron-1.7b", 24, 2304, 24, "1.7B"),
+    _megatron("megatron-3.6b", 30, 3072, 32, "3.6B"),
+    _megatron("megatron-7.5b", 36, 4096, 32, "7.5B"),
+    _megatron("megatron-18.4b", 40, 6144, 48, "18.4B"),
+    _megatron("megatron-39.1b", 48, 8192, 64, "39.1B"),
+    _megatron("megatron-76.1b", 60, 10240, 80, "76.1B"),
+    _megatron("megatron-145.6b", 80, 12288, 96, "145.6B"),
+    _megatron("megatron-310.1b", 96, 16384, 128, "310.1B"),
+    _megatron("megatron-529.6b", 105, 20480, 128, "529.6B"),
+    _megatron("1t", 128, 25600, 160, "1008.0B"),
+    _llama("llama2-7b", 32, 4096, 32, 32, 11008, 4096, "7B", 6_738_415_616),
+    _llama("llama2-70b", 80, 8192, 64, 8, 28672, 4096, "70B", 68_976_648_192),
+    _llama("llama3-8b", 32, 4096, 32, 8, 14336, 8192, "8B", 8_030_261_248),
+    _llama("llama3-70b", 80, 8192, 64, 8, 28672, 8192, "70B", 70_553_706_496),
+    _llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 8192, "405B", 405_853_388_800, _SCALED),
+)  # fmt: skip
+
+MODELS: Mapping[str, ModelPreset] = MappingProxyType({preset.name: preset for preset in _ALL})

@@ -1,0 +1,145 @@
+"""Recipes: how frameworks' ZeRO differs from the paper's, as values of a run's fields.
+
+Owns which fields each recipe sets in which stage, with sources. What those fields do is the strategies'
+affair; what they cost in bytes is in `planner.formulas`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from zerosim.errors import InputError
+
+NAMES = ("paper", "deepspeed", "fsdp2", "megatron")
+PERSISTENT_NUMEL = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One framework's way. `stages` are those that the framework itself has."""
+
+    name: str
+    models: str
+    source: str
+    approximations: str
+    stages: tuple[int, ...]
+
+    def fields(self, stage: int) -> dict[str, object]:
+        """The fields that it sets in this stage and their values; the paper's recipe sets none."""
+        return _FIELDS_OF[self.name](stage)
+
+    def resolved(self, stage: int) -> dict[str, object]:
+        """Every field that any recipe sets, with the paper's value where this one says nothing."""
+        return {**paper_fields(), **self.fields(stage)}
+
+    def note(self, stage: int) -> str | None:
+        """What to say of a stage that the framework does not have."""
+        if stage in self.stages:
+            return None
+        return (
+            f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): "
+            "this applies its rules to the paper's stage"
+        )
+
+
+def paper_fields() -> dict[str, object]:
+    """The paper's values.
+
+    grad_dtype: what gradients are kept and sent in; None is the parameters' own.
+    grad_reduction: "reduce_scatter" or "all_reduce", in stages 1 and 2.
+    upcast_grads: the optimizer step casts the reduced 2-byte gradients to an fp32 copy first.
+    keep_root_units: stage 3: units outside the blocks stay gathered from forward to backward.
+    persistent_numel: stage 3: units with fewer elements stay gathered through the whole step.
+    cast_shards: stage 3: no 2-byte shard is stored; the fp32 master is cast at each gather.
+    """
+    return {
+        "grad_dtype": None,
+        "grad_reduction": "reduce_scatter",
+        "upcast_grads": False,
+        "keep_root_units": False,
+        "persistent_numel": 0,
+        "cast_shards": False,
+    }
+
+
+def recipes() -> tuple[Recipe, ...]:
+    """All of them, in the order of `NAMES`."""
+    return (
+        Recipe(
+            "paper",
+            "ZeRO as the paper describes it: gradients in the parameters' dtype, reduce-scattered; stage 3 gathers "
+            "each unit for forward and again for backward.",
+            "arXiv 1910.02054, sections 5 and 7",
+            "none",
+            (0, 1, 2, 3),
+        ),
+        Recipe(
+            "deepspeed",
+            "DeepSpeed's defaults: stages 1 and 2 all-reduce gradients, the optimizer step casts the reduced "
+            "gradients to fp32, and stage 3 never frees small parameters.",
+            "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce), stage3.py, "
+            "zero/config.py (stage3_param_persistence_threshold 1e5)",
+            "The threshold counts whole units here, single tensors there. Buckets (5e8 elements), prefetching and "
+            "sub-groups, which bound the fp32 copy in stage 3 to 1e9 elements at a time, are left out. Its stage 3 "
+            "estimator says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
+            (0, 1, 2, 3),
+        ),
+        Recipe(
+            "fsdp2",
+            "PyTorch's fully_shard with a mixed-precision policy: gradients reduced in fp32, the root's units gathered "
+            "until backward ends, no 16-bit shard stored. Stage 2 is reshard_after_forward=False.",
+            "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32)",
+            "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
+            "2-byte parameters stay. There gradients are computed in 2 bytes and cast for the reduce-scatter; here "
+            "they are fp32 from the start. Prefetching is left out.",
+            (2, 3),
+        ),
+        Recipe(
+            "megatron",
+            "Megatron-LM in bf16: fp32 gradients, 18 bytes per parameter; stage 1 is its distributed optimizer, "
+            "6 + 12/N.",
+            "NVIDIA/Megatron-LM d98e8a6: docs on the distributed optimizer, theoretical_memory_usage.py",
+            "Its gradient buffer is one contiguous fp32 buffer that lives through the whole run; here gradients appear "
+            "as backward reaches them.",
+            (0, 1),
+        ),
+    )
+
+
+def find_recipe(name: str) -> Recipe:
+    """Raises: InputError for an unknown name, with the nearest one."""
+    for recipe in recipes():
+        if recipe.name == name.strip().lower():
+            return recipe
+    near = difflib.get_close_matches(name.strip().lower(), NAMES, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(NAMES)}"
+    raise InputError(f"unknown recipe {name!r}: {hint}")
+
+
+def _paper(stage: int) -> dict[str, object]:
+    return {}
+
+
+def _deepspeed(stage: int) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    if stage in (1, 2):
+        fields["grad_reduction"] = "all_reduce"
+    if stage >= 1:
+        fields["upcast_grads"] = True
+    if stage == 3:
+        fields["persistent_numel"] = PERSISTENT_NUMEL
+    return fields
+
+
+def _fsdp2(stage: int) -> dict[str, object]:
+    if stage < 3:
+        return {"grad_dtype": "fp32"}
+    return {"grad_dtype": "fp32", "keep_root_units": True, "cast_shards": True}
+
+
+def _megatron(stage: int) -> dict[str, object]:
+    return {"grad_dtype": "fp32"}
+
+
+_FIELDS_OF = {"paper": _paper, "deepspeed": _deepspeed, "fsdp2": _fsdp2, "megatron": _megatron}
