@@ -1,4 +1,4 @@
-"""The closed forms against the paper's printed numbers."""
+"""The closed forms against printed numbers, and against sums written out another way."""
 
 from __future__ import annotations
 
@@ -6,22 +6,114 @@ from fractions import Fraction
 
 import pytest
 
-from zerosim.planner.formulas import BytesPerParameter, model_states, model_states_text, volume
+from zerosim.planner import formulas
+from zerosim.planner.formulas import (
+    FIGURE_1,
+    MIXED_ADAM,
+    TABLE_1,
+    BytesPerParameter,
+    Volume,
+    block_activations,
+    block_parts,
+    bytes_per_parameter,
+    bytes_per_parameter_at,
+    flops_per_step,
+    gpt2_parameters,
+    largest_model,
+    llama_parameters,
+    megatron_parameters,
+    model_states,
+    model_states_text,
+    optimizer_step_states,
+    printed,
+    smallest_fit,
+    twelve_l_h_squared,
+    volume,
+)
 
 MIXED = BytesPerParameter(2, 2, 12)
 FP32 = BytesPerParameter(4, 4, 8)
+GB = 10**9
 
 
+def total(stage: int, psi: int, ranks: int, cost: BytesPerParameter = MIXED) -> Fraction:
+    return sum(model_states(stage, psi, ranks, cost).values(), Fraction(0))
+
+
+# -- model states -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.40625), (2, 16.640625), (3, 1.875)])
 def test_figure_1(stage: int, gigabytes: float) -> None:
     """7.5B parameters on 64 ranks: printed 120, 31.4, 16.6 and 1.9 GB (ZeRO paper, Figure 1)."""
-    total = sum(model_states(stage, 7_500_000_000, 64, MIXED).values())
-    assert total == Fraction(gigabytes) * 10**9
+    exact = total(stage, 7_500_000_000, 64)
+    assert exact == Fraction(gigabytes) * GB
+    assert printed(exact / GB, FIGURE_1[stage]) == FIGURE_1[stage]
+
+
+def test_all_54_cells_of_table_1_are_printed_as_the_paper_does() -> None:
+    cells = [
+        (total(stage, psi, ranks) / GB, row[stage - 1])
+        for psi, rows in TABLE_1.items()
+        for ranks, row in rows.items()
+        for stage in (1, 2, 3)
+    ]
+    assert len(cells) == 54
+    for exact, shown in cells:
+        assert printed(exact, shown) == shown, exact
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "text"),
+    [("41.25", "41.3", "41.3"), ("513.5", "513", "513"), ("2218.75", "2218", "2218"), ("99.96", "9.9", "100.0")],
+)
+def test_below_100_is_rounded_half_up_and_from_100_cut(value: str, like: str, text: str) -> None:
+    assert printed(Fraction(value), like) == text
+
+
+def test_exactly_five_cells_are_bold() -> None:
+    """The smallest number of ranks per column that fits into 32 GB; 32.0 fits (read from the PDF's fonts)."""
+    bold = {
+        (psi // GB, stage): smallest_fit({ranks: total(stage, psi, ranks) / GB for ranks in TABLE_1[psi]})
+        for psi in TABLE_1
+        for stage in (1, 2, 3)
+    }
+    assert {cell: ranks for cell, ranks in bold.items() if ranks} == {
+        (7, 1): 64, (7, 2): 16, (7, 3): 4, (128, 3): 64, (1000, 3): 1024,
+    }  # fmt: skip
+
+
+def test_where_the_paper_prints_a_question() -> None:
+    def found(stage: int, psi: int, ranks: int) -> list[tuple[str, str]]:
+        return [(figure.where, figure.gigabytes) for figure in formulas.printed_states(stage, psi, ranks)]
+
+    assert found(3, 7_500_000_000, 64) == [("Figure 1", "1.9"), ("Table 1", "1.88")]
+    assert found(0, 7_500_000_000, 64) == [("Figure 1", "120")]
+    assert found(3, 10**12, 1024) == [("Table 1", "15.6")]
+    assert found(3, 10**12, 1000) == []
+
+
+@pytest.mark.parametrize(
+    ("mp", "shown"),
+    [
+        (1, (2, 7.6, 14.4, 128)), (2, (4, 15.2, 28.8, 256)), (4, (8, 30.4, 57.6, 512)),
+        (8, (16, 60.8, 115.2, 1024)), (16, (32, 121.6, 230.4, 2048)),
+    ],
+)  # fmt: skip
+def test_table_2(mp: int, shown: tuple[float, ...]) -> None:
+    """Printed rows are multiples of the rounded first row; its last column 0.5T, 1T, 2T is rounded once more."""
+    for stage, value in enumerate(shown):
+        first = largest_model(32 * GB, stage, 64, MIXED) / GB
+        assert mp * Fraction(printed(first, str(shown[stage]))) == Fraction(str(value))
+        assert largest_model(32 * GB, stage, 64, MIXED, mp) == mp * first * GB
+
+
+def test_a_largest_model_fills_the_memory_exactly() -> None:
+    psi = largest_model(32 * GB, 2, 64, MIXED)
+    assert psi * bytes_per_parameter_at(2, 64, MIXED) == 32 * GB
 
 
 def test_a_trillion_parameters_on_1024_ranks() -> None:
     """Printed 15.6 GB (Table 1)."""
-    assert sum(model_states(3, 10**12, 1024, MIXED).values()) == 15_625_000_000
+    assert total(3, 10**12, 1024) == 15_625_000_000
 
 
 @pytest.mark.parametrize(
@@ -37,10 +129,44 @@ def test_sgd_without_state_in_fp32_has_nothing_to_partition_in_stage_1() -> None
     assert model_states_text(1, BytesPerParameter(4, 4, 0)) == "8Ψ"
 
 
+def test_megatron_conventions() -> None:
+    """18 bytes, 6 + 12/d in bf16 with fp32 gradients; 16, 8 + 8/d in fp32 (its docs on the distributed optimizer)."""
+    bf16, fp32 = bytes_per_parameter(2, 4, 2), bytes_per_parameter(4, 4, 2)
+    assert [bytes_per_parameter_at(stage, 8, bf16) for stage in (0, 1)] == [18, 6 + Fraction(12, 8)]
+    assert [bytes_per_parameter_at(stage, 8, fp32) for stage in (0, 1)] == [16, 8 + Fraction(8, 8)]
+
+
+def test_a_cast_shard_costs_no_bytes_of_its_own() -> None:
+    """FSDP2's mixed precision: fp32 shard, fp32 gradient, two moments, 4 + 4 + 8."""
+    cost = bytes_per_parameter(2, 4, 2, cast_shards=True)
+    assert bytes_per_parameter_at(3, 8, cost) == Fraction(4 + 4 + 8, 8)
+    assert model_states(3, 800, 8, cost)["param"] == 0
+    assert bytes_per_parameter(4, 4, 2, cast_shards=True) == FP32  # there is nothing to cast
+
+
+def test_deepspeeds_fp32_copies_of_gradients() -> None:
+    """2 + 18/N in stage 2 is its estimator's; stage 3's 18/N leaves out the 2-byte gradients."""
+    psi, ranks = 7_500_000_000, 64
+
+    def states(stage: int) -> dict[str, Fraction]:
+        return optimizer_step_states(stage, psi, ranks, MIXED, upcast_grads=True)
+
+    estimator = {c.name: c for c in formulas.calculators()}["DeepSpeed estimator, code"]
+    assert sum(states(2).values()) == 2 * psi + Fraction(18 * psi, ranks) == estimator.model_states(2, psi, ranks)
+    assert sum(states(3).values()) == Fraction(20 * psi, ranks)
+    assert sum(states(3).values()) - states(3)["grad"] == estimator.model_states(3, psi, ranks)
+    assert states(1)["upcast"] == Fraction(4 * psi, ranks)
+    assert states(0)["upcast"] == 4 * psi
+    assert sum(optimizer_step_states(2, psi, ranks, MIXED).values()) == total(2, psi, ranks)
+    fp32_grads = optimizer_step_states(2, psi, ranks, BytesPerParameter(2, 4, 12), upcast_grads=True)
+    assert fp32_grads["upcast"] == 0
+
+
+# -- traffic ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stage", "text"), [(0, "2Ψ"), (1, "2Ψ"), (2, "2Ψ"), (3, "3Ψ")])
 def test_volume(stage: int, text: str) -> None:
     """Section 7 of the paper; one rank sends nothing."""
-    assert volume(stage).text() == text
+    assert volume(stage).text() == text == formulas.VOLUME[stage]
     assert volume(stage).sent_bytes(1000, 1, 2, 2) == 0
     assert volume(stage).sent_bytes(1000, 4, 2, 2) == Fraction(3, 4) * int(text[0]) * 2000
 
@@ -52,3 +178,227 @@ def test_volume_of_the_awkward_cases() -> None:
     assert volume(1, micro_batches=4).text() == "2Ψ"
     assert volume(3, tied=True, reshard_after_forward=False).text() == "2Ψ"
     assert volume(2).sent_bytes(1000, 2, 2, 4) == Fraction(1, 2) * (2000 + 4000)
+
+
+@pytest.mark.parametrize(("stage", "batches", "text"), [(1, 1, "3Ψ"), (1, 4, "3Ψ"), (2, 1, "3Ψ"), (2, 4, "9Ψ")])
+def test_gradients_that_are_all_reduced(stage: int, batches: int, text: str) -> None:
+    """2Ψ + Ψ, and 2AΨ + Ψ in stage 2; stages 0 and 3 do not ask."""
+    assert volume(stage, micro_batches=batches, grad_reduction="all_reduce").text() == text
+    for other in (0, 3):
+        assert volume(other, grad_reduction="all_reduce") == volume(other)
+
+
+def gathered(units: list[tuple[int, str]], batches: int, *, keep_root: bool, threshold: int) -> int:
+    """Elements gathered per step of stage 3, counted unit by unit: [(elements, 'root' or 'block')]."""
+    elements = 0
+    for numel, where in units:
+        if numel < threshold:
+            elements += numel  # once, after the optimizer step
+        elif where == "root" and keep_root:
+            elements += batches * numel
+        else:
+            elements += 2 * batches * numel
+    return elements
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("keep_root", [False, True])
+@pytest.mark.parametrize("threshold", [0, 70])
+def test_units_that_stay_gathered(batches: int, keep_root: bool, threshold: int) -> None:
+    units = [(1000, "root"), (64, "root"), (300, "block"), (50, "block"), (300, "block"), (8, "root")]
+    psi = sum(numel for numel, _ in units)
+    persistent = sum(numel for numel, _ in units if numel < threshold)
+    root = sum(numel for numel, where in units if where == "root" and numel >= threshold)
+    form = volume(3, micro_batches=batches, keep_root_units=keep_root, persistent=bool(threshold))
+    sent = form.sent_param_bytes(psi, 2, 2, root_numel=root, persistent_numel=persistent)
+    assert sent == gathered(units, batches, keep_root=keep_root, threshold=threshold)  # 2 bytes * (2-1)/2
+    assert form.sent_grad_bytes(psi, 2, 2) == batches * psi
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (dict(keep_root_units=True), "3Ψ - R"),
+        (dict(keep_root_units=True, tied=True, keep_last_unit=True), "3Ψ - R"),
+        (dict(persistent=True), "3Ψ - P"),
+        (dict(persistent=True, micro_batches=2), "6Ψ - 3P"),
+        (dict(persistent=True, tied=True), "3Ψ + 2VD - P"),
+        (dict(persistent=True, keep_root_units=True), "3Ψ - R - P"),
+        (dict(persistent=True, reshard_after_forward=False), "2Ψ"),
+        (dict(persistent=True, reshard_after_forward=False, micro_batches=3), "6Ψ - 2P"),
+    ],
+)
+def test_volumes_of_kept_units_in_words(changes: dict[str, bool], text: str) -> None:
+    assert volume(3, **changes).text() == text  # type: ignore[arg-type]
+
+
+def test_positional_arguments_of_earlier_callers_hold() -> None:
+    form = Volume(Fraction(1), Fraction(2), 1, 1)
+    assert form.sent_param_bytes(100, 2, 2, 10, 7) == 200 + 10 - 7
+
+
+# -- activations --------------------------------------------------------------------------------------
+S, B, H, A = 1024, 32, 1600, 25
+
+
+def test_the_parts_of_a_block_make_34sbh_and_the_scores() -> None:
+    parts = block_parts(S, B, H, A)
+    sbh = S * B * H
+    assert parts == {"attention": 11 * sbh + 5 * A * S * S * B, "mlp": 19 * sbh, "layernorms": 4 * sbh}
+    assert block_activations(S, B, H, A) == 34 * sbh + 5 * A * S * S * B
+
+
+@pytest.mark.parametrize("t", [1, 8])
+def test_rows_of_table_2_of_2205_05198(t: int) -> None:
+    """Bytes per block over sbh, written as that table writes them."""
+    sbh, scores = S * B * H, Fraction(5 * A * S, H)
+
+    def per(recompute: str = "none", sequence_parallel: bool = False) -> Fraction:
+        return Fraction(
+            block_activations(S, B, H, A, recompute=recompute, tensor_parallel=t, sequence_parallel=sequence_parallel),
+            sbh,
+        )
+
+    assert per() == 10 + Fraction(24, t) + scores / t
+    assert per(sequence_parallel=True) == Fraction(34, t) + scores / t
+    assert per("selective") == 10 + Fraction(24, t)
+    assert per("selective", True) == Fraction(34, t)
+    assert per("full") == 2
+
+
+def test_another_width_of_the_mlp_is_megatrons_estimator() -> None:
+    """(18 + 4 ffn/h) sbh without the scores (theoretical_memory_usage.py)."""
+    for ffn in (4 * H, 3 * H, 5504):
+        kept = block_activations(S, B, H, A, ffn=ffn, recompute="selective")
+        assert kept == S * B * H * (18 + Fraction(4 * ffn, H))
+
+
+@pytest.mark.parametrize(
+    ("heads", "hidden", "ratio", "saved"),
+    [(96, 12288, 80, "0.702"), (128, 20480, 64, "0.653")],
+    ids=["GPT-3", "MT-NLG"],
+)
+def test_what_selective_recompute_saves(heads: int, hidden: int, ratio: int, saved: str) -> None:
+    """5as/h = 80 and 64; 70.2% and 65.3% of the activations."""
+    whole = block_activations(2048, 1, hidden, heads)
+    kept = block_activations(2048, 1, hidden, heads, recompute="selective")
+    assert (whole - kept) / (2048 * hidden) == ratio
+    assert f"{float(1 - kept / whole):.3f}" == saved
+
+
+def test_the_zero_papers_estimate() -> None:
+    """GPT-2 1.5B: about 60 GB; its 100B example: 33.55e9 elements of checkpoints, "around 60 GB" in fp16."""
+    assert 2 * formulas.zero_paper_elements(1024, 32, 1600, 48) == 60_397_977_600
+    assert 2 * formulas.checkpoint_elements(1024, 32, 8192, 125) == 67_108_864_000
+    assert 48 * block_activations(1024, 32, 1600, 25) > 4 * 60_397_977_600  # 286.9 GB: why a text is due
+    assert "scores" in formulas.WHY_ESTIMATES_DIFFER
+
+
+# -- parameters and operations ------------------------------------------------------------------------
+def test_gpt2_sizes() -> None:
+    """What the released checkpoints hold: 124,439,808 to 1,557,611,200."""
+    sizes = [(12, 768), (24, 1024), (36, 1280), (48, 1600)]
+    assert [gpt2_parameters(layers, h, 50257, 1024) for layers, h in sizes] == [
+        124_439_808, 354_823_168, 774_030_080, 1_557_611_200,
+    ]  # fmt: skip
+    tied, untied = (gpt2_parameters(12, 768, 50257, 1024, tied=tied) for tied in (True, False))
+    assert untied - tied == 50257 * 768
+
+
+def test_gpt2_in_one_line() -> None:
+    layers, h, v, s = 5, 96, 300, 64
+    assert gpt2_parameters(layers, h, v, s) == 12 * layers * h**2 + 13 * layers * h + (v + s) * h + 2 * h
+    assert megatron_parameters(layers, h, v, s) == gpt2_parameters(layers, h, v, s) - 2 * h
+    one_more = gpt2_parameters(layers, h, v, s, ffn=4 * h + 1) - gpt2_parameters(layers, h, v, s)
+    assert one_more == layers * (2 * h + 1)
+
+
+def test_llama_sizes() -> None:
+    """Llama 2 7B and 70B, Llama 3 8B (8 of 32 heads for keys and values), Llama 3.2 1B (tied)."""
+    assert llama_parameters(32, 4096, 11008, 32000, 32) == 6_738_415_616
+    assert llama_parameters(80, 8192, 28672, 32000, 64, 8) == 68_976_648_192
+    assert llama_parameters(32, 4096, 14336, 128256, 32, 8) == 8_030_261_248
+    assert llama_parameters(16, 2048, 8192, 128256, 32, 8, tied=True) == 1_235_814_400
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "billions"), [(24, 2304, "1.7"), (30, 3072, "3.6"), (36, 4096, "7.5"), (128, 25600, "1008.0")]
+)
+def test_megatrons_table_1(layers: int, hidden: int, billions: str) -> None:
+    """Vocabulary 51,200 and 2,048 positions; 1.65 is printed 1.7."""
+    exact = megatron_parameters(layers, hidden, 51_200, 2_048) / GB
+    assert f"{float(exact):.1f}" == billions
+    assert twelve_l_h_squared(layers, hidden) < exact * GB
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_flops_are_the_sum_of_the_matrix_products(recompute: bool) -> None:
+    rows, s, layers, h, v = 3, 128, 4, 64, 1000
+
+    def product(m: int, k: int, n: int) -> int:
+        return 2 * m * k * n
+
+    block = rows * (
+        product(s, h, 3 * h) + product(s, h, s) + product(s, s, h) + product(s, h, h)
+        + product(s, h, 4 * h) + product(s, 4 * h, h)
+    )  # fmt: skip
+    head = rows * product(s, h, v)
+    assert flops_per_step(rows, s, layers, h, v, recompute=recompute) == (
+        (4 if recompute else 3) * layers * block + 3 * head
+    )
+    factor, sixteen = (96, 16) if recompute else (72, 12)
+    whole = 1 + Fraction(s, 6 * h) + Fraction(v, sixteen * layers * h)
+    assert flops_per_step(rows, s, layers, h, v, recompute=recompute) == factor * rows * s * layers * h**2 * whole
+
+
+def test_days_of_training() -> None:
+    """2104.04473, section 5.1: 34 days for 175B on 300B tokens and 1024 GPUs at 140 TFLOPs."""
+    seconds = formulas.training_seconds(300 * GB, 175 * GB, 1024, 140 * 10**12)
+    assert f"{float(seconds) / 86_400:.1f}" == "33.9"
+
+
+# -- calculators that disagree ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("ZeRO paper", ("120.0", "31.4", "16.6", "1.9")),
+        ("DeepSpeed estimator, code", (None, None, "17.1", "2.1")),
+        ("DeepSpeed estimator, docs", (None, None, "31.9", "2.1")),
+        ("EleutherAI cookbook", ("135.0", "47.4", "17.9", "5.1")),
+        ("llm-analysis", ("135.0", "46.4", "16.9", "2.1")),
+        ("Megatron-LM theoretical", ("135.0", "46.4", None, None)),
+        ("mlsysim 0.3.0", ("120.8", "32.2", "16.7", "1.9")),
+        ("accelerate estimate-memory", ("60.0", "60.0", "60.0", "60.0")),
+    ],
+)
+def test_calculators_on_the_same_question(name: str, shown: tuple[str | None, ...]) -> None:
+    """7.5B parameters on 64 ranks, GB: read in each one's source."""
+    found = {calculator.name: calculator for calculator in formulas.calculators()}
+    assert len(found) == 8
+    values = [found[name].model_states(stage, 7_500_000_000, 64) for stage in range(4)]
+    rounded = [None if value is None else f"{float(value) / GB:.1f}" for value in values]
+    assert tuple(rounded) == shown
+    assert found[name].source
+    assert found[name].counts
+
+
+def test_the_largest_layer_counts_where_a_calculator_gathers_it() -> None:
+    added = {
+        c.name
+        for c in formulas.calculators()
+        if c.model_states(3, GB, 8, largest_layer=10**6) != c.model_states(3, GB, 8)
+    }
+    assert added == {"DeepSpeed estimator, code", "DeepSpeed estimator, docs"}
+
+
+def test_deepspeeds_estimate_of_t5_3b() -> None:
+    """2851M parameters on 8 ranks: 11.28 GiB by its code, 15.93 in its docs' sample output."""
+    found = {calculator.name: calculator for calculator in formulas.calculators()}
+    sizes = [found[f"DeepSpeed estimator, {kind}"].model_states(2, 2_851_000_000, 8) for kind in ("code", "docs")]
+    assert [f"{float(size or 0) / 2**30:.2f}" for size in sizes] == ["11.28", "15.93"]
+
+
+def test_public_names_exist() -> None:
+    assert len(formulas.__all__) == len(set(formulas.__all__))
+    assert all(hasattr(formulas, name) for name in formulas.__all__)
+    assert MIXED_ADAM == MIXED

@@ -23,7 +23,7 @@ LAYERS = [
     {"parallel"},
     {"engine", "runtime", "data", "build"},
     {"ledger", "planner", "result"},
-    {"experiment", "shapes", "report", "bench"},
+    {"experiment", "shapes", "report", "bench", "expect"},
     {"cli", "__init__", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

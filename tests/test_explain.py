@@ -1,0 +1,244 @@
+"""`zerosim explain`: the numbers it shows are the formulas', it says that nothing ran, and it refuses in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerosim
+from zerosim.cli.main import main
+from zerosim.planner.formulas import TABLE_1, block_activations
+
+ASKED = ["explain", "--stage", "2", "--params", "7.5B", "--ranks", "64"]
+SIZES = ["--hidden", "1600", "--layers", "48", "--heads", "25", "--seq", "1024", "--micro-batch", "32"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def figures(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, Any]:
+    assert main([*words, "--json", "-"]) == 0
+    loaded: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return loaded
+
+
+def terms(values: dict[str, Any], section: str) -> dict[str, Any]:
+    return {term["name"]: term["bytes"] for term in values["sections"][section]["terms"]}
+
+
+def test_the_papers_figure_term_by_term(capsys: pytest.CaptureFixture[str]) -> None:
+    text = flat(shown(capsys, ASKED))
+    for part in (
+        "Formulas with your numbers put in: nothing was run and nothing was counted.",
+        "zerosim plan --stage 2 --ranks 64",
+        "optim 12Ψ/N 12 · 7,500,000,000 / 64 1,406,250,000 1.41 GB",
+        "total 2Ψ + 14Ψ/N 16,640,625,000 16.6 GB",
+        "✓ The paper prints 16.6 GB (Figure 1) and 16.6 GB (Table 1). Exact: 16.640625 GB.",
+        "reduce_scatter Ψ 63/64 · 7,500,000,000 · 2 14,765,625,000",
+        "✓ The paper prints 2Ψ (section 7).",
+        "sections 3.1 and 5",
+    ):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("psi", TABLE_1)
+def test_every_printed_figure_is_reached(capsys: pytest.CaptureFixture[str], psi: int) -> None:
+    for ranks in TABLE_1[psi]:
+        for stage in (1, 2, 3):
+            values = figures(capsys, ["explain", "--stage", str(stage), "--params", str(psi), "--ranks", str(ranks)])
+            assert values["sections"]["model_states"]["agrees_with_printed"] is True
+            assert values["sections"]["volume"]["agrees_with_printed"] is True
+
+
+def test_what_the_paper_does_not_print_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["--precision", "fp32"], ["--optimizer", "sgd"], ["--recipe", "megatron"], ["--ranks", "63"]):
+        values = figures(capsys, [*ASKED, *more])
+        assert values["sections"]["model_states"]["agrees_with_printed"] is None, more
+    values = figures(capsys, [*ASKED, "--accumulate", "4"])
+    assert values["sections"]["volume"]["agrees_with_printed"] is None
+    assert values["sections"]["volume"]["terms"][-1]["formula"] == "5Ψ"
+
+
+def test_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    values = figures(capsys, [*ASKED[:-1], "7"])
+    assert values["counted"] is False
+    grad = next(term for term in values["sections"]["model_states"]["terms"] if term["name"] == "grad")
+    assert Fraction(grad["exact"]) == Fraction(15 * 10**9, 7)
+    assert values["question"]["recipe"] == "paper"
+
+
+def test_json_goes_to_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert "ZeRO-2" in shown(capsys, [*ASKED, "--json", str(path)])
+    assert terms(json.loads(path.read_text()), "model_states")["total"] == 16_640_625_000
+
+
+def test_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
+    values = figures(capsys, [*ASKED, "--recipe", "deepspeed"])
+    assert terms(values, "optimizer_step")["total"] == 2 * 7_500_000_000 + 18 * 7_500_000_000 // 64
+    assert [term["formula"] for term in values["sections"]["optimizer_step"]["terms"]] == [
+        "2Ψ + 14Ψ/N",
+        "4Ψ/N",
+        "2Ψ + 18Ψ/N",
+    ]
+    assert [term["name"] for term in values["sections"]["volume"]["terms"]] == ["all_reduce", "all_gather", "total"]
+    assert values["sections"]["volume"]["terms"][-1]["formula"] == "3Ψ"
+    assert "The paper's own schedule moves 2Ψ." in values["sections"]["volume"]["notes"]
+    fp32 = figures(capsys, [*ASKED, "--recipe", "deepspeed", "--precision", "fp32"])
+    assert "optimizer_step" not in fp32["sections"]  # there is nothing to cast
+
+
+def test_deepspeeds_small_units_stay_gathered(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", "--stage", "3", "--params", "1M", "--ranks", "2", "--recipe", "deepspeed", "--accumulate", "4"]
+    volume = figures(capsys, asked)["sections"]["volume"]
+    assert [term["formula"] for term in volume["terms"]] == ["4Ψ", "8Ψ - 7P", "12Ψ - 7P"]
+    assert any(note.startswith("P, ") for note in volume["notes"])
+
+
+def test_fsdp2_sends_4_byte_gradients_and_2_byte_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    values = figures(capsys, ["explain", "--stage", "3", "--params", "1M", "--ranks", "2", "--recipe", "fsdp2"])
+    sent = terms(values, "volume")
+    assert (sent["reduce_scatter"], sent["all_gather"]) == (2_000_000, 2_000_000)
+    assert terms(values, "model_states") == {"param": 0, "grad": 2_000_000, "optim": 6_000_000, "total": 8_000_000}
+    assert any(note.startswith("R, ") for note in values["sections"]["volume"]["notes"])
+
+
+def test_a_stage_that_the_framework_lacks_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Megatron itself has no stage 2" in flat(shown(capsys, [*ASKED, "--recipe", "megatron"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ([], "an fp32 master and two moments."),
+        (["--precision", "fp32"], "two moments."),
+        (["--optimizer", "sgd"], "an fp32 master."),
+        (["--optimizer", "sgd", "--momentum", "0.9"], "an fp32 master and one moment."),
+        (["--optimizer", "sgd", "--precision", "fp32"], "nothing."),
+    ],
+)
+def test_what_the_optimizer_keeps(capsys: pytest.CaptureFixture[str], words: list[str], kept: str) -> None:
+    assert f"The optimizer keeps {kept} ZeRO paper" in flat(shown(capsys, [*ASKED, *words]))
+
+
+def test_one_rank_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(terms(figures(capsys, [*ASKED[:-1], "1"]), "volume").values()) == {0}
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None:
+    values = figures(capsys, [*ASKED, *SIZES, "--recompute", recompute])
+    block = block_activations(1024, 32, 1600, 25, recompute=recompute)
+    assert terms(values, "activations_2205_05198")["a block keeps"] == block
+    assert terms(values, "activations_2205_05198")["all blocks"] == 48 * block
+    assert terms(values, "activations_1910_02054") == {"all kept": 60_397_977_600, "inputs only": 5_033_164_800}
+    assert "activations_2205_05198" not in figures(capsys, ASKED)["sections"]
+    assert "--layers 48 --hidden 1600 --heads 25 --seq 1024 --micro-batch 32" in values["count_with"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stage", "4"], "--stage 4: expected at least 0 and at most 3"),
+        (["--params", "0"], "--params 0: expected at least 1 and at most 1,000,000,000,000,000"),
+        (["--params", "1e30"], "--params 1e+30: expected at least 1"),
+        (["--params", "-5"], "--params: '-5' is not a count"),
+        (["--params", "many"], "--params: 'many' is not a count"),
+        (["--params", "1.5"], "--params: '1.5' is not a whole number"),
+        (["--ranks", "0"], "--ranks 0: expected at least 1"),
+        (["--ranks", "-1"], "--ranks -1: expected at least 1"),
+        (["--ranks", "x"], "--ranks: 'x': expected a whole number"),
+        (["--ranks", "9" * 400], "--ranks of that size: expected at least 1"),
+        (["--recipe", "deepsped"], "--recipe: unknown recipe 'deepsped': did you mean deepspeed?"),
+        (["--precision", "fp8"], "--precision 'fp8': expected one of bf16, fp16, fp32"),
+        (["--optimizer", "adm"], "--optimizer 'adm': expected one of adam, adamw, sgd: did you mean adam?"),
+        (["--momentum", "0.9"], "--momentum 0.9: adam has none"),
+        (["--optimizer", "sgd", "--momentum", "1"], "--momentum 1.0: expected a number in [0, 1)"),
+        (["--momentum", "nan"], "--momentum nan: expected"),
+        (["--accumulate", "0"], "--accumulate 0: expected at least 1"),
+        (["--hidden", "64"], "--layers, --heads, --seq, --micro-batch missing: activations need all of --hidden,"),
+        (["--recompute", "full"], "--hidden, --layers, --heads, --seq, --micro-batch missing"),
+        ([*SIZES, "--heads", "7"], "--heads 7 do not divide --hidden 1600"),
+        ([*SIZES, "--seq", "0"], "--seq 0: expected at least 1"),
+        ([*SIZES, "--recompute", "ful"], "none, selective, full: did you mean full?"),
+        (["--rank", "4"], "unknown flag --rank: did you mean --ranks?"),
+        (["--json", "/nowhere/out.json"], "--json /nowhere/out.json: folder /nowhere does not exist"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refused_in_words(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main([*ASKED, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("zerosim: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_what_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--stage", "2"]) == 2
+    assert "--params, --ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ASKED,
+        [*ASKED[:-1], "7", "--recipe", "deepspeed", *SIZES],
+        ["explain", "--stage", "3", "--params", "999T", "--ranks", "999983", "--recipe", "fsdp2", *SIZES],
+    ],
+    ids=["paper", "deepspeed", "large"],
+)
+def test_it_fits_and_loses_no_digit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = shown(capsys, words)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for section in figures(capsys, words)["sections"].values():
+        for term in section["terms"]:
+            if "exact" not in term:
+                assert f"{term['bytes']:,}" in text
+    assert "\x1b" not in text
+
+
+def run_apart(words: list[str], **environment: str) -> str:
+    whole = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1]), **environment}
+    done = subprocess.run(words, capture_output=True, env=whole, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+def test_ascii_has_names_for_every_letter() -> None:
+    text = run_apart([sys.executable, "-m", "zerosim", *ASKED, *SIZES], PYTHONIOENCODING="ascii")
+    assert text.isascii()
+    assert "?" not in text
+    assert "2Psi + 14Psi/N" in text
+    assert "5as^2b" in text
+
+
+def test_help_and_numbers_import_nothing_heavy() -> None:
+    code = (
+        "import sys; from zerosim.cli.main import main; assert main(sys.argv[1:]) == 0; "
+        "heavy = {'numpy', 'rich', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    assert "--micro-batch" in run_apart([sys.executable, "-c", code, "explain", "--help"])
+
+
+def test_it_is_among_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "explain" in shown(capsys, ["--help"])

@@ -1,0 +1,148 @@
+"""`zerosim explain`: the closed forms with one's own numbers put in. Nothing is run and nothing is counted."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+from zerosim.cli.outputs import Output
+from zerosim.cli.parser import Parser, nearest, number, whole_number
+from zerosim.errors import InputError
+from zerosim.planner.formulas import RECOMPUTE
+from zerosim.planner.question import Question, Shape
+from zerosim.presets.recipes import NAMES, find_recipe
+from zerosim.units import parse_count
+
+PRECISIONS = ("bf16", "fp16", "fp32")
+OPTIMIZERS = ("adam", "adamw", "sgd")
+SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
+MOST_PARAMETERS = 10**15
+MOST_RANKS = 1_000_000
+MOST_SIZE = 10**9
+
+
+def add_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group("the question")
+    group.add_argument(
+        "--stage", "--zero-stage", "-z", metavar="0..3", type=whole_number, required=True,
+        help="ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, 3 also the parameters",
+    )  # fmt: skip
+    group.add_argument(
+        "--params", metavar="COUNT", type=_count, required=True, help="parameters, such as 7.5B, 350M or 124439808"
+    )
+    group.add_argument(
+        "--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True,
+        help="data-parallel ranks",
+    )  # fmt: skip
+    group.add_argument("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
+    group.add_argument(
+        "--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16",
+        help="of parameters; 2-byte types have fp32 masters (default: bf16)",
+    )  # fmt: skip
+    group.add_argument("--optimizer", metavar="|".join(OPTIMIZERS), default="adam", help="which (default: adam)")
+    group.add_argument("--momentum", metavar="M", type=number, default=0.0, help="SGD's momentum (default: 0)")
+    group.add_argument(
+        "--accumulate", "--grad-acc-steps", metavar="A", type=whole_number, default=1,
+        help="micro-batches per step, for the volume (default: 1)",
+    )  # fmt: skip
+    group = parser.add_argument_group("activations: all five sizes, or none of them")
+    group.add_argument("--hidden", metavar="H", type=whole_number, help="width")
+    group.add_argument("--layers", metavar="L", type=whole_number, help="blocks")
+    group.add_argument("--heads", metavar="A", type=whole_number, help="attention heads")
+    group.add_argument("--seq", "--seq-len", metavar="S", type=whole_number, help="tokens per row")
+    group.add_argument("--micro-batch", "--mbs", metavar="B", type=whole_number, help="rows per rank")
+    group.add_argument("--recompute", metavar="|".join(RECOMPUTE), help="what backward computes again (default: none)")
+    group = parser.add_argument_group("what it leaves")
+    group.add_argument("--json", metavar="OUT.json", help="every term; - for stdout")
+
+
+def main(args: argparse.Namespace) -> int:
+    asked = question(args)
+    figures = None
+    if args.json is not None and args.json != "-":
+        figures = Output("--json", args.json)
+        figures.check()
+    from zerosim.cli.run import json_text, write_json
+    from zerosim.report.explain import explain
+    from zerosim.report.look import emit
+
+    explanation = explain(asked)
+    if figures is not None:
+        figures.write(lambda file: write_json(file, explanation.to_dict()))
+    if args.json == "-":
+        sys.stdout.write(json_text(explanation.to_dict()))
+    emit(explanation, sys.stderr if args.json == "-" else sys.stdout)
+    return 0
+
+
+def question(args: argparse.Namespace) -> Question:
+    """What was asked, with every value in its bounds. Raises: InputError naming the flag."""
+    _within("--stage", args.stage, 0, 3)
+    _within("--params", args.params, 1, MOST_PARAMETERS)
+    _within("--ranks", args.ranks, 1, MOST_RANKS)
+    _within("--accumulate", args.accumulate, 1, MOST_SIZE)
+    _one_of("--precision", args.precision, PRECISIONS)
+    _one_of("--optimizer", args.optimizer, OPTIMIZERS)
+    if not (math.isfinite(args.momentum) and 0 <= args.momentum < 1):
+        raise InputError(f"--momentum {args.momentum}: expected a number in [0, 1)")
+    if args.momentum and args.optimizer != "sgd":
+        raise InputError(f"--momentum {args.momentum}: {args.optimizer} has none, it has betas; choose --optimizer sgd")
+    try:
+        recipe = find_recipe(args.recipe)
+    except InputError as error:
+        raise InputError(f"--recipe: {error}") from None
+    _check_sizes(args)
+    return Question(
+        stage=args.stage,
+        num_parameters=args.params,
+        ranks=args.ranks,
+        recipe=recipe,
+        precision=args.precision,
+        optimizer=args.optimizer,
+        momentum=args.momentum,
+        micro_batches=args.accumulate,
+        shape=None
+        if args.hidden is None
+        else Shape(args.hidden, args.layers, args.heads, args.seq, args.micro_batch, args.recompute or "none"),
+    )
+
+
+def _check_sizes(args: argparse.Namespace) -> None:
+    """All sizes that activations depend on, or none of them."""
+    values = {name: getattr(args, name) for name in SHAPE}
+    missing = [_flag(name) for name, value in values.items() if value is None]
+    if len(missing) == len(SHAPE) and args.recompute is None:
+        return
+    if missing:
+        needed = ", ".join(map(_flag, SHAPE))
+        raise InputError(f"{', '.join(missing)} missing: activations need all of {needed}; or leave all of them out")
+    if args.recompute is not None:
+        _one_of("--recompute", args.recompute, RECOMPUTE)
+    for name, value in values.items():
+        _within(_flag(name), value, 1, MOST_SIZE)
+    if args.hidden % args.heads:
+        raise InputError(f"--heads {args.heads} do not divide --hidden {args.hidden}: choose heads that do")
+
+
+def _within(flag: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        shown = str(value) if abs(value) < 10**20 else f"{value:.3g}" if abs(value) < 10**300 else "of that size"
+        raise InputError(f"{flag} {shown}: expected at least {low:,} and at most {high:,}")
+
+
+def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        hint = nearest(value, choices, f"one of {', '.join(choices)}")
+        raise InputError(f"{flag} {value!r}: expected one of {', '.join(choices)}{hint if '?' in hint else ''}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,63 @@
+"""How many parameters a model has, and how many floating-point operations a step takes.
+
+Owns the counts that follow from a transformer's shape; what zerosim's own models hold is counted.
+L blocks, h width, V vocabulary, s learned positions, f width of the MLP, B rows, a heads.
+Source of the approximations: ZeRO paper (arXiv 1910.02054) 12Lh², Megatron (arXiv 2104.04473, section 5).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+
+def gpt2_parameters(
+    layers: int, hidden: int, vocab: int, positions: int, *, ffn: int | None = None, tied: bool = True
+) -> int:
+    """Exact for GPT-2's architecture: 12Lh² + 13Lh + (V+s)h + 2h where f = 4h and the head is the table.
+
+    A block has two norms (4h), fused queries, keys and values (3h² + 3h), an output projection (h² + h) and
+    an MLP (2hf + f + h). The last norm has 2h; a head of its own Vh, without bias.
+    """
+    f = 4 * hidden if ffn is None else ffn
+    block = 4 * hidden**2 + 2 * hidden * f + 9 * hidden + f
+    return layers * block + (vocab * (1 if tied else 2) + positions + 2) * hidden
+
+
+def llama_parameters(
+    layers: int, hidden: int, ffn: int, vocab: int, heads: int, kv_heads: int | None = None, *, tied: bool = False
+) -> int:
+    """Exact for Llama's architecture: no biases, RMS norms, rotary positions, SwiGLU, grouped queries.
+
+    A block has queries and output (2h²), keys and values (2h * kv_heads * h/a), gate, up and down (3hf) and two
+    norms (2h); then a last norm (h), the table (Vh) and, unless tied, a head (Vh).
+    """
+    kv_width = (heads if kv_heads is None else kv_heads) * hidden // heads
+    block = 2 * hidden**2 + 2 * hidden * kv_width + 3 * hidden * ffn + 2 * hidden
+    return layers * block + hidden + vocab * hidden * (1 if tied else 2)
+
+
+def twelve_l_h_squared(layers: int, hidden: int) -> int:
+    """12Lh²: the matrices of the blocks alone (how the ZeRO paper names its models)."""
+    return 12 * layers * hidden**2
+
+
+def megatron_parameters(layers: int, hidden: int, vocab: int, positions: int) -> Fraction:
+    """P = 12Lh² (1 + 13/(12h) + (V+s)/(12Lh)) (2104.04473, section 5): all but the last norm's 2h."""
+    factor = 1 + Fraction(13, 12 * hidden) + Fraction(vocab + positions, 12 * layers * hidden)
+    return twelve_l_h_squared(layers, hidden) * factor
+
+
+def flops_per_step(rows: int, seq: int, layers: int, hidden: int, vocab: int, *, recompute: bool = True) -> Fraction:
+    """Matrix products of one step over B rows, all ranks together: 96BsLh² (1 + s/(6h) + V/(16Lh)).
+
+    A block's forward takes 24Bsh² + 4Bs²h, its backward twice that, recomputing it once more; the head
+    takes 6BshV (2104.04473, section 5 and appendix). Without recompute it is 72BsLh² (1 + s/(6h) + V/(12Lh)).
+    """
+    passes = 4 if recompute else 3
+    block = 24 * passes * rows * seq * hidden**2 * (1 + Fraction(seq, 6 * hidden))
+    return layers * block + 6 * rows * seq * hidden * vocab
+
+
+def training_seconds(tokens: int, num_parameters: int, gpus: int, flops_per_gpu: int) -> Fraction:
+    """8TP/(nX): with recompute, each parameter takes 8 operations per token (2104.04473, section 5.1)."""
+    return Fraction(8 * tokens * num_parameters, gpus * flops_per_gpu)
