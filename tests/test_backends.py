@@ -100,22 +100,51 @@ def packed(*parts: Values) -> Values:
     return stacked.reshape(*stacked.shape[:2], -1)
 
 
-def attention(qkv: Values, num_heads: int, mask: Any = 1.0, keep: float = 1.0) -> list[Values]:
-    q, k, v = heads(qkv, 3, num_heads)
+def query_key_value(qkv: Values, num_heads: int, kv: int) -> list[Values]:
+    """(B, H, T, d) each: keys and values repeated for the query heads that share them."""
+    width = qkv.shape[-1] // (num_heads + 2 * kv)
+    (q,), (k, v) = heads(qkv[..., : num_heads * width], 1, num_heads), heads(qkv[..., num_heads * width :], 2, kv)
+    return [q, *(x.repeat(num_heads // kv, axis=1) for x in (k, v))]
+
+
+def attention_scores(qkv: Values, num_heads: int, kv: int) -> Values:
+    q, k, _ = query_key_value(qkv, num_heads, kv)
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     scores[..., np.triu(np.ones(scores.shape[-2:], bool), 1)] = -np.inf
-    probs = softmax(scores)
-    return [packed((probs * mask / keep) @ v), probs]
+    return scores
+
+
+def attention(qkv: Values, num_heads: int, kv: int, mask: Any = 1.0, keep: float = 1.0) -> list[Values]:
+    probs = softmax(attention_scores(qkv, num_heads, kv))
+    return [packed((probs * mask / keep) @ query_key_value(qkv, num_heads, kv)[2]), probs]
 
 
 def attention_backward(
-    grad: Values, qkv: Values, probs: Values, num_heads: int, mask: Any = 1.0, keep: float = 1.0
+    grad: Values, qkv: Values, probs: Values, num_heads: int, kv: int, mask: Any = 1.0, keep: float = 1.0
 ) -> Values:
-    q, k, v = heads(qkv, 3, num_heads)
+    q, k, v = query_key_value(qkv, num_heads, kv)
     (g,) = heads(grad, 1, num_heads)
     dp = g @ v.swapaxes(-1, -2) * mask / keep
     ds = probs * (dp - (dp * probs).sum(-1, keepdims=True)) / math.sqrt(q.shape[-1])
-    return packed(ds @ k, ds.swapaxes(-1, -2) @ q, (probs * mask / keep).swapaxes(-1, -2) @ g)
+    return packed_grads(ds @ k, ds.swapaxes(-1, -2) @ q, (probs * mask / keep).swapaxes(-1, -2) @ g, kv)
+
+
+def packed_grads(dq: Values, dk: Values, dv: Values, kv: int) -> Values:
+    """q|k|v columns, a key-value head's gradient summed over the query heads that share it."""
+    summed = [x.reshape(len(x), kv, -1, *x.shape[2:]).sum(2) for x in (dk, dv)]
+    return np.concatenate([packed(dq), packed(*summed)], axis=-1)
+
+
+def flash_backward(
+    grad: Values, qkv: Values, out: Values, lse: Values, num_heads: int, kv: int, mask: Any = 1.0, keep: float = 1.0
+) -> list[Values]:
+    """With the sum of dp * p taken as that of grad * out, which is what is stored: out may have been rounded."""
+    q, k, v = query_key_value(qkv, num_heads, kv)
+    (g,), (y,) = heads(grad, 1, num_heads), heads(out, 1, num_heads)
+    probs = np.exp(attention_scores(qkv, num_heads, kv) - lse[..., None])
+    delta = (g * y).sum(-1)
+    ds = probs * (g @ v.swapaxes(-1, -2) * mask / keep - delta[..., None]) / math.sqrt(q.shape[-1])
+    return [delta, packed_grads(ds @ k, ds.swapaxes(-1, -2) @ q, (probs * mask / keep).swapaxes(-1, -2) @ g, kv)]
 
 
 def layer_norm(x: Values, weight: Values, bias: Values) -> list[Values]:
@@ -232,38 +261,18 @@ def cases() -> Iterator[Case]:
         tolerance=100.0,  # 1 - tanh(u)**2 cancels, and is multiplied by x**3
     )
 
-    for name, (batch, tokens, num_heads, width) in {"": (24, 100, 2, 4), " many heads": (2, 300, 8, 2)}.items():
-        qkv, grad = normal((batch, tokens, 3 * num_heads * width)), normal((batch, tokens, num_heads * width))
-        qkv[0] *= 10  # scores up to about 1,000, whose exp overflows
-        shape = (batch, num_heads, tokens, tokens)
-        mask = (rng.random(shape) < 0.8).astype(np.uint8)
-        probs = attention(qkv, num_heads)[1]
+    yield Case(
+        "layer_norm_stats",
+        lambda k, a, *o: k.layer_norm_stats(a, 1e-5, *o),
+        lambda a: layer_norm(a, norm[1], norm[2])[1:],
+        norm[:1],
+        [(2000,), (2000,)],
+        compute=(0, 1),
+    )
 
-        def run(k: Any, q: Any, o: Any, p: Any, n: int = num_heads) -> None:
-            k.attention(q, n, None, 1.0, o, p)
-
-        def run_dropout(k: Any, q: Any, m: Any, o: Any, p: Any, n: int = num_heads) -> None:
-            k.attention(q, n, m, 0.8, o, p)
-
-        def back(k: Any, g: Any, q: Any, p: Any, d: Any, n: int = num_heads) -> None:
-            k.attention_backward(g, q, n, p, None, 1.0, np.empty_like(p), d)
-
-        def back_dropout(k: Any, g: Any, q: Any, p: Any, m: Any, d: Any, n: int = num_heads) -> None:
-            k.attention_backward(g, q, n, p, m, 0.8, np.empty_like(p), d)
-
-        def formula(q: Values, m: Any = 1.0, n: int = num_heads) -> list[Values]:
-            return attention(q, n, m, 1.0 if np.ndim(m) == 0 else 0.8)
-
-        def back_formula(g: Values, q: Values, p: Values, m: Any = 1.0, n: int = num_heads) -> Values:
-            return attention_backward(g, q, p, n, m, 1.0 if np.ndim(m) == 0 else 0.8)
-
-        loose = {"tolerance": 4.0 * 1000}  # a score of 1,000 is off by 1,000 roundings of 1, and exp(score) with it
-        yield Case(f"attention{name}", run, formula, [qkv], [grad.shape, shape], **loose)
-        yield Case(f"attention dropout{name}", run_dropout, formula, [qkv, mask], [grad.shape, shape], **loose)
-        yield Case(f"attention_backward{name}", back, back_formula, [grad, qkv, probs], [qkv.shape])
-        yield Case(
-            f"attention_backward dropout{name}", back_dropout, back_formula, [grad, qkv, probs, mask], [qkv.shape]
-        )
+    sizes = {"": (24, 100, 2, 2, 4), " many heads": (2, 300, 8, 8, 2), " grouped": (3, 100, 6, 2, 4)}
+    for name, (batch, tokens, num_heads, kv, width) in sizes.items():
+        yield from attention_cases(name, batch, tokens, num_heads, kv, width)
 
     ids = rng.integers(0, 11, (4, 30))
     ids[0, 0] = 0
@@ -333,6 +342,80 @@ def cases() -> Iterator[Case]:
     )
 
 
+def attention_cases(name: str, batch: int, tokens: int, num_heads: int, kv: int, width: int) -> Iterator[Case]:
+    rng = np.random.default_rng(1)
+    n = (num_heads, kv)
+    qkv = rng.standard_normal((batch, tokens, (num_heads + 2 * kv) * width))
+    grad = rng.standard_normal((batch, tokens, num_heads * width))
+    qkv[0] *= 10  # scores up to about 1,000, whose exp overflows
+    shape = (batch, num_heads, tokens, tokens)
+    mask = (rng.random(shape) < 0.8).astype(np.uint8)
+    probs = attention(qkv, *n)[1]
+
+    def run(k: Any, q: Any, o: Any, p: Any) -> None:
+        k.attention(q, *n, None, 1.0, None, o, p, None)
+
+    def run_dropout(k: Any, q: Any, m: Any, o: Any, p: Any, d: Any) -> None:
+        k.attention(q, *n, m, 0.8, None, o, p, d)
+
+    def back(k: Any, g: Any, q: Any, p: Any, d: Any) -> None:
+        k.attention_backward(g, q, *n, p, None, None, 1.0, np.empty_like(p), d)
+
+    def back_dropout(k: Any, g: Any, q: Any, p: Any, m: Any, d: Any) -> None:
+        k.attention_backward(g, q, *n, p, m, None, 0.8, np.empty_like(p), d)
+
+    def dropout_formula(q: Values, m: Values) -> list[Values]:
+        out, p = attention(q, *n, m, 0.8)
+        return [out, p, p * m]
+
+    loose = {"tolerance": 4.0 * 1000}  # a score of 1,000 is off by 1,000 roundings of 1, and exp(score) with it
+    yield Case(f"attention{name}", run, lambda q: attention(q, *n), [qkv], [grad.shape, shape], **loose)
+    yield Case(
+        f"attention dropout{name}", run_dropout, dropout_formula, [qkv, mask], [grad.shape, shape, shape], **loose
+    )
+    yield Case(
+        f"attention_backward{name}",
+        back,
+        lambda g, q, p: attention_backward(g, q, p, *n),
+        [grad, qkv, probs],
+        [qkv.shape],
+    )
+    yield Case(
+        f"attention_backward dropout{name}",
+        back_dropout,
+        lambda g, q, p, m: attention_backward(g, q, p, *n, m, 0.8),
+        [grad, qkv, probs, mask],
+        [qkv.shape],
+    )
+    for dropout in (0.0, 0.2):
+        kept = np.empty(shape, np.uint8)
+        NumpyBackend().dropout_mask(FLASH_KEY, dropout, kept)
+        chance = (kept, 1 - dropout)
+        out = attention(qkv, *n, *chance)[0]
+        scores = attention_scores(qkv, *n)
+        label = f"{' dropout' if dropout else ''}{name}"
+        yield Case(
+            f"flash_attention{label}",
+            lambda k, q, o, z, p=dropout: k.flash_attention(q, *n, FLASH_KEY, p, o, z),
+            lambda q, c=chance: [attention(q, *n, *c)[0], log_sum_exp(attention_scores(q, *n))],
+            [qkv],
+            [grad.shape, shape[:3]],
+            compute=(1,),
+            **loose,
+        )
+        yield Case(
+            f"flash_attention_backward{label}",
+            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(g, q, *n, FLASH_KEY, p, o, z, d, dq),
+            lambda g, q, o, z, c=chance: flash_backward(g, q, o, z, *n, *c),
+            [grad, qkv, out, log_sum_exp(scores)],
+            [shape[:3], qkv.shape],
+            compute=(0,),
+            states=(3,),
+            **loose,
+        )
+
+
+FLASH_KEY = (123, 456)
 CASES = list(cases())
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
@@ -552,10 +635,42 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
         changed = qkv.copy()
         changed[:, 90:] += later
         out, probs = place(backend, (2, 150, 8), dtype), place(backend, (2, 4, 150, 150), dtype)
-        backend.attention(put(backend, changed, dtype), 4, None, 1.0, out, probs)
+        backend.attention(put(backend, changed, dtype), 4, 4, None, 1.0, None, out, probs, None)
         assert not np.triu(backend.to_host(probs), 1).any()
         outs.append(bits(backend, out[:, :90]))
     assert outs[0] == outs[1]
+
+
+@every_dtype
+@pytest.mark.parametrize(("num_heads", "kv"), [(4, 4), (6, 2)])
+def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, num_heads: int, kv: int) -> None:
+    """It is softmax * mask, not divided yet: exactly what backward makes of the two where it is not kept."""
+    rng = np.random.default_rng(7)
+    shape = (2, num_heads, 70, 70)
+    qkv = put(backend, rng.standard_normal((2, 70, (num_heads + 2 * kv) * 8)), dtype)
+    grad = put(backend, rng.standard_normal((2, 70, num_heads * 8)), dtype)
+    mask = put(backend, (rng.random(shape) < 0.7).astype(np.uint8), uint8)
+    probs, dropped = place(backend, shape, dtype), place(backend, shape, dtype)
+    out, plain, kept = (
+        place(backend, grad.shape, dtype),
+        place(backend, qkv.shape, dtype),
+        place(backend, qkv.shape, dtype),
+    )
+    backend.attention(qkv, num_heads, kv, mask, 0.7, None, out, probs, dropped)
+    assert (backend.to_host(dropped) == backend.to_host(probs) * backend.to_host(mask)).all()
+    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, None, 0.7, np.empty_like(probs), plain)
+    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, dropped, 0.7, np.empty_like(probs), kept)
+    assert bits(backend, plain) == bits(backend, kept)
+
+
+@every_dtype
+def test_statistics_alone_are_the_norms(backend: Backend, dtype: DType) -> None:
+    x = put(backend, np.random.default_rng(8).standard_normal((3000, 48)), dtype)
+    row = put(backend, np.ones(48), dtype)
+    with_norm, alone = ([place(backend, (3000,), compute_dtype(dtype)) for _ in range(2)] for _ in range(2))
+    backend.layer_norm(x, row, row, 1e-5, place(backend, x.shape, dtype), *with_norm)
+    backend.layer_norm_stats(x, 1e-5, *alone)
+    assert [bits(backend, a) for a in with_norm] == [bits(backend, a) for a in alone]
 
 
 def test_layer_norm_backward_may_leave_out_dx(backend: Backend) -> None:

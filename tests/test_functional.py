@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import pytest
 from zerosim import functional as F
 from zerosim import primitives as P
 from zerosim import rng
+from zerosim.autograd import backward
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
 from zerosim.finite_differences import gradcheck
+from zerosim.nn.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor import Operand, Tensor, cpu, tensor
 
 KEY = rng.key("a fixed place")
@@ -33,8 +35,21 @@ def linear_transposed(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     return F.linear(x, w, b, transposed=True)
 
 
-def attention(heads: int, dropout: float = 0.0) -> Callable[[Tensor], Tensor]:
-    return lambda qkv: F.attention(qkv, heads, dropout=dropout, key=KEY)
+def attention(
+    heads: int, dropout: float = 0.0, kv: int | None = None, policy: ActivationPolicy = DEFAULT
+) -> Callable[[Tensor], Tensor]:
+    return lambda qkv: F.attention(qkv, heads, num_kv_heads=kv, dropout=dropout, key=KEY, policy=policy)
+
+
+FLASH, MEGATRON = ActivationPolicy("lean", "flash"), ActivationPolicy("megatron")
+EAGER_AGAIN, FLASH_AGAIN = (
+    ActivationPolicy("megatron", "eager", "selective"),
+    ActivationPolicy("lean", "flash", "selective"),
+)
+
+
+def megatron_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight, bias, 1e-3, policy=MEGATRON)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +61,7 @@ def attention(heads: int, dropout: float = 0.0) -> Callable[[Tensor], Tensor]:
         pytest.param(linear_transposed, [(2, 4, 3), (5, 3), (5,)], id="linear-transposed-bias"),
         pytest.param(F.layer_norm, [(5, 4), (4,), (4,)], id="layer_norm"),
         pytest.param(F.layer_norm, [(2, 3, 7), (7,), (7,)], id="layer_norm-3d"),
+        pytest.param(megatron_norm, [(2, 3, 7), (7,), (7,)], id="layer_norm-stats-again"),
         pytest.param(F.gelu, [(3, 4)], id="gelu"),
         pytest.param(F.gelu, [np.linspace(-8, 8, 33)], id="gelu-tails"),
         pytest.param(attention(1), [(2, 3, 6)], id="attention"),
@@ -55,6 +71,17 @@ def attention(heads: int, dropout: float = 0.0) -> Callable[[Tensor], Tensor]:
         pytest.param(attention(1), [(1, 66, 3)], id="attention-two-blocks"),
         pytest.param(attention(2, 0.4), [(2, 4, 12)], id="attention-dropout"),
         pytest.param(attention(1, 0.5), [(1, 1, 6)], id="attention-dropout-T1"),
+        pytest.param(attention(4, 0.0, 2), [(2, 3, 16)], id="attention-grouped"),
+        pytest.param(attention(3, 0.0, 1), [(1, 4, 10)], id="attention-one-kv-head"),
+        pytest.param(attention(4, 0.3, 2), [(1, 4, 16)], id="attention-grouped-dropout"),
+        pytest.param(attention(2, 0.0, 1), [(1, 66, 4)], id="attention-grouped-two-blocks"),
+        pytest.param(attention(2, 0.3, None, MEGATRON), [(1, 4, 12)], id="attention-megatron"),
+        pytest.param(attention(4, 0.3, 2, EAGER_AGAIN), [(1, 4, 16)], id="attention-again"),
+        pytest.param(attention(2, 0.0, None, FLASH), [(2, 3, 12)], id="flash"),
+        pytest.param(attention(4, 0.4, 2, FLASH), [(2, 4, 16)], id="flash-grouped-dropout"),
+        pytest.param(attention(2, 0.3, 1, FLASH), [(1, 66, 4)], id="flash-two-blocks-dropout"),
+        pytest.param(attention(1, 0.5, None, FLASH), [(1, 1, 6)], id="flash-dropout-T1"),
+        pytest.param(attention(2, 0.4, 1, FLASH_AGAIN), [(2, 3, 8)], id="flash-again"),
         pytest.param(lambda w: F.embedding(ids(IDS, w.device), w), [(5, 3)], id="embedding-repeated-ids"),
         pytest.param(F.add_rows, [(2, 3, 4), (3, 4)], id="add_rows"),
         pytest.param(F.add_rows, [(2, 3, 4), (5, 4)], id="add_rows-unused"),
@@ -84,26 +111,32 @@ def softmax(scores: Tensor) -> Tensor:
     return exps / exps.sum(-1, keepdims=True)
 
 
-def attention_composed(heads: int, dropout: float = 0.0) -> Callable[[Tensor], Tensor]:
+def attention_composed(heads: int, dropout: float = 0.0, kv: int | None = None) -> Callable[[Tensor], Tensor]:
+    """Each of the H + 2K heads is picked out by a product with a constant; shared ones are picked more than once."""
+    kv = kv or heads
+
     def run(qkv: Tensor) -> Tensor:
         batch, tokens, width = qkv.shape
-        split = qkv.reshape(batch, tokens, 3, heads, -1).transpose(2, 0, 3, 1, 4)  # (3, B, H, T, d)
-        q, k, v = (pick(split, i) for i in range(3))
-        probs = softmax(P.mask_future(q @ k.transpose(0, 1, 3, 2) / (width // 3 // heads) ** 0.5))
+        d = width // (heads + 2 * kv)
+        split = qkv.reshape(batch, tokens, heads + 2 * kv, d).transpose(0, 2, 1, 3)  # (B, H + 2K, T, d)
+        share = [head // (heads // kv) for head in range(heads)]
+        columns = range(heads), [heads + i for i in share], [heads + kv + i for i in share]
+        q, k, v = (choose(split, which) for which in columns)
+        probs = softmax(P.mask_future(q @ k.transpose(0, 1, 3, 2) / d**0.5))
         if dropout:
             mask = qkv.device.alloc(probs.shape, uint8, Kind.ACTIVATION)
             qkv.device.backend.dropout_mask(KEY, dropout, mask.array)
             probs = probs * tensor(Tensor(mask).numpy(), qkv.device, dtype="fp64") / (1 - dropout)
-        return (probs @ v).transpose(0, 2, 1, 3).reshape(batch, tokens, width // 3)
+        return (probs @ v).transpose(0, 2, 1, 3).reshape(batch, tokens, heads * d)
 
     return run
 
 
-def pick(x: Tensor, index: int) -> Tensor:
-    """x[index], spelled as a product with a constant."""
-    one_hot = np.zeros((x.shape[0],) + (1,) * (len(x.shape) - 1))
-    one_hot[index] = 1
-    return (x * tensor(one_hot, x.device, dtype="fp64")).sum(0)
+def choose(x: Tensor, heads: Sequence[int]) -> Tensor:
+    """x[:, heads] of x (B, H, T, d), spelled as a product with a constant."""
+    batch, given, tokens, d = x.shape
+    one_hot = tensor(np.eye(given)[list(heads)], x.device, dtype="fp64")
+    return (one_hot @ x.reshape(batch, given, tokens * d)).reshape(batch, len(heads), tokens, d)
 
 
 def cross_entropy_composed(logits: Tensor) -> Tensor:
@@ -124,6 +157,14 @@ def cross_entropy_composed(logits: Tensor) -> Tensor:
         pytest.param(attention(3), attention_composed(3), [(2, 4, 18)], id="attention-3-heads"),
         pytest.param(attention(2), attention_composed(2), [(1, 70, 12)], id="attention-two-blocks"),
         pytest.param(attention(2, 0.3), attention_composed(2, 0.3), [(2, 4, 12)], id="attention-dropout"),
+        pytest.param(attention(4, 0.0, 2), attention_composed(4, 0.0, 2), [(2, 5, 24)], id="attention-grouped"),
+        pytest.param(
+            attention(6, 0.3, 2), attention_composed(6, 0.3, 2), [(1, 70, 20)], id="attention-grouped-dropout"
+        ),
+        pytest.param(attention(2, 0.0, None, FLASH), attention_composed(2), [(1, 70, 12)], id="flash"),
+        pytest.param(attention(4, 0.3, 2, FLASH), attention_composed(4, 0.3, 2), [(2, 66, 16)], id="flash-dropout"),
+        pytest.param(attention(4, 0.3, 2, FLASH_AGAIN), attention_composed(4, 0.3, 2), [(2, 5, 16)], id="flash-again"),
+        pytest.param(attention(4, 0.3, 2, EAGER_AGAIN), attention_composed(4, 0.3, 2), [(2, 5, 16)], id="eager-again"),
         pytest.param(F.add_rows, lambda x, rows: x + rows, [(2, 3, 4), (3, 4)], id="add_rows"),
         pytest.param(
             lambda x: F.cross_entropy(x, ids(IDS, x.device)), cross_entropy_composed, [(2, 3, 4)], id="cross_entropy"
@@ -157,6 +198,53 @@ def test_attention_is_causal() -> None:
     after = F.attention(tensor(qkv, device), 2).numpy()
     assert (before[:, :4] == after[:, :4]).all()
     assert (before[:, 4:] != after[:, 4:]).all()
+
+
+def attention_results(policy: ActivationPolicy, dtype: str, dropout: float = 0.3) -> list[Any]:
+    """The result and the gradient of qkv, on one draw rounded to `dtype`."""
+    device = cpu()
+    random = np.random.default_rng(5)
+    qkv = tensor(random.standard_normal((3, 150, 40)), device, dtype=dtype, requires_grad=True)
+    out = F.attention(qkv, 6, num_kv_heads=2, dropout=dropout, key=KEY, policy=policy)
+    seed = tensor(random.standard_normal(out.shape), device, dtype=dtype)
+    result = out.numpy()
+    assert out.node is not None
+    backward(out.node, [seed.buffer])
+    assert qkv.grad is not None
+    return [result, qkv.grad.numpy()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
+def test_flash_is_eager_to_within_rounding(dtype: str, dropout: float) -> None:
+    """The same masks too: one other dropped score would show. Gradients pass through a rounded result."""
+    eps = {"fp64": 2.0**-52, "fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}[dtype]
+    eager, flash = (attention_results(policy, dtype, dropout) for policy in (DEFAULT, FLASH))
+    for ours, theirs, roundings in zip(flash, eager, (1 if eps > 1e-3 else 20, 8 if eps > 1e-3 else 40), strict=True):
+        assert np.abs(ours - theirs).max() <= roundings * eps * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
+def test_what_is_kept_changes_no_bit(dtype: str) -> None:
+    for base in (DEFAULT, FLASH):
+        wanted = attention_results(base, dtype)
+        for saves, recompute in (("megatron", "none"), ("lean", "selective"), ("megatron", "selective")):
+            got = attention_results(ActivationPolicy(saves, base.attention, recompute), dtype)
+            assert all((one == other).all() for one, other in zip(got, wanted, strict=True))
+
+
+def test_heads_may_each_be_alone_or_share() -> None:
+    """K = H is what leaving it out means; sharing is the same as equal heads."""
+    device = cpu()
+    random = np.random.default_rng(6)
+    q, k, v = (random.standard_normal((2, 5, 4)) for _ in range(3))
+    whole = tensor(np.concatenate([q, k, v], -1), device)
+    assert (F.attention(whole, 2).array == F.attention(whole, 2, num_kv_heads=2).array).all()
+    shared = tensor(np.concatenate([q, k[..., :2], v[..., :2]], -1), device)
+    repeated = tensor(np.concatenate([q, k[..., :2], k[..., :2], v[..., :2], v[..., :2]], -1), device)
+    for policy in (DEFAULT, FLASH):
+        one = F.attention(shared, 2, num_kv_heads=1, policy=policy).array
+        assert (one == F.attention(repeated, 2, policy=policy).array).all()
 
 
 def test_dropout_is_a_function_of_its_key() -> None:
@@ -218,6 +306,23 @@ X = 2 * ROWS * D
             X + 2 * 2 * 2 * 9 + 2 * 2 * 9,
             id="attention-dropout: qkv, probs, 1-byte mask",
         ),
+        pytest.param(
+            lambda x: F.attention(x, 2, dropout=0.5, policy=MEGATRON),
+            X + 2 * 2 * 2 * 9 + 2 * 2 * 9 + 2 * 2 * 2 * 9,
+            id="attention-megatron: qkv, probs, 1-byte mask, dropped probs",
+        ),
+        pytest.param(
+            lambda x: F.attention(x, 2, dropout=0.5, policy=FLASH),
+            X + 2 * ROWS * 4 + 4 * 2 * 2 * 3,
+            id="flash: qkv, result, log-sum-exp in fp32, no mask",
+        ),
+        pytest.param(lambda x: F.attention(x, 2, dropout=0.5, policy=EAGER_AGAIN), X, id="attention-again: qkv"),
+        pytest.param(lambda x: F.attention(x, 2, dropout=0.5, policy=FLASH_AGAIN), X, id="flash-again: qkv"),
+        pytest.param(
+            lambda x: F.layer_norm(x, ones(x, 12), ones(x, 12), policy=MEGATRON),
+            X + 2 * 2 * D,
+            id="layer_norm-megatron: x, weight, bias",
+        ),
         pytest.param(lambda x: F.add_rows(x, ones(x, 3, 12)), 2 * 36, id="add_rows: rows"),
         pytest.param(
             lambda x: F.cross_entropy(x, ids(np.zeros((2, 3)), x.device)),
@@ -249,8 +354,14 @@ def test_what_an_op_takes_is_checked() -> None:
         ("3 columns", lambda: F.linear(zeros(2, 3), zeros(4, 3))),
         ("as many rows as tokens", lambda: F.add_rows(zeros(2, 3, 4), zeros(1, 4))),
         ("as many rows as tokens", lambda: F.add_rows(zeros(2, 3, 4), zeros(3, 1))),
-        ("4 heads do not divide", lambda: F.attention(zeros(1, 2, 18), 4)),
+        (
+            "4 heads of queries and 4 each of keys and values do not divide 18 columns",
+            lambda: F.attention(zeros(1, 2, 18), 4),
+        ),
+        ("3 heads of keys and values do not divide 4", lambda: F.attention(zeros(1, 2, 20), 4, num_kv_heads=3)),
+        ("0 heads of keys", lambda: F.attention(zeros(1, 2, 20), 4, num_kv_heads=0)),
         ("expected a chance", lambda: F.attention(zeros(1, 2, 18), 2, dropout=1.0)),
+        ("expected a chance", lambda: F.attention(zeros(1, 2, 18), 2, dropout=1.0, policy=FLASH)),
         ("expected a chance", lambda: F.dropout(zeros(2), 1.0, KEY)),
         ("expected a chance", lambda: F.dropout(zeros(2), -0.1, KEY)),
         ("two devices", lambda: F.linear(zeros(2, 3), tensor(np.zeros((3, 4))))),

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from zerosim.comm.collectives import Comm
 from zerosim.device import Device
 from zerosim.dtypes import dtype
+from zerosim.models.flat import FlatConfig, build_flat
 from zerosim.models.gpt import GPTConfig, build_gpt
+from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
+from zerosim.nn.policy import ActivationPolicy
 from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
+from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
@@ -31,20 +35,40 @@ from zerosim.sharding import Flat
 def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0) -> Model:
     """The model of a run, declared on `device` and not yet placed."""
     stored = dtype(config.precision)
-    grads = dtype(config.grad_dtype or config.precision)
+    grads = dtype(config.schedule_choices.grad_dtype)
     keys = DropoutKeys(device, config.seed, first_micro_batch)
-    if config.model == "mlp":
+    if config.family == "mlp":
         return build_mlp(MLPConfig(config.layers, config.hidden, config.vocab), device, stored, grads)
+    if config.family == "flat":
+        assert config.params is not None  # scenario.py has filled them in
+        assert config.units is not None
+        return build_flat(FlatConfig(config.params, config.units, config.vocab), device, stored, grads)
+    policy = ActivationPolicy(config.saves, config.attention, config.recompute)
+    if config.family == "llama":
+        llama = LlamaConfig(
+            config.layers,
+            config.hidden,
+            config.heads,
+            config.kv_heads,
+            config.ffn,
+            config.vocab,
+            config.tie_embeddings,
+            config.norm_eps,
+            config.rope_base,
+        )
+        return build_llama(llama, device, stored, grads, policy)
     gpt = GPTConfig(
         config.layers,
         config.hidden,
         config.heads,
-        config.seq,
+        config.positions,
         config.vocab,
         config.tie_embeddings,
         config.dropout,
+        config.ffn,
+        config.norm_eps,
     )
-    return build_gpt(gpt, device, stored, grads, keys)
+    return build_gpt(gpt, device, stored, grads, keys, policy)
 
 
 def place_model(
@@ -67,6 +91,7 @@ def build_updater(config: RunConfig, steps: int) -> Updater:
         clip_norm=config.clip_norm,
         decay=config.decay,
         skip_nonfinite=config.skip_nonfinite,
+        upcast_grads=config.schedule_choices.upcast_grads,
     )
 
 
@@ -93,17 +118,33 @@ def _scaler(config: RunConfig) -> LossScaler | None:
 
 def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
     """The strategy of `--stage` 0..3. Stage 0 has no partition; what stays gathered is stage 3's choice."""
-    owner = config.partition == "owner"
+    choices = config.schedule_choices
+    owner, all_reduce = config.partition == "owner", choices.grad_reduction == "all_reduce"
     if config.stage == 0:
         return DDP(comm, device, updater)
     if config.stage == 1:
-        return (OwnerZero1 if owner else Zero1)(comm, device, updater)
+        return (OwnerZero1 if owner else AllReduceZero1 if all_reduce else Zero1)(comm, device, updater)
     if config.stage == 2:
-        return (OwnerZero2 if owner else Zero2)(comm, device, updater)
+        return (OwnerZero2 if owner else AllReduceZero2 if all_reduce else Zero2)(comm, device, updater)
     return (OwnerZero3 if owner else Zero3)(
         comm,
         device,
         updater,
-        reshard_after_forward=config.reshard_after_forward,
-        keep_unit=model.units[-1].name if config.keep_last_unit else None,
+        kept=_kept_units(config, model),
+        persistent=[flat.name for flat in model.flats if flat.numel < choices.persistent_numel],
+        cast_shards=choices.cast_shards,
     )
+
+
+def is_block(name: str) -> bool:
+    """One of a list of equal units, such as h.3 or layers.3; the others are the root's."""
+    return name.rpartition(".")[2].isdigit()
+
+
+def _kept_units(config: RunConfig, model: Model) -> list[str]:
+    """The units that stay gathered from forward to backward."""
+    if not config.reshard_after_forward:
+        return [unit.name for unit in model.units]
+    root = config.schedule_choices.keep_root_units
+    kept = [unit.name for unit in model.units if root and not is_block(unit.name)]
+    return [*kept, model.units[-1].name] if config.keep_last_unit else kept

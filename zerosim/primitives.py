@@ -14,7 +14,7 @@ from zerosim.backends.kernels import Array
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
-from zerosim.tensor import Operand, Outline, Parameter, Tensor, apply, check_device, outline, tensor
+from zerosim.tensor import Operand, Outline, Parameter, Saved, Tensor, apply, check_device, outline, tensor
 
 Grads = tuple[Buffer | None, ...]
 
@@ -54,6 +54,10 @@ class _Binary:
     def save(self, a: Operand, b: Operand) -> None:
         """Keep the operands whose values backward reads."""
 
+    def saved(self) -> Saved | None:
+        """Those operands, by name."""
+        return None
+
     def backward(self, grad: Buffer) -> Grads:
         a, b = self.into
         return (
@@ -86,6 +90,9 @@ class _Product(_Binary):
         self.a = a if b.requires_grad else None
         self.b = b if a.requires_grad else None
 
+    def saved(self) -> Saved:
+        return {"a": self.a, "b": self.b}
+
 
 class Multiply(_Product):
     def grad_a(self, grad: Buffer) -> Buffer:
@@ -103,6 +110,9 @@ class Divide(_Binary):
     def save(self, a: Operand, b: Operand) -> None:
         self.a = a if b.requires_grad else None
         self.b = b
+
+    def saved(self) -> Saved:
+        return {"a": self.a, "b": self.b}
 
     def grad_a(self, grad: Buffer) -> Buffer:
         return _elementwise(grad.device.backend.divide, grad, self.b.array)
@@ -226,7 +236,8 @@ def _binary(name: str, rule: type[_Binary], a: Operand | float, b: Operand | flo
     device = left.device
     out = device.alloc(broadcast_shape(left.shape, right.shape), left.dtype, Kind.ACTIVATION)
     device.kernel(out.numel, getattr(device.backend, name), left.array, right.array, out.array)
-    return apply(rule(left, right), out, left, right)
+    made = rule(left, right)
+    return apply(made, out, left, right, op=name, saved=made.saved())
 
 
 def add(a: Operand | float, b: Operand | float) -> Tensor:
@@ -250,7 +261,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     a, b = _operands("matmul", a, b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise InputError(f"matmul of {a.shape} and {b.shape}: the inner sizes must be equal, both at least 2-d")
-    return apply(MatMul(a, b), _matmul(a.device, a.array, b.array, a.dtype, Kind.ACTIVATION), a, b)
+    rule, out = MatMul(a, b), _matmul(a.device, a.array, b.array, a.dtype, Kind.ACTIVATION)
+    return apply(rule, out, a, b, op="matmul", saved=rule.saved())
 
 
 def _unary(kernel: str, x: Operand) -> Buffer:
@@ -261,21 +273,21 @@ def _unary(kernel: str, x: Operand) -> Buffer:
 
 def exp(x: Tensor) -> Tensor:
     out = _unary("exp", x)
-    return apply(Exp(out), out, x)
+    return apply(Exp(out), out, x, op="exp", saved={"result": out})
 
 
 def log(x: Tensor) -> Tensor:
-    return apply(Log(x.buffer), _unary("log", x), x)
+    return apply(Log(x.buffer), _unary("log", x), x, op="log", saved={"input": x})
 
 
 def sqrt(x: Tensor) -> Tensor:
     out = _unary("sqrt", x)
-    return apply(Sqrt(out), out, x)
+    return apply(Sqrt(out), out, x, op="sqrt", saved={"result": out})
 
 
 def tanh(x: Tensor) -> Tensor:
     out = _unary("tanh", x)
-    return apply(Tanh(out), out, x)
+    return apply(Tanh(out), out, x, op="tanh", saved={"result": out})
 
 
 def _kept(x: Operand, dims: tuple[int, ...] | None) -> tuple[int, ...]:

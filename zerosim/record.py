@@ -61,6 +61,16 @@ class Kernel(NamedTuple):
     nbytes: int
 
 
+class Save(NamedTuple):
+    """The op `op` holds `nbytes` of buffer `id` for its backward, as its `what`; others may hold them too."""
+
+    scope: Scope
+    op: str
+    what: str
+    id: int
+    nbytes: int
+
+
 class Launch(NamedTuple):
     """This rank joined a collective. Payload is the whole logical tensor, in bytes.
 
@@ -105,7 +115,7 @@ class Mark(NamedTuple):
     name: str
 
 
-Event = Alloc | Free | Refusal | Retag | Kernel | Launch | Wait | Message | Mark
+Event = Alloc | Free | Refusal | Retag | Kernel | Save | Launch | Wait | Message | Mark
 
 
 class Reader(Protocol):

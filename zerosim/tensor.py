@@ -13,6 +13,7 @@ By hand, as in a lesson:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.dtypes import dtype as dtype_of
 from zerosim.errors import InputError
-from zerosim.record import Recorder
+from zerosim.record import Recorder, Save
 
 if TYPE_CHECKING:
     from zerosim.sharding import Flat
@@ -185,7 +186,7 @@ class Parameter:
     Its gradient goes to the same window of the flat gradient buffer.
     """
 
-    __slots__ = ("depth", "flat", "index", "name", "offset", "shape")
+    __slots__ = ("depth", "flat", "index", "layer", "name", "offset", "shape")
 
     requires_grad = True
 
@@ -193,6 +194,7 @@ class Parameter:
         self.flat = flat
         self.index = index
         self.name = name
+        self.layer = name.rpartition(".")[0].rpartition(f"{flat.name}.")[2]  # 'attn.c_attn' in the unit h.0
         self.shape = shape
         self.offset = offset
         self.depth = 0
@@ -249,12 +251,35 @@ def outline(x: Operand) -> Outline | Parameter:
     return x if isinstance(x, Parameter) else Outline(x.device, x.shape, x.dtype, x.requires_grad)
 
 
-def apply(rule: Rule, out: Buffer, *inputs: Operand) -> Tensor:
-    """`out` as a tensor whose gradient `rule` will take to `inputs`, where any of them wants one."""
+Saved = Mapping[str, Operand | Buffer | None]
+"""What a rule holds until its backward, by what it is to the rule. Parameters are handles and hold no bytes."""
+
+
+def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved | None = None) -> Tensor:
+    """`out` as a tensor whose gradient `rule` will take to `inputs`, where any of them wants one.
+
+    Then what the rule has `saved` is recorded as held by `op`, its name within the unit.
+    """
     check_device(*inputs)
     if out.device.grad_enabled and any(x.requires_grad for x in inputs):
+        if saved is not None and out.device.recorder.enabled:
+            record_saved(out.device, op, saved)
         return Tensor(out, Node(rule, tuple(x.node for x in inputs)))
     return Tensor(out)
+
+
+def record_saved(device: Device, op: str, saved: Saved) -> None:
+    """One event for each buffer that `op` holds from here to its backward. All of its storage stays live."""
+    for what, held in saved.items():
+        if held is None or isinstance(held, Parameter):
+            continue
+        storage = (held.buffer if isinstance(held, Tensor) else held).storage
+        device.recorder.add(Save(device.where, op, what, storage.id, int(storage.array.nbytes)))
+
+
+def layer_of(weight: Operand, otherwise: str) -> str:
+    """The name of the layer that `weight` belongs to, within its unit; for a tensor made by hand, `otherwise`."""
+    return weight.layer if isinstance(weight, Parameter) else otherwise
 
 
 def check_device(first: Operand, *others: Operand) -> None:

@@ -93,6 +93,10 @@ class Backend(Protocol):
         """
         ...
 
+    def layer_norm_stats(self, x: Array, eps: float, mean: Array, rstd: Array) -> None:
+        """mean and rstd (M) of x (M, D), the bits that `layer_norm` makes."""
+        ...
+
     def layer_norm_backward(
         self,
         grad: Array,
@@ -113,11 +117,25 @@ class Backend(Protocol):
 
     def gelu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
 
-    def attention(self, qkv: Array, num_heads: int, mask: Array | None, keep: float, out: Array, probs: Array) -> None:
-        """Causal self-attention. qkv (B, T, 3D) with columns q|k|v; out (B, T, D); scale 1/sqrt(D/H).
+    def attention(
+        self,
+        qkv: Array,
+        num_heads: int,
+        num_kv_heads: int,
+        mask: Array | None,
+        keep: float,
+        workspace: Array | None,
+        out: Array,
+        probs: Array,
+        dropped: Array | None,
+    ) -> None:
+        """Causal self-attention with H = num_heads of queries that share K = num_kv_heads of keys and values.
 
-        probs (B, H, T, T) receives the softmax BEFORE dropout (0 above the diagonal). mask, uint8 of
-        the same shape or None, is dropout's: probabilities become probs * mask / keep.
+        qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
+        (B, T, H d); scale 1/sqrt(d). probs (B, H, T, T) receives the softmax BEFORE dropout (0 above
+        the diagonal). mask, uint8 of the same shape or None, is dropout's: probabilities become
+        probs * mask / keep. dropped, like probs or None, receives probs * mask, not divided yet.
+        workspace, like probs or None, is room for the scores, which a backend may leave alone.
         """
         ...
 
@@ -126,14 +144,80 @@ class Backend(Protocol):
         grad: Array,
         qkv: Array,
         num_heads: int,
+        num_kv_heads: int,
         probs: Array,
         mask: Array | None,
+        dropped: Array | None,
         keep: float,
         workspace: Array,
         dqkv: Array,
     ) -> None:
-        """dqkv (B, T, 3D) from grad (B, T, D). workspace has the shape of probs: room for the scores'
-        gradient, which a backend may leave alone; its contents afterwards are undefined."""
+        """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
+        the compute dtype. dropped, where it was kept, is read in place of probs * mask. workspace has the shape
+        of probs: room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
+        ...
+
+    def flash_attention(
+        self,
+        qkv: Array,
+        num_heads: int,
+        num_kv_heads: int,
+        key: tuple[int, int],
+        dropout: float,
+        out: Array,
+        lse: Array,
+    ) -> None:
+        """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
+        query's scores. With dropout > 0 the mask is that of `dropout_mask(key, dropout)` over (B, H, T, T)."""
+        ...
+
+    def flash_attention_backward(
+        self,
+        grad: Array,
+        qkv: Array,
+        num_heads: int,
+        num_kv_heads: int,
+        key: tuple[int, int],
+        dropout: float,
+        out: Array,
+        lse: Array,
+        delta: Array,
+        dqkv: Array,
+    ) -> None:
+        """dqkv from grad, with probabilities made again from lse, and the mask from its key.
+
+        delta (B, H, T), in the compute dtype, receives the sum of grad * out of each query and head.
+        """
+        ...
+
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
+        """out (M, D) = x * rstd * weight; rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""
+        ...
+
+    def rms_norm_stats(self, x: Array, eps: float, rstd: Array) -> None:
+        """rstd (M) of x (M, D), the bits that `rms_norm` makes."""
+        ...
+
+    def rms_norm_backward(
+        self, grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array
+    ) -> None:
+        """dx (M, D), dweight (D). dx None: not wanted."""
+        ...
+
+    def rotary(self, x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
+        """out (B, T, C) = x with its first `heads` heads of head_dim = E columns turned by position, the rest as it is.
+
+        Columns i and i + E/2 of a head, a pair (a, b), become (a cos - b sin, b cos + a sin) of the angle
+        t * base^(-2i/E) at position t, all in the compute dtype; inverse: of minus that angle.
+        """
+        ...
+
+    def swiglu(self, x: Array, out: Array) -> None:
+        """out (M, F) = gate / (1 + exp(-gate)) * up of x (M, 2F) with columns gate|up."""
+        ...
+
+    def swiglu_backward(self, grad: Array, x: Array, dx: Array) -> None:
+        """dx (M, 2F) from grad (M, F)."""
         ...
 
     def embedding(self, ids: Array, weight: Array, out: Array) -> None:

@@ -11,7 +11,15 @@ from typing import ParamSpec
 
 import numpy as np
 
-from zerosim.backends import numpy_attention, numpy_fused, numpy_ops, numpy_tokens, numpy_update
+from zerosim.backends import (
+    numpy_attention,
+    numpy_flash,
+    numpy_fused,
+    numpy_llama,
+    numpy_ops,
+    numpy_tokens,
+    numpy_update,
+)
 from zerosim.backends.numpy_memory import keep_freed_memory
 
 P = ParamSpec("P")
@@ -52,6 +60,7 @@ class NumpyBackend:
     linear = _kernel(numpy_fused.linear)
     column_sum = _kernel(numpy_fused.column_sum)
     layer_norm = _kernel(numpy_fused.layer_norm)
+    layer_norm_stats = _kernel(numpy_fused.layer_norm_stats)
     layer_norm_backward = _kernel(numpy_fused.layer_norm_backward)
     gelu = _kernel(numpy_fused.gelu)
     gelu_backward = _kernel(numpy_fused.gelu_backward)
@@ -59,6 +68,14 @@ class NumpyBackend:
     dropout = _kernel(numpy_fused.dropout)
     attention = _kernel(numpy_attention.attention)
     attention_backward = _kernel(numpy_attention.attention_backward)
+    flash_attention = _kernel(numpy_flash.flash_attention)
+    flash_attention_backward = _kernel(numpy_flash.flash_attention_backward)
+    rms_norm = _kernel(numpy_llama.rms_norm)
+    rms_norm_stats = _kernel(numpy_llama.rms_norm_stats)
+    rms_norm_backward = _kernel(numpy_llama.rms_norm_backward)
+    rotary = _kernel(numpy_llama.rotary)
+    swiglu = _kernel(numpy_llama.swiglu)
+    swiglu_backward = _kernel(numpy_llama.swiglu_backward)
     embedding = _kernel(numpy_tokens.embedding)
     embedding_backward = _kernel(numpy_tokens.embedding_backward)
     cross_entropy = _kernel(numpy_tokens.cross_entropy)

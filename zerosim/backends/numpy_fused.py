@@ -54,6 +54,17 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mea
         land(y, out[rows])
 
 
+def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
+    compute, columns = wide(x), x.shape[1]
+    ones = np.ones(columns, compute)
+    for rows in row_blocks(*x.shape):
+        block = raised(x[rows])
+        np.divide(block @ ones, columns, out=mean[rows])
+        y = np.subtract(block, mean[rows, None])
+        variance = np.einsum("ij,ij->i", y, y) / columns
+        np.divide(1.0, np.sqrt(variance + eps), out=rstd[rows])
+
+
 def layer_norm_backward(
     grad: Array, x: Array, weight: Array, mean: Array, rstd: Array, dx: Array | None, dweight: Array, dbias: Array
 ) -> None:

@@ -23,4 +23,4 @@ def gelu(x: Tensor) -> Tensor:
     """GELU in its tanh form (GPT-2's)."""
     out = like(x)
     x.device.kernel(8 * out.numel, x.device.backend.gelu, x.array, out.array)
-    return apply(Gelu(x), out, x)
+    return apply(Gelu(x), out, x, op="gelu", saved={"input": x})

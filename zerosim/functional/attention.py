@@ -1,67 +1,220 @@
-"""The attention core: softmax(q kᵀ) v, heads side by side.
+"""The attention core: softmax(q kᵀ) v, heads side by side; eager or flash, run once or again in backward.
 
-B batch, T tokens, D width, H heads.
+B batch, T tokens, H heads of queries, K heads of keys and values, d width of a head.
+
+Bytes kept for backward, e an element's bytes, c the compute dtype's (2205.05198, section 4.1; 2307.08691):
+
+    eager, lean          qkv, softmax e B H T², mask B H T² (with dropout)
+    eager, megatron      and the softmax after dropout e B H T² (with dropout): 5 a s² b in half types
+    flash                qkv, out, log-sum-exp c B H T; no mask: it is made again out of its key
+    selective recompute  qkv
+
+Declared beside them, as TEMP: what a kernel that materialises scores would hold. Eager backward declares
+the scores' gradient (B, H, T, T); eager forward its scores, under megatron only, whose kernel writes
+its softmax into another buffer (lean's writes it over the scores). Flash backward declares one row
+statistic (B, H, T), its `delta`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 from zerosim.device import Buffer, Kind
+from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
-from zerosim.functional.dropout import dropout_mask
-from zerosim.tensor import Tensor, apply
+from zerosim.functional.dropout import check_chance, dropout_mask
+from zerosim.functional.policy import DEFAULT, ActivationPolicy
+from zerosim.tensor import Saved, Tensor, apply
 
 
-class Attention:
-    """Saves qkv, the probabilities (B, H, T, T) and, with dropout, its 1-byte mask."""
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What one run of the core is told; a second run told the same gives the same bits."""
 
-    def __init__(self, qkv: Tensor, num_heads: int, probs: Buffer, mask: Buffer | None, keep: float) -> None:
+    num_heads: int
+    num_kv_heads: int
+    dropout: float
+    key: tuple[int, int]
+    policy: ActivationPolicy
+
+    def products(self, qkv: Tensor) -> int:
+        """Multiply-adds of one product of scores with a head, over all heads: B H T² d."""
+        batch, tokens, columns = qkv.shape
+        return batch * tokens * tokens * self.num_heads * columns // (self.num_heads + 2 * self.num_kv_heads)
+
+    def result(self, qkv: Tensor) -> Buffer:
+        width = qkv.shape[2] // (self.num_heads + 2 * self.num_kv_heads)
+        return like(qkv, *qkv.shape[:2], self.num_heads * width)
+
+
+class _Rule(Protocol):
+    def saved(self) -> Saved: ...
+    def backward(self, grad: Buffer) -> Grads: ...
+
+
+class Eager:
+    """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` where it is kept."""
+
+    def __init__(self, qkv: Tensor, core: Core, probs: Buffer, mask: Buffer | None, dropped: Buffer | None) -> None:
         self.qkv = qkv
-        self.num_heads = num_heads
+        self.core = core
         self.probs = probs
         self.mask = mask
-        self.keep = keep
+        self.dropped = dropped
+
+    def saved(self) -> Saved:
+        return {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
 
     def backward(self, grad: Buffer) -> Grads:
-        device = grad.device
+        device, core = grad.device, self.core
         dqkv = self.qkv.new_grad()
         workspace = device.alloc(self.probs.shape, self.probs.dtype, Kind.TEMP)
         device.kernel(
-            8 * self.probs.numel * (grad.shape[-1] // self.num_heads),
+            8 * core.products(self.qkv),
             device.backend.attention_backward,
             grad.array,
             self.qkv.array,
-            self.num_heads,
+            core.num_heads,
+            core.num_kv_heads,
             self.probs.array,
             None if self.mask is None else self.mask.array,
-            self.keep,
+            None if self.dropped is None else self.dropped.array,
+            1.0 - core.dropout,
             workspace.array,
             dqkv.array,
         )
         return (dqkv,)
 
 
-def attention(qkv: Tensor, num_heads: int, *, dropout: float = 0.0, key: tuple[int, int] = (0, 0)) -> Tensor:
-    """Causal self-attention, heads side by side, scale 1/sqrt(D/H).
-
-    Shapes: qkv (B, T, 3D) with columns q|k|v, each cut into H heads; result (B, T, D). `dropout` is
-    the chance that a probability is dropped, `key` names its random numbers.
-    """
-    device = qkv.device
-    batch, tokens, width = qkv.shape
-    if width % (3 * num_heads):
-        raise InputError(f"attention: {num_heads} heads do not divide a third of {width} columns")
-    out = like(qkv, batch, tokens, width // 3)
-    probs = like(qkv, batch, num_heads, tokens, tokens)
-    mask = dropout_mask(qkv, probs.shape, dropout, key)
+def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
+    device, (batch, tokens, _) = qkv.device, qkv.shape
+    shape = (batch, core.num_heads, tokens, tokens)
+    is_megatron = core.policy.saves == "megatron"
+    out, probs = core.result(qkv), like(qkv, *shape)
+    mask = dropout_mask(qkv, shape, core.dropout, core.key)
+    dropped = like(qkv, *shape) if is_megatron and mask is not None else None
+    workspace = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None
     device.kernel(
-        4 * probs.numel * (width // 3 // num_heads),
+        4 * core.products(qkv),
         device.backend.attention,
         qkv.array,
-        num_heads,
+        core.num_heads,
+        core.num_kv_heads,
         None if mask is None else mask.array,
-        1.0 - dropout,
+        1.0 - core.dropout,
+        None if workspace is None else workspace.array,
         out.array,
         probs.array,
+        None if dropped is None else dropped.array,
     )
-    return apply(Attention(qkv, num_heads, probs, mask, 1.0 - dropout), out, qkv)
+    return out, Eager(qkv, core, probs, mask, dropped)
+
+
+class Flash:
+    """Saves qkv, its result and the log-sum-exp of each query's scores (B, H, T), in the compute dtype."""
+
+    def __init__(self, qkv: Tensor, core: Core, out: Buffer, lse: Buffer) -> None:
+        self.qkv = qkv
+        self.core = core
+        self.out = out
+        self.lse = lse
+
+    def saved(self) -> Saved:
+        return {"q, k, v": self.qkv, "output": self.out, "log-sum-exp": self.lse}
+
+    def backward(self, grad: Buffer) -> Grads:
+        """Ten operations a product where eager has eight: the scores are made again."""
+        device, core = grad.device, self.core
+        dqkv = self.qkv.new_grad()
+        delta = device.alloc(self.lse.shape, self.lse.dtype, Kind.TEMP)
+        device.kernel(
+            10 * core.products(self.qkv),
+            device.backend.flash_attention_backward,
+            grad.array,
+            self.qkv.array,
+            core.num_heads,
+            core.num_kv_heads,
+            core.key,
+            core.dropout,
+            self.out.array,
+            self.lse.array,
+            delta.array,
+            dqkv.array,
+        )
+        return (dqkv,)
+
+
+def _flash(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
+    device, (batch, tokens, _) = qkv.device, qkv.shape
+    out = core.result(qkv)
+    lse = like(qkv, batch, core.num_heads, tokens, dtype=compute_dtype(qkv.dtype))
+    device.kernel(
+        4 * core.products(qkv),
+        device.backend.flash_attention,
+        qkv.array,
+        core.num_heads,
+        core.num_kv_heads,
+        core.key,
+        core.dropout,
+        out.array,
+        lse.array,
+    )
+    return out, Flash(qkv, core, out, lse)
+
+
+class Again:
+    """Saves qkv; the core runs a second time when backward needs what it made (2205.05198, section 5)."""
+
+    def __init__(self, qkv: Tensor, core: Core) -> None:
+        self.qkv = qkv
+        self.core = core
+
+    def saved(self) -> Saved:
+        return {"q, k, v": self.qkv}
+
+    def backward(self, grad: Buffer) -> Grads:
+        return _run(self.qkv, self.core)[1].backward(grad)
+
+
+def _run(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
+    return (_flash if core.policy.attention == "flash" else _eager)(qkv, core)
+
+
+def attention(
+    qkv: Tensor,
+    num_heads: int,
+    *,
+    num_kv_heads: int | None = None,
+    dropout: float = 0.0,
+    key: tuple[int, int] = (0, 0),
+    policy: ActivationPolicy = DEFAULT,
+) -> Tensor:
+    """Causal self-attention, heads side by side, scale 1/sqrt(d).
+
+    Shapes: qkv (B, T, (H + 2K) d) with columns q|k|v, each cut into its heads; result (B, T, H d).
+    Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
+    `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
+    its random numbers.
+
+    Raises: InputError for heads that do not divide the columns or each other.
+    """
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    columns = qkv.shape[-1]
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise InputError(
+            f"attention: {num_kv_heads} heads of keys and values do not divide {num_heads} of queries: "
+            "choose as many, or a divisor"
+        )
+    if columns % (num_heads + 2 * num_kv_heads):
+        raise InputError(
+            f"attention: {num_heads} heads of queries and {num_kv_heads} each of keys and values "
+            f"do not divide {columns} columns"
+        )
+    check_chance(dropout)
+    core = Core(num_heads, num_kv_heads, dropout, key, policy)
+    out, rule = _run(qkv, core)
+    if policy.recompute == "selective":
+        rule = Again(qkv, core)
+    return apply(rule, out, qkv, op="attention", saved=rule.saved())

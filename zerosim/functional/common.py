@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerosim.backends.kernels import Array
 from zerosim.device import Buffer, Kind
+from zerosim.dtypes import DType
 from zerosim.tensor import Tensor
 
 Grads = tuple[Buffer | None, ...]
@@ -14,8 +15,9 @@ def rows_of(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1])
 
 
-def like(x: Tensor, *shape: int) -> Buffer:
-    return x.device.alloc(shape or x.shape, x.dtype, Kind.ACTIVATION)
+def like(x: Tensor, *shape: int, dtype: DType | None = None) -> Buffer:
+    """A new activation of x's shape and dtype, or of those given."""
+    return x.device.alloc(shape or x.shape, dtype or x.dtype, Kind.ACTIVATION)
 
 
 def grad_like(x: Buffer) -> Buffer:

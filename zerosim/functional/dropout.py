@@ -29,9 +29,14 @@ class Dropout:
         return (dx,)
 
 
-def dropout_mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int]) -> Buffer | None:
+def check_chance(probability: float) -> None:
+    """Raises: InputError for what is no chance to drop."""
     if not 0.0 <= probability < 1.0:
         raise InputError(f"dropout {probability}: expected a chance in [0, 1)")
+
+
+def dropout_mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int]) -> Buffer | None:
+    check_chance(probability)
     if probability == 0.0:
         return None
     mask = x.device.alloc(shape, uint8, Kind.ACTIVATION)
@@ -39,10 +44,11 @@ def dropout_mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tup
     return mask
 
 
-def dropout(x: Tensor, probability: float, key: tuple[int, int]) -> Tensor:
+def dropout(x: Tensor, probability: float, key: tuple[int, int], *, op: str = "dropout") -> Tensor:
     """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
 
     Which ones is a function of `key` and the position alone (`rng.py`). Probability 0 is x itself.
+    `op` is its name within the unit.
     """
     mask = dropout_mask(x, x.shape, probability, key)
     if mask is None:
@@ -50,4 +56,4 @@ def dropout(x: Tensor, probability: float, key: tuple[int, int]) -> Tensor:
     out = like(x)
     keep = 1.0 - probability
     x.device.kernel(2 * out.numel, x.device.backend.dropout, x.array, mask.array, keep, out.array)
-    return apply(Dropout(mask, keep), out, x)
+    return apply(Dropout(mask, keep), out, x, op=op, saved={"mask": mask})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerosim.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
-from zerosim.tensor import Operand, Tensor, apply
+from zerosim.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
 class Embedding:
@@ -28,7 +28,8 @@ def embedding(ids: Buffer, weight: Operand) -> Tensor:
     device = ids.device
     out = device.alloc((*ids.shape, weight.shape[1]), weight.dtype, Kind.ACTIVATION)
     device.kernel(0, device.backend.embedding, ids.array, weight.array, out.array)
-    return apply(Embedding(ids, weight), out, weight)
+    saved: Saved = {"ids": ids, "weight": weight}
+    return apply(Embedding(ids, weight), out, weight, op=layer_of(weight, "embedding"), saved=saved)
 
 
 class AddRows:
@@ -53,4 +54,4 @@ def add_rows(x: Tensor, rows: Operand) -> Tensor:
         raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
     device, out = x.device, like(x)
     device.kernel(out.numel, device.backend.add, x.array, rows.array[: x.shape[-2]], out.array)
-    return apply(AddRows(x, rows), out, x, rows)
+    return apply(AddRows(x, rows), out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from zerosim.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
-from zerosim.tensor import Operand, Tensor, apply
+from zerosim.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
 class Linear:
@@ -58,4 +58,5 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
         rows_of(out.array),
     )
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    return apply(Linear(x, weight, bias, transposed), out, *inputs)
+    saved: Saved = {"input": x, "weight": weight, "bias": bias}
+    return apply(Linear(x, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerosim.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
-from zerosim.tensor import Tensor, apply
+from zerosim.tensor import Saved, Tensor, apply
 
 
 class CrossEntropy:
@@ -31,7 +31,8 @@ def cross_entropy(logits: Tensor, targets: Buffer) -> Tensor:
     total, lse = _cross_entropy_sum(logits, targets)
     device = total.device
     device.kernel(1, device.backend.divide, total.array, float(lse.numel), total.array)
-    return apply(CrossEntropy(logits, targets, lse), total, logits)
+    saved: Saved = {"logits": logits, "targets": targets, "log-sum-exp": lse}
+    return apply(CrossEntropy(logits, targets, lse), total, logits, op="cross_entropy", saved=saved)
 
 
 def cross_entropy_and_grad(logits: Tensor, targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, Buffer]:

@@ -16,7 +16,8 @@ from zerosim.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.models.model import Model
-from zerosim.nn import Block, Dropout, LayerNorm, Unit
+from zerosim.nn import ActivationPolicy, Block, Dropout, LayerNorm, Recompute, Unit
+from zerosim.nn.policy import DEFAULT
 from zerosim.rng import DropoutKeys
 from zerosim.sharding import Flat
 from zerosim.tensor import Parameter, Tensor
@@ -24,7 +25,7 @@ from zerosim.tensor import Parameter, Tensor
 
 @dataclass(frozen=True, slots=True)
 class GPTConfig:
-    """Sizes of a GPT. `seq` is the longest context: the number of learned positions.
+    """Sizes of a GPT. `seq` is the longest context: the number of learned positions. `ffn` None is 4 hidden.
 
     Raises: InputError for sizes that do not fit together.
     """
@@ -36,19 +37,29 @@ class GPTConfig:
     vocab: int = 256
     tied: bool = True
     dropout: float = 0.0
+    ffn: int | None = None
+    eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "seq", "vocab"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}: expected at least 1")
+        for name in ("layers", "hidden", "heads", "seq", "vocab", "ffn"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value}: expected at least 1")
         if self.hidden % self.heads:
             raise InputError(f"heads {self.heads} do not divide hidden {self.hidden}: choose heads that do")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout {self.dropout}: expected a chance in [0, 1)")
 
 
-def build_gpt(config: GPTConfig, device: Device, dtype: DType, grad_dtype: DType, keys: DropoutKeys) -> Model:
-    """The units of a GPT, declared and not yet placed: no memory is taken."""
+def build_gpt(
+    config: GPTConfig,
+    device: Device,
+    dtype: DType,
+    grad_dtype: DType,
+    keys: DropoutKeys,
+    policy: ActivationPolicy = DEFAULT,
+) -> Model:
+    """The units of a GPT, declared and not yet placed: no memory is taken. Full recompute wraps its blocks."""
 
     def flat(name: str) -> Flat:
         return Flat(name, device, dtype, grad_dtype)
@@ -63,12 +74,15 @@ def build_gpt(config: GPTConfig, device: Device, dtype: DType, grad_dtype: DType
     positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0])
     units.append(Unit("wpe", wpe, _add_positions(positions, Dropout("embd", config.dropout, keys))))
 
+    inner = config.ffn or 4 * d
     for i in range(config.layers):
         h = flat(f"h.{i}")
-        units.append(Unit(h.name, h, Block(h, h.name, d, config.heads, std, config.dropout, keys)))
+        block = Block(h, h.name, d, config.heads, std, config.dropout, keys, inner=inner, eps=config.eps, policy=policy)
+        unit = Unit(h.name, h, block)
+        units.append(Recompute(unit) if policy.recompute == "full" else unit)
 
     ln_f = flat("ln_f")
-    units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d)))
+    units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d, eps=config.eps, policy=policy)))
 
     head = wte if config.tied else flat("lm_head")
     weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])

@@ -5,6 +5,7 @@ and is then a function of tensors.
 from __future__ import annotations
 
 from zerosim import functional as F
+from zerosim.nn.policy import DEFAULT, ActivationPolicy
 from zerosim.rng import DropoutKeys
 from zerosim.sharding import Flat
 from zerosim.tensor import Tensor
@@ -22,14 +23,18 @@ class Linear:
 
 
 class LayerNorm:
-    """weight (D) starts at 1, bias (D) at 0; eps 1e-5."""
+    """weight (D) starts at 1, bias (D) at 0."""
 
-    def __init__(self, flat: Flat, name: str, width: int) -> None:
+    def __init__(
+        self, flat: Flat, name: str, width: int, *, eps: float = 1e-5, policy: ActivationPolicy = DEFAULT
+    ) -> None:
         self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0)
         self.bias = flat.declare(f"{name}.bias", (width,))
+        self.eps = eps
+        self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight, self.bias)
+        return F.layer_norm(x, self.weight, self.bias, self.eps, policy=self.policy)
 
 
 class Dropout:
@@ -43,7 +48,7 @@ class Dropout:
     def __call__(self, x: Tensor) -> Tensor:
         if self.probability == 0.0 or not x.device.is_training:
             return x
-        return F.dropout(x, self.probability, self.keys(self.op))
+        return F.dropout(x, self.probability, self.keys(self.op), op=self.op)
 
 
 class Attention:
@@ -58,32 +63,39 @@ class Attention:
         std: tuple[float, float],
         dropout: float,
         keys: DropoutKeys,
+        *,
+        policy: ActivationPolicy = DEFAULT,
     ) -> None:
         self.c_attn = Linear(flat, f"{name}.c_attn", width, 3 * width, std=std[0])
         self.c_proj = Linear(flat, f"{name}.c_proj", width, width, std=std[1])
         self.num_heads = num_heads
         self.dropout = dropout
         self.keys = keys
+        self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
         dropout = self.dropout if x.device.is_training else 0.0
         key = self.keys("attn") if dropout else (0, 0)
-        return self.c_proj(F.attention(self.c_attn(x), self.num_heads, dropout=dropout, key=key))
+        core = F.attention(self.c_attn(x), self.num_heads, dropout=dropout, key=key, policy=self.policy)
+        return self.c_proj(core)
 
 
 class FeedForward:
-    """c_fc (D, 4D), GELU, c_proj (4D, D)."""
+    """c_fc (D, F), GELU, c_proj (F, D); F is 4D in GPT-2."""
 
-    def __init__(self, flat: Flat, name: str, width: int, std: tuple[float, float]) -> None:
-        self.c_fc = Linear(flat, f"{name}.c_fc", width, 4 * width, std=std[0])
-        self.c_proj = Linear(flat, f"{name}.c_proj", 4 * width, width, std=std[1])
+    def __init__(self, flat: Flat, name: str, width: int, inner: int, std: tuple[float, float]) -> None:
+        self.c_fc = Linear(flat, f"{name}.c_fc", width, inner, std=std[0])
+        self.c_proj = Linear(flat, f"{name}.c_proj", inner, width, std=std[1])
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.c_proj(F.gelu(self.c_fc(x)))
 
 
 class Block:
-    """GPT-2's pre-LN block: x + attn(ln_1(x)), then x + mlp(ln_2(x)), dropout on both branches."""
+    """GPT-2's pre-LN block: x + attn(ln_1(x)), then x + mlp(ln_2(x)), dropout on both branches.
+
+    `inner` is the feed-forward's width.
+    """
 
     def __init__(
         self,
@@ -94,11 +106,15 @@ class Block:
         std: tuple[float, float],
         dropout: float,
         keys: DropoutKeys,
+        *,
+        inner: int,
+        eps: float = 1e-5,
+        policy: ActivationPolicy = DEFAULT,
     ) -> None:
-        self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width)
-        self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys)
-        self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width)
-        self.mlp = FeedForward(flat, f"{name}.mlp", width, std)
+        self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width, eps=eps, policy=policy)
+        self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys, policy=policy)
+        self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width, eps=eps, policy=policy)
+        self.mlp = FeedForward(flat, f"{name}.mlp", width, inner, std)
         self.drop_1 = Dropout("resid_1", dropout, keys)
         self.drop_2 = Dropout("resid_2", dropout, keys)
 

@@ -23,7 +23,9 @@ from rich.text import Text
 
 PIPE_WIDTH = 160
 PROSE_WIDTH = 96
-_ASCII = str.maketrans({"Ψ": "Psi", "✓": "ok", "≠": "!=", "→": "->", "×": "x", "·": "*", "−": "-", "…": "..."})
+_ASCII = str.maketrans(
+    {"Ψ": "Psi", "²": "^2", "✓": "ok", "≠": "!=", "→": "->", "×": "x", "·": "*", "−": "-", "…": "..."}
+)
 _PLAIN_BOX = box.Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 _RULED_BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
 

@@ -1,0 +1,246 @@
+"""Recompute: weights to the bit those of a run that keeps everything, fewer bytes, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim.device import Device, Kind, Phase
+from zerosim.dtypes import fp64
+from zerosim.experiment import run
+from zerosim.models.gpt import GPTConfig, build_gpt
+from zerosim.models.model import draw_flat
+from zerosim.nn import ActivationPolicy, Recompute, Unit
+from zerosim.record import Alloc, Kernel, Launch, Retag
+from zerosim.result import RunResult
+from zerosim.rng import DropoutKeys
+from zerosim.scenario import RunConfig
+from zerosim.sharding import whole
+from zerosim.tensor import Tensor, cpu, tensor
+
+SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, dropout=0.2)
+
+
+def small(**changes: Any) -> RunResult:
+    return run(RunConfig(**{**SMALL, **changes}))
+
+
+def assert_same_bits(one: RunResult, other: RunResult) -> None:
+    assert one.losses == other.losses
+    assert one.weights.keys() == other.weights.keys()
+    for name in one.weights:
+        assert one.weights[name].tobytes() == other.weights[name].tobytes(), name
+
+
+STAGES = [(0, "slices"), *itertools.product((1, 2, 3), ("slices", "owner"))]
+
+
+@pytest.mark.parametrize(("stage", "partition"), STAGES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_weights_are_those_without_recompute(stage: int, partition: str, precision: str, accumulate: int) -> None:
+    """Tied embeddings, dropout, every stage and partition, one and several slots."""
+    base = dict(stage=stage, partition=partition, ranks=2, precision=precision, accumulate=accumulate)
+    if precision == "fp16":
+        base |= {"initial_scale_power": 8}
+    wanted = small(**base)
+    for recompute in ("selective", "full"):
+        assert_same_bits(small(**base, recompute=recompute), wanted)
+    assert_same_bits(small(**base, recompute="full", saves="megatron"), wanted)
+    assert_same_bits(small(**base, saves="megatron"), wanted)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_flash_is_recomputed_too(recompute: str) -> None:
+    base = dict(
+        stage=3, ranks=2, attention="flash", precision="fp32", tie_embeddings=False, sample="a", sample_tokens=2
+    )
+    assert_same_bits(small(**base, recompute=recompute), small(**base))
+
+
+def test_flash_learns_what_eager_learns() -> None:
+    eager, flash = (small(attention=name, precision="fp64", dropout=0.3, ranks=2) for name in ("eager", "flash"))
+    np.testing.assert_allclose(flash.losses, eager.losses, rtol=1e-12)
+    for name, weights in eager.weights.items():
+        np.testing.assert_allclose(flash.weights[name], weights, rtol=1e-6, atol=1e-9)  # Adam divides by small numbers
+
+
+@pytest.mark.parametrize("collective", ["direct", "ring"])
+def test_other_choices_of_a_run_go_with_it(collective: str) -> None:
+    base = dict(
+        stage=3, ranks=3, collective=collective, keep_last_unit=True, clip_norm=0.5, sample="a", sample_tokens=3
+    )
+    wanted, other = small(**base), small(**base, recompute="full")
+    assert_same_bits(other, wanted)
+    assert other.sample == wanted.sample
+
+
+# -- traffic, work, bytes ---------------------------------------------------------------------------------
+def test_stage_3_gathers_once_in_backward() -> None:
+    plain, again = small(stage=3, ranks=2), small(stage=3, ranks=2, recompute="full")
+    assert plain.traffic == again.traffic
+
+
+def events(recompute: str, **changes: Any) -> list[Any]:
+    config = RunConfig(**{**SMALL, "ranks": 1, "steps": 1, "recompute": recompute, **changes})
+    return run(config, keep_events=True).events[0]
+
+
+def flops(recorded: list[Any], phase: str, unit: str) -> int:
+    return sum(e.flops for e in recorded if isinstance(e, Kernel) and e.scope.phase == phase and e.scope.unit == unit)
+
+
+def test_full_runs_each_block_forward_once_more_and_nothing_else() -> None:
+    plain, again = events("none"), events("full")
+    for unit in ("h.0", "h.1"):
+        assert flops(again, "backward", unit) == flops(plain, "backward", unit) + flops(plain, "forward", unit)
+    for unit in ("wte", "wpe", "ln_f", "lm_head"):
+        assert flops(again, "backward", unit) == flops(plain, "backward", unit)
+    for unit in ("h.0", "h.1", "ln_f", "lm_head"):
+        assert flops(again, "forward", unit) == flops(plain, "forward", unit)
+    assert len([e for e in plain if isinstance(e, Launch)]) == len([e for e in again if isinstance(e, Launch)])
+
+
+def test_selective_runs_the_core_once_more_and_nothing_else() -> None:
+    def names(recorded: list[Any]) -> list[str]:
+        return [e.name for e in recorded if isinstance(e, Kernel) and e.scope.phase == "backward"]
+
+    plain, again = names(events("none")), names(events("selective"))
+    assert sorted(again) == sorted([*plain, *["attention", "dropout_mask"] * 2])
+    assert names(events("selective", attention="flash")).count("flash_attention") == 2
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_peak_is_lower(stage: int) -> None:
+    sizes: dict[str, Any] = dict(layers=6, hidden=16, heads=4, seq=64, micro_batch=4, steps=1, stage=stage, ranks=2)
+    peaks = {r: small(**sizes, recompute=r, saves="megatron") for r in ("none", "selective", "full")}
+    bytes_of = {r: max(m.peak.total_bytes for m in result.memory) for r, result in peaks.items()}
+    assert bytes_of["full"] < bytes_of["selective"] < bytes_of["none"]
+    sbh, score = 64 * 4 * 16, 4 * 64 * 64 * 4
+    held = {r: result.memory[0].marks["end_of_forward"].by_kind for r, result in peaks.items()}
+    assert held["none"]["activation"] - held["selective"]["activation"] == 6 * 5 * score
+    assert held["full"]["kept"] == 6 * 2 * sbh
+    assert held["selective"]["activation"] - held["full"]["activation"] == 6 * 34 * sbh
+
+
+def test_peak_of_full_is_its_inputs_and_one_block() -> None:
+    """A block more adds its kept input to the peak, 2 sbh, and its own model states: nothing of its insides."""
+    peaks = []
+    for layers in (4, 5):
+        sizes: dict[str, Any] = dict(
+            layers=layers, hidden=16, heads=4, seq=64, micro_batch=4, steps=1, stage=0, ranks=1
+        )
+        peak = small(**sizes, recompute="full").memory[0].peak
+        assert peak.scope.phase == "backward"
+        peaks.append({k: v for k, v in peak.by_kind.items() if k in ("activation", "activation_grad", "kept", "temp")})
+    few, more = peaks
+    assert more["kept"] - few["kept"] == 2 * 64 * 4 * 16
+    assert {k: v for k, v in few.items() if k != "kept"} == {k: v for k, v in more.items() if k != "kept"}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("saves", ["lean", "megatron"])
+def test_nothing_is_left_without_the_garbage_collector(stage: int, recompute: str, saves: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        result = small(
+            stage=stage, ranks=2, accumulate=2, recompute=recompute, saves=saves, sample="ab", sample_tokens=2
+        )
+        assert result.live_bytes_after == [0, 0]
+    finally:
+        gc.enable()
+
+
+# -- the unit ----------------------------------------------------------------------------------------------
+def blocks(device: Device, recompute: str = "full", dropout: float = 0.0) -> list[Unit]:
+    config = GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, dropout=dropout)
+    policy = ActivationPolicy(recompute=recompute)
+    model = build_gpt(config, device, fp64, fp64, DropoutKeys(device, 0, 0), policy)
+    for flat in model.flats:
+        flat.own, flat.padded_numel = whole(flat.numel), flat.numel
+        flat.param = flat.param_shard = device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
+        draw_flat(flat, 0, exact_master=False)
+    return model.units
+
+
+def test_blocks_alone_are_wrapped() -> None:
+    units = blocks(cpu())
+    assert [isinstance(unit, Recompute) for unit in units] == [False, False, True, True, False, False]
+    assert [unit.name for unit in units] == ["wte", "wpe", "h.0", "h.1", "ln_f", "lm_head"]
+    assert not any(isinstance(unit, Recompute) for unit in blocks(cpu(), "selective"))
+
+
+def test_slots_wait_in_any_order_and_inputs_go_as_they_are_used() -> None:
+    device = cpu()
+    unit, plain = blocks(device, dropout=0.3)[2], blocks(device, "none", dropout=0.3)[2]
+    seed = tensor(np.ones((1, 6, 8)), device, dtype="fp64").buffer
+
+    def value(slot: int) -> Tensor:
+        return tensor(np.random.default_rng(slot).standard_normal((1, 6, 8)), device, dtype="fp64")
+
+    for one in (unit, plain):
+        for slot in range(3):
+            with device.scope(step=1, unit="h.0", slot=slot):
+                one.forward(value(slot), slot)
+    for slot in (1, 2, 0):
+        with device.scope(step=1, unit="h.0", slot=slot):
+            ours, theirs = [seed], [seed]
+            unit.backward(ours, slot)
+            plain.backward(theirs, slot)
+        assert (ours[0].array == theirs[0].array).all()
+        assert (unit.flat.take_grad().array == plain.flat.take_grad().array).all()
+    with pytest.raises(KeyError):
+        unit.backward([seed], 0)
+
+
+def test_only_the_input_stays_and_it_is_called_kept(device: Device, live: Any) -> None:
+    unit = blocks(device)[2]
+    x = tensor(np.ones((1, 6, 8)), device, dtype="fp64")
+    before = live()
+    y = unit.forward(x)
+    assert live() == before + 8 * 48  # the result
+    kept, shape = x.buffer.storage.id, x.shape
+    del x, y
+    assert live() == before
+    retags = [e for e in device.recorder.history if isinstance(e, Retag)]
+    assert [(e.id, e.kind) for e in retags] == [(kept, "kept")]
+    grads = [device.alloc(shape, fp64, Kind.ACTIVATION_GRAD)]
+    device.kernel(0, device.backend.fill, grads[0].array, 1.0)
+    unit.backward(grads)
+    grads.clear()
+    assert live() == before - 8 * 48 + 8 * unit.flat.numel  # the input is gone, the gradient is there
+    unit.flat.take_grad()
+
+
+def test_forget_and_evaluation(device: Device, live: Any) -> None:
+    unit = blocks(device, dropout=0.5)[2]
+    before = live()
+    unit.forward(tensor(np.ones((1, 6, 8)), device, dtype="fp64"))
+    assert live() == before + 8 * 48
+    unit.forget()
+    assert live() == before
+    with device.phase(Phase.EVALUATE), device.no_grad():
+        unit.forward(tensor(np.ones((1, 6, 8)), device, dtype="fp64"))
+        assert live() == before
+    assert not [e for e in device.recorder.history if isinstance(e, Alloc) and e.kind == "kept"]
+
+
+def test_the_second_forward_draws_the_masks_of_the_first() -> None:
+    recorded = events("full")
+    masks = [e for e in recorded if isinstance(e, Kernel) and e.name == "dropout_mask"]
+    assert len([e for e in masks if e.scope.phase == "forward"]) == 1 + 2 * 3
+    assert len([e for e in masks if e.scope.phase == "backward"]) == 2 * 3
+
+
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_a_llama_with_shared_heads_is_recomputed_to_the_same_bits(attention: str) -> None:
+    base = dict(model="llama", heads=4, kv_heads=2, stage=3, ranks=2, dropout=0.0, attention=attention)
+    wanted = small(**base)
+    for changes in ({"recompute": "selective"}, {"recompute": "full"}, {"saves": "megatron"}):
+        assert_same_bits(small(**base, **changes), wanted)

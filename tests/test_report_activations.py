@@ -1,0 +1,127 @@
+"""The table of a block's activations: the count, the paper's form where its premises hold, words where they do not."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from zerosim import data, engine
+from zerosim.build import build_updater, place_model
+from zerosim.errors import InputError
+from zerosim.ledger import ActivationLedger, SavedRow
+from zerosim.models.model import draw_flat
+from zerosim.planner.formulas import block_activations
+from zerosim.report.activations import activations_table, block_unit, check_block
+from zerosim.runtime import Context, World, launch
+from zerosim.scenario import RunConfig
+from zerosim.shapes import plan
+
+PAPER: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=16, micro_batch=2, dropout=0.1, saves="megatron")
+
+
+def one_step(config: RunConfig) -> ActivationLedger:
+    ledger = ActivationLedger()
+
+    def program(ctx: Context) -> None:
+        model, strategy = place_model(
+            ctx, config, build_updater(config, 1), lambda flat: draw_flat(flat, 0, exact_master=False)
+        )
+        batch = np.random.default_rng(0).integers(0, config.vocab, (config.global_batch, config.seq + 1))
+        for _ in engine.train(model, iter([data.micro_batches(batch, 0, 1, 1)]), strategy, ctx.device):
+            pass
+
+    launch(program, World(1), lambda _: (ledger,))
+    return ledger
+
+
+def printed(config: RunConfig, width: int = 100, encoding: str = "utf-8") -> str:
+    ledger = one_step(config)
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    Console(file=stream, width=width).print(activations_table(config, ledger.saved(), ledger.saved_again()))
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_count_and_formula_agree_under_the_papers_premises(recompute: str, precision: str) -> None:
+    config = RunConfig(ranks=1, stage=0, recompute=recompute, precision=precision, **PAPER)
+    saved = one_step(config).saved()
+    check = check_block(config, saved["h.0"])
+    assert check.formula == block_activations(16, 2, 32, 4, recompute=recompute) == check.counted
+    assert check.agrees
+    assert not check.because
+    assert check_block(config, saved["h.1"]).counted == check.counted
+    assert not check_block(config, [*saved["h.1"], SavedRow("x", "input", 1)]).agrees
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"precision": "fp32"}, "an element takes 4 bytes, not 2"),
+        ({"dropout": 0.0}, "without dropout there are no masks and no second softmax"),
+        ({"saves": "lean"}, "--saves lean keeps the norms' statistics and no second softmax"),
+        ({"ffn": 96}, "the feed-forward is 96 wide, not 4h = 128"),
+        ({"attention": "flash"}, "flash attention keeps no scores"),
+        ({"recompute": "selective", "dropout": 0.0}, "because without dropout there are no masks."),
+        ({"recompute": "full", "precision": "fp32"}, "counts 2sbh. This is another count"),
+    ],
+)
+def test_elsewhere_it_is_another_count_and_says_why(change: dict[str, Any], words: str) -> None:
+    config = RunConfig(ranks=1, stage=0, **{**PAPER, **change})
+    check = check_block(config, one_step(config).saved()["h.0"])
+    assert check.formula is None
+    assert not check.agrees
+    shown = " ".join(printed(config).split())
+    assert words in shown
+    assert "agree" not in shown
+
+
+def test_full_recompute_needs_a_half_type_only() -> None:
+    config = RunConfig(ranks=1, stage=0, **{**PAPER, "recompute": "full", "saves": "lean", "dropout": 0.0})
+    check = check_block(config, one_step(config).saved()["h.0"])
+    assert check.agrees
+    assert check.counted == 2 * 16 * 2 * 32
+    assert "Backward makes" in printed(config)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("change", [{}, {"saves": "lean"}, {"attention": "flash"}, {"seq": 64, "micro_batch": 64}])
+def test_it_fits_the_width_and_loses_no_number(width: int, change: dict[str, Any]) -> None:
+    config = RunConfig(ranks=1, stage=0, **{**PAPER, **change})
+    lines = printed(config, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for row in one_step(config).saved()["h.0"]:
+        assert any(f"{row.nbytes:,}" in line and row.op in line for line in lines), row
+
+
+def test_sums_are_written_in_the_papers_units() -> None:
+    lines = printed(RunConfig(ranks=1, stage=0, **PAPER)).splitlines()
+    (total,) = [line for line in lines if line.startswith("one block")]
+    assert total.split(maxsplit=2)[2].split(maxsplit=1)[1].strip() == "34sbh + 5as²b"
+    (mark,) = [line for line in lines if line.startswith("agree")]
+    assert "✓" in mark
+    ascii_lines = printed(RunConfig(ranks=1, stage=0, **PAPER), encoding="ascii").splitlines()
+    assert any("34sbh + 5as^2b" in line for line in ascii_lines)
+
+
+def test_a_model_without_blocks_is_told_so() -> None:
+    with pytest.raises(InputError, match="no block's activations, only those of: wte, head"):
+        block_unit({"wte": (), "head": ()})
+
+
+@pytest.mark.parametrize(("recompute", "times_sbh"), [("none", 34 + 80), ("selective", 34), ("full", 2)])
+def test_gpt_3s_block_on_shapes_alone(recompute: str, times_sbh: int) -> None:
+    """2205.05198, section 4.3: 5as/h = 80 for GPT-3 (a 96, s 2048, h 12288)."""
+    sizes: dict[str, Any] = dict(layers=2, hidden=12288, heads=96, seq=2048, vocab=51200, micro_batch=1, dropout=0.1)
+    config = RunConfig(ranks=8, saves="megatron", recompute=recompute, **sizes)
+    ledger = ActivationLedger()
+    ledger.read(plan(config, keep_events=True).events[0])
+    check = check_block(config, ledger.saved()["h.1"])
+    assert check.counted == times_sbh * 2048 * 12288
+    assert check.agrees

@@ -1,0 +1,48 @@
+"""Rotary positions (arXiv 2104.09864), applied to the query and key columns of packed q|k|v.
+
+B batch, T tokens, H query heads, K key and value heads, E columns of one head. A head's columns i and
+i + E/2 are one pair (the convention of Hugging Face's Llama, whose released weights are permuted for
+it), turned by the angle t * base^(-2i/E) at position t.
+"""
+
+from __future__ import annotations
+
+from zerosim.device import Buffer
+from zerosim.errors import InputError
+from zerosim.functional.common import Grads, grad_like, like
+from zerosim.tensor import Tensor, apply
+
+
+class Rotary:
+    """Saves nothing: a rotation's gradient is turned back by the same angles, which are made anew."""
+
+    def __init__(self, head_dim: int, heads: int, base: float) -> None:
+        self.head_dim = head_dim
+        self.heads = heads
+        self.base = base
+
+    def backward(self, grad: Buffer) -> Grads:
+        dx = grad_like(grad)
+        _rotate(grad, self.head_dim, self.heads, self.base, True, dx)
+        return (dx,)
+
+
+def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0) -> Tensor:
+    """q and k turned by their positions 0 .. T-1, v as it is. Shapes: qkv and result (B, T, (H + 2K) E).
+
+    Raises: InputError where the heads do not divide the columns, or E is odd.
+    """
+    width, all_heads = qkv.shape[-1], num_heads + 2 * num_kv_heads
+    head_dim, rest = divmod(width, all_heads)
+    if rest:
+        raise InputError(f"rotary: {num_heads} + 2 * {num_kv_heads} heads do not divide {width} columns")
+    if head_dim % 2:
+        raise InputError(f"rotary: a head of {head_dim} columns cannot be cut into pairs: choose an even size")
+    out = like(qkv)
+    _rotate(qkv.buffer, head_dim, num_heads + num_kv_heads, base, False, out)
+    return apply(Rotary(head_dim, num_heads + num_kv_heads, base), out, qkv, op="rotary")
+
+
+def _rotate(x: Buffer, head_dim: int, heads: int, base: float, inverse: bool, out: Buffer) -> None:
+    flops = 3 * (x.numel // x.shape[-1]) * heads * head_dim
+    x.device.kernel(flops, x.device.backend.rotary, x.array, head_dim, heads, base, inverse, out.array)

@@ -1,0 +1,108 @@
+"""Llama's architecture as units: embed_tokens, layers.0 .. layers.L-1, norm, lm_head.
+
+Parameters are named and laid out as in Hugging Face's LlamaForCausalLM. A tied head is a second unit
+over embed_tokens' flat buffer, as in `gpt.py`; initial weights are drawn as there: normal with std
+0.8 / sqrt(D), the output projections of the two branches divided by sqrt(2L). There is no dropout.
+
+Source: arXiv 2302.13971, section 2.2; grouped-query attention, arXiv 2307.09288, section 2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zerosim import functional as F
+from zerosim.device import Device
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+from zerosim.models.model import Model
+from zerosim.nn import ActivationPolicy, Recompute, Unit
+from zerosim.nn.llama import LlamaBlock, RMSNorm
+from zerosim.nn.policy import DEFAULT
+from zerosim.sharding import Flat
+from zerosim.tensor import Parameter, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """Sizes of a Llama: `heads` query heads share `kv_heads` key and value heads; `ffn` is SwiGLU's width.
+
+    Raises: InputError for sizes that do not fit together.
+    """
+
+    layers: int = 4
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    ffn: int = 192
+    vocab: int = 256
+    tied: bool = False
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}: expected at least 1")
+        if self.hidden % self.heads:
+            raise InputError(f"heads {self.heads} do not divide hidden {self.hidden}: choose heads that do")
+        if self.hidden // self.heads % 2:
+            raise InputError(
+                f"hidden {self.hidden} over {self.heads} heads is {self.hidden // self.heads} columns each: "
+                "rotary positions turn pairs of columns, choose sizes that make it even"
+            )
+        if self.heads % self.kv_heads:
+            raise InputError(f"kv_heads {self.kv_heads} do not divide heads {self.heads}: choose a divisor")
+        for name in ("norm_eps", "rope_base"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise InputError(f"{name} {value}: expected a number more than 0")
+
+
+def build_llama(
+    config: LlamaConfig, device: Device, dtype: DType, grad_dtype: DType, policy: ActivationPolicy = DEFAULT
+) -> Model:
+    """The units of a Llama, declared and not yet placed: no memory is taken. Full recompute wraps its blocks."""
+
+    def flat(name: str) -> Flat:
+        return Flat(name, device, dtype, grad_dtype)
+
+    d = config.hidden
+    std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
+    embed = flat("embed_tokens")
+    table = embed.declare("model.embed_tokens.weight", (config.vocab, d), std=std[0])
+    units = [Unit("embed_tokens", embed, lambda ids: F.embedding(ids.buffer, table))]
+
+    for i in range(config.layers):
+        layer = flat(f"layers.{i}")
+        block = LlamaBlock(
+            layer,
+            f"model.layers.{i}",
+            d,
+            config.heads,
+            config.kv_heads,
+            config.ffn,
+            config.norm_eps,
+            config.rope_base,
+            std,
+            policy,
+        )
+        unit = Unit(layer.name, layer, block)
+        units.append(Recompute(unit) if policy.recompute == "full" else unit)
+
+    norm = flat("norm")
+    units.append(Unit("norm", norm, RMSNorm(norm, "model.norm", d, config.norm_eps, policy)))
+
+    head = embed if config.tied else flat("lm_head")
+    weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])
+    units.append(Unit("lm_head", head, _project(weight), reduces=not config.tied))
+    return Model(units)
+
+
+class _project:
+    def __init__(self, weight: Parameter) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, transposed=True)

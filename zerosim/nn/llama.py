@@ -1,0 +1,104 @@
+"""Llama's layers: RMS norms, rotary grouped-query attention, SwiGLU, no biases.
+
+Parameters bear the names and the layouts of Hugging Face's Llama, (out, in), so that released weights
+fit as they are; q|k|v and gate|up are separate parameters whose results lie packed in one buffer.
+"""
+
+from __future__ import annotations
+
+from zerosim import functional as F
+from zerosim.nn.policy import ActivationPolicy
+from zerosim.sharding import Flat
+from zerosim.tensor import Parameter, Tensor
+
+
+class RMSNorm:
+    """weight (D) starts at 1."""
+
+    def __init__(self, flat: Flat, name: str, width: int, eps: float, policy: ActivationPolicy) -> None:
+        self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0)
+        self.eps = eps
+        self.policy = policy
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight, self.eps, policy=self.policy)
+
+
+class LlamaAttention:
+    """q_proj (D, D), k_proj and v_proj (D K/H, D), rotary positions, causal attention, o_proj (D, D).
+
+    H query heads share K key and value heads, H/K neighbours each.
+    """
+
+    def __init__(
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        num_heads: int,
+        num_kv_heads: int,
+        rope_base: float,
+        std: tuple[float, float],
+        policy: ActivationPolicy,
+    ) -> None:
+        narrow = width // num_heads * num_kv_heads
+        self.qkv_proj = [
+            flat.declare(f"{name}.{part}_proj.weight", (wide, width), std=std[0])
+            for part, wide in (("q", width), ("k", narrow), ("v", narrow))
+        ]
+        self.o_proj = flat.declare(f"{name}.o_proj.weight", (width, width), std=std[1])
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.rope_base = rope_base
+        self.policy = policy
+
+    def __call__(self, x: Tensor) -> Tensor:
+        qkv = F.packed_linear(x, self.qkv_proj)
+        qkv = F.rotary(qkv, self.num_heads, self.num_kv_heads, base=self.rope_base)
+        y = F.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
+        return _project(y, self.o_proj)
+
+
+class LlamaFeedForward:
+    """down_proj (D, F) of silu(gate_proj x) * up_proj x, both (F, D)."""
+
+    def __init__(self, flat: Flat, name: str, width: int, wide: int, std: tuple[float, float]) -> None:
+        self.gate_up_proj = [
+            flat.declare(f"{name}.{part}_proj.weight", (wide, width), std=std[0]) for part in ("gate", "up")
+        ]
+        self.down_proj = flat.declare(f"{name}.down_proj.weight", (width, wide), std=std[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _project(F.swiglu(F.packed_linear(x, self.gate_up_proj)), self.down_proj)
+
+
+class LlamaBlock:
+    """x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x))."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        num_heads: int,
+        num_kv_heads: int,
+        ffn: int,
+        norm_eps: float,
+        rope_base: float,
+        std: tuple[float, float],
+        policy: ActivationPolicy,
+    ) -> None:
+        self.input_layernorm = RMSNorm(flat, f"{name}.input_layernorm", width, norm_eps, policy)
+        self.self_attn = LlamaAttention(
+            flat, f"{name}.self_attn", width, num_heads, num_kv_heads, rope_base, std, policy
+        )
+        self.post_attention_layernorm = RMSNorm(flat, f"{name}.post_attention_layernorm", width, norm_eps, policy)
+        self.mlp = LlamaFeedForward(flat, f"{name}.mlp", width, ffn, std)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def _project(x: Tensor, weight: Parameter) -> Tensor:
+    return F.linear(x, weight, transposed=True)

@@ -1,0 +1,180 @@
+"""The table of one block's activations: what each op keeps for backward, and the paper's closed form beside it.
+
+Owns the comparison (`check_block`) and how it is shown. What was kept is the record's
+(`ledger.ActivationLedger`); the closed forms are the planner's (2205.05198; the ZeRO paper, section 3.2).
+
+s tokens per row, b rows of a micro-batch, h width, a heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from zerosim.dtypes import dtype
+from zerosim.errors import InputError
+from zerosim.ledger import SavedRow
+from zerosim.planner.formulas import block_activations, block_text, zero_paper_elements
+from zerosim.report.look import Adaptive, Look, Stack, prose, show, stacked, titled
+from zerosim.scenario import RunConfig
+from zerosim.units import format_bytes
+
+_PER_SCORE = ("softmax", "dropped softmax")
+_PER_TOKEN = ("mean", "rstd")
+_UNITS = ("sbh", "as²b", "asb", "sb")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCheck:
+    """One block's bytes as counted, and the paper's where its premises hold; else `because` says why they do not."""
+
+    rows: tuple[SavedRow, ...]
+    counted: int
+    formula: Fraction | None
+    text: str
+    because: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        return self.formula == self.counted
+
+
+def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
+    """What one block's forward left, beside 2205.05198's count under the same recompute."""
+    because = tuple(_other_premises(config))
+    formula = None
+    if not because:
+        formula = block_activations(
+            config.seq, config.micro_batch, config.hidden, config.heads, ffn=config.ffn, recompute=config.recompute
+        )
+    counted = sum(row.nbytes for row in rows)
+    return BlockCheck(tuple(rows), counted, formula, block_text(config.recompute), because)
+
+
+def _other_premises(config: RunConfig) -> list[str]:
+    """In what the run differs from the block that the paper counts."""
+    itemsize = dtype(config.precision).itemsize
+    found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
+    if config.recompute == "full":
+        return found
+    if config.family != "gpt":
+        found.append(f"the paper's block is a GPT's, not that of a {config.family}")
+    elif config.ffn != 4 * config.hidden:
+        found.append(f"the feed-forward is {config.ffn} wide, not 4h = {4 * config.hidden}")
+    keeps_scores = config.recompute == "none" and config.attention == "eager"
+    if not config.dropout:
+        found.append("without dropout there are no masks" + (" and no second softmax" if keeps_scores else ""))
+    if config.saves != "megatron":
+        found.append(
+            "--saves lean keeps the norms' statistics"
+            + (" and no second softmax" if keeps_scores and config.dropout else "")
+        )
+    if config.recompute == "none" and config.attention == "flash":
+        found.append("flash attention keeps no scores")
+    return found
+
+
+def block_unit(saved: Mapping[str, Sequence[SavedRow]]) -> str:
+    """The first block of a model, by its unit's name: h.0, layers.0. Raises: InputError where there is none."""
+    for unit in saved:
+        if unit.endswith(".0"):
+            return unit
+    raise InputError(f"the record has no block's activations, only those of: {', '.join(saved) or 'no unit'}")
+
+
+def activations_table(
+    config: RunConfig,
+    saved: Mapping[str, Sequence[SavedRow]],
+    again: Mapping[str, Sequence[SavedRow]] | None = None,
+) -> RenderableType:
+    """What one block keeps for one micro-batch, op by op; then the paper's count, and the ZeRO paper's estimate.
+
+    `saved` and `again` are `ActivationLedger.saved()` and `.saved_again()`; every block keeps the same.
+    Raises: InputError where no unit is a block.
+    """
+    unit = block_unit(saved)
+    check = check_block(config, saved[unit])
+    sizes = f"s {config.seq}, b {config.micro_batch}, h {config.hidden}, a {config.heads}"
+    title = f"What {unit} keeps for backward, in bytes ({sizes})"
+    body = Adaptive(lambda look: _table(look, config, check), lambda look: _table(look, config, check, narrow=True))
+    made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
+    notes = [
+        _premises_note(check),
+        f"Backward makes {made_again:,} B more of it again, one block at a time." if made_again else "",
+    ]
+    note = " ".join(text for text in notes if text)
+    return Stack(titled(title, body, note), prose(_estimate(config, saved, unit), "dim"))
+
+
+def _table(look: Look, config: RunConfig, check: BlockCheck, *, narrow: bool = False) -> Table:
+    table = look.table()
+    table.add_column("op")
+    if not narrow:
+        table.add_column("keeps")
+    table.add_column("bytes", justify="right")
+    table.add_column("in units", justify="right")
+    for index, row in enumerate(check.rows):
+        name = [f"{row.op}: {row.what}"] if narrow else [row.op, row.what]
+        units = look.text(_in_units(config, (row,)))
+        table.add_row(*name, show(row.nbytes), units, end_section=index == len(check.rows) - 1)
+    blank = [] if narrow else [""]
+    total = _in_units(config, check.rows)
+    if narrow:
+        total = stacked(total)
+    table.add_row("one block", *blank, show(check.counted), look.text(total))
+    if check.formula is not None:
+        text = stacked(check.text) if narrow else check.text
+        table.add_row("formula", *blank, show(check.formula), look.text(text), style="cyan")
+        table.add_row("agree", *blank, look.mark(check.agrees), "")
+    return table
+
+
+def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
+    """The rows' sum, such as '34sbh + 5as²b'; empty where a factor has more than two decimals."""
+    tokens = config.seq * config.micro_batch
+    size = {
+        "sbh": tokens * config.hidden,
+        "as²b": config.heads * config.seq * tokens,
+        "asb": config.heads * tokens,
+        "sb": tokens,
+    }
+    factors = dict.fromkeys(_UNITS, Fraction(0))
+    for row in rows:
+        factors[_unit_of(row)] += Fraction(row.nbytes, size[_unit_of(row)])
+    if any(100 % factor.denominator for factor in factors.values()):
+        return ""
+    return " + ".join(
+        f"{'' if factor == 1 else f'{float(factor):g}'}{unit}" for unit, factor in factors.items() if factor
+    )
+
+
+def _unit_of(row: SavedRow) -> str:
+    if row.what in _PER_SCORE or (row.op == "attention" and row.what == "mask"):
+        return "as²b"
+    if row.what == "log-sum-exp":
+        return "asb"
+    return "sb" if row.what in _PER_TOKEN else "sbh"
+
+
+def _premises_note(check: BlockCheck) -> str:
+    if check.formula is not None:
+        return "Formula: 2205.05198, Table 2."
+    return f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
+
+
+def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: str) -> str:
+    """All blocks and the whole model as counted, and what the ZeRO paper says of them."""
+    by_unit = {name: sum(row.nbytes for row in rows) for name, rows in saved.items()}
+    blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
+    elements = zero_paper_elements(config.seq, config.micro_batch, config.hidden, config.layers)
+    nbytes = elements * dtype(config.precision).itemsize
+    return (
+        f"All {len(blocks)} blocks keep {format_bytes(sum(blocks))}, the whole model "
+        f"{format_bytes(sum(by_unit.values()))}. The ZeRO paper estimates 12hbsL = {elements:,} elements, "
+        f"{format_bytes(nbytes)} in {config.precision}: one number that names no tensors and has no term in s², "
+        "where 2205.05198 counts tensor by tensor, scores included."
+    )
