@@ -14,7 +14,7 @@ from typing import Any
 
 from zerosim.backends.kernels import Array
 from zerosim.device import Buffer, Device, Kind
-from zerosim.dtypes import DType, fp64
+from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.tensor import Parameter
 
 
@@ -88,7 +88,8 @@ class Flat:
 
     param        all of it, while it is there: PARAM where every rank keeps it, UNSHARDED_PARAM
                  where it is gathered for use
-    param_shard  the own slice: a window of `param`, or (ZeRO-3) a buffer of its own
+    param_shard  the own slice: a window of `param`, or (ZeRO-3) a buffer of its own; None where it is
+                 cast from the master at each use
     grad         the gradient of the micro-batch under way, all of it
     grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
     grad_shard   the own slice of the reduced gradient
@@ -169,16 +170,18 @@ class Flat:
         if self.param is not None:
             backend.from_host(values, self.window(self.param, index).reshape(-1).array)
         start, stop = max(self.own.start, spec.offset), min(self.own.stop, spec.offset + spec.numel)
-        if start >= stop or self.param_shard is None:
+        if start >= stop:
             return
         values = values[start - spec.offset : stop - spec.offset]
         here = slice(start - self.own.start, stop - self.own.start)
-        backend.from_host(values, self.param_shard[here].array)
+        if self.param_shard is not None:
+            backend.from_host(values, self.param_shard[here].array)
         if self.master is not None:
-            if exact_master:
-                backend.from_host(values, self.master[here].array)
-            else:
-                backend.copy(self.param_shard[here].array, self.master[here].array)
+            if not exact_master:
+                rounded = backend.empty(values.shape, self.dtype)  # on the host: no memory of the device
+                backend.from_host(values, rounded)
+                values = backend.to_host(rounded)
+            backend.from_host(values, self.master[here].array)
 
     def weights(self) -> Buffer:
         """What the optimizer updates: the own slice of the master or, without one, of the parameters."""
@@ -188,6 +191,13 @@ class Flat:
         """Round the updated master into the own slice of the parameters. No traffic."""
         if self.master is not None and self.param_shard is not None:
             self.device.kernel(0, self.device.backend.copy, self.master.array, self.param_shard.array)
+
+    def cast_shard(self, kind: Kind) -> Buffer:
+        """The own slice of the parameters, cast from the master for one use."""
+        assert self.master is not None, f"{self.name} has no master"
+        shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own.padding)
+        self.device.kernel(0, self.device.backend.copy, self.master.array, shard.array)
+        return shard
 
     # -- gradients ------------------------------------------------------------------------------
     def grad_window(self, index: int) -> Buffer:
@@ -257,6 +267,15 @@ class Flat:
         """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
         if grad is not None:
             self.grad_shard = self._added(self.grad_shard, grad)
+
+    def upcast_grad_shard(self) -> Buffer | None:
+        """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""
+        half, compute = self.grad_shard, compute_dtype(self.grad_dtype)
+        if half is None or not self.grad_dtype.is_half:
+            return None
+        copy = self.device.alloc(half.shape, compute, Kind.GRAD, padding=self.own.padding)
+        self.device.kernel(0, self.device.backend.copy, half.array, copy.array)
+        return copy
 
     def whole_grad(self) -> Buffer:
         assert self.grad_whole is not None, f"{self.name}: its gradient is not kept whole"

@@ -40,6 +40,7 @@ class Updater:
         clip_norm: float | None = None,
         decay: str = "all",
         skip_nonfinite: bool = False,
+        upcast_grads: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.schedule = schedule
@@ -47,6 +48,7 @@ class Updater:
         self.clip_norm = clip_norm
         self.decay = decay
         self.skip_nonfinite = skip_nonfinite
+        self.upcast_grads = upcast_grads
         self.updates = 0
         self.reports: list[StepReport] = []
 

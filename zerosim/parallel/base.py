@@ -25,6 +25,7 @@ class Strategy:
     keeps_params = True  # every rank holds all parameters between uses
     keeps_grads = True  # every rank holds all gradients until the step
     agrees_alone = False  # every rank sees every reduced gradient, so nothing need be exchanged
+    cast_shards = False  # the half-type shard is cast from the master at each use, not stored
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm
@@ -45,6 +46,8 @@ class Strategy:
         """Agree; then flat by flat update the own slice and spread the new parameters. Or skip."""
         scale = self.agree()
         if scale is not None:
+            if self.updater.upcast_grads:
+                self._upcast_grads()
             for flat in self.flats:
                 self.updater.update(flat, scale)
                 flat.store_param_shard()  # fp32 master -> own slice, no traffic
@@ -52,6 +55,15 @@ class Strategy:
                 self.spread(flat)
         for flat in self.flats:
             flat.drop_grads()
+
+    def _upcast_grads(self) -> None:
+        """All of the own slices in fp32, beside the half-type ones; then those go (DeepSpeed's order)."""
+        copies = [flat.upcast_grad_shard() for flat in self.flats]
+        self.device.mark("gradients_upcast")
+        for flat, shard in zip(self.flats, copies, strict=True):
+            if shard is not None:
+                flat.drop_grads()
+                flat.grad_shard = shard
 
     # -- placing ----------------------------------------------------------------------------------
     def owned(self, flat: Flat) -> Slice:
@@ -78,7 +90,7 @@ class Strategy:
         if self.keeps_params:
             flat.param = self._alloc_param(flat, Slice(0, flat.padded_numel, flat.numel))
             flat.param_shard = flat.param[own.start : own.stop]
-        else:
+        elif not (self.cast_shards and flat.dtype.is_half):
             flat.param_shard = self._alloc_param(flat, own)
         self.updater.allocate(flat)
 

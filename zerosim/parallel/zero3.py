@@ -4,15 +4,20 @@
     volume per step    3 Psi (N-1)/N elements     all_gather forward, all_gather backward, reduce_scatter
 
 ZeRO paper, sections 5.3 and 7.2.2. A tied buffer of V D elements is gathered at each of its uses and
-reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. What stays gathered is a choice:
-`keep_last_unit` keeps the last unit from the end of forward to the start of backward (3 Psi less that
-unit), `reshard_after_forward=False` keeps every unit (FSDP's word; 2 Psi, and ZeRO-2's peak).
+reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Three choices beyond the paper's:
+
+    kept           units that stay gathered from forward to backward: the last one (3 Psi less that
+                   unit), all of them (FSDP's reshard_after_forward=False: 2 Psi, and ZeRO-2's peak)
+    persistent     buffers that stay gathered for good, and are gathered once after each step
+    cast_shards    the half-type shard is not stored, but cast from the fp32 master at each gather
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+
 from zerosim.comm.collectives import Comm
-from zerosim.device import Buffer, Device
+from zerosim.device import Buffer, Device, Kind
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
@@ -29,33 +34,53 @@ class Zero3(Strategy):
         device: Device,
         updater: Updater,
         *,
-        reshard_after_forward: bool = True,
-        keep_unit: str | None = None,
+        kept: Collection[str] = (),
+        persistent: Collection[str] = (),
+        cast_shards: bool = False,
     ) -> None:
         super().__init__(comm, device, updater)
-        self.reshard_after_forward = reshard_after_forward
-        self.keep_unit = keep_unit
+        self.kept = frozenset(kept)
+        self.persistent = frozenset(persistent)
+        self.cast_shards = cast_shards
+
+    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
+        super().place(flats, write)
+        for flat in flats:
+            if flat.name in self.persistent:
+                flat.unshard(self.gather(flat))
 
     def pre_forward(self, unit: Unit) -> None:
         if unit.flat.param is None:
             unit.flat.unshard(self.gather(unit.flat))
 
     def post_forward(self, unit: Unit) -> None:
-        if self.reshard_after_forward and unit.name != self.keep_unit:
-            unit.flat.reshard()
+        if unit.name not in self.kept:
+            self.reshard(unit.flat)
 
     def pre_backward(self, unit: Unit) -> None:
         if unit.flat.param is None:
             unit.flat.unshard(self.gather(unit.flat))
 
     def post_backward(self, unit: Unit) -> None:
-        if self.reshard_after_forward or unit.reduces:
-            unit.flat.reshard()  # free before the reduction: lower peak
+        if unit.reduces or unit.flat.name not in self.kept:  # a shared buffer's other unit may still keep it
+            self.reshard(unit.flat)  # free before the reduction: lower peak
         if unit.reduces:  # a tied buffer: after its last use only
             unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
 
+    def spread(self, flat: Flat) -> None:
+        if flat.name in self.persistent:
+            flat.reshard()  # the old parameters go before the new ones come
+            flat.unshard(self.gather(flat))
+
+    def reshard(self, flat: Flat) -> None:
+        if flat.name not in self.persistent:
+            flat.reshard()
+
+    def shard(self, flat: Flat) -> Buffer:
+        return flat.cast_shard(Kind.COMM) if self.cast_shards and flat.master is not None else flat.shard()
+
     def gather(self, flat: Flat) -> Buffer:
-        return self.comm.all_gather(flat.shard())
+        return self.comm.all_gather(self.shard(flat))
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())
