@@ -12,7 +12,7 @@ import pytest
 import zerosim
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.experiment import run
-from zerosim.planner.search import changes, cheapest_fit
+from zerosim.planner.search import changes, cheapest_fit, fewest_ranks, most_that_fits
 from zerosim.scenario import RunConfig, read_scenario
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro_batch=2, ranks=2)
@@ -98,19 +98,35 @@ def test_a_capacity_too_small_for_one_unit_is_bad_input() -> None:
 def test_changes_are_tried_from_the_cheapest() -> None:
     config = RunConfig(stage=1, micro_batch=6, accumulate=1, ranks=4, capacity=10**6)
     flags = [flags for _, flags in changes(config)]
-    assert flags[:5] == [
+    assert flags[:7] == [
         "--stage 2",
         "--stage 3",
+        "--recompute selective",
         "--micro-batch 3 --accumulate 2",
         "--micro-batch 2 --accumulate 3",
         "--micro-batch 1 --accumulate 6",
+        "--recompute full",
     ]
     assert flags[-1].endswith("--ranks 64")
     assert all(changed.global_batch == config.global_batch for changed, text in changes(config) if "ranks" not in text)
-    assert cheapest_fit(config, lambda changed: 999 if changed.micro_batch == 2 else None) == (
+    assert cheapest_fit(config, 10**6, lambda changed: 999 if changed.micro_batch == 2 else 10**6 + 1) == (
         "--micro-batch 2 --accumulate 3 would fit: its peak is 999 B of 1.00 MB"
     )
-    assert cheapest_fit(config, lambda _: None) is None
+    assert cheapest_fit(config, 10**6, lambda _: 10**6 + 1) is None
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 6, 7, 8, 1000, 10**9])
+def test_the_most_that_fits_is_found_and_the_next_does_not_fit(capacity: int) -> None:
+    """A trial of known peaks: 7 bytes a row, or 1000 bytes over N ranks."""
+    config = RunConfig()
+    found = most_that_fits(config, "micro_batch", capacity, lambda changed: 7 * changed.micro_batch)
+    assert (found.best.value if found.best else 0) == min(capacity // 7, 10**7)
+    if found.beyond is not None:
+        assert found.beyond.value == capacity // 7 + 1
+        assert found.beyond.peak_bytes > capacity
+    ranks = fewest_ranks(config, capacity, lambda changed: -(-1000 // changed.ranks))
+    fitting = [n for n in range(1, 1001) if -(-1000 // n) <= capacity]
+    assert (ranks.best.value if ranks.best else None) == (fitting[0] if fitting else None)
 
 
 def test_a_scenario_is_a_toml_file_of_the_same_keys(tmp_path: Path) -> None:

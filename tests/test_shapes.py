@@ -13,7 +13,6 @@ from zerosim.scenario import RunConfig
 from zerosim.shapes import plan
 
 
-
 def small(**changes: object) -> RunConfig:
     return RunConfig(**{"steps": 2, "layers": 2, "hidden": 8, "heads": 2, "seq": 7, "micro_batch": 2, **changes})  # type: ignore[arg-type]
 
@@ -67,6 +66,17 @@ OTHERS = {
     "no watch": dict(skip_nonfinite=True),
     "mlp": dict(model="mlp", hidden=5, vocab=256),
     "one block": dict(layers=1),
+    "deepspeed": dict(recipe="deepspeed", persistent_numel=200),
+    "fsdp2": dict(recipe="fsdp2"),
+    "megatron": dict(recipe="megatron"),
+    "what Megatron saves": dict(saves="megatron", dropout=0.1),
+    "selective": dict(recompute="selective", saves="megatron", dropout=0.1),
+    "full": dict(recompute="full", dropout=0.1),
+    "flash": dict(attention="flash", dropout=0.1),
+    "flash, full": dict(attention="flash", recompute="full", saves="megatron"),
+    "llama": dict(model="llama", heads=4, kv_heads=2),
+    "llama, full": dict(model="llama", heads=4, kv_heads=1, recompute="full"),
+    "flat": dict(model="flat", params=1003, units=4),
 }
 
 
@@ -74,6 +84,23 @@ OTHERS = {
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_other_choices_leave_the_same_record(stage: int, name: str) -> None:
     assert_same_record(small(**{"stage": stage, "ranks": 3, **OTHERS[name]}))
+
+
+RECOMPUTE = [
+    (stage, partition, precision, recompute)
+    for stage, partition in PARTITIONS
+    for precision in ("bf16", "fp32")
+    for recompute in ("selective", "full")
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize(("stage", "partition", "precision", "recompute"), RECOMPUTE)
+def test_recompute_leaves_the_same_record(
+    stage: int, partition: str, precision: str, recompute: str, ranks: int
+) -> None:
+    choice = dict(precision=precision, recompute=recompute, dropout=0.1, saves="megatron")
+    assert_same_record(small(stage=stage, partition=partition, ranks=ranks, **choice))
 
 
 def test_skipped_steps_are_told() -> None:

@@ -16,16 +16,17 @@ from zerosim import data, engine
 from zerosim.build import build_model, build_updater, place_model
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
-from zerosim.ledger import CommLedger, MemoryLedger
+from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.models.model import Model, check_weights, draw_flat, load_flat
 from zerosim.optim.updater import StepReport
 from zerosim.parallel.base import Strategy
 from zerosim.planner.search import cheapest_fit
-from zerosim.record import Event
+from zerosim.record import Event, Reader
 from zerosim.result import RankMemory, RunResult, unit_infos
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
+from zerosim.shapes import peak_of
 from zerosim.sharding import Flat
 from zerosim.units import format_bytes
 
@@ -65,26 +66,15 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     try:
         return _run(config, layout, inputs, progress, keep_events)
     except OutOfMemory as error:
-        error.advice = cheapest_fit(config, _trial)
+        assert config.capacity is not None
+        error.advice = cheapest_fit(config.replace(capacity=None, steps=1), config.capacity, peak_of)
         raise
-
-
-def _trial(config: RunConfig) -> int | None:
-    """The highest peak over ranks of one step on random tokens; None when it does not fit."""
-    layout = build_model(config, Device(0, make_backend("numpy")))
-    shape = (config.global_batch, config.seq + 1)
-    tokens = generator("trial", config.seed).integers(0, config.vocab, size=shape)
-    inputs = _Inputs(1, lambda step: tokens, None)
-    try:
-        result = _run(config.replace(sample=None), layout, inputs, None, False)
-    except OutOfMemory:
-        return None
-    return max(memory.peak.total_bytes for memory in result.memory)
 
 
 def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress | None, keep_events: bool) -> RunResult:
     memory = [MemoryLedger() for _ in range(config.ranks)]
     traffic = [CommLedger() for _ in range(config.ranks)]
+    activations = ActivationLedger()  # of rank 0: every rank saves the same
     histories: list[list[Event]] = [[] for _ in range(config.ranks)]
 
     def program(ctx: Context) -> _RankOutcome:
@@ -106,7 +96,11 @@ def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress |
         capacity=config.capacity,
         keep_events=keep_events,
     )
-    outcomes = launch(program, world, lambda rank: (memory[rank], traffic[rank]))
+
+    def readers(rank: int) -> tuple[Reader, ...]:
+        return (memory[rank], traffic[rank], *([activations] if rank == 0 else []))
+
+    outcomes = launch(program, world, readers)
     return RunResult(
         config=config,
         num_parameters=layout.num_parameters,
@@ -121,6 +115,8 @@ def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress |
         live_bytes_after=[ledger.live_bytes for ledger in memory],
         events=histories if keep_events else [],
         stands_for=list(range(config.ranks)),
+        saved=activations.saved(),
+        saved_again=activations.saved_again(),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.ledger import MARKS, Snapshot, TrafficRow
+from zerosim.ledger import MARKS, SavedRow, Snapshot, TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport
 from zerosim.record import Event
@@ -67,6 +67,8 @@ def unit_infos(config: RunConfig, layout: Model) -> tuple[UnitInfo, ...]:
 class RunResult:
     """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
 
+    `saved` and `saved_again` are rank 0's activations by unit and op (`ledger.ActivationLedger`).
+
     On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
     `stands_for` names it for each rank, and their entries are the same objects.
     """
@@ -84,6 +86,8 @@ class RunResult:
     live_bytes_after: list[int]
     events: list[list[Event]]
     stands_for: list[int]
+    saved: dict[str, tuple[SavedRow, ...]]
+    saved_again: dict[str, tuple[SavedRow, ...]]
 
     @property
     def ran(self) -> list[int]:

@@ -16,14 +16,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from zerosim import engine
+from zerosim.backends.kernels import Backend
 from zerosim.build import build_model, build_updater, place_model
 from zerosim.comm.plan import RangeCut
 from zerosim.device import Device
-from zerosim.dtypes import dtype
-from zerosim.ledger import CommLedger, MemoryLedger
+from zerosim.dtypes import dtype, int64
+from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.record import Event, Launch
@@ -71,7 +70,14 @@ def plan(
         live_bytes_after=[left[rank].live_bytes_after for rank in stands_for],
         events=[left[rank].events for rank in stands_for] if keep_events else [],
         stands_for=stands_for,
+        saved=first.activations.saved(),
+        saved_again=first.activations.saved_again(),
     )
+
+
+def peak_of(config: RunConfig) -> int:
+    """The highest peak over ranks of one step, in bytes."""
+    return max(memory.peak.total_bytes for memory in plan(config).memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +88,17 @@ class _RankOutcome:
     live_bytes_after: int
     events: list[Event]
     uneven: frozenset[int]
+    activations: ActivationLedger
 
 
 def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int], keep_events: bool) -> _RankOutcome:
-    memory, traffic, uneven = MemoryLedger(), CommLedger(), _UnevenReductions(config.ranks)
+    memory, traffic, activations = MemoryLedger(), CommLedger(), ActivationLedger()
+    uneven = _UnevenReductions(config.ranks)
 
     def program(ctx: Context) -> Updater:
         updater = _Told(build_updater(config, steps), skipped)
         model, strategy = place_model(ctx, config, updater, lambda flat: None)
-        for _ in engine.train(model, _batches(config, steps), strategy, ctx.device):
+        for _ in engine.train(model, _batches(config, steps, ctx.device.backend), strategy, ctx.device):
             pass
         return updater
 
@@ -102,7 +110,7 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
         capacity=config.capacity,
         keep_events=keep_events,
     )
-    updater, events = launch_alone(program, world, rank, (memory, traffic, uneven))
+    updater, events = launch_alone(program, world, rank, (memory, traffic, activations, uneven))
     return _RankOutcome(
         RankMemory(dict(memory.marks), memory.peak),
         traffic.rows(),
@@ -110,6 +118,7 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
         memory.live_bytes,
         events,
         frozenset(uneven.numels),
+        activations,
     )
 
 
@@ -124,6 +133,7 @@ class _Told(Updater):
             clip_norm=like.clip_norm,
             decay=like.decay,
             skip_nonfinite=like.skip_nonfinite,
+            upcast_grads=like.upcast_grads,
         )
         self._skipped = frozenset(skipped)
 
@@ -131,9 +141,9 @@ class _Told(Updater):
         return super().judge(math.inf if len(self.reports) in self._skipped else scaled_norm)
 
 
-def _batches(config: RunConfig, steps: int) -> Iterator[list[Any]]:
+def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[Any]]:
     """Token ids that take no memory, in the shapes of one rank's micro-batches."""
-    rows = np.broadcast_to(np.int64(0), (config.micro_batch, config.seq + 1))
+    rows = backend.empty((config.micro_batch, config.seq + 1), int64)
     for _ in range(steps):
         yield [rows] * config.accumulate
 

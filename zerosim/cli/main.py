@@ -26,6 +26,12 @@ from zerosim.errors import InputError, OutOfMemory, ZerosimError
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",
     "compare": "run several ZeRO stages and show them side by side",
+    "plan": "what any model takes on any number of ranks, and whether it fits, run on shapes alone",
+    "fit": "the largest model or batch, or the fewest ranks, that fit on a device, found by running",
+    "explain": "the closed forms with your numbers put in, term by term; runs nothing",
+    "check": "scenarios that expect printed figures: papers' tables against what is counted",
+    "plot": "a picture of memory, scaling, one step's timeline or traffic, as PNG or SVG",
+    "zoo": "the models, GPUs and recipes that are known by name",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
 INTERRUPTED = 130

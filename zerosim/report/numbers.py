@@ -8,9 +8,12 @@ what was counted less padding (over all ranks), and at Psi padded with every ran
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
+from zerosim.build import is_block
 from zerosim.dtypes import dtype
 from zerosim.planner import formulas
 from zerosim.planner.formulas import BytesPerParameter, Volume
@@ -73,23 +76,55 @@ class TrafficCheck:
 def cost_of(config: RunConfig) -> BytesPerParameter:
     """Bytes per parameter of each model state in this run."""
     moments = 2 if config.optimizer != "sgd" else int(config.momentum != 0)
-    return formulas.bytes_per_parameter(*itemsizes(config), moments)
+    cast = config.stage == 3 and config.schedule_choices.cast_shards
+    return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
 
 
 def itemsizes(config: RunConfig) -> tuple[int, int]:
     """Bytes of a parameter, and of a gradient."""
-    return dtype(config.precision).itemsize, dtype(config.grad_dtype or config.precision).itemsize
+    return dtype(config.precision).itemsize, dtype(config.schedule_choices.grad_dtype).itemsize
 
 
 def volume_of(result: RunResult) -> Volume:
     """The elements that this run's stage moves per step."""
-    config = result.config
+    config, choices = result.config, result.config.schedule_choices
+    gathers = gathers_of(result)
     return formulas.volume(
         config.stage,
         micro_batches=config.accumulate,
-        tied=result.tied_numel > 0,
+        tied=gathers.tied > 0,
         reshard_after_forward=config.reshard_after_forward,
-        keep_last_unit=config.keep_last_unit,
+        keep_last_unit=config.keep_last_unit and gathers.last > 0,
+        grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
+        keep_root_units=choices.keep_root_units,
+        persistent=gathers.persistent > 0,
+    )
+
+
+class Gathers(NamedTuple):
+    """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order."""
+
+    tied: int
+    last: int
+    root: int
+    persistent: int
+
+
+def gathers_of(result: RunResult, ranks: int = 1) -> Gathers:
+    """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
+    limit = result.config.schedule_choices.persistent_numel
+    tied_name = result.units[0].name if result.tied_numel else ""
+    last = tied_name or result.units[-1].name
+    freed = {unit.name: unit.numel for unit in result.units if unit.numel >= limit}
+
+    def padded(names: Iterable[str]) -> int:
+        return formulas.padded_numel((freed[name] for name in names if name in freed), ranks)
+
+    return Gathers(
+        tied=padded([tied_name]),
+        last=padded([last]),
+        root=padded(name for name in freed if not is_block(name)),
+        persistent=formulas.padded_numel((unit.numel for unit in result.units if unit.numel < limit), ranks),
     )
 
 
@@ -139,10 +174,9 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
     """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
     config, volume = result.config, volume_of(result)
     psi, ranks = result.num_parameters, config.ranks
-    padded, tied, kept = psi, result.tied_numel, result.units[-1].numel
+    padded, cuts = psi, 1
     if is_sliced(config):
-        padded = formulas.padded_numel((unit.numel for unit in result.units), ranks)
-        tied, kept = (formulas.padded_numel([numel], ranks) for numel in (tied, kept))
+        padded, cuts = formulas.padded_numel((unit.numel for unit in result.units), ranks), ranks
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
     forms = {
@@ -154,8 +188,8 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
     }
     if params_op:
         forms[params_op] = (
-            volume.sent_param_bytes(psi, ranks, param_bytes, result.tied_numel, result.units[-1].numel),
-            volume.sent_param_bytes(padded, ranks, param_bytes, tied, kept),
+            volume.sent_param_bytes(psi, ranks, param_bytes, *gathers_of(result)),
+            volume.sent_param_bytes(padded, ranks, param_bytes, *gathers_of(result, cuts)),
             volume.params_text(),
         )
     for op in {row.op for rows in result.traffic for row in rows if row.step == step and row.purpose == "states"}:
@@ -205,7 +239,9 @@ def _operations(config: RunConfig) -> tuple[str, str]:
     """What reduces gradients and what brings parameters."""
     if config.stage == 0:
         return "all_reduce", ""
-    return ("reduce", "broadcast") if is_owned(config) else ("reduce_scatter", "all_gather")
+    if is_owned(config):
+        return "reduce", "broadcast"
+    return config.schedule_choices.grad_reduction if config.stage < 3 else "reduce_scatter", "all_gather"
 
 
 def _traffic_of(

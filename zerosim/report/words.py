@@ -9,7 +9,7 @@ import math
 from fractions import Fraction
 
 from zerosim.planner import formulas
-from zerosim.report.numbers import cost_of, is_owned, itemsizes, last_whole_step, volume_of
+from zerosim.report.numbers import cost_of, gathers_of, is_owned, itemsizes, last_whole_step, volume_of
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 
@@ -26,16 +26,16 @@ KINDS = {
     "comm": "a collective's working memory",
 }
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 def headline(config: RunConfig) -> str:
     return f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}"
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, one: str, many: str = "") -> str:
     """'1 rank', '4 ranks'."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def trained(result: RunResult) -> str:
@@ -44,11 +44,17 @@ def trained(result: RunResult) -> str:
     steps = len(result.losses)
     source = config.tokens or config.data or "the packaged primer on ZeRO"
     return (
-        f"{'A GPT' if config.model == 'gpt' else 'An MLP'} of Ψ = {result.num_parameters:,} parameters in "
-        f"{counted(len(result.units), 'unit')}, in {config.precision} with {_OPTIMIZERS[config.optimizer]}, trained "
+        f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters in "
+        f"{counted(len(result.units), 'unit')}, in {config.precision} with {OPTIMIZERS[config.optimizer]}, trained "
         f"for {counted(steps, 'step')} of {config.global_batch:,} x {config.seq:,} tokens "
         f"({steps * config.global_batch * config.seq:,} in all) of {source}."
     )
+
+
+def model_name(config: RunConfig) -> str:
+    """'A GPT', or the name that was asked for."""
+    families = {"gpt": "A GPT", "llama": "A Llama", "mlp": "An MLP", "flat": "A flat model"}
+    return families.get(config.model, config.model)
 
 
 def learned(result: RunResult) -> str:
@@ -97,8 +103,13 @@ def volume_note(result: RunResult) -> str:
     if volume.tied:
         keeps = ", which stays gathered when forward ends" if config.keep_last_unit else ""
         note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
+    gathers = gathers_of(result)
     if volume.kept:
-        note += f"; U = {result.units[-1].numel:,}, the last unit, which stays gathered"
+        note += f"; U = {gathers.last:,}, the last unit, which stays gathered"
+    if volume.root:
+        note += f"; R = {gathers.root:,}, the units outside the blocks, which stay gathered until backward ends"
+    if volume.persistent:
+        note += f"; P = {gathers.persistent:,}, the small units, which are never freed"
     if config.accumulate > 1 and config.stage >= 2:
         note += f"; each of {config.accumulate} micro-batches is reduced" + (
             " and gathers" if config.stage == 3 else ""
@@ -139,8 +150,7 @@ def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
     config, sizes = result.config, itemsizes(result.config)
     ddp = formulas.volume(0).sent_bytes(result.num_parameters, config.ranks, *sizes)
-    numels = (result.tied_numel, result.units[-1].numel)
-    ratio = volume_of(result).sent_bytes(result.num_parameters, config.ranks, *sizes, *numels) / ddp
+    ratio = volume_of(result).sent_bytes(result.num_parameters, config.ranks, *sizes, *gathers_of(result)) / ddp
     if ratio == 1:
         return "It sends exactly as much as DDP."
     price = "The price: it sends" if ratio > 1 else "It sends"

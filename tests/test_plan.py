@@ -1,0 +1,199 @@
+"""`zerosim plan`, `fit` and `zoo`: what they print was counted, and bad input is refused in words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerosim.cli.main import main
+from zerosim.presets.models import model_names
+from zerosim.report.numbers import check_states, check_traffic
+from zerosim.scenario import PLAN_DEFAULTS, RunConfig
+from zerosim.shapes import plan
+
+ROOT = Path(__file__).parent.parent
+
+
+def planned(**fields: Any) -> RunConfig:
+    return RunConfig.from_dict({**PLAN_DEFAULTS, **fields})
+
+
+def assert_agrees(config: RunConfig) -> None:
+    """Every count of states and traffic equals its closed form."""
+    result = plan(config)
+    for state in check_states(result):
+        assert state.agrees, state
+    for traffic in check_traffic(result, 0):
+        assert traffic.agrees, traffic
+
+
+@pytest.mark.parametrize("recipe", ["paper", "deepspeed", "fsdp2", "megatron"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3, 64, 1000])
+def test_counts_equal_the_closed_forms(stage: int, ranks: int, recipe: str) -> None:
+    sizes = dict(layers=3, hidden=96, heads=4, seq=32, vocab=1000)
+    for tied in (True, False):
+        assert_agrees(planned(stage=stage, ranks=ranks, recipe=recipe, tie_embeddings=tied, accumulate=2, **sizes))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("model", ["gpt2-xl", "gpt3-175b", "llama3-8b", "llama3.1-405b", "1t"])
+def test_published_models_agree_too(model: str, stage: int) -> None:
+    assert_agrees(planned(model=model, stage=stage, ranks=1024, recompute="full"))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_awkward_worlds(stage: int) -> None:
+    """N = 3 with padding, a unit smaller than N, tied embeddings, one unit only."""
+    tiny = dict(layers=1, hidden=5, heads=1, seq=3, vocab=7)
+    for config in (
+        planned(stage=stage, ranks=3, **tiny),
+        planned(stage=stage, ranks=64, **tiny),
+        planned(stage=stage, ranks=64, partition="owner", **tiny),
+        planned(stage=stage, ranks=3, model="flat", params=10, units=1),
+        planned(stage=stage, ranks=16, model="flat", params=10, units=1),
+    ):
+        assert_agrees(config)
+        result, every = plan(config), plan(config, every_rank=True)
+        assert result.memory == every.memory
+        assert result.traffic == every.traffic
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    assert main([*words, "--json", "-", "--quiet"]) == code
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_a_plan_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "gpt2-xl", "--ranks", "64"]
+    peak = run_json(capsys, *words)["peak_bytes"]
+    exactly = run_json(capsys, *words, "--limit", str(peak))
+    assert exactly["fits"] is True
+    assert exactly["advice"] is None
+    short = run_json(capsys, *words, "--limit", str(peak - 1), code=3)
+    assert short["fits"] is False
+    assert main([*words, "--limit", str(peak - 1)]) == 3
+    text = capsys.readouterr().out
+    assert "It does not fit" in text
+    assert short["advice"].rstrip(".") in text
+
+
+def test_the_advice_was_run_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "gpt3-175b", "--ranks", "1024", "--gpu", "a100-80", "--stage", "3"]
+    advice = run_json(capsys, *words, code=3)["advice"]
+    flags = advice.split(" would fit")[0].split()
+    assert run_json(capsys, *words, *flags)["fits"] is True
+
+
+def test_every_rank_gives_what_one_of_each_class_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--ranks", "7", "--layers", "2"]
+    few, every = run_json(capsys, *words), run_json(capsys, *words, "--every-rank")
+    assert len(few["memory"]) < len(every["memory"]) == 7
+    for rank, alike in enumerate(few["stands_for"]):
+        assert every["memory"][str(rank)] == few["memory"][str(alike)]
+        assert every["traffic"][str(rank)] == few["traffic"][str(alike)]
+
+
+@pytest.mark.parametrize("what", ["micro-batch", "layers", "seq", "ranks"])
+def test_fit_finds_an_edge(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "gpt2", "--stage", "3", "--ranks", "8", "--limit", "6GB"]
+    found = run_json(capsys, "fit", *words, "--find", what)
+    best, beyond = found["best"], found["beyond"]
+    assert best["peak_bytes"] <= 6 * 10**9
+    given = words if what != "ranks" else [*words[:4], *words[6:]]
+    again = run_json(capsys, "plan", *given, *_flags(what, best["value"]))
+    assert again["peak_bytes"] == best["peak_bytes"]
+    if beyond is not None:
+        assert abs(beyond["value"] - best["value"]) == 1
+        assert beyond["peak_bytes"] > 6 * 10**9
+
+
+def _flags(what: str, value: int) -> list[str]:
+    positions = ["--positions", str(max(value, 1024))] if what == "seq" else []
+    return [f"--{what}", str(value), *positions]
+
+
+def test_fit_finds_table_2s_largest_flat_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage 1 on 64 devices of 32 GB: 7.6B in the paper, by model states alone; activations take a little."""
+    words = ["--model", "flat", "--stage", "1", "--ranks", "64", "--gpu", "v100-32", "--units", "64"]
+    best = run_json(capsys, "fit", *words, "--find", "params")["best"]
+    assert 7.0e9 < best["value"] < 7.65e9
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--model", "gpt2-xl", "--limit", "1GB", "--stage", "0"]) == 3
+    assert "Nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", ["60", "80", "120"])
+def test_a_plan_fits_into_any_width(
+    width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    main(["plan", "--model", "1t", "--ranks", "1024", "--recompute", "full", "--gpu", "v100-32"])
+    main(["fit", "--model", "gpt2", "--gpu", "v100-32"])
+    main(["zoo"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= int(width)
+    assert not any("…" in line for line in lines)
+
+
+def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "models"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in model_names())
+    assert "1,557,611,200" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gpt3-157b"], "gpt3-175b"),
+        (["--gpu", "v100-23"], "v100-32"),
+        (["--recipe", "deepsped"], "deepspeed"),
+        (["--ranks", "0"], "at least 1"),
+        (["--ranks", "1e30"], "whole number"),
+        (["--layers", "-3"], "at least 1"),
+        (["--hidden", "1" + "0" * 30], "at most"),
+        (["--model", "flat", "--params", "1e30"], "at most"),
+        (["--model", "flat", "--params", "0"], "at least 1"),
+        (["--params", "7B"], "flat"),
+        (["--limit", "0"], "limit"),
+        (["--micro-batch", "0"], "at least 1"),
+        (["--seq", "4096", "--model", "gpt2"], "1024 positions"),
+        (["--model", "no/such/config.json"], "no/such/config.json"),
+        (["--partition", "owner", "--stage", "2", "--grad-reduction", "all_reduce"], "owner"),
+        (["--data", "x"], "unknown flag --data"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert message in err
+
+
+def test_fit_refuses_what_it_cannot_search(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["--find", "width", "--gpu", "v100-32"], "micro-batch"),
+        (["--find", "params", "--gpu", "v100-32"], "flat"),
+        ([], "--gpu"),
+    ):
+        assert main(["fit", *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_plan_imports_no_picture_and_little_else() -> None:
+    code = (
+        "import sys; from zerosim.cli.main import main; main(['plan', '--quiet', '--ranks', '1024']);"
+        "print([m for m in ('matplotlib', 'ml_dtypes', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"

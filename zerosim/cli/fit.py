@@ -1,0 +1,84 @@
+"""`zerosim fit`: the largest size that fits on a device, or the fewest ranks, found by running on shapes alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.parser import Parser
+from zerosim.cli.plan import add_device_flags, device_limit
+from zerosim.cli.run import human_stream, json_text, output, write_json
+from zerosim.errors import InputError
+from zerosim.planner.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
+from zerosim.scenario import PLAN_DEFAULTS
+from zerosim.units import format_bytes
+
+if TYPE_CHECKING:
+    from zerosim.planner.search import Found
+    from zerosim.report.plan import Limit
+
+
+def add_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group("what to find")
+    known = "; ".join(f"{name}: {what}" for name, what in SEARCHES.items())
+    group.add_argument(
+        "--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)"
+    )
+    add_device_flags(group)
+    add_run_flags(parser, planning=True)
+    group = parser.add_argument_group("what it leaves")
+    group.add_argument("--json", metavar="OUT.json", help="what was tried and found; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 if something fits, 3 if nothing does."""
+    config = run_config(args, PLAN_DEFAULTS)
+    field = check_search(config, args.find)
+    limit, figures = device_limit(args, config.capacity), output(args, "json")
+    if limit is None:
+        raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
+    config = config.replace(capacity=None)
+    stream = human_stream(args)
+    from zerosim.shapes import peak_of
+
+    started = time.perf_counter()
+
+    def say(tried: Tried) -> None:
+        if not args.quiet and sys.stderr.isatty():
+            passed = time.perf_counter() - started
+            print(f"[{passed:5.1f} s] {args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}", file=sys.stderr)
+
+    if field == "ranks":
+        found = fewest_ranks(config, limit.nbytes, peak_of, say)
+    else:
+        found = most_that_fits(config, field, limit.nbytes, peak_of, say)
+    values = _values(args.find, found, limit, config.to_dict())
+    if figures is not None:
+        figures.write(lambda file: write_json(file, values))
+    elif args.json is not None:
+        sys.stdout.write(json_text(values))
+    if not args.quiet:
+        from zerosim.report.fit import fit_report
+        from zerosim.report.look import emit
+
+        emit(fit_report(config, args.find, found, limit), stream)
+    return 0 if found.best is not None else 3
+
+
+def _values(what: str, found: Found, limit: Limit, config: dict[str, Any]) -> dict[str, Any]:
+    def one(tried: Tried | None) -> dict[str, int] | None:
+        return None if tried is None else tried._asdict()
+
+    return {
+        "schema": 1,
+        "find": what,
+        "best": one(found.best),
+        "beyond": one(found.beyond),
+        "tried": [tried._asdict() for tried in found.tried],
+        "limit": {"name": limit.name, "bytes": limit.nbytes},
+        "config": config,
+    }

@@ -1,0 +1,104 @@
+"""`zerosim plan`: one step on shapes alone; bytes per rank, what the peak is made of, whether it fits."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.parser import Parser, size
+from zerosim.cli.run import human_stream, json_text, output, write_json
+from zerosim.errors import InputError
+from zerosim.presets.hardware import find_hardware
+from zerosim.scenario import PLAN_DEFAULTS, RunConfig
+
+if TYPE_CHECKING:
+    from zerosim.report.plan import Limit
+    from zerosim.result import RunResult
+
+
+def add_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group("the device")
+    add_device_flags(group)
+    add_run_flags(parser, planning=True)
+    group = parser.add_argument_group("what it leaves")
+    group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
+    group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="no tables")
+
+
+def add_device_flags(group: Any) -> None:
+    """--gpu and --limit."""
+    group.add_argument(
+        "--gpu", metavar="NAME", help="v100-32, a100-40, a100-80, h100-80, h200-141, b200, or a TOML file"
+    )
+    group.add_argument(
+        "--limit", "--capacity", metavar="SIZE", type=size, help="bytes per device, such as 24GB, in place of --gpu's"
+    )
+
+
+def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None:
+    """The memory that --gpu and --limit name, or a scenario's capacity; None without any.
+
+    Raises: InputError for an unknown device.
+    """
+    from zerosim.report.plan import Limit
+
+    device = None if args.gpu is None else find_hardware(args.gpu)
+    if args.limit is not None and args.limit < 1:
+        raise InputError(f"--limit {args.limit}: expected at least one byte, such as 32GB")
+    nbytes = args.limit or (device.memory_bytes if device is not None else capacity)
+    return None if nbytes is None else Limit(device.name if device is not None else "the device", nbytes)
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 if it fits, or no device is named; 3 if it does not."""
+    config = run_config(args, PLAN_DEFAULTS)
+    limit, figures = device_limit(args, config.capacity), output(args, "json")
+    config = config.replace(capacity=None)
+    stream = human_stream(args)
+    from zerosim.report.plan import fits
+    from zerosim.shapes import plan
+
+    result = plan(config, every_rank=args.every_rank)
+    fitting = None if limit is None else fits(result, limit)
+    advice = _advice(config, limit) if limit is not None and not fitting else None
+    if args.json is not None:
+        values = plan_values(result, limit, advice)
+        if figures is not None:
+            figures.write(lambda file: write_json(file, values))
+        else:
+            sys.stdout.write(json_text(values))
+    if not args.quiet:
+        from zerosim.report.look import emit
+        from zerosim.report.plan import plan_report
+
+        emit(plan_report(result, limit, advice), stream)
+    return 3 if fitting is False else 0
+
+
+def _advice(config: RunConfig, limit: Limit) -> str:
+    """The cheapest change that fits, tried on shapes."""
+    from zerosim.planner.search import cheapest_fit
+    from zerosim.shapes import peak_of
+
+    found = cheapest_fit(config, limit.nbytes, peak_of)
+    return f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."
+
+
+def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> dict[str, Any]:
+    """The JSON form: that of a run, each class of ranks once, and the verdict."""
+    values = result.to_dict()
+    ran = result.ran
+    peak = max(memory.peak.total_bytes for memory in result.memory)
+    return {
+        **{key: value for key, value in values.items() if key not in ("losses", "grad_norm", "loss_scale")},
+        "memory": {str(rank): result.memory[rank].to_dict() for rank in ran},
+        "traffic": {str(rank): values["traffic"][rank] for rank in ran},
+        "stands_for": result.stands_for,
+        "peak_bytes": peak,
+        "limit": None if limit is None else {"name": limit.name, "bytes": limit.nbytes},
+        "fits": None if limit is None else peak <= limit.nbytes,
+        "advice": advice,
+    }

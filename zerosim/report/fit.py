@@ -1,0 +1,66 @@
+"""What a search found: the value that fits, the next one that does not, and all that were run."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from zerosim.build import build_model
+from zerosim.device import Device
+from zerosim.planner.search import SEARCHES, Found, with_value
+from zerosim.report import words
+from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.plan import Limit
+from zerosim.runtime import make_backend
+from zerosim.scenario import RunConfig
+from zerosim.units import format_bytes, format_count
+
+
+def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
+    """The answer, then what was run for it."""
+    headline = f"{words.model_name(config)}: {words.STAGES[config.stage]} on devices of {limit.name}, {SEARCHES[what]}"
+    return Stack(
+        prose(headline, "bold"),
+        prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
+        _tried_table(what, found, limit),
+    )
+
+
+def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
+    best, beyond = found.best, found.beyond
+    if best is None:
+        least = min(found.tried, key=lambda tried: tried.peak_bytes)
+        return (
+            f"Nothing fits: {what} {least.value:,} takes the least, and its peak is {format_bytes(least.peak_bytes)} "
+            f"of {format_bytes(limit.nbytes)}. Try a higher --stage, --recompute full or --attention flash."
+        )
+    text = f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}."
+    if beyond is not None:
+        text += f" {what} {beyond.value:,} does not fit: {format_bytes(beyond.peak_bytes)}."
+    else:
+        text += " It is the end of what was searched."
+    if what in ("layers", "params"):
+        numel = build_model(with_value(config, what, best.value), Device(0, make_backend("meta"))).num_parameters
+        text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
+    return text
+
+
+def _tried_table(what: str, found: Found, limit: Limit) -> RenderableType:
+    def build(look: Look) -> Table:
+        table = look.table()
+        table.add_column(what, justify="right")
+        table.add_column("peak, bytes", justify="right")
+        table.add_column("", justify="right")
+        table.add_column("fits")
+        for tried in sorted(found.tried):
+            fits = tried.peak_bytes <= limit.nbytes
+            table.add_row(
+                f"{tried.value:,}",
+                f"{tried.peak_bytes:,}",
+                format_bytes(tried.peak_bytes),
+                "yes" if fits else "no",
+                style="bold" if tried == found.best else "",
+            )
+        return table
+
+    return titled("What was run", Adaptive(build))

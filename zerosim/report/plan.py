@@ -1,0 +1,208 @@
+"""A plan as rich renderables: what one rank holds at each mark, what its peak was made of, whether it fits.
+
+Reads a result of `shapes.plan` (or of a real run); tables of model states and traffic, with their formulas, are
+those of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from zerosim.ledger import MARKS
+from zerosim.presets.recipes import find_recipe
+from zerosim.report import words
+from zerosim.report.activations import activations_table
+from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.numbers import is_owned, peak_rank
+from zerosim.report.states import states_table
+from zerosim.report.tables import owners_table
+from zerosim.report.traffic import traffic_table
+from zerosim.result import RunResult
+from zerosim.scenario import model_notes
+from zerosim.units import format_bytes, format_count
+
+MOST_HOLDERS = 10
+_MARK_NAMES = {
+    "after_init": "start",
+    "end_of_forward": "forward",
+    "end_of_backward": "backward",
+    "gradients_upcast": "upcast",
+    "after_step": "step",
+}
+
+
+class Limit(NamedTuple):
+    """A device's memory: what it is called, and its bytes."""
+
+    name: str
+    nbytes: int
+
+
+def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> Stack:
+    """All of a plan. `advice` is the cheapest change that was found to fit."""
+    return Stack(
+        prose(_headline(result, limit), "bold"),
+        prose(_what_was_run(result)),
+        None if limit is None else prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red"),
+        None if advice is None else prose(advice),
+        memory_table(result),
+        holders_table(result),
+        owners_table(result) if is_owned(result.config) else None,
+        states_table(result),
+        activations_table(result.config, result.saved, result.saved_again) if _has_blocks(result) else None,
+        traffic_table(result),
+        prose(_recipe(result), "dim"),
+        prose(notes, "dim") if (notes := _model_notes(result)) else None,
+    )
+
+
+def fits(result: RunResult, limit: Limit) -> bool:
+    return _peak_bytes(result) <= limit.nbytes
+
+
+def verdict(result: RunResult, limit: Limit) -> str:
+    """Whether it fits and by how much."""
+    peak = _peak_bytes(result)
+    room = limit.nbytes - peak
+    share = f"{100 * abs(room) / limit.nbytes:.3g} %"
+    if room >= 0:
+        of = f"{format_bytes(peak)} of {format_bytes(limit.nbytes)}"
+        return f"It fits: the peak is {of}, {format_bytes(room)} ({share}) are left."
+    return (
+        f"It does not fit: the peak is {format_bytes(peak)}, {format_bytes(-room)} ({share}) more than the "
+        f"{format_bytes(limit.nbytes)} of {limit.name}."
+    )
+
+
+def _peak_bytes(result: RunResult) -> int:
+    return result.memory[peak_rank(result)].peak.total_bytes
+
+
+def _headline(result: RunResult, limit: Limit | None) -> str:
+    where = f" of {limit.name}" if limit is not None else ""
+    return f"{words.model_name(result.config)}: {words.headline(result.config)}{where}"
+
+
+def _what_was_run(result: RunResult) -> str:
+    config = result.config
+    psi = result.num_parameters
+    text = (
+        f"Ψ = {psi:,} parameters ({format_count(psi)}) in {words.counted(len(result.units), 'unit')}, "
+        f"{config.precision}, {words.OPTIMIZERS[config.optimizer]}. One step of {config.ranks:,} ranks x "
+        f"{words.counted(config.accumulate, 'micro-batch', 'micro-batches')} x "
+        f"{words.counted(config.micro_batch, 'row')} x {config.seq:,} tokens = "
+        f"{config.global_batch * config.seq:,} tokens was run on shapes alone"
+    )
+    return f"{text}{_policy(result)}. {_ranks_run(result)}"
+
+
+def _policy(result: RunResult) -> str:
+    config = result.config
+    if config.family not in ("gpt", "llama"):
+        return ""
+    recompute = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}[config.recompute]
+    kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.saves]
+    return (
+        f", with {config.attention} attention and what {kernels} kernels save; {recompute} computed again in backward"
+    )
+
+
+def _ranks_run(result: RunResult) -> str:
+    ran, ranks = len(result.ran), result.config.ranks
+    if ran == ranks:
+        return "Every rank was run." if ranks > 1 else ""
+    return f"Of {ranks:,} ranks {ran:,} {'was' if ran == 1 else 'were'} run: one for all that cannot differ."
+
+
+def memory_table(result: RunResult) -> RenderableType:
+    """Live bytes by kind at each mark and at the peak, of the rank with the highest peak."""
+    rank = peak_rank(result)
+    memory = result.memory[rank]
+    columns: dict[str, Mapping[str, int]] = {
+        _MARK_NAMES[mark]: memory.marks[mark].by_kind for mark in MARKS if mark in memory.marks
+    }
+    columns["peak"] = memory.peak.by_kind
+    kinds = [kind for kind in words.KINDS if any(kind in by_kind for by_kind in columns.values())]
+
+    def build(look: Look, exact: bool, names: Sequence[str]) -> Table:
+        def cell(nbytes: int) -> str:
+            return "" if not nbytes else f"{nbytes:,}" if exact else format_bytes(nbytes)
+
+        table = look.table()
+        table.add_column("kind")
+        for name in names:
+            table.add_column(name, justify="right", style="bold" if name == "peak" else "")
+        for index, kind in enumerate(kinds):
+            row = [cell(columns[name].get(kind, 0)) for name in names]
+            table.add_row(kind, *row, end_section=index == len(kinds) - 1)
+        table.add_row("total", *(cell(sum(columns[name].values())) for name in names), style="bold")
+        return table
+
+    same = len({memory.peak.total_bytes for memory in result.memory}) == 1
+    whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}"
+    peak = memory.peak
+    note = (
+        f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
+        "Columns: after the start, at the end of forward, of backward and of the step."
+    )
+    body = Adaptive(
+        lambda look: build(look, True, list(columns)),
+        lambda look: build(look, False, list(columns)),
+        lambda look: build(look, False, ["start", "backward", "peak"]),
+    )
+    return titled(f"Live bytes of {whose}, by kind", body, note)
+
+
+def holders_table(result: RunResult) -> RenderableType:
+    """What the peak was made of: bytes by group of units and kind, the most first."""
+    peak = result.memory[peak_rank(result)].peak
+    groups: dict[tuple[str, str], int] = {}
+    members: dict[tuple[str, str], set[str]] = {}
+    for (unit, kind), nbytes in peak.by_unit.items():
+        key = (_group(unit), kind)
+        groups[key] = groups.get(key, 0) + nbytes
+        members.setdefault(key, set()).add(unit)
+    ordered = sorted(groups.items(), key=lambda item: -item[1])
+    total = peak.total_bytes
+
+    def build(look: Look) -> Table:
+        table = look.table()
+        table.add_column("units")
+        table.add_column("kind")
+        table.add_column("bytes", justify="right")
+        table.add_column("share", justify="right")
+        for key, nbytes in ordered[:MOST_HOLDERS]:
+            count = len(members[key])
+            name = f"{key[0]} ({count:,})" if count > 1 else next(iter(members[key])) or "step"
+            table.add_row(look.text(name), key[1], f"{nbytes:,}", f"{100 * nbytes / total:.1f} %")
+        if rest := sum(nbytes for _, nbytes in ordered[MOST_HOLDERS:]):
+            table.add_row("the rest", "", f"{rest:,}", f"{100 * rest / total:.1f} %")
+        return table
+
+    return titled("What the peak was made of", Adaptive(build))
+
+
+def _group(unit: str) -> str:
+    """h.17 belongs to h.*"""
+    head, _, tail = unit.rpartition(".")
+    return f"{head}.*" if head and tail.isdigit() else unit
+
+
+def _has_blocks(result: RunResult) -> bool:
+    return result.config.family in ("gpt", "llama")
+
+
+def _model_notes(result: RunResult) -> str:
+    """What a preset's source leaves open, or a config.json asks for that is not modelled."""
+    notes = model_notes(result.config)
+    return f"Model {result.config.model}: {'; '.join(notes)}." if notes else ""
+
+
+def _recipe(result: RunResult) -> str:
+    recipe = find_recipe(result.config.recipe)
+    note = recipe.note(result.config.stage)
+    return f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}." + (f" {note}." if note else "")
