@@ -1,0 +1,618 @@
+"""Pictures: what is drawn are the results' integers, every text can be read, and files are the same bytes twice."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from zerosim.cli.main import main
+from zerosim.errors import InputError
+from zerosim.record import Alloc, Event, Free, Kernel, Mark, Retag, Scope
+from zerosim.report.plots import memory_figure, scaling_figure, timeline_figure, traffic_figure, write_figure
+from zerosim.report.plots.bars import Bar
+from zerosim.report.plots.history import COLUMNS, Peak, Span, read_history
+from zerosim.report.plots.memory import MOMENTS, memory_bars
+from zerosim.report.plots.page import stage_name, tick_bytes
+from zerosim.report.plots.scaling import spread
+from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, THEMES, Paint, contrast, mixed
+from zerosim.report.plots.traffic import traffic_bars, traffic_formulas
+from zerosim.report.plots.words import stage_label
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+from zerosim.shapes import plan
+
+STAGES = (0, 1, 2, 3)
+SIZES = [None, (5.0, 3.0), (10.0, 6.0)]
+GB = 10**9
+V100 = ("V100", 32 * GB)
+
+
+@cache
+def planned(stage: int, keep_events: bool = False, **changes: Any) -> RunResult:
+    """Three blocks on three ranks, of which N divides no unit."""
+    small = dict(layers=3, hidden=10, heads=2, seq=7, vocab=257, ranks=3, micro_batch=1, precision="fp16")
+    return plan(RunConfig(stage=stage, **{**small, **changes}), keep_events=keep_events)
+
+
+def runs(*stages: int, **changes: Any) -> dict[str, RunResult]:
+    return {stage_label(stage): planned(stage, **changes) for stage in stages or STAGES}
+
+
+def of_psi(psi: int, ranks: int) -> dict[str, list[tuple[int, int]]]:
+    """Points of a model of Ψ parameters in mixed precision, by hand."""
+    cut = {"DDP": (16, 0), "ZeRO-1": (4, 12), "ZeRO-2": (2, 14), "ZeRO-3": (0, 16)}
+    numbers = [2**power for power in range(ranks.bit_length())]
+    return {name: [(n, whole * psi + part * psi // n) for n in numbers] for name, (whole, part) in cut.items()}
+
+
+# -- what is drawn ----------------------------------------------------------------------------------
+def drawn_bars(figure: Figure) -> dict[tuple[int, str], float]:
+    """Lengths of bars by (row, part), read from the figure."""
+    lengths = {}
+    for patch in figure.axes[0].patches:
+        row, _, part = str(patch.get_gid()).removeprefix("bar").partition(".")
+        lengths[int(row), part] = patch.get_width()
+    return lengths
+
+
+def expected_bars(bars: list[Bar]) -> dict[tuple[int, str], float]:
+    return {(row, part): nbytes for row, bar in enumerate(bars) for part, nbytes in bar.parts.items() if nbytes}
+
+
+def with_gid(figure: Figure, gid: str) -> list[Any]:
+    return figure.findobj(lambda artist: artist.get_gid() == gid)
+
+
+@pytest.mark.parametrize("mark", MOMENTS)
+def test_memory_bars_are_the_ledgers_bytes(mark: str) -> None:
+    results = runs()
+    bars = memory_bars(results, mark)
+    for bar, result in zip(bars, results.values(), strict=True):
+        snapshots = [memory.peak if mark == "peak" else memory.marks[mark] for memory in result.memory]
+        assert bar.parts == dict(snapshots[bar.rank].by_kind)
+        assert bar.total_bytes == max(snapshot.total_bytes for snapshot in snapshots)
+    assert drawn_bars(memory_figure(results, mark=mark)) == expected_bars(bars)
+
+
+def test_stages_hold_what_the_paper_says() -> None:
+    """Figure 1: 7.5B parameters on 64 ranks, printed 120, 31.4, 16.6 and 1.9 GB."""
+    results = runs(model="flat", params=7_500_000_000, ranks=64, **UNSET)
+    assert [round(bar.total_bytes / GB, 1) for bar in memory_bars(results)] == [120.0, 31.4, 16.6, 1.9]
+    totals = [with_gid(memory_figure(results, limit=V100), f"total{row}")[0].get_text() for row in STAGES]
+    assert totals == ["120 GB", "31.4 GB", "16.6 GB", "1.88 GB"]
+
+
+def test_uneven_ranks_are_named() -> None:
+    results = runs(partition="owner")
+    bars = memory_bars(results, "peak")
+    peaks = [[memory.peak.total_bytes for memory in result.memory] for result in results.values()]
+    assert [bar.rank for bar in bars] == [row.index(max(row)) for row in peaks]
+    words = " ".join(text.get_text() for text in memory_figure(results, mark="peak").texts)
+    assert "the rank that holds most" in words
+    assert all(f"rank {bar.rank}" in words for bar in bars if not bar.alike)
+    assert "Every rank holds the same." in " ".join(text.get_text() for text in memory_figure(runs(0)).texts)
+
+
+def test_traffic_bars_are_what_was_sent() -> None:
+    results = runs(partition="owner") | runs(2, 3)
+    bars = traffic_bars(results)
+    for bar, result in zip(bars, results.values(), strict=True):
+        sent = [result.sent_bytes(rank, 0) for rank in range(3)]
+        assert bar.total_bytes == max(sent) == sent[bar.rank]
+    assert drawn_bars(traffic_figure(results)) == expected_bars(bars)
+
+
+def test_formulas_are_drawn_where_they_are() -> None:
+    results = runs()
+    psi = results["DDP"].num_parameters
+    lines = traffic_formulas(results)
+    assert [line.nbytes for line in lines] == [Fraction(2 * psi * 2 * 2, 3), Fraction(3 * psi * 2 * 2, 3)]
+    assert all(line.label.startswith("formula") for line in lines)
+    figure = traffic_figure(results)
+    for index, line in enumerate(lines):
+        assert set(with_gid(figure, f"reference{index}")[0].get_xdata()) == {float(line.nbytes)}
+    assert sum(results["DDP"].sent_bytes(rank, 0) for rank in range(3)) == 3 * lines[0].nbytes
+    assert traffic_formulas({**results, "fp32": planned(3, precision="fp32")}) == []
+    assert traffic_formulas(runs(3, ranks=1)) == []
+
+
+def test_limit_is_drawn_where_it_is() -> None:
+    results = runs()
+    (line,) = with_gid(memory_figure(results, limit=("", 20_000)), "reference0")
+    assert set(line.get_xdata()) == {20_000}
+    far = memory_figure(results, limit=V100)
+    assert not with_gid(far, "reference0")
+    assert any("beyond this axis" in text.get_text() for text in far.axes[0].texts)
+    (line,) = with_gid(scaling_figure(of_psi(10**9, 64), limit=("", 3 * GB)), "limit")
+    assert set(line.get_ydata()) == {3 * GB}
+    assert not with_gid(scaling_figure(of_psi(10**9, 64), limit=("", 3)), "limit")
+    events = planned(3, keep_events=True).events[0]
+    (line,) = with_gid(timeline_figure([events], [0], 0, limit=("", 50_000)), "limit")
+    assert set(line.get_ydata()) == {50_000}
+
+
+def test_scaling_lines_go_through_their_points() -> None:
+    points = of_psi(7_500_000_000, 1024)
+    figure = scaling_figure(points, limit=V100)
+    for name, line in points.items():
+        (drawn,) = with_gid(figure, f"line.{name}")
+        assert list(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == line
+    background = figure.get_facecolor()
+    for marks, line in zip(figure.axes[0].collections, points.values(), strict=True):
+        hollow = [tuple(color) == background for color in marks.get_facecolor()]
+        assert hollow == [nbytes > 32 * GB for _, nbytes in line]
+
+
+# -- the timeline -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_marked_peak_is_the_ledgers(stage: int) -> None:
+    result = planned(stage, keep_events=True)
+    for step in (None, 0):
+        peak = result.memory[0].peak
+        history = read_history(result.events[0], step)
+        assert (history.peak.nbytes, history.peak.scope) == (peak.total_bytes, peak.scope)
+        figure = timeline_figure([result.events[0]], [0], step)
+        (dot,) = with_gid(figure, "peak")
+        assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (history.peak.index + 1, peak.total_bytes)
+        (label,) = with_gid(figure, "peak label")
+        assert peak.scope.unit in label.get_text()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_areas_end_at_each_mark_with_the_ledgers_bytes(stage: int) -> None:
+    result = planned(stage, keep_events=True)
+    events = [event for event in result.events[0] if event.scope.step == 0]
+    history = read_history(result.events[0], 0)
+    moments = dict(zip(history.at.tolist(), history.live.T.tolist(), strict=True))
+    for index, event in enumerate(events):
+        if isinstance(event, Mark):
+            by_kind = dict(zip(history.kinds, moments[index + 1], strict=True))
+            assert {kind: n for kind, n in by_kind.items() if n} == dict(result.memory[0].marks[event.name].by_kind)
+    drawn = {patch.get_gid(): patch for patch in timeline_figure([result.events[0]], [0], 0).axes[0].collections}
+    top = max(patch.get_paths()[0].vertices[:, 1].max() for patch in drawn.values())
+    assert top == result.memory[0].peak.total_bytes
+
+
+def test_a_history_by_hand() -> None:
+    before, first, last = Scope(-1), Scope(0, "forward", "a"), Scope(0, "backward", "a")
+    events: list[Event] = [
+        Alloc(before, 1, 10, 16, "param", 0),
+        Alloc(first, 2, 5, 8, "temp", 0),
+        Retag(first, 2, "grad"),
+        Retag(first, 2, "grad"),
+        Kernel(last, "add", 1, 1),
+        Free(last, 2),
+    ]
+    history = read_history(events, 0)
+    assert dict(zip(history.kinds, history.live.tolist(), strict=True)) == {
+        "param": [10] * 6, "temp": [0, 5, 0, 0, 0, 0], "grad": [0, 0, 5, 5, 5, 0],
+    }  # fmt: skip
+    assert history.at.tolist() == [0, 1, 2, 3, 4, 5]
+    assert history.peak == Peak(0, 15, first)
+    assert history.phases == (Span("forward", 0, 3), Span("backward", 3, 5))
+    assert read_history(events).num_events == 6
+
+
+def test_phases_and_units_are_where_they_are() -> None:
+    history = read_history(planned(3, keep_events=True).events[0], 0)
+    assert [span.name for span in history.phases if span.end - span.start > 1] == ["forward", "backward", "optimizer"]
+    assert [(a.end, a.end == b.start) for a, b in itertools.pairwise(history.phases)]
+    assert history.phases[-1].end == history.num_events
+    assert [span.name for span in history.units if span.name.startswith("h.")] == [
+        *("h.0", "h.1", "h.2"), *("h.2", "h.1", "h.0"),
+    ]  # fmt: skip
+
+
+@cache
+def many(count: int, seed: int = 0) -> list[Event]:
+    """Events of three kinds, one of which is a lone spike."""
+    draw, live, events, scope = random.Random(seed), [], [], Scope(0, "forward", "h.0")
+    for number in range(count):
+        if number == count // 3:
+            events += [Alloc(scope, -1, 10**12, 10**12, "temp", 0), Free(scope, -1)]
+        elif live and draw.random() < 0.45:
+            events.append(Free(scope, live.pop(draw.randrange(len(live)))))
+        elif draw.random() < 0.3:
+            events.append(Kernel(scope, "add", 1, 1))
+        else:
+            live.append(number)
+            events.append(Alloc(scope, number, draw.randrange(10**6), 0, draw.choice(["param", "activation"]), 0))
+    return events
+
+
+def test_a_long_record_keeps_its_peak_and_is_quick() -> None:
+    events = many(100_000)
+    start = time.perf_counter()
+    history = read_history(events, 0)
+    figure = timeline_figure([events], [0], 0)
+    assert time.perf_counter() - start < 10  # a second, on a quiet machine
+    assert len(history.at) <= 2 * COLUMNS + 3
+    whole = read_history(events, 0, columns=10**6)
+    assert history.peak == whole.peak
+    assert whole.peak.index == 100_000 // 3
+    assert history.live.sum(axis=0).max() == history.peak.nbytes > 10**12
+    rows = dict(zip(whole.at.tolist(), whole.live.T.tolist(), strict=True))
+    assert all(rows[at] == live for at, live in zip(history.at.tolist(), history.live.T.tolist(), strict=True))
+    assert with_gid(figure, "peak")
+
+
+def test_history_refuses_what_it_cannot_know() -> None:
+    events = planned(3, keep_events=True).events[0]
+    with pytest.raises(InputError, match=r"step 7: .*0 to 0"):
+        read_history(events, 7)
+    with pytest.raises(InputError, match="whole record"):
+        read_history(events[200:], 0)
+    with pytest.raises(InputError, match="step 0"):
+        read_history([], 0)
+    with pytest.raises(InputError, match="at most 8"):
+        timeline_figure([events] * 9, range(9), 0)
+    with pytest.raises(InputError, match="one for each"):
+        timeline_figure([events], [0, 1], 0)
+    with pytest.raises(InputError, match="too low"):
+        timeline_figure([events] * 8, range(8), 0, size=(5, 3))
+
+
+# -- every text can be read -------------------------------------------------------------------------
+def texts_of(figure: Figure) -> list[Text]:
+    """Every text that is drawn."""
+    found = list(figure.texts)
+    for axes in figure.axes:
+        found += axes.texts
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found.append(axis.label)
+            found += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [text for text in found if text.get_visible() and text.get_text()]
+
+
+def assert_readable(figure: Figure) -> None:
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    boxes = [(text.get_text(), Text.get_window_extent(text, renderer)) for text in texts_of(figure)]
+    assert len(boxes) > 4
+    width, height = figure.bbox.width, figure.bbox.height
+    for words, box in boxes:
+        assert box.x0 >= 0, words
+        assert box.y0 >= 0, words
+        assert box.x1 <= width, words
+        assert box.y1 <= height, words
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        wide = min(a.x1, b.x1) - max(a.x0, b.x0)
+        high = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert min(wide, high) <= 1.5, f"{one!r} and {other!r} overlap by {wide:.1f} x {high:.1f} dots"
+
+
+UNSET = dict(layers=None, hidden=None, heads=None, vocab=None)
+LONG = ("NVIDIA A100-SXM4 with HBM2e", 80 * GB)
+AWKWARD: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[str, int] | None]] = {
+    "plain": (STAGES, {}, ("V100", 40_000)),
+    "one stage": ((3,), {}, ("V100", 40_000)),
+    "one rank": (STAGES, dict(ranks=1), ("V100", 40_000)),
+    "far limit": (STAGES, {}, LONG),
+    "tiny limit": (STAGES, {}, ("V100", 1)),
+    "limit at a bar's end": (STAGES, {}, ("V100", 52_000)),
+    "owners": (STAGES, dict(partition="owner"), None),
+    "1T": (STAGES, dict(model="flat", params=10**12, ranks=1024, bucket_bytes=None, **UNSET), LONG),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", AWKWARD)
+def test_bars_can_be_read(case: str, size: tuple[float, float] | None) -> None:
+    stages, changes, limit = AWKWARD[case]
+    results = runs(*stages, **changes)
+    for mark in ("end_of_backward", "peak"):
+        assert_readable(memory_figure(results, limit=limit, mark=mark, size=size))
+    assert_readable(traffic_figure(results, size=size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("points", "limit"),
+    [
+        (of_psi(7_500_000_000, 1024), V100),
+        (of_psi(7_500_000_000, 1024), LONG),
+        (of_psi(10**12, 65536), ("V100", 1)),
+        (of_psi(10**12, 1), ("V100", 10**18)),
+        ({"ZeRO-3": [(n, 5) for n in range(1, 100)]}, None),
+        ({f"variant {n}": [(4, 1000 + n), (8, 900)] for n in range(9)}, V100),
+    ],
+)
+def test_lines_can_be_read(points: Mapping[str, Any], limit: Any, size: tuple[float, float] | None) -> None:
+    assert_readable(scaling_figure(points, limit=limit, size=size, subtitle="Ψ = 7.50B parameters"))
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [(None, None), ((5.0, 3.0), (LONG[0], 30_000)), ((5.0, 3.0), LONG), ((10.0, 6.0), ("V100", 60_000))],
+)
+def test_timelines_can_be_read(limit: Any, size: tuple[float, float] | None) -> None:
+    events = planned(3, keep_events=True, accumulate=2).events[0]
+    peak = read_history(events, 0).peak.nbytes
+    named = [
+        event._replace(scope=event.scope._replace(unit="model.layers.$17$." + event.scope.unit)) for event in events
+    ]
+    for shown in (events, named, many(20_000)):
+        assert_readable(timeline_figure([shown], [0], 0, limit=limit, size=size))
+    for near in (peak - 1, peak, peak + 1, int(peak * 1.05), int(peak * 1.15)):
+        figure = timeline_figure([events], [0], 0, limit=("V100", near), size=size)
+        assert_readable(figure)
+        box = Text.get_window_extent(with_gid(figure, "peak label")[0])
+        line = figure.axes[0].transData.transform((0, near))[1]
+        assert not box.y0 < line < box.y1, "the limit runs through the peak's label"
+    assert_readable(timeline_figure([events] * 2, [0, 1], None, limit=limit, size=size))
+    for panels in (3, 4, 8):
+        assert_readable(timeline_figure([events] * panels, range(panels), 0, limit=limit))
+
+
+def test_long_words_are_wrapped_or_cut_short() -> None:
+    points, limit = of_psi(10**9, 64), ("a device whose name " * 5, 8 * GB)
+    assert_readable(scaling_figure(points, limit=limit, subtitle="one word and another " * 12, size=(5, 3.5)))
+    assert_readable(memory_figure(runs(), limit=(limit[0], 40_000), size=(5, 3)))
+
+
+def test_labels_are_spread() -> None:
+    assert spread([0.2, 0.5, 0.8], 0.1) == pytest.approx([0.2, 0.5, 0.8])
+    assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+    for wanted, pitch in (([1.0, 1.0, 1.0], 0.2), ([0.0, 0.0, 0.5], 0.3), ([0.1] * 10, 0.1)):
+        places = spread(wanted, pitch)
+        assert all(b - a >= pitch - 1e-9 for a, b in itertools.pairwise(places))
+        assert places[0] >= pitch / 2 - 1e-9
+        assert places[-1] <= 1 - pitch / 2 + 1e-9
+
+
+def test_words_on_axes() -> None:
+    assert [tick_bytes(value) for value in (0, 999, 1000, 2.5e9, 1e12, 2e16)] == [
+        "0", "999 B", "1 KB", "2.5 GB", "1 TB", "20 PB",
+    ]  # fmt: skip
+    assert stage_name("ZeRO-3 (P_os+g+p)", "\n") == "ZeRO-3\n($P_{os+g+p}$)"
+    assert stage_name("costs $5") == r"costs \$5"
+
+
+# -- colours ----------------------------------------------------------------------------------------
+# Machado, Oliveira, Fernandes 2009, severity 1.0, on linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protan": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deutan": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritan": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+def seen_as(color: str, matrix: Any) -> Any:
+    """CIE Lab (D65) of a colour for such eyes."""
+    rgb = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = matrix @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ np.clip(linear, 0, 1) / [0.95047, 1, 1.08883])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def far_apart(a: Paint, b: Paint, theme: str) -> float:
+    """The least distance over kinds of eyes (CIE 1976)."""
+    colors = [THEMES[theme].color(paint) for paint in (a, b)]
+    return min(
+        float(np.linalg.norm(seen_as(colors[0], matrix) - seen_as(colors[1], matrix))) for matrix in BLINDNESS.values()
+    )
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_colours_can_be_told_apart(theme: str) -> None:
+    sheet = THEMES[theme]
+    for text in (sheet.text, sheet.muted):
+        assert contrast(text, sheet.background) >= 4.5
+    for paints in (KIND_PAINTS.values(), OP_PAINTS.values()):
+        for paint in paints:
+            assert contrast(sheet.color(paint), sheet.background) >= 3
+        for a, b in itertools.combinations(paints, 2):
+            assert far_apart(a, b, theme) >= 18, (a, b)
+    for paint in LINE_PAINTS:  # their labels are written in their colour
+        assert contrast(sheet.color(paint), sheet.background) >= 4.5
+    for a, b in itertools.combinations(LINE_PAINTS[:4], 2):
+        assert far_apart(a, b, theme) >= 10, (a, b)
+    for a, b in itertools.combinations(list(KIND_PAINTS.values())[:3], 2):
+        assert far_apart(a, b, theme) >= 30, (a, b)
+
+
+def test_every_kind_has_a_paint() -> None:
+    from zerosim.device import Kind
+
+    assert set(KIND_PAINTS) == {kind.value for kind in Kind}
+    assert mixed("#000000", "#ffffff") == "#7f7f7f"
+
+
+# -- files and the command --------------------------------------------------------------------------
+def bytes_of(figure: Figure, form: str) -> bytes:
+    file = io.BytesIO()
+    write_figure(figure, file, form)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_files_are_the_same_bytes_twice(form: str, theme: str) -> None:
+    events = planned(3, keep_events=True).events[0]
+
+    def draw() -> list[bytes]:
+        figures = [
+            memory_figure(runs(), limit=("V100", 40_000), theme=theme),
+            traffic_figure(runs(), theme=theme),
+            scaling_figure(of_psi(10**9, 64), theme=theme),
+            timeline_figure([events], [0], 0, theme=theme),
+        ]
+        return [bytes_of(figure, form) for figure in figures]
+
+    first = draw()
+    assert first == draw()
+    for data in first:
+        assert data.startswith(b"\x89PNG" if form == "png" else b"<?xml")
+
+
+def test_svg_is_xml_that_names_nothing_outside() -> None:
+    svg = bytes_of(memory_figure(runs(), limit=("V100 <&>", 40_000)), "svg").decode()
+    root = ET.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "<!DOCTYPE" not in svg
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            if name.endswith("href"):
+                assert value.startswith("#")
+            assert not re.search(r"url\((?!#)", value)
+            assert "http" not in value
+
+
+def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["plot", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+SMALL = ("--layers", "2", "--hidden", "8", "--heads", "2", "--seq", "4")
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "SVG"])
+@pytest.mark.parametrize("figure", ["memory", "scaling", "timeline", "traffic"])
+def test_command_writes_the_figure_and_its_numbers(
+    figure: str, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"{figure}.{form}"
+    more = ("--ranks-list", "1,2") if figure == "scaling" else ("--ranks", "2")
+    code, out, err = run_cli(capsys, figure, *SMALL, *more, "-o", str(path), "--json", "-", "--theme", "dark")
+    assert (code, err) == (0, f"wrote {path}\n")
+    assert path.read_bytes().startswith(b"\x89PNG" if form == "png" else b"<?xml")
+    numbers = json.loads(out)
+    assert (numbers["schema"], numbers["figure"]) == (1, figure)
+
+
+def test_numbers_are_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from zerosim.scenario import PLAN_DEFAULTS
+
+    def numbers(figure: str, *words: str) -> dict[str, Any]:
+        return json.loads(run_cli(capsys, figure, *SMALL, *words, "-o", str(tmp_path / "x.svg"), "--json", "-")[1])
+
+    config = RunConfig(**{**PLAN_DEFAULTS, "layers": 2, "hidden": 8, "heads": 2, "seq": 4, "ranks": 2})
+    results = {stage: plan(config.replace(stage=stage)) for stage in STAGES}
+    memory = numbers("memory", "--ranks", "2", "--capacity", "3KB")
+    assert memory["limit"] == {"name": "", "bytes": 3000}
+    assert [bar["bytes"] for bar in memory["bars"]] == [
+        dict(result.memory[0].marks["end_of_backward"].by_kind) for result in results.values()
+    ]
+    traffic = numbers("traffic", "--ranks", "2", "--stages", "3,0")
+    assert [bar["total_bytes"] for bar in traffic["bars"]] == [results[s].sent_bytes(0, 0) for s in (3, 0)]
+    assert [line["bytes"] for line in traffic["formulas"]] == [n * results[0].num_parameters for n in (2, 3)]
+    scaling = numbers("scaling", "--ranks-list", "2", "--mark", "peak", "--stages", "1")
+    assert scaling["lines"] == {"ZeRO-1": [[2, results[1].memory[0].peak.total_bytes]]}
+    timeline = numbers("timeline", "--ranks", "2", "--stage", "2", "--rank", "all")
+    assert [panel["peak"]["bytes"] for panel in timeline["panels"]] == [
+        memory.peak.total_bytes for memory in results[2].memory
+    ]
+
+
+def test_a_scenario_is_taken_anywhere_on_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = tmp_path / "run.toml"
+    scenario.write_text("layers = 1\nhidden = 8\nheads = 2\nseq = 4\nranks = 2\nsteps = 3\ncapacity = '1KB'\n")
+    out = str(tmp_path / "x.svg")
+    for words in ((str(scenario), "--step", "2", "-o", out), ("-o", out, "--step", "2", str(scenario))):
+        code, said, _ = run_cli(capsys, "timeline", "--json", "-", *words)
+        assert code == 0
+        numbers = json.loads(said)
+        assert numbers["panels"][0]["peak"]["step"] == numbers["step"] == 2
+        assert numbers["limit"]["bytes"] == 1000
+
+
+def test_a_device_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.png"
+    out = run_cli(capsys, "memory", *SMALL, "--gpu", "v100-32", "-o", str(path), "--json", "-")[1]
+    assert json.loads(out)["limit"] == {"name": "v100-32", "bytes": 32 * GB}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "expected a figure: one of memory"),
+        (("memry",), "unknown figure 'memry': did you mean memory?"),
+        (("memory",), "--out: expected a file"),
+        (("memory", "-o", "x.pdf"), "ends in .png or .svg"),
+        (("memory", "-o", "no/such/x.png"), "does not exist"),
+        (("memory", "-o", "x.png", "--size", "5"), "--size: '5': expected inches"),
+        (("memory", "-o", "x.png", "--size", "1x1"), "expected 5x3 to 40x40 inches"),
+        (("memory", "-o", "x.png", "--theme", "blue"), "--theme: invalid choice: 'blue'"),
+        (("memory", "-o", "x.png", "--mark", "end"), "--mark: invalid choice: 'end'"),
+        (("memory", "-o", "x.png", "--limit", "0"), "--limit 0: expected at least 1"),
+        (("memory", "-o", "x.png", "--limit", "1GB", "--gpu", "h100"), "--limit and --gpu are both given"),
+        (("memory", "-o", "x.png", "--gpu", "h1000"), "did you mean"),
+        (("memory", "-o", "x.png", "--stages", "4"), "expected stages 0 to 3"),
+        (("memory", "-o", "x.png", "--stages", "1", "--stage", "2"), "both given"),
+        (("memory", "-o", "x.png", "--theem", "dark"), "did you mean --theme?"),
+        (("traffic", "-o", "x.png", "--limit", "1GB"), "unknown flag --limit"),
+        (("scaling", "-o", "x.png", "--ranks", "4"), "--ranks-list"),
+        (("scaling", "-o", "x.png", "--ranks-list", "0"), "at least 1"),
+        (("timeline", "-o", "x.png", "--rank", "4"), "--rank 4: expected 0 to 3"),
+        (("timeline", "-o", "x.png", "--rank", "-1"), "--rank"),
+        (("timeline", "-o", "x.png", "--rank", "all", "--ranks", "64"), "more than the 8"),
+        (("timeline", "-o", "x.png", "--step", "3"), "--step 3: expected 0 to 0, or more --steps"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(
+    words: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_cli(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_refuse_nothing_to_draw() -> None:
+    for draw in (memory_figure, traffic_figure, scaling_figure):
+        with pytest.raises(InputError, match="nothing to draw"):
+            draw({})
+    with pytest.raises(InputError, match="theme 'blue'"):
+        memory_figure(runs(3), theme="blue")
+    with pytest.raises(InputError, match="mark 'end'"):
+        memory_figure(runs(3), mark="end")
+    with pytest.raises(InputError, match="at least 1"):
+        scaling_figure({"DDP": [(1, 0)]})
+
+
+def test_matplotlib_waits_until_a_picture_is_asked_for() -> None:
+    code = (
+        "import sys, zerosim, zerosim.cli.plot\n"
+        "from zerosim.cli.main import main\n"
+        "main(['plot', 'memory', '--help'])\n"
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent)
+
+
+def test_pyplot_is_never_loaded() -> None:
+    code = "import sys, zerosim.report.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent)

@@ -1,0 +1,250 @@
+"""`zerosim plot`: a picture of what runs on shapes alone count, written as PNG or SVG.
+
+Which figure takes which flags, what is run for it, and its numbers as JSON. What pictures look like is
+`report/plots/`'s affair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.outputs import Output
+from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
+from zerosim.cli.run import human_stream, json_text, output, write_json
+from zerosim.errors import InputError
+from zerosim.ledger import MARKS
+from zerosim.scenario import PLAN_DEFAULTS, RunConfig
+
+if TYPE_CHECKING:
+    from zerosim.result import RunResult
+
+EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
+RANKS = "1,4,16,64,256,1024"
+FIGURES = {
+    "memory": "bytes per rank by stage and kind: the ZeRO paper's Figure 1",
+    "scaling": "bytes per rank against the number of ranks",
+    "timeline": "live bytes over one step, event by event",
+    "traffic": "bytes sent per rank and step, by stage and operation",
+}
+Limit = tuple[str, int]
+Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
+
+
+def add_arguments(parser: Parser) -> None:
+    known = "\n".join(f"  {name:9} {text}" for name, text in FIGURES.items())
+    parser.epilog = (
+        f"figures:\n{known}\n\n  zerosim plot FIGURE --help   its flags, those of a run among them\n\n"
+        f"The ZeRO paper's Figure 1: {EXAMPLE}"
+    )
+    parser.add_argument("figure", metavar="FIGURE", nargs="?", help=", ".join(FIGURES))
+    parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="its flags")
+
+
+def _figure_parser(name: str | None) -> Parser:
+    """The grammar of one figure, with the flags that it has a use for."""
+    if name is None:
+        raise InputError(f"expected a figure: one of {', '.join(FIGURES)}")
+    if name not in FIGURES:
+        raise InputError(f"unknown figure {name!r}{nearest(name, FIGURES, 'zerosim plot --help')}")
+    parser = Parser(f"zerosim plot {name}", FIGURES[name][0].upper() + FIGURES[name][1:] + ".")
+    add = parser.add_argument_group("the picture").add_argument
+    add("--out", "-o", metavar="FILE", help="where it goes: a name that ends in .png or .svg")
+    add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
+    add("--size", metavar="WxH", type=_inches, help="inches, such as 8x4.5 (default: the figure's)")
+    if name != "traffic":
+        add("--limit", metavar="SIZE", type=size, help="a line at so many bytes (default: --capacity)")
+        add("--gpu", metavar="NAME", help="a line at this device's memory, such as v100-32")
+    if name != "timeline":
+        add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
+    if name in ("memory", "scaling"):
+        add("--mark", choices=(*MARKS, "peak"), default="end_of_backward", help="when (default: end_of_backward)")
+    if name == "scaling":
+        add("--ranks-list", metavar="1,2,4,...", type=_numbers, help=f"numbers of ranks (default: {RANKS})")
+    if name == "timeline":
+        add("--rank", metavar="R|all", type=_number_or_all, default=0, help="whose events (default: 0)")
+        add("--step", metavar="S|all", type=_number_or_all, default=0, help="which step (default: 0)")
+    add_run_flags(parser)
+    group = parser.add_argument_group("what it leaves")
+    group.add_argument("--json", metavar="OUT.json", help="the numbers that are drawn; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="do not say what was written")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    name, args = args.figure, _figure_parser(args.figure).parse(args.words)
+    _check_flags(args)
+    config = run_config(args, PLAN_DEFAULTS)
+    picture, form = _picture(args.out)
+    figures = output(args, "json")
+    if figures and figures.path == picture.path:
+        raise InputError(f"{picture.name}: --json names the same file: name another")
+    limit = _limit(args, config)
+    config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
+    from zerosim.report.plots.page import check_size, write_figure
+
+    if args.size is not None:
+        check_size(args.size)
+    figure, numbers = _DRAW[name](args, config, limit)
+    picture.write(lambda file: write_figure(figure, file, form))
+    values = {"schema": 1, "figure": name, "config": config.to_dict(), **numbers}
+    if figures is not None:
+        figures.write(lambda file: write_json(file, values))
+    elif args.json is not None:
+        sys.stdout.write(json_text(values))
+    if not args.quiet:
+        print(f"wrote {args.out}", file=human_stream(args))
+    return 0
+
+
+def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.report.plots import memory_figure
+    from zerosim.report.plots.memory import memory_bars
+
+    results, mark = _by_stage(args, config), args.mark
+    figure = memory_figure(results, limit=limit, mark=mark, theme=args.theme, size=args.size)
+    bars = [bar.to_dict() for bar in memory_bars(results, mark)]
+    return figure, {"mark": mark, "limit": _limit_dict(limit), "bars": bars}
+
+
+def _traffic(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.report.plots import traffic_figure
+    from zerosim.report.plots.traffic import traffic_bars, traffic_formulas
+
+    results = _by_stage(args, config)
+    figure = traffic_figure(results, theme=args.theme, size=args.size)
+    return figure, {
+        "bars": [bar.to_dict() for bar in traffic_bars(results)],
+        "formulas": [line.to_dict() for line in traffic_formulas(results)],
+    }
+
+
+def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.report.plots import scaling_figure
+    from zerosim.report.plots.memory import memory_bars
+    from zerosim.report.plots.words import run_words
+
+    mark = args.mark
+    lines: dict[str, list[tuple[int, int]]] = {}
+    shown: dict[str, RunResult] = {}
+    for ranks in args.ranks_list or _numbers(RANKS):
+        results = _by_stage(args, config.replace(ranks=ranks))
+        shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
+        for bar in memory_bars(results, mark):
+            lines.setdefault(bar.label.split(" (")[0], []).append((ranks, bar.total_bytes))
+    figure = scaling_figure(lines, limit=limit, mark=mark, subtitle=run_words(shown), theme=args.theme, size=args.size)
+    return figure, {"mark": mark, "limit": _limit_dict(limit), "lines": lines}
+
+
+def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.report.plots import timeline_figure
+    from zerosim.report.plots.history import read_history
+    from zerosim.report.plots.timeline import MOST_PANELS
+    from zerosim.report.plots.words import run_words, stage_label
+    from zerosim.shapes import plan
+
+    rank, step = args.rank, None if args.step == "all" else args.step
+    ranks = range(config.ranks) if rank == "all" else [rank]
+    if ranks[-1] >= config.ranks:
+        raise InputError(f"--rank {rank}: expected 0 to {config.ranks - 1}, for there are {config.ranks} ranks")
+    if len(ranks) > MOST_PANELS:
+        raise InputError(f"--rank all: {len(ranks)} ranks are more than the {MOST_PANELS} that one picture holds")
+    steps = config.steps or 1
+    if step is not None and step >= steps:
+        raise InputError(f"--step {step}: expected 0 to {steps - 1}, or more --steps")
+    result = plan(config.replace(steps=steps if step is None else step + 1), keep_events=True)
+    histories = [result.events[rank] for rank in ranks]
+    subtitle = f"{stage_label(config.stage).split(' (')[0]}, {run_words({'': result})}"
+    figure = timeline_figure(histories, ranks, step, limit=limit, subtitle=subtitle, theme=args.theme, size=args.size)
+    drawn = [read_history(events, step).to_dict() for events in histories]
+    panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
+    return figure, {"step": step, "limit": _limit_dict(limit), "panels": panels}
+
+
+_DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
+    "memory": _memory,
+    "scaling": _scaling,
+    "timeline": _timeline,
+    "traffic": _traffic,
+}
+
+
+def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResult]:
+    """A plan for each stage that was asked for, by the stage's name."""
+    from zerosim.report.plots.words import stage_label
+    from zerosim.shapes import plan
+
+    wanted = args.stages or ((config.stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
+    steps = args.steps if hasattr(args, "steps") else 1  # a scenario's are there to learn: all of them count the same
+    return {stage_label(stage): plan(config.replace(stage=stage, steps=steps)) for stage in wanted}
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises: InputError for two flags that say the same."""
+    if hasattr(args, "ranks_list") and hasattr(args, "ranks"):
+        raise InputError(f"--ranks {args.ranks}: scaling runs several numbers of ranks: give them with --ranks-list")
+    for one, other in (("limit", "gpu"), ("stages", "stage")):
+        if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
+            flags = (f"--{name.replace('_', '-')}" for name in (one, other))
+            raise InputError(f"{' and '.join(flags)} are both given: choose one")
+
+
+def _picture(path: str | None) -> tuple[Output, str]:
+    """The file that --out names, found to be writable, and its format."""
+    if path is None:
+        raise InputError("--out: expected a file to draw into, such as -o memory.svg")
+    form = path.rpartition(".")[2].lower()
+    if form not in ("png", "svg"):
+        raise InputError(f"--out {path}: expected a name that ends in .png or .svg")
+    picture = Output("--out", path)
+    picture.check()
+    return picture, form
+
+
+def _limit(args: argparse.Namespace, config: RunConfig) -> Limit | None:
+    """The device's name, '' where it has none, and its bytes."""
+    if not hasattr(args, "gpu"):
+        return None
+    if args.gpu is not None:
+        from zerosim.presets.hardware import find_hardware
+
+        device = find_hardware(args.gpu)
+        return device.name, device.memory_bytes
+    nbytes = args.limit if args.limit is not None else config.capacity
+    if nbytes is None:
+        return None
+    if nbytes < 1:
+        raise InputError(f"--limit {nbytes}: expected at least 1 byte")
+    return "", nbytes
+
+
+def _limit_dict(limit: Limit | None) -> dict[str, Any] | None:
+    return None if limit is None else {"name": limit[0], "bytes": limit[1]}
+
+
+def _inches(text: str) -> tuple[float, float]:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)[x×](\d+(?:\.\d*)?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected inches, width x height, such as 8x4.5")
+    return float(match[1]), float(match[2])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """'1,2,4': whole numbers of ranks, each once, rising."""
+    numbers = {whole_number(word.strip()) for word in text.split(",")}
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of ranks of at least 1")
+    return tuple(sorted(numbers))
+
+
+def _number_or_all(text: str) -> int | str:
+    if text == "all":
+        return text
+    value = whole_number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0, or 'all'")
+    return value

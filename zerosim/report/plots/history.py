@@ -1,0 +1,137 @@
+"""From one rank's events to live bytes by kind over time: numbers only, nothing that draws.
+
+Time is the order of events. Where there are more moments than a picture can show, each of its columns
+keeps two real ones, that with the most bytes and that with the fewest, so that no peak is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from zerosim.errors import InputError
+from zerosim.record import Alloc, Event, Free, Retag, Scope
+
+COLUMNS = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Events `start` to `end` (exclusive), counted from the first one shown, that happened in one phase or unit."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The first moment at which the most bytes were live: after event `index`, in `scope`."""
+
+    index: int
+    nbytes: int
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """`live[k, i]` bytes of `kinds[k]` are live from event `at[i]` up to `at[i + 1]`."""
+
+    kinds: tuple[str, ...]
+    num_events: int
+    at: Any
+    live: Any
+    peak: Peak
+    phases: tuple[Span, ...]
+    units: tuple[Span, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, those of the moments that are drawn."""
+        scope = self.peak.scope
+        return {
+            "num_events": self.num_events,
+            "at": self.at.tolist(),
+            "live_bytes": {kind: row.tolist() for kind, row in zip(self.kinds, self.live, strict=True)},
+            "peak": {"event": self.peak.index, "bytes": self.peak.nbytes, **scope._asdict()},
+            "phases": [[span.name, span.start, span.end] for span in self.phases],
+        }
+
+
+def read_history(events: Sequence[Event], step: int | None = None, columns: int = COLUMNS) -> History:
+    """Live bytes over one step, or over all events when `step` is None.
+
+    `events` begin when the rank does, so that what was placed before the step is counted.
+    Raises: InputError when the step has no events, or the beginning is missing.
+    """
+    inside = [index for index, event in enumerate(events) if step is None or event.scope.step == step]
+    if not inside:
+        raise InputError(f"step {step}: no events of it: expected one of {_steps(events)}, recorded with keep_events")
+    first, last = inside[0], inside[-1] + 1
+    kinds, live = _live_after(events[:last])
+    shown = events[first:last]
+    before, live = live[:, first : first + 1], live[:, first + 1 :]
+    totals = live.sum(axis=0)
+    top = int(totals.argmax())
+    kept = _columns(totals, columns)
+    return History(
+        kinds=kinds,
+        num_events=len(shown),
+        at=np.concatenate([[0], kept + 1]),
+        live=np.concatenate([before, live[:, kept]], axis=1),
+        peak=Peak(top, int(totals[top]), shown[top].scope),
+        phases=_spans([event.scope.phase for event in shown]),
+        units=_spans([event.scope.unit for event in shown]),
+    )
+
+
+def _live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
+    """Live bytes of each kind (K, E + 1): before the first event, then after each."""
+    rows: dict[str, int] = {}
+    live: dict[int, tuple[int, int]] = {}
+    changes: list[tuple[int, int, int]] = []  # kind's row, event, bytes
+    for index, event in enumerate(events):
+        if isinstance(event, Alloc):
+            row = rows.setdefault(event.kind, len(rows))
+            live[event.id] = row, event.nbytes
+            changes.append((row, index, event.nbytes))
+        elif isinstance(event, (Free, Retag)):
+            if event.id not in live:
+                raise InputError(f"event {index} is of buffer {event.id}, not allocated before: give the whole record")
+            row, nbytes = live.pop(event.id)
+            changes.append((row, index, -nbytes))
+            if isinstance(event, Retag):
+                row = rows.setdefault(event.kind, len(rows))
+                live[event.id] = row, nbytes
+                changes.append((row, index, nbytes))
+    counts = np.zeros((max(len(rows), 1), len(events) + 1), np.int64)
+    if changes:
+        row_of, index_of, bytes_of = np.array(changes, np.int64).T
+        np.add.at(counts, (row_of, index_of + 1), bytes_of)
+    return tuple(rows) or ("none",), counts.cumsum(axis=1)
+
+
+def _columns(totals: Any, columns: int) -> Any:
+    """Which moments to draw: all, or of each column the highest and the lowest, in their order."""
+    if len(totals) <= 2 * columns:
+        return np.arange(len(totals))
+    edges = np.linspace(0, len(totals), columns + 1).astype(int)
+    kept: set[int] = {0, len(totals) - 1}
+    for start, end in pairwise(edges):
+        kept.add(start + int(totals[start:end].argmax()))
+        kept.add(start + int(totals[start:end].argmin()))
+    return np.array(sorted(kept))
+
+
+def _spans(names: Sequence[str]) -> tuple[Span, ...]:
+    """Runs of the same name."""
+    starts = [at for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
+    return tuple(Span(names[start], start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True))
+
+
+def _steps(events: Sequence[Event]) -> str:
+    known = sorted({event.scope.step for event in events if event.scope.step >= 0})
+    return f"{known[0]} to {known[-1]}" if known else "none, for the record is empty"

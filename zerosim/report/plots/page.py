@@ -1,0 +1,229 @@
+"""The sheet that every picture is drawn on: heading, key, notes, and the room that is left for axes.
+
+Owns the layout in inches and the writing of files. Figures are built with matplotlib's objects, never
+with pyplot, and no setting of matplotlib is changed while they are built.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import Bbox
+
+from zerosim.errors import InputError
+from zerosim.report.plots.style import OTHER_PAINT, Paint, Theme, find_theme, mixed
+
+DEFAULT_SIZE = (8.0, 4.5)
+SMALLEST, LARGEST = (5.0, 3.0), (40.0, 40.0)
+DPI = 160  # texts are measured in the dots that they are drawn in
+_MARGIN = 0.12  # inches around everything
+_FONT = "DejaVu Sans"  # comes with matplotlib, and has Psi
+_UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A figure, its theme, its size in inches, and the size of its body text in points."""
+
+    figure: Figure
+    theme: Theme
+    size: tuple[float, float]
+    points: float
+
+    @property
+    def renderer(self) -> Any:
+        canvas: Any = self.figure.canvas  # a FigureCanvasAgg, by open_page
+        return canvas.get_renderer()
+
+    def font(self, *, scale: float = 1.0, bold: bool = False) -> dict[str, Any]:
+        """Keywords of a text."""
+        return {"fontfamily": _FONT, "fontsize": self.points * scale, "fontweight": "bold" if bold else "normal"}
+
+    def extent(self, text: Text) -> Bbox:
+        """Where a text is, in pixels."""
+        return text.get_window_extent(self.renderer)
+
+    def width(self, words: str, **font: Any) -> float:
+        """How wide a text would be, in inches."""
+        return self.extent(Text(0, 0, words, figure=self.figure, **(font or self.font()))).width / self.figure.dpi
+
+    def paint(self, name: str, paints: Mapping[str, Paint]) -> dict[str, Any]:
+        """Keywords of the area that stands for `name`, its hatch half as strong as the background."""
+        paint = paints.get(name, OTHER_PAINT)
+        color = self.theme.color(paint)
+        return {
+            "facecolor": color,
+            "edgecolor": mixed(color, self.theme.background),
+            "hatch": paint.hatch,
+            "linewidth": 0.6,
+        }
+
+
+def check_size(size: tuple[float, float]) -> tuple[float, float]:
+    """Raises: InputError for a sheet, in inches, on which nothing could be read or that would not fit in memory."""
+    width, height = size
+    if not (SMALLEST[0] <= width <= LARGEST[0] and SMALLEST[1] <= height <= LARGEST[1]):
+        low, high = (f"{w:g}x{h:g}" for w, h in (SMALLEST, LARGEST))
+        raise InputError(f"size {width:g}x{height:g}: expected {low} to {high} inches")
+    return size
+
+
+def open_page(size: tuple[float, float] | None, theme: str, default: tuple[float, float] = DEFAULT_SIZE) -> Page:
+    """An empty sheet. Raises: InputError for an unknown theme or a size that nobody could read."""
+    found = find_theme(theme)
+    width, height = check_size(size or default)
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=found.background)
+    FigureCanvasAgg(figure)
+    return Page(figure, found, (width, height), min(10.0, max(6.5, 10 * min(width / 7, height / 4))))
+
+
+def frame(
+    page: Page,
+    title: str,
+    subtitle: str,
+    key: Sequence[tuple[str, dict[str, Any]]] = (),
+    notes: Iterable[str] = (),
+) -> None:
+    """Write heading, key and notes; what is left of the sheet is the axes'."""
+    height = page.size[1]
+    top = _lines(page, height - _MARGIN, title, page.font(scale=1.2, bold=True), page.theme.text)
+    top = _lines(page, top - 0.02, subtitle, page.font(), page.theme.muted)
+    top = _key(page, top - 0.06, key)
+    small = page.font(scale=0.85)
+    lines = [line for note in notes for line in _wrapped(page, note, small)]
+    pitch = small["fontsize"] * 1.4 / 72
+    for index, line in enumerate(lines):
+        _write(page, _MARGIN, _MARGIN + pitch * (len(lines) - index), line, small, page.theme.muted)
+    low = (_MARGIN + pitch * len(lines)) / height
+    room = max(top / height - low, 0.1)
+    page.figure.set_layout_engine("constrained", rect=(0, low, 1, room), w_pad=_MARGIN, h_pad=0.06, hspace=0.02)
+
+
+def settle(page: Page) -> None:
+    """Place the axes, so that texts may ask how many inches an axis has. May be called again."""
+    page.figure.draw_without_rendering()
+
+
+def finish(page: Page) -> Figure:
+    """The figure, its axes where they are now."""
+    settle(page)
+    page.figure.set_layout_engine("none")
+    return page.figure
+
+
+def inches(page: Page, axes: Axes) -> tuple[float, float]:
+    """Width and height of the area inside the axes."""
+    box = axes.get_window_extent(page.renderer)
+    return box.width / page.figure.dpi, box.height / page.figure.dpi
+
+
+def _lines(page: Page, top: float, text: str, font: dict[str, Any], color: str) -> float:
+    """Write wrapped lines downwards from `top`, in inches; where they end."""
+    for line in _wrapped(page, text, font):
+        _write(page, _MARGIN, top, line, font, color)
+        top -= font["fontsize"] * 1.4 / 72
+    return top
+
+
+def _write(page: Page, x: float, y: float, line: str, font: dict[str, Any], color: str) -> None:
+    width, height = page.size
+    page.figure.text(x / width, y / height, line, va="top", ha="left", color=color, **font)
+
+
+def _wrapped(page: Page, text: str, font: dict[str, Any]) -> list[str]:
+    """Lines that are no wider than the sheet."""
+    room, lines = page.size[0] - 2 * _MARGIN, [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and page.width(longer, **font) > room:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [line for line in lines if line]
+
+
+def _key(page: Page, top: float, key: Sequence[tuple[str, dict[str, Any]]]) -> float:
+    """Swatches with their names, left to right in the order of the stack; where they end."""
+    if not key:
+        return top
+    (width, height), em = page.size, page.points / 72
+    left = _MARGIN
+    for name, paint in key:
+        wide = 1.9 * em + page.width(name)
+        if left > _MARGIN and left + wide > width - _MARGIN:
+            left, top = _MARGIN, top - 1.6 * em
+        box = Rectangle((left, top - 1.1 * em), 1.5 * em, 0.95 * em, transform=page.figure.dpi_scale_trans, **paint)
+        page.figure.add_artist(box)
+        page.figure.text(
+            (left + 1.9 * em) / width, (top - 0.6 * em) / height, name,
+            va="center_baseline", ha="left", color=page.theme.text, **page.font(),
+        )  # fmt: skip
+        left += wide + 1.4 * em
+    return top - 1.6 * em
+
+
+def dress(page: Page, axes: Axes, *, grid: str) -> None:
+    """The theme on axes, with a light grid along x, y or both."""
+    theme = page.theme
+    axes.set_facecolor(theme.background)
+    axes.set_axisbelow(True)
+    axes.grid(True, axis=grid, color=theme.grid, linewidth=0.8)  # type: ignore[arg-type]
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(theme.muted)
+        spine.set_linewidth(0.8)
+    axes.tick_params(which="both", colors=theme.muted, labelsize=page.points * 0.9, labelfontfamily=_FONT, width=0.8)
+    axes.tick_params(which="minor", length=0)
+
+
+def ground(color: str) -> dict[str, Any]:
+    """A box behind a text, so that hatches and lines do not run through its letters."""
+    return {"boxstyle": "square,pad=0.1", "facecolor": color, "edgecolor": "none"}
+
+
+def bytes_axis(axis: Any, most: int, intervals: int) -> None:
+    """Round numbers of bytes with units along an axis that goes to `most`."""
+    axis.set_major_locator(MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10], integer=most < 10))
+    axis.set_major_formatter(FuncFormatter(lambda value, position: tick_bytes(value)))
+
+
+def tick_bytes(value: float) -> str:
+    """'20 GB', '2.5 MB', '0': a tick's round number in decimal units."""
+    scaled, at = float(value), 0
+    while abs(scaled) >= 999.9995 and at < len(_UNITS) - 1:
+        scaled, at = scaled / 1000, at + 1
+    return f"{scaled:.4g} {_UNITS[at]}" if scaled else "0"
+
+
+def stage_name(name: str, separator: str = " ") -> str:
+    """A name for matplotlib: 'ZeRO-1 (P_os)' with its index below the line, other letters as they are."""
+    plain = name.replace("$", r"\$")
+    return re.sub(r" ?\(P_(os[+gp]*)\)", lambda match: f"{separator}($P_{{{match[1]}}}$)", plain)
+
+
+def write_figure(figure: Figure, file: BinaryIO, form: str) -> None:
+    """Write as 'png' or 'svg': the same bytes for the same picture, and nothing outside the file is named."""
+    facecolor = figure.get_facecolor()
+    if form == "png":
+        figure.savefig(file, format="png", dpi=DPI, facecolor=facecolor, metadata={"Software": None})
+        return
+    buffer = io.BytesIO()
+    figure.savefig(
+        buffer, format="svg", facecolor=facecolor, metadata=dict.fromkeys(("Date", "Creator", "Type", "Format"))
+    )
+    text = re.sub(r"<!DOCTYPE[^>]*>\s*", "", buffer.getvalue().decode())  # it names a file on the web
+    # matplotlib salts its ids at random; its setting svg.hashsalt is of the whole process, so ids are counted here.
+    numbers: dict[str, str] = {}
+    salted = re.compile(r"""(\bid="|#)([A-Za-z0-9_]*?)([0-9a-f]{10})(?=["\)])""")
+    text = salted.sub(lambda m: f"{m[1]}{m[2]}{numbers.setdefault(m[3], str(len(numbers)))}", text)
+    file.write(text.encode())

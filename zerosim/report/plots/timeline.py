@@ -1,0 +1,201 @@
+"""Live bytes over one step, stacked by kind, for one rank or several: the tide of forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from zerosim.errors import InputError
+from zerosim.record import Event
+from zerosim.report.plots.history import COLUMNS, History, Span, read_history
+from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, settle
+from zerosim.report.plots.style import KIND_PAINTS, in_order
+from zerosim.report.plots.words import limit_words
+from zerosim.report.words import moment
+from zerosim.units import format_bytes
+
+MOST_PANELS = 8
+_MOST_NAMED = 5  # with more micro-batches their bands may be too narrow for names
+_FARTHEST = 1.6  # a limit beyond this many times the peak is told below the picture, so that the curve keeps its room
+_SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+
+
+def timeline_figure(
+    histories: Sequence[Sequence[Event]],
+    ranks: Sequence[int],
+    step: int | None = None,
+    *,
+    limit: tuple[str, int] | None = None,
+    subtitle: str = "",
+    theme: str = "light",
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """One panel per rank, on the same axes; `histories` are those ranks' whole records, in the order of `ranks`.
+
+    Along x are a rank's events in their order, not seconds. `step` None shows everything that was recorded.
+    Raises: InputError when the two do not match, for more than 8 ranks, an unknown step or theme.
+    """
+    _check(histories, ranks)
+    shown = [read_history(events, step) for events in histories]
+    page = open_page(size, theme, (8.0, 4.5 if len(ranks) == 1 else min(2.0 + 1.7 * len(ranks), 12.0)))
+    kinds = in_order(dict.fromkeys(kind for history in shown for kind in _seen(history)), KIND_PAINTS)
+    what = "everything recorded" if step is None else f"step {step}"
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    key = [(kind, page.paint(kind, KIND_PAINTS)) for kind in kinds]
+    frame(page, f"Live bytes on {who}, {what}", subtitle, key, _notes(shown, limit))
+    panels = page.figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    most = max(history.peak.nbytes for history in shown) or 1
+    for axes, history, rank in zip(panels, shown, ranks, strict=True):
+        _draw_panel(page, axes, history, kinds, most)
+        if len(ranks) > 1:
+            axes.set_ylabel(f"rank {rank}", color=page.theme.text, **page.font())
+    panels[-1].set_xlabel("events in their order (not seconds)", color=page.theme.muted, **page.font(scale=0.9))
+    panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    panels[0].set_xlim(0, max(history.num_events for history in shown))
+    settle(page)
+    panels[-1].xaxis.set_major_locator(MaxNLocator(max(2, int(inches(page, panels[0])[0] / 0.9)), integer=True))
+    strips = _strips(page, panels[0])
+    _set_heights(page, panels[0], most, limit, strips)
+    finish(page)
+    for axes, history in zip(panels, shown, strict=True):
+        for row, spans in enumerate((history.phases, history.units)[:strips]):
+            _draw_strip(page, axes, spans, row, banded=row == 0)
+        above = 0 if limit is None else limit[1]
+        label = _mark_peak(page, axes, history, step, above)
+        if limit is not None and limit[1] <= _FARTHEST * most:
+            _draw_limit(page, axes, limit, label)
+    return page.figure
+
+
+def _check(histories: Sequence[Sequence[Event]], ranks: Sequence[int]) -> None:
+    if len(histories) != len(ranks) or not ranks:
+        raise InputError(f"{len(histories)} histories for {len(ranks)} ranks: expected one for each, at least one")
+    if len(ranks) > MOST_PANELS:
+        raise InputError(f"{len(ranks)} ranks: expected at most {MOST_PANELS} in one picture; choose fewer")
+
+
+def _seen(history: History) -> list[str]:
+    return [kind for kind, live in zip(history.kinds, history.live, strict=True) if live.any()]
+
+
+def _notes(shown: Sequence[History], limit: tuple[str, int] | None) -> list[str]:
+    notes = []
+    if any(history.num_events >= len(history.at) for history in shown):
+        notes.append("Where events are closer than dots, the highest and the lowest moment of each column are drawn.")
+    turns = max(sum(span.name == "forward" for span in history.phases) for history in shown)
+    if turns > _MOST_NAMED:
+        notes.append(f"Bands: forward and backward in turn, {turns} times, then the optimizer.")
+    peak = max(history.peak.nbytes for history in shown)
+    if limit is not None and limit[1] > _FARTHEST * peak:
+        notes.append(f"Above this axis: {limit_words(limit)}.")
+    return notes
+
+
+def _draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], most: int) -> None:
+    dress(page, axes, grid="y")
+    bytes_axis(axes.yaxis, most, 4)
+    rows = dict(zip(history.kinds, history.live, strict=True))
+    at = np.append(history.at, history.num_events)
+    floor = np.zeros(len(at), np.int64)
+    for kind in kinds:
+        if kind in rows:
+            top = floor + np.append(rows[kind], rows[kind][-1])
+            paint = page.paint(kind, KIND_PAINTS) | {"linewidth": 0}
+            axes.fill_between(at, floor, top, step="post", gid=f"area.{kind}", **paint)
+            floor = top
+    axes.step(at, floor, where="post", color=page.theme.text, linewidth=0.7 if len(at) < COLUMNS else 0.4, gid="total")
+
+
+def _set_heights(page: Page, axes: Axes, most: int, limit: tuple[str, int] | None, strips: int) -> None:
+    """Room above the highest peak, and above a limit near it, for a label and the strips."""
+    if limit is not None and limit[1] <= _FARTHEST * most:
+        most = max(most, limit[1])
+    axes.set_ylim(0, most / max(1 - _row(page, axes) * (strips + 1.6), 0.25))
+    bytes_axis(axes.yaxis, most, max(2, min(6, int(inches(page, axes)[1] / 0.45))))
+
+
+def _strips(page: Page, axes: Axes) -> int:
+    """How many strips of names leave the curve its room. Raises: InputError where there is none for one label."""
+    lines = 1 / _row(page, axes)
+    if lines < 3.2:
+        width, height = page.size
+        raise InputError(f"size {width:g}x{height:g}: too low for so many ranks: expected more inches or fewer ranks")
+    return 2 if lines >= 9 else 1 if lines >= 5 else 0
+
+
+def _row(page: Page, axes: Axes) -> float:
+    """A line of text as a share of the axes' height."""
+    return page.points * 1.3 / 72 / inches(page, axes)[1]
+
+
+def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, banded: bool) -> None:
+    """Names above the curve, each where its events are; one that does not fit is left out."""
+    pitch, width = _row(page, axes), inches(page, axes)[0]
+    low, high = 1 - pitch * (row + 1), 1 - pitch * row
+    events = axes.get_xlim()[1]
+    font = page.font(scale=0.85 if banded else 0.75)
+    place = axes.get_xaxis_transform()
+    for index, span in enumerate(spans):
+        room = (span.end - span.start) / events * width
+        if room < 0.02:
+            continue
+        if banded:
+            color = page.theme.band if index % 2 else page.theme.grid
+            axes.axvspan(span.start, span.end, low, high, facecolor=color, linewidth=0, gid=f"phase.{span.name}")
+            axes.axvline(span.start, color=page.theme.grid, linewidth=0.8, zorder=0.5)
+        words = [span.name, *([_SHORT[span.name]] if span.name in _SHORT else [])]
+        fitting = [word for word in words if word and page.width(word, **font) + 0.06 <= room]
+        if fitting:
+            middle = (span.start + span.end) / 2
+            axes.text(
+                middle, (low + high) / 2, fitting[0].replace("$", r"\$"), transform=place, ha="center",
+                va="center_baseline", color=page.theme.text if banded else page.theme.muted, **font,
+            )  # fmt: skip
+
+
+def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit: int) -> Annotation:
+    """A dot where the most bytes are live, with how many and where: inside the axes' width, not across the limit."""
+    peak, font = history.peak, page.font(scale=0.9, bold=True)
+    events, width = axes.get_xlim()[1], inches(page, axes)[0]
+    scope = peak.scope
+    when = moment(scope.step, scope.phase, scope.unit)
+    if step is not None and scope.step == step:
+        when = when.removeprefix(f"in step {step}, ")
+    x = peak.index + 1.0
+    axes.plot([x], [peak.nbytes], marker="o", markersize=page.points * 0.45, color=page.theme.text,
+              markeredgecolor=page.theme.background, clip_on=False, zorder=6, gid="peak")  # fmt: skip
+    words = f"peak {format_bytes(peak.nbytes)}"
+    for longer in (f"{words}, {when}", f"{words}, {scope.phase}", words):
+        if page.width(longer, **font) <= width - 0.1:
+            words = longer
+            break
+    half = page.width(words, **font) / 2
+    place = min(max(x / events * width, half + 0.05), width - half - 0.05) / width * events
+    reach = peak.nbytes + 1.4 * _row(page, axes) * axes.get_ylim()[1]
+    height = limit if peak.nbytes <= limit < reach else peak.nbytes
+    return axes.annotate(
+        words.replace("$", r"\$"), (place, height), xytext=(0, page.points * 0.45), textcoords="offset points",
+        ha="center", va="bottom", color=page.theme.text, zorder=6, gid="peak label", **font,
+    )  # fmt: skip
+
+
+def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], peak: Annotation) -> None:
+    """A line across, its label at either end above or below it, where the peak's is not."""
+    axes.axhline(limit[1], color=page.theme.background, linewidth=2.8, zorder=4)
+    axes.axhline(limit[1], color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=4, gid="limit")
+    taken = page.extent(peak)
+    for x, ha in ((1.0, "right"), (0.0, "left")):
+        for offset, va in ((3, "bottom"), (-3, "top")):
+            label = axes.annotate(
+                limit_words(limit), (x, limit[1]), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                xytext=(-4 if ha == "right" else 4, offset), ha=ha, va=va, color=page.theme.text, zorder=5,
+                bbox=ground(page.theme.background), gid="limit label", **page.font(scale=0.9),
+            )  # fmt: skip
+            if not page.extent(label).overlaps(taken):
+                return
+            label.remove()

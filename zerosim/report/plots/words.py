@@ -1,0 +1,48 @@
+"""What the pictures say about the runs they show: which model on how many ranks. Text only, no layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from zerosim.errors import InputError
+from zerosim.report.words import STAGES
+from zerosim.result import RunResult
+from zerosim.units import format_bytes, format_count
+
+_LONGEST_NAME = 32
+_PARTITIONED = ("", " (P_os)", " (P_os+g)", " (P_os+g+p)")
+
+
+def stage_label(stage: int) -> str:
+    """'DDP', 'ZeRO-1 (P_os)': the stage's name and what the paper calls it."""
+    return STAGES[stage] + _PARTITIONED[stage]
+
+
+def check_results(results: Mapping[str, RunResult]) -> None:
+    """Raises: InputError when there is nothing to draw."""
+    if not results:
+        raise InputError("no results: there is nothing to draw; give at least one")
+
+
+def run_words(results: Mapping[str, RunResult]) -> str:
+    """'Ψ = 7.50B parameters on N = 64 ranks, bf16, adam'; what differs between runs as a range or a list."""
+    runs = results.values()
+    psi = _range((result.num_parameters for result in runs), format_count)
+    ranks = _range((result.config.ranks for result in runs), lambda count: f"{count:,}")
+    precision = "/".join(dict.fromkeys(result.config.precision for result in runs))
+    optimizer = "/".join(dict.fromkeys(result.config.optimizer for result in runs))
+    noun = "rank" if ranks == "1" else "ranks"
+    return f"Ψ = {psi} parameters, N = {ranks} data-parallel {noun}, {precision} with {optimizer}"
+
+
+def limit_words(limit: tuple[str, int]) -> str:
+    """'V100: 32.0 GB', or 'limit: 32.0 GB' for a device without a name."""
+    name, nbytes = limit
+    name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+    return f"{name or 'limit'}: {format_bytes(nbytes)}"
+
+
+def _range(values: Iterable[int], show: Callable[[int], str]) -> str:
+    known = sorted(set(values))
+    low, high = show(known[0]), show(known[-1])
+    return low if low == high else f"{low} to {high}"
