@@ -1,0 +1,400 @@
+"""Scenarios that check themselves: they pass, every figure can fail, broken files are refused in one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerosim.cli.main import main
+from zerosim.errors import InputError
+from zerosim.expect import Judged, judge, read_expectations
+from zerosim.expect.asked import Runs
+from zerosim.expect.figures import parse_figure, printed_like
+from zerosim.planner import formulas
+from zerosim.scenario import RunConfig, read_scenario
+from zerosim.scenario.files import ScenarioFile, read_scenario_file
+
+FOLDER = Path(__file__).parent.parent / "scenarios"
+FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
+
+
+@pytest.fixture(scope="module")
+def runs() -> Runs:
+    """Runs are made once for all tests of this file."""
+    return Runs()
+
+
+def read(name: str) -> ScenarioFile:
+    return read_scenario_file(str(FOLDER / name))
+
+
+def tables_of(file: ScenarioFile, runs: Runs) -> list[Judged]:
+    return [judge(table, runs) for table in read_expectations(file)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_scenario_passes(name: str, runs: Runs) -> None:
+    for table in tables_of(read(name), runs):
+        assert [failure for cell in table.cells for failure in cell.failures] == []
+        assert table.cells
+
+
+# Places of one figure in a table: indices into nested lists.
+Place = tuple[int, ...]
+
+
+def figures_in(value: Any, place: Place = ()) -> list[tuple[Place, str]]:
+    if isinstance(value, list):
+        return [found for i, item in enumerate(value) for found in figures_in(item, (*place, i))]
+    return [] if value == "-" else [(place, value)]
+
+
+def put(table: dict[str, Any], key: str, place: Place, text: str) -> None:
+    if not place:
+        table[key] = text
+        return
+    row = table[key]
+    for index in place[:-1]:
+        row = row[index]
+    row[place[-1]] = text
+
+
+def next_digit(text: str) -> str:
+    """The same figure with its last digit one higher, bold and unit as they were."""
+    match = re.search(r"[0-9](?=[^0-9]*$)", text)
+    assert match is not None
+    return text[: match.start()] + str((int(match[0]) + 1) % 10) + text[match.end() :]
+
+
+def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -> ScenarioFile:
+    expect = copy.deepcopy(file.expect)
+    put(expect[index], key, place, text)
+    return ScenarioFile(file.path, file.run, file.sweep, expect)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
+    """Each printed digit that is off by one is found, there and nowhere else."""
+    file = read(name)
+    for index, table in enumerate(file.expect):
+        right = dict(figures_in(table.get("instead", [])))
+        for place, text in figures_in(table["printed"]):
+            key, was = ("instead", right[place]) if place in right else ("printed", text)
+            judged = tables_of(changed(file, index, key, place, next_digit(was)), runs)[index]
+            assert judged.num_failed == 1, f"{key} {was} at {place}"
+            assert sum(cell.printed.text == next_digit(was).strip("*") for cell in judged.cells if not cell.passed) == (
+                key == "printed"
+            )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
+    """Where the file says that its source is wrong, printing the right figure is found too."""
+    file = read(name)
+    for index, table in enumerate(file.expect):
+        for place, text in figures_in(table.get("instead", [])):
+            judged = tables_of(changed(file, index, "printed", place, text), runs)[index]
+            (failed,) = [cell for cell in judged.cells if not cell.passed]
+            assert "is what is printed: drop instead" in failed.failures[0]
+
+
+def test_every_bold_cell_of_table_1_can_fail(runs: Runs) -> None:
+    file = read("table1.toml")
+    (table,) = tables_of(file, runs)
+    assert (len(table.cells), table.num_bold) == (54, 5)
+    for place, text in figures_in(file.expect[0]["printed"]):
+        other = text.strip("*") if text.startswith("*") else f"**{text}**"
+        (judged,) = tables_of(changed(file, 0, "printed", place, other), runs)
+        (failed,) = [cell for cell in judged.cells if not cell.passed]
+        assert "bold" in failed.failures[0]
+        assert "by the rule (smallest ranks with at most 32.0 GB)" in failed.failures[0]
+
+
+def test_the_papers_figures_are_those_that_formulas_were_read_with() -> None:
+    """Two transcriptions of one page."""
+    (figure_1,) = read("figure1.toml").expect
+    assert tuple(figure_1["printed"]) == formulas.FIGURE_1
+    (table_1,) = read("table1.toml").expect
+    ranks, columns = read("table1.toml").sweep["ranks"], list(formulas.TABLE_1)
+    for row, n in zip(table_1["printed"], ranks, strict=True):
+        plain = tuple(cell.strip("*") for cell in row)
+        assert plain == tuple(cell for psi in columns for cell in formulas.TABLE_1[psi][n])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grad_dtype": "fp32"}, "printed 120 GB, counted 135 GB, difference +15 GB (half-up gives 135)"),
+        ({"optimizer": "sgd"}, "printed 31.4 GB, counted 30.46875 GB, difference -0.9313 GB (half-up gives 30.5)"),
+        ({"ranks": 32}, "printed 1.9 GB, formula 3.75 GB, difference +1.85 GB (half-up gives 3.8)"),
+    ],
+)
+def test_another_run_fails_as_count_and_as_formula(change: dict[str, Any], message: str, runs: Runs) -> None:
+    file = read("figure1.toml")
+    (table,) = tables_of(ScenarioFile(file.path, {**file.run, **change}, file.sweep, file.expect), runs)
+    failures = [failure for cell in table.cells for failure in cell.failures]
+    assert message in failures
+    assert sum(", counted" in failure for failure in failures) == sum(", formula" in failure for failure in failures)
+
+
+def test_training_counts_are_counts_of_training(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes alone are not asked."""
+
+    def refuse(config: RunConfig) -> None:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr("zerosim.expect.asked.plan", refuse)
+    first = read_expectations(read("training.toml"))[0]
+    assert first.counted_on == "training"
+    assert judge(first, Runs()).passed
+
+
+# ---------------------------------------------------------------------------------------------- figures
+
+
+@given(st.fractions(0, 20_000, max_denominator=10**6), st.integers(0, 3))
+def test_rounding_is_that_of_decimals(value: Fraction, decimals: int) -> None:
+    digits = "0." + "0" * decimals if decimals else "0"
+    exact, step = Decimal(value.numerator) / Decimal(value.denominator), Decimal(1).scaleb(-decimals)
+    if Fraction(exact) == value:
+        assert printed_like(value, digits, "half-up") == str(exact.quantize(step, ROUND_HALF_UP))
+        assert printed_like(value, digits, "truncate") == str(exact.quantize(step, ROUND_DOWN))
+    assert printed_like(value, digits, "truncate-from-100") == formulas.printed(value, digits)
+
+
+def test_rounding_at_its_edges() -> None:
+    assert printed_like(Fraction("0.125"), "0.12", "half-up") == "0.13"
+    assert printed_like(Fraction("0.9996"), "0.12", "half-up") == "1.00"
+    assert printed_like(Fraction("513.5"), "513", "truncate-from-100") == "513"
+    assert printed_like(Fraction("99.5"), "99", "truncate-from-100") == "100"
+    assert printed_like(Fraction(85), "80", "tens") == "90"
+    assert printed_like(Fraction(1, 3), "0.333", "exact") != "0.333"
+    assert printed_like(Fraction("0.50"), "0.5", "exact") == "0.5"
+
+
+def test_figures_are_read_as_they_are_printed() -> None:
+    bold = parse_figure("**31.4**", "bytes", "GB")
+    assert bold is not None
+    assert (bold.text, bold.digits, bold.unit, bold.scale, bold.is_bold) == ("31.4", "31.4", "GB", 10**9, True)
+    own = parse_figure("0.5T", "count", "B")
+    assert own is not None
+    assert own.measured(Fraction(512 * 10**9)) == Fraction("0.512")
+    commas = parse_figure("1,557,611,200", "count", "")
+    assert commas is not None
+    assert commas.value == 1_557_611_200
+    assert parse_figure("-", "bytes", "GB") is None
+
+
+# -------------------------------------------------------------------------------------------- the command
+
+RUN = 'model = "flat"\nparams = 1000\nunits = 1\nranks = 4\n'
+SWEEP = "[sweep]\nstage = [0, 3]\n"
+GOOD = 'source = "s"\nquantity = "model_states_bytes"\nunit = "KB"\nrounding = "exact"\nprinted = ["16", "4"]\n'
+
+
+def scenario(tmp_path: Path, expect: str = GOOD, run: str = RUN, sweep: str = SWEEP) -> str:
+    path = tmp_path / "own.toml"
+    path.write_text(f"{run}{sweep}[expect]\n{expect}")
+    return str(path)
+
+
+def replaced(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def test_a_file_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", scenario(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "2 printed figures in 1 scenario: 2 compared with a count, 0 with a formula. All agree." in said
+    assert "Count (on shapes alone)" in said
+    assert "Formula" not in said
+
+
+def test_a_wrong_figure_ends_with_1_and_names_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = scenario(tmp_path, replaced('"4"', '"4.1"'))
+    for words in ([path], [path, str(FOLDER / "figure1.toml")], [str(tmp_path)]):
+        assert main(["check", *words]) == 1
+        said = capsys.readouterr().out
+        expected = f"{path}: stage=3: printed 4.1 KB, counted 4 KB, difference -0.1 KB (exact gives 4)"
+        assert expected in said.splitlines()[-3]
+        assert "1 does not agree." in said
+
+
+def test_several_files_and_folders_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    one = str(FOLDER / "figure1.toml")
+    assert main(["check", one, str(FOLDER / "trillion.toml"), one]) == 0
+    said = capsys.readouterr().out
+    assert said.count("figure1.toml") == 1
+    assert "6 printed figures in 2 scenarios" in said
+
+
+def test_a_folder_says_what_it_does_not_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario(tmp_path)
+    (tmp_path / "plain.toml").write_text(RUN)
+    assert main(["check", str(tmp_path)]) == 0
+    assert f"Not checked, for they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
+
+
+def test_json_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main(["check", str(FOLDER / "table1.toml"), "--json", str(out)]) == 0
+    capsys.readouterr()
+    values = json.loads(out.read_text())
+    assert (values["schema"], values["passed"]) == (1, True)
+    (table,) = values["scenarios"][0]["tables"]
+    assert len(table["cells"]) == 54
+    cell = next(c for c in table["cells"] if c["at"] == {"ranks": "64", "params": "7.5B", "stage": "2"})
+    assert cell["printed"] == "16.6"
+    assert cell["counted"] == cell["formula"] == 16_640_625_000  # 2 * 7.5e9 + 14 * 7.5e9 / 64
+    assert cell["difference"] == pytest.approx(0.040625)
+    assert main(["check", str(FOLDER / "table1.toml"), "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == values
+    assert "All agree." in printed.err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", FILES)
+def test_every_table_fits_its_width(
+    name: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "training.toml" and width != 80:
+        pytest.skip("one width is enough of what takes seconds")
+    monkeypatch.setenv("COLUMNS", str(width))
+    main(["check", str(FOLDER / name)])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width
+    assert "…" not in said  # nothing is cut off
+    assert re.search("^(Count|Formula)", said, re.MULTILINE)
+
+
+# ------------------------------------------------------------------------------------------- broken files
+
+BAD_EXPECT = [
+    (replaced('source = "s"\n', ""), "source is missing: name the paper"),
+    (replaced('source = "s"', 'source = " "'), "source ' ': expected text"),
+    (replaced('rounding = "exact"\n', ""), "rounding is missing: one of half-up"),
+    (replaced('"exact"', '"half-down"'), "rounding 'half-down' is not known; did you mean 'half-up'?"),
+    (replaced("quantity =", "quantitie ="), "unknown key 'quantitie'; did you mean 'quantity'?"),
+    (replaced('"model_states_bytes"', '"model_state_bytes"'), "did you mean 'model_states_bytes'?"),
+    (replaced('quantity = "model_states_bytes"\n', ""), "quantity or formula is missing"),
+    (replaced('unit = "KB"\n', ""), "printed at stage=0: '16': its unit is missing; expected one of B, KB"),
+    (replaced('"KB"', '"kB"'), "its unit is kB; expected one of B, KB"),
+    (replaced('["16", "4"]', '["16"]'), "printed has 1 rows, expected 2: one for each stage"),
+    (replaced('["16", "4"]', '["16", "4", "1"]'), "printed has 3 rows, expected 2"),
+    (replaced('["16", "4"]', '["-", "-"]'), "printed holds no figure: nothing could fail"),
+    (replaced('"16"', "16"), "printed at stage=0: 16: expected a string, with the digits that are printed"),
+    (replaced('"16"', '"about 16"'), "'about 16' is no printed figure"),
+    (replaced('"16"', '"**16"'), "'**16' is no printed figure"),
+    (replaced('"16"', '"**16**"'), "bold is missing: **figures** need a rule"),
+    (GOOD + 'bold = { smallest = "stage" }\n', "expected { smallest = one of stage, at_most"),
+    (GOOD + 'bold = { smallest = "ranks", at_most = "1GB" }\n', "expected { smallest = one of stage, at_most"),
+    (GOOD + 'instead = ["17", "-"]\n', "note is missing: say why"),
+    (GOOD + 'beside = "peak_bytes"\n', "beside and why go together"),
+    (GOOD + 'beside = "parameters"\nwhy = "w"\n', "are not of one dimension"),
+    (GOOD + 'memory = "32GB"\n', "memory '32GB': nothing here takes it; leave it out"),
+    (GOOD + 'at = "end_of_backwards"\n', "did you mean 'end_of_backward'?"),
+    (GOOD + 'counted_on = "cuda"\n', "counted_on 'cuda' is not known; expected one of shapes, training"),
+    (GOOD + "with = { rank = 2 }\n", "unknown key 'rank'; did you mean 'ranks'?"),
+    (GOOD + "sweep = { stages = [1] }\n", "sweep: unknown field 'stages'; did you mean 'stage'?"),
+    (GOOD + "sweep = { stage = [1, 1] }\n", "sweep: stage holds 1 twice"),
+    (GOOD + "sweep = { stage = [0, 4] }\n", "at stage=4: stage 4: expected at least 0"),
+    (GOOD + "sweep = { mp = [1, 2] }\n", "sweep: mp says nothing about quantity 'model_states_bytes'"),
+    (GOOD + "with = { stage = 1 }\n", "sweep: stage has a value of its own too"),
+    (replaced('"exact"', '"multiples-of-first-row"'), "the first axis of [sweep] must be mp"),
+    (replaced('"model_states_bytes"', '"largest_model"'), "memory is missing: largest_model needs it"),
+]
+
+
+@pytest.mark.parametrize(("expect", "message"), BAD_EXPECT, ids=[message for _, message in BAD_EXPECT])
+def test_a_broken_table_is_one_line_with_its_file(
+    expect: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = scenario(tmp_path, expect)
+    assert main(["check", path]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith(f"zerosim: error: scenario {path}: expect: ")
+    assert message in printed.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ranks = = 2\n", "is not valid TOML"),
+        (f"{RUN}[expects]\n{GOOD}", "unknown table [expects]; did you mean [expect]?"),
+        (f"{RUN}[sweeps]\nstage = [0]\n[expect]\n{GOOD}", "unknown table [sweeps]; did you mean [sweep]?"),
+        (f"{RUN}sweep = 3\n", "sweep 3: expected a table, [sweep]"),
+        (f"{RUN}expect = 3\n", "expect 3: expected a table, [expect], or several"),
+        (f"{RUN}{SWEEP}[[expect]]\n{GOOD}[[expect]]\n{GOOD}", "each of several [[expect]] needs a title of its own"),
+        (RUN, "there is no [expect] in it, so nothing to check"),
+        (f"rank = 2\n{SWEEP}[expect]\n{GOOD}", "unknown key 'rank'; did you mean 'ranks'?"),
+    ],
+)
+def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    assert main(["check", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert str(path) in printed.err
+    assert message in printed.err
+
+
+def test_nothing_to_check_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path)]) == 2
+    assert "holds no scenario" in capsys.readouterr().err
+    (tmp_path / "plain.toml").write_text(RUN)
+    assert main(["check", str(tmp_path)]) == 2
+    assert "nothing to check" in capsys.readouterr().err
+    assert main(["check", str(tmp_path / "missing.toml")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_every_file_is_read_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: RunConfig) -> None:
+        raise AssertionError("a run was made")
+
+    monkeypatch.setattr("zerosim.expect.asked.plan", refuse)
+    broken = scenario(tmp_path, replaced('source = "s"\n', ""))
+    assert main(["check", str(FOLDER / "figure1.toml"), broken]) == 2
+
+
+def test_what_is_found_while_counting_names_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expect = 'source = "s"\nquantity = "sent_over_psi"\nrounding = "exact"\nprinted = ["2Ψ", "2Ψ"]\n'
+    path = scenario(tmp_path, expect, RUN.replace("ranks = 4\n", ""), "[sweep]\nranks = [2, 1]\n")
+    assert main(["check", path]) == 2
+    assert f"scenario {path}: expect ranks=1: ranks 1: one rank sends nothing" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------- files as runs
+
+
+@pytest.mark.parametrize("name", [*FILES, "first.toml"])
+def test_the_run_of_every_file_is_a_run(name: str) -> None:
+    values = read_scenario(str(FOLDER / name))
+    assert not {"expect", "sweep"} & set(values)
+    RunConfig.from_dict(values)
+
+
+def test_a_file_with_expectations_still_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = scenario(tmp_path)
+    assert main(["run", path, "--steps", "1", "--quiet"]) == 0
+    with pytest.raises(InputError, match="source is missing"):
+        read_expectations(read_scenario_file(scenario(tmp_path, "")))
+    assert main(["run", path, "--steps", "1", "--quiet"]) == 0  # what is expected is not read by a run
+
+
+def test_first_is_the_default_run() -> None:
+    assert RunConfig.from_dict(read_scenario(str(FOLDER / "first.toml"))) == RunConfig(steps=60)

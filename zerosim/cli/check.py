@@ -1,0 +1,81 @@
+"""`zerosim check`: scenarios' printed figures against what is counted and what formulas say.
+
+    0 all agree    1 a figure does not    2 a file is broken
+
+Every file is read and validated before anything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from zerosim.cli.outputs import Output
+from zerosim.cli.parser import Parser
+from zerosim.errors import InputError
+
+DIFFERS = 1
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "paths", metavar="FILE.toml|FOLDER", nargs="+", help="scenarios with [expect], or folders of them"
+    )
+    parser.add_argument("--verbose", "-v", action="store_true", help="every figure, also where there are several files")
+    parser.add_argument("--json", metavar="OUT.json", help="every figure and verdict; - for stdout")
+
+
+def main(args: argparse.Namespace) -> int:
+    figures = None
+    if args.json is not None and args.json != "-":
+        figures = Output("--json", args.json)
+        figures.check()
+    from zerosim.cli.run import human_stream, json_text, write_json
+    from zerosim.expect import judge, read_expectations
+    from zerosim.expect.asked import Runs
+    from zerosim.report.check import CheckedFile, CheckReport
+    from zerosim.report.look import emit
+    from zerosim.scenario.files import read_scenario_file
+
+    named, found = scenario_paths(args.paths)
+    files = [read_scenario_file(path) for path in found]
+    expectations = {file.path: read_expectations(file) for file in files}
+    skipped = [path for path, tables in expectations.items() if not tables]
+    if bare := next((path for path in skipped if path in named), None):
+        raise InputError(f"scenario {bare}: there is no [expect] in it, so nothing to check: see zerosim run {bare}")
+    if len(skipped) == len(files):
+        raise InputError(f"no [expect] in any scenario of {', '.join(args.paths)}: nothing to check")
+
+    runs = Runs()
+    checked = [
+        CheckedFile(path, tuple(judge(table, runs) for table in tables))
+        for path, tables in expectations.items()
+        if tables
+    ]
+    report = CheckReport(checked, skipped, in_full=args.verbose or len(found) == 1)
+    if figures is not None:
+        figures.write(lambda file: write_json(file, report.to_dict()))
+    elif args.json is not None:
+        sys.stdout.write(json_text(report.to_dict()))
+    emit(report, human_stream(args))
+    return 0 if report.passed else DIFFERS
+
+
+def scenario_paths(words: list[str]) -> tuple[set[str], list[str]]:
+    """The files that were named one by one, and all files: folders give their *.toml in order, each file once.
+
+    Raises: InputError for a folder without any.
+    """
+    named, found = set(), []
+    for word in words:
+        folder = Path(word)
+        if not folder.is_dir():
+            named.add(word)
+            found.append(word)
+            continue
+        inside = sorted(str(path) for path in folder.glob("*.toml"))
+        if not inside:
+            raise InputError(f"{word} holds no scenario: expected files ending in .toml")
+        found += inside
+    return named, list(dict.fromkeys(found))

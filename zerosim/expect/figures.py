@@ -1,0 +1,108 @@
+"""Figures as a source prints them: digits, unit, bold type, and the rules by which they were rounded.
+
+Owns the text of one cell and what an exact number becomes when it is printed like it. GB is 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from zerosim.errors import InputError
+
+UNITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "bytes": {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30},
+        "count": {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12},
+        "volume": {"Ψ": 1},
+    }
+)
+"""How large the units of a dimension are. A count may stand without one."""
+
+ROUNDINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "half-up": "half up at the last printed digit",
+        "tens": "half up to tens",
+        "truncate": "cut off after the last printed digit",
+        "truncate-from-100": "half up below 100, cut off from 100 on (ZeRO paper, Table 1)",
+        "multiples-of-first-row": "mp times the first row as printed, half up (ZeRO paper, Table 2)",
+        "exact": "none, the numbers are equal",
+    }
+)
+
+NOT_PRINTED = "-"
+_CELL = re.compile(r"(\*\*)?([0-9][0-9,]*(?:\.[0-9]+)?) ?([A-Za-zΨ]*)(\*\*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One printed number: `text` as the source has it, `digits` without commas, in a unit of `scale`."""
+
+    text: str
+    digits: str
+    unit: str
+    scale: int
+    is_bold: bool
+
+    @property
+    def value(self) -> Fraction:
+        """In its unit."""
+        return Fraction(self.digits)
+
+    def measured(self, exact: Fraction) -> Fraction:
+        """Bytes or a count in this figure's unit."""
+        return exact / self.scale
+
+
+def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
+    """'31.4', '**31.4**' in bold, '0.5T' with a unit of its own, '1,557,611,200'; None for '-', not printed.
+
+    Raises: InputError for a number instead of a string (its digits would be lost), and anything else.
+    """
+    if not isinstance(text, str):
+        raise InputError(f'{text!r}: expected a string, with the digits that are printed, like "31.4"')
+    if text == NOT_PRINTED:
+        return None
+    match = _CELL.fullmatch(text)
+    if match is None or bool(match[1]) != bool(match[4]):
+        raise InputError(f'{text!r} is no printed figure: write "31.4", "**31.4**" for bold, "0.5T", or "-" for none')
+    scales = UNITS[dimension]
+    used = match[3] or unit
+    if used not in scales:
+        known = ", ".join(name for name in scales if name)
+        raise InputError(f"{text!r}: its unit is {used or 'missing'}; expected one of {known}")
+    return Figure(text.strip("*"), match[2].replace(",", ""), used, scales[used], bool(match[1]))
+
+
+def printed_like(value: Fraction, digits: str, rounding: str) -> str:
+    """An exact number with as many decimals as `digits`, by a rule of `ROUNDINGS` ('exact' rounds nothing)."""
+    if rounding == "exact":
+        return digits if value == Fraction(digits) else show(value)
+    if rounding == "tens":
+        return str(10 * math.floor(value / 10 + Fraction(1, 2)))
+    decimals = len(digits.partition(".")[2])
+    cut = rounding == "truncate" or (rounding == "truncate-from-100" and value >= 100)
+    scaled = value * 10**decimals
+    units = math.floor(scaled) if cut else math.floor(scaled + Fraction(1, 2))
+    whole, part = divmod(units, 10**decimals)
+    return f"{whole}.{part:0{decimals}d}" if decimals else str(whole)
+
+
+def show(value: Fraction) -> str:
+    """A number in its unit: whole ones in full, others with six decimals, or four digits below 1."""
+    if value.denominator == 1:
+        return f"{int(value):,}"
+    if abs(value) < 1:
+        return f"{float(value):.4g}"
+    return f"{float(value):,.6f}".rstrip("0").rstrip(".")
+
+
+def show_difference(value: Fraction) -> str:
+    """Signed, four digits; a whole number in full, and 0 where nothing differs."""
+    if not value:
+        return "0"
+    return f"{int(value):+,}" if value.denominator == 1 else f"{float(value):+.4g}"
