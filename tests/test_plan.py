@@ -137,15 +137,17 @@ def test_a_plan_fits_into_any_width(
     monkeypatch.setenv("COLUMNS", width)
     main(["plan", "--model", "1t", "--ranks", "1024", "--recompute", "full", "--gpu", "v100-32"])
     main(["fit", "--model", "gpt2", "--gpu", "v100-32"])
-    main(["zoo"])
+    main(["zoo", "gpus"])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= int(width)
     assert not any("…" in line for line in lines)
 
 
-def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["zoo", "models"]) == 0
+def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["zoo"]) == 0
     out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 60
     assert all(name in out for name in model_names())
     assert "1,557,611,200" in out
 
@@ -188,6 +190,18 @@ def test_fit_refuses_what_it_cannot_search(capsys: pytest.CaptureFixture[str]) -
     ):
         assert main(["fit", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["gpt3-175b", "1t"])
+def test_a_plan_takes_little_memory_of_this_machine(model: str) -> None:
+    code = (
+        "import resource; from zerosim.cli.main import main;"
+        f"main(['plan', '--model', '{model}', '--ranks', '1024', '--recompute', 'full']);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    kilobytes = int(done.stdout.splitlines()[-1]) // (1024 if sys.platform == "darwin" else 1)
+    assert kilobytes < 250_000
 
 
 def test_a_plan_imports_no_picture_and_little_else() -> None:

@@ -41,6 +41,31 @@ def test_compare_shows_what_the_readme_shows(capsys: pytest.CaptureFixture[str])
             assert line in lines
 
 
+def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "zerosim plan --model 1t --stage 3 --ranks 1024 --recompute full --gpu v100-32"
+    assert main(command.split()[1:]) == 3  # it does not fit
+    lines = capsys.readouterr().out.splitlines()
+    assert len(shown(command)) > 10
+    for line in shown(command):
+        assert line in lines
+
+
+def test_the_picture_is_that_of_the_command_below_it(tmp_path: Path) -> None:
+    """Both themes, text by text: the letters are drawn as text, so that other versions of matplotlib agree."""
+    command = re.search(r"^zerosim (plot memory .*) -o figure1.svg$", README, re.MULTILINE)
+    assert command is not None
+    for theme, name in (("light", "figure1.svg"), ("dark", "figure1-dark.svg")):
+        drawn = tmp_path / name
+        assert main([*command[1].split(), "--theme", theme, "-o", str(drawn)]) == 0
+        assert f"scenarios/{name}" in README
+        assert texts(drawn) == texts(ROOT / "scenarios" / name)
+        assert {"120 GB", "31.4 GB", "16.6 GB", "1.88 GB"} <= set(texts(drawn))
+
+
+def texts(svg: Path) -> list[str]:
+    return re.findall(r"<!-- (.*?) -->", svg.read_text()) or re.findall(r">([^<>]+)</text>", svg.read_text())
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
@@ -49,7 +74,8 @@ def test_links_lead_somewhere() -> None:
 def test_every_command_is_one_that_zerosim_knows(capsys: pytest.CaptureFixture[str]) -> None:
     for line in re.findall(r"^zerosim .*$", README, re.MULTILINE):
         words = line.split("#")[0].split()
-        assert main([words[1], "--help"]) == 0
+        verb = words[1:3] if words[1] == "plot" else words[1:2]
+        assert main([*verb, "--help"]) == 0
         known = capsys.readouterr().out
         assert all(flag in known for flag in words if flag.startswith("--")), line
 

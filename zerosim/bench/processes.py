@@ -89,6 +89,20 @@ def start_up() -> dict[str, Processes]:
     }
 
 
+def plans(model: str) -> dict[str, Processes]:
+    """A plan of stage 3 with full recompute on many and on few ranks, and Python itself."""
+
+    def planned(ranks: int) -> Processes:
+        flags = ["--model", model, "--stage", "3", "--ranks", str(ranks), "--recompute", "full"]
+        return Processes([[sys.executable, "-m", "zerosim", "plan", *flags]], START_UP_LIMIT_S, {})
+
+    return {
+        "1,024 ranks": planned(1024),
+        "8 ranks": planned(8),
+        "python -c pass": Processes([[sys.executable, "-c", "pass"]], START_UP_LIMIT_S, {}),
+    }
+
+
 def start_to_finish(config: RunConfig, weights: dict[str, Any], tokens: Any, folder: Path) -> dict[str, Processes]:
     """The same training by `zerosim run` and by FSDP2: same weights, tokens (steps, rows, seq + 1), Adam, ranks."""
     np.savez(folder / "weights.npz", **weights)

@@ -41,7 +41,10 @@ GOALS = {
     "fp16": 2.0,
     "recording": 1.03,
     "start-up": 0.15,
+    "plan": 1.5,
+    "ranks": 1.1,
 }
+PLANS = ("gpt3-175b", "1t")
 FSDP_GOALS = {"0.8M": 0.2, "10.7M": 0.5}
 FSDP_STEPS = 20
 SAME_LOSS = 1e-3
@@ -79,6 +82,7 @@ def measure(
 ) -> Iterator[Figure]:
     """Every figure of every model, as they are had."""
     yield from start_up(efforts.start_up, say)
+    yield from plans(efforts.start_up, say)
     with one_thread():
         for model, config in models.items():
             yield from single_rank(model, config, efforts.single, say)
@@ -105,6 +109,19 @@ def start_up(effort: Effort, say: Say) -> Iterator[Figure]:
         yield Figure("", name, None, "s", GOALS["start-up"], note=str(error))
     else:
         yield difference("", name, measured, "zerosim --help", "python -c pass", GOALS["start-up"])
+
+
+def plans(effort: Effort, say: Say) -> Iterator[Figure]:
+    """`zerosim plan` from a cold start, less Python's own; and what a thousand ranks cost over eight."""
+    for model in PLANS:
+        name, goal = f"zerosim plan, {model} on 1,024 ranks, over bare Python", GOALS["plan"]
+        try:
+            measured = interleave(processes.plans(model), effort, say, f"plan of {model}")
+        except processes.ProcessFailed as error:
+            yield Figure("", name, None, "s", goal, note=str(error))
+            return
+        yield difference("", name, measured, "1,024 ranks", "python -c pass", goal)
+    yield ratio("", "zerosim plan, 1,024 ranks / 8 ranks", measured, "1,024 ranks", "8 ranks", GOALS["ranks"])
 
 
 def single_rank(model: str, config: RunConfig, effort: Effort, say: Say) -> Iterator[Figure]:

@@ -30,12 +30,14 @@ def cheapest_fit(config: RunConfig, capacity: int, trial: Trial) -> str | None:
 def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
-    A higher stage (nothing but traffic), running the attention core again, a smaller micro-batch with
+    A higher stage (nothing but traffic), another attention kernel, running the attention core again, a smaller micro-batch with
     more accumulation (the same global batch, thinner matrices), running whole blocks again (a third
     more arithmetic), all of them, more ranks (more devices).
     """
     for stage in range(config.stage + 1, 4):
         yield config.replace(stage=stage), f"--stage {stage}"
+    if config.attention == "eager" and config.family in ("gpt", "llama"):
+        yield config.replace(attention="flash"), "--attention flash"
     for recompute in _more_recompute(config, "selective"):
         yield config.replace(recompute=recompute), f"--recompute {recompute}"
     yield from _smaller(config)
