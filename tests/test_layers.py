@@ -24,6 +24,7 @@ LAYERS = [
     {"engine", "runtime", "data", "build"},
     {"ledger", "planner", "result"},
     {"experiment", "shapes", "report", "bench", "expect"},
+    {"stepper", "grading", "lessons"},
     {"cli", "__init__", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -48,6 +49,9 @@ NUMPY_ROOMS = {
     "engine",
     "finite_differences",
     "tensor",
+    "lessons",
+    "stepper",
+    "grading",
     "bench",
     "cli",
     "report",

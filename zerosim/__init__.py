@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zerosim.runtime import launch as launch
     from zerosim.scenario import RunConfig as RunConfig
     from zerosim.shapes import plan as plan
+    from zerosim.stepper import debug as debug
     from zerosim.tensor import Tensor as Tensor
     from zerosim.tensor import cpu as cpu
 
@@ -50,6 +51,7 @@ _HOMES = {
     "World": "runtime",
     "ZerosimError": "errors",
     "cpu": "tensor",
+    "debug": "stepper",
     "gradcheck": "finite_differences",
     "launch": "runtime",
     "plan": "shapes",

@@ -71,15 +71,21 @@ def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0
     return build_gpt(gpt, device, stored, grads, keys, policy)
 
 
-def place_model(
-    ctx: Context, config: RunConfig, updater: Updater, write: Callable[[Flat], None]
+MakeStrategy = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
+
+
+def build_rank(
+    ctx: Context, config: RunConfig, updater: Updater, make_strategy: MakeStrategy | None = None
 ) -> tuple[Model, Strategy]:
-    """One rank's model with its weights written and its optimizer state placed, and the strategy that did it."""
+    """One rank's model, and the strategy that will place it; nothing takes memory yet."""
     model = build_model(config, ctx.device, first_micro_batch=ctx.rank * config.accumulate)
-    strategy = build_strategy(config, model, ctx.comm, ctx.device, updater)
+    return model, (make_strategy or build_strategy)(config, model, ctx.comm, ctx.device, updater)
+
+
+def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat], None]) -> None:
+    """Take memory for the weights and the optimizer's state, and write the weights."""
     strategy.place(model.flats, write)
     ctx.device.mark("after_init")
-    return model, strategy
 
 
 def build_updater(config: RunConfig, steps: int) -> Updater:

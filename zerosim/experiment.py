@@ -6,14 +6,14 @@ on the host, as a sharded checkpoint is consolidated: that is no traffic of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from zerosim import data, engine
-from zerosim.build import build_model, build_updater, place_model
+from zerosim.build import MakeStrategy, build_model, build_rank, build_updater, place_rank
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
@@ -45,11 +45,25 @@ class _Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _RankOutcome:
+class RankOutcome:
+    """What one rank's program returns; `pieces` are its own slices by flat: where they start, and host values."""
+
     losses: list[float]
     steps: list[StepReport]
     pieces: dict[str, tuple[int, Any]]
     sample: bytes | None
+
+
+class Books:
+    """The ledgers of one run: memory and traffic of every rank, activations of rank 0 (every rank saves the same)."""
+
+    def __init__(self, ranks: int) -> None:
+        self.memory = [MemoryLedger() for _ in range(ranks)]
+        self.traffic = [CommLedger() for _ in range(ranks)]
+        self.activations = ActivationLedger()
+
+    def readers(self, rank: int) -> tuple[Reader, ...]:
+        return (self.memory[rank], self.traffic[rank], *([self.activations] if rank == 0 else []))
 
 
 def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:
@@ -60,35 +74,33 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     Raises: InputError (bad input, before any rank starts), OutOfMemory (with the cheapest change
     that fits, found by trying), RankFailed.
     """
-    layout = build_model(config, Device(0, make_backend("numpy")))
-    inputs = _read_inputs(config, layout)
-    _check_capacity(config, layout)
-    try:
-        return _run(config, layout, inputs, progress, keep_events)
-    except OutOfMemory as error:
-        assert config.capacity is not None
-        error.advice = cheapest_fit(config.replace(capacity=None, steps=1), config.capacity, peak_of)
-        raise
-
-
-def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress | None, keep_events: bool) -> RunResult:
-    memory = [MemoryLedger() for _ in range(config.ranks)]
-    traffic = [CommLedger() for _ in range(config.ranks)]
-    activations = ActivationLedger()  # of rank 0: every rank saves the same
+    experiment = Experiment(config)
+    books = Books(config.ranks)
     histories: list[list[Event]] = [[] for _ in range(config.ranks)]
 
-    def program(ctx: Context) -> _RankOutcome:
+    def program(ctx: Context) -> RankOutcome:
         try:
-            return _train_rank(ctx, config, inputs, progress)
+            return experiment.train_rank(ctx, progress=progress)
         except OutOfMemory as error:
             ctx.device.recorder.drain()
-            refusal = memory[ctx.rank].refusal
+            refusal = books.memory[ctx.rank].refusal
             error.live = dict(refusal.by_kind) if refusal else {}
             raise
         finally:
             histories[ctx.rank] = ctx.device.recorder.history
 
-    world = World(
+    try:
+        outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
+    except OutOfMemory as error:
+        assert config.capacity is not None
+        error.advice = cheapest_fit(config.replace(capacity=None, steps=1), config.capacity, peak_of)
+        raise
+    return experiment.result(outcomes, books, histories if keep_events else [])
+
+
+def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
+    """The world that a run asks for."""
+    return World(
         ranks=config.ranks,
         parallel=config.parallel,
         collective=config.collective,
@@ -97,45 +109,69 @@ def _run(config: RunConfig, layout: Model, inputs: _Inputs, progress: Progress |
         keep_events=keep_events,
     )
 
-    def readers(rank: int) -> tuple[Reader, ...]:
-        return (memory[rank], traffic[rank], *([activations] if rank == 0 else []))
 
-    outcomes = launch(program, world, readers)
-    return RunResult(
-        config=config,
-        num_parameters=layout.num_parameters,
-        units=unit_infos(config, layout),
-        tied_numel=layout.tied_numel,
-        losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
-        steps=outcomes[0].steps,
-        memory=[RankMemory(dict(ledger.marks), ledger.peak) for ledger in memory],
-        traffic=[ledger.rows() for ledger in traffic],
-        weights=_assemble(layout, [outcome.pieces for outcome in outcomes]),
-        sample=outcomes[0].sample,
-        live_bytes_after=[ledger.live_bytes for ledger in memory],
-        events=histories if keep_events else [],
-        stands_for=list(range(config.ranks)),
-        saved=activations.saved(),
-        saved_again=activations.saved_again(),
-    )
+class Experiment:
+    """One run, its inputs read and checked: the program of each rank, and the result of what they return.
 
+    `make_strategy` takes the place of the strategy that the configuration's stage names.
+    """
 
-def _train_rank(ctx: Context, config: RunConfig, inputs: _Inputs, progress: Progress | None) -> _RankOutcome:
-    """The program of one rank: the same on all of them."""
-    device = ctx.device
-    updater = build_updater(config, inputs.steps)
-    model, strategy = place_model(ctx, config, updater, _writer(config, inputs.weights))
+    def __init__(self, config: RunConfig, make_strategy: MakeStrategy | None = None) -> None:
+        self.config = config
+        self.make_strategy = make_strategy
+        self.layout = build_model(config, Device(0, make_backend("numpy")))
+        self._inputs = _read_inputs(config, self.layout)
+        _check_capacity(config, self.layout)
 
-    losses: list[float] = []
-    for micro_losses in engine.train(model, _batches(ctx, config, inputs), strategy, device):
-        losses.append(sum(micro_losses) / len(micro_losses))
-        if progress is not None:
-            progress(ctx.rank, len(losses) - 1, losses[-1])
-    with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
-        sample = None if config.sample is None else _sample(config, model, strategy, device)
-    to_host = device.backend.to_host
-    pieces = {flat.name: (flat.own.start, to_host(flat.weights().array)) for flat in model.flats}
-    return _RankOutcome(losses, updater.reports, pieces, sample)
+    @property
+    def steps(self) -> int:
+        return self._inputs.steps
+
+    def train_rank(
+        self,
+        ctx: Context,
+        *,
+        progress: Progress | None = None,
+        opened: Callable[[Context, Model, Strategy], None] | None = None,
+    ) -> RankOutcome:
+        """The program of one rank: the same on all of them. `opened` is shown the parts before they are placed."""
+        config, device = self.config, ctx.device
+        updater = build_updater(config, self.steps)
+        model, strategy = build_rank(ctx, config, updater, self.make_strategy)
+        if opened is not None:
+            opened(ctx, model, strategy)
+        place_rank(ctx, model, strategy, _writer(config, self._inputs.weights))
+
+        losses: list[float] = []
+        for micro_losses in engine.train(model, _batches(ctx, config, self._inputs), strategy, device):
+            losses.append(sum(micro_losses) / len(micro_losses))
+            if progress is not None:
+                progress(ctx.rank, len(losses) - 1, losses[-1])
+        with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
+            sample = None if config.sample is None else _sample(config, model, strategy, device)
+        to_host = device.backend.to_host
+        pieces = {flat.name: (flat.own.start, to_host(flat.weights().array)) for flat in model.flats}
+        return RankOutcome(losses, updater.reports, pieces, sample)
+
+    def result(self, outcomes: Sequence[RankOutcome], books: Books, histories: list[list[Event]]) -> RunResult:
+        """What the ranks returned and their ledgers counted, as one."""
+        return RunResult(
+            config=self.config,
+            num_parameters=self.layout.num_parameters,
+            units=unit_infos(self.config, self.layout),
+            tied_numel=self.layout.tied_numel,
+            losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
+            steps=outcomes[0].steps,
+            memory=[RankMemory(dict(ledger.marks), ledger.peak) for ledger in books.memory],
+            traffic=[ledger.rows() for ledger in books.traffic],
+            weights=_assemble(self.layout, [outcome.pieces for outcome in outcomes]),
+            sample=outcomes[0].sample,
+            live_bytes_after=[ledger.live_bytes for ledger in books.memory],
+            events=histories,
+            stands_for=list(range(self.config.ranks)),
+            saved=books.activations.saved(),
+            saved_again=books.activations.saved_again(),
+        )
 
 
 def _read_inputs(config: RunConfig, layout: Model) -> _Inputs:

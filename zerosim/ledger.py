@@ -52,6 +52,11 @@ class MemoryLedger:
         return self._total
 
     @property
+    def live(self) -> Mapping[int, Alloc]:
+        """The allocs of what is live, by id, oldest first (under its present kind)."""
+        return self._live
+
+    @property
     def peak(self) -> Snapshot:
         """The first moment at which the most bytes were live."""
         return self._peak

@@ -113,9 +113,8 @@ def launch(
     """
     devices = _devices(world, readers)
     transport = ThreadTransport(devices, world.parallel)
-    group = tuple(range(world.ranks))
-    contexts = [_context(world, device, transport, group) for device in devices]
-    run = _Run(program, transport, contexts)
+    contexts = [make_context(world, device, transport) for device in devices]
+    run = Ranks(program, transport, contexts)
     with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
         return run.results(world.patience_s)
 
@@ -131,7 +130,7 @@ def launch_alone(
     """
     recorder = Recorder(readers, keep=world.keep_events, enabled=world.record)
     device = Device(rank, make_backend("meta"), allocator=Exact(world.capacity), recorder=recorder)
-    context = _context(world, device, FakeTransport(), tuple(range(world.ranks)))
+    context = make_context(world, device, FakeTransport())
     try:
         result = program(context)
     except Exception as error:
@@ -141,7 +140,9 @@ def launch_alone(
     return result, recorder.history
 
 
-def _context(world: World, device: Device, transport: Transport, group: tuple[int, ...]) -> Context:
+def make_context(world: World, device: Device, transport: Transport) -> Context:
+    """What a rank's program is given on its device."""
+    group = tuple(range(world.ranks))
     comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
     return Context(device.rank, world.ranks, device, comm)
 
@@ -166,14 +167,14 @@ def _devices(world: World, readers: Callable[[int], tuple[Reader, ...]] | None) 
     ]
 
 
-class _Run(Generic[T]):
-    """One launch: its threads from start to end."""
+class Ranks(Generic[T]):
+    """One program on every rank, a thread each, from start to end."""
 
     def __init__(self, program: Callable[[Context], T], transport: ThreadTransport, contexts: list[Context]) -> None:
         self._program = program
         self._transport = transport
         self._scheduler = transport.scheduler
-        self._results: list[T | None] = [None] * len(contexts)
+        self.outcomes: list[T | None] = [None] * len(contexts)
         # Daemons: a rank that is stuck in its own code must not keep the process alive.
         self._threads = [
             threading.Thread(target=self._rank, args=(context,), name=f"rank {context.rank}", daemon=True)
@@ -183,23 +184,20 @@ class _Run(Generic[T]):
     def results(self, patience_s: float) -> list[T]:
         """Run to the end, on the caller's thread, which stays interruptible."""
         try:
-            self._start()
+            self.start()
             self._watch(patience_s)
         except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
             self._scheduler.abort(error)
-        deadline = time.monotonic() + GRACE_S
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(None if self._scheduler.failure is None else max(0.0, deadline - time.monotonic()))
+        self.join()
         failure, self._scheduler.failure = self._scheduler.failure, None
         if failure is None:
-            return cast(list[T], self._results)
+            return cast(list[T], self.outcomes)
         try:
             raise failure
         finally:
             del failure  # its traceback holds this frame
 
-    def _start(self) -> None:
+    def start(self) -> None:
         before = threading.stack_size(STACK_BYTES) if len(self._threads) > MANY_RANKS else None
         try:
             for thread in self._threads:
@@ -208,6 +206,13 @@ class _Run(Generic[T]):
             if before is not None:
                 threading.stack_size(before)
         self._scheduler.begin()
+
+    def join(self) -> None:
+        """Wait for every thread; in a failed run not longer than GRACE_S."""
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(None if self._scheduler.failure is None else max(0.0, deadline - time.monotonic()))
 
     def _watch(self, patience_s: float) -> None:
         """Wait for the end; a run in which nothing moves for `patience_s` has a late rank."""
@@ -225,7 +230,7 @@ class _Run(Generic[T]):
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
-            self._results[rank] = self._program(context)
+            self.outcomes[rank] = self._program(context)
             context.device.recorder.drain()
             self._transport.finish(rank)
         except BaseException as error:

@@ -18,7 +18,7 @@ from typing import Any
 
 from zerosim import engine
 from zerosim.backends.kernels import Backend
-from zerosim.build import build_model, build_updater, place_model
+from zerosim.build import build_model, build_rank, build_updater, place_rank
 from zerosim.comm.plan import RangeCut
 from zerosim.device import Device
 from zerosim.dtypes import dtype, int64
@@ -97,7 +97,8 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
 
     def program(ctx: Context) -> Updater:
         updater = _Told(build_updater(config, steps), skipped)
-        model, strategy = place_model(ctx, config, updater, lambda flat: None)
+        model, strategy = build_rank(ctx, config, updater)
+        place_rank(ctx, model, strategy, lambda flat: None)
         for _ in engine.train(model, _batches(config, steps, ctx.device.backend), strategy, ctx.device):
             pass
         return updater

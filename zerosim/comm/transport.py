@@ -122,9 +122,9 @@ class ThreadRound:
 class ThreadTransport:
     """Rounds between threads of one process, one thread per device."""
 
-    def __init__(self, devices: Sequence[Device], permits: int = 1) -> None:
+    def __init__(self, devices: Sequence[Device], permits: int = 1, scheduler: Scheduler | None = None) -> None:
         self.devices = devices
-        self.scheduler = Scheduler(len(devices), permits, devices[0].switch)
+        self.scheduler = scheduler or Scheduler(len(devices), permits, devices[0].switch)
         self._rounds: dict[tuple[bool, tuple[int, ...], int, int], ThreadRound] = {}
         self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
         self._num_joins = 0
@@ -194,6 +194,11 @@ class ThreadTransport:
         if self.scheduler.finish(rank):
             self._deadlock()
 
+    def under_way(self) -> list[ThreadRound]:
+        """The rounds that some ranks have joined and others have not, oldest first."""
+        with self.scheduler.mutex:
+            return list(self._rounds.values())
+
     # -- what goes wrong ------------------------------------------------------------------------
 
     def progress(self) -> int:
@@ -245,9 +250,10 @@ class ThreadTransport:
         )
 
     def _table(self) -> str:
-        return standing.table([self._stand(rank) for rank in range(len(self.devices))])
+        return standing.table([self.stand(rank) for rank in range(len(self.devices))])
 
-    def _stand(self, rank: int) -> str:
+    def stand(self, rank: int) -> str:
+        """Where a rank is and what it waits for, in words."""
         state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
         place = standing.place(device.where)
         if state is State.FINISHED:

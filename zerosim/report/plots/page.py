@@ -31,6 +31,15 @@ _FONT = "DejaVu Sans"  # comes with matplotlib, and has Psi
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
 
 
+class Picture(Figure):
+    """A figure that a notebook shows by itself, without %matplotlib inline."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png", dpi=DPI * 0.6, metadata={"Software": None})
+        return file.getvalue()
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """A figure, its theme, its size in inches, and the size of its body text in points."""
@@ -82,7 +91,7 @@ def open_page(size: tuple[float, float] | None, theme: str, default: tuple[float
     """An empty sheet. Raises: InputError for an unknown theme or a size that nobody could read."""
     found = find_theme(theme)
     width, height = check_size(size or default)
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=found.background)
+    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=found.background)
     FigureCanvasAgg(figure)
     return Page(figure, found, (width, height), min(10.0, max(6.5, 10 * min(width / 7, height / 4))))
 

@@ -1,0 +1,104 @@
+"""Turns handed out by hand: a rank runs from one event to the next and then waits for a controller.
+
+Before each event a rank says what it is about to do (`pause`) and sleeps; the controller, on another
+thread, looks around and lets one rank go on (`grant`), which performs that event and whatever follows
+until its next one. So while the controller looks, every rank stands still between two events.
+
+Owns the hand-over. Which rank goes next is the controller's affair (`stepper/`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from zerosim.comm.scheduler import Scheduler, State
+from zerosim.device import Switch
+from zerosim.errors import Aborted
+from zerosim.record import Event, Free, Reader, Recorder
+
+
+class SteppedScheduler(Scheduler):
+    """A scheduler whose ranks run when they are told to, one at a time.
+
+    `pending` is the event that a paused rank is about to perform. `woken` are ranks that may run but stand
+    at no event yet: at their start, or after a wait; the controller lets them run up to their next one.
+    """
+
+    def __init__(self, ranks: int, switch: Switch) -> None:
+        super().__init__(ranks, 1, switch)
+        self._ready.clear()
+        self.woken = deque(range(ranks))
+        self.pending: list[Event | None] = [None] * ranks
+        self._stopped = threading.Semaphore(0)
+
+    def pause(self, rank: int, event: Event) -> None:
+        """On the rank's thread: stop before `event` until granted.
+
+        Raises: Aborted when the run ends first.
+        """
+        with self.mutex:
+            self.check(rank)
+            self.pending[rank] = event
+            self.states[rank] = State.READY
+            self._num_running -= 1
+            self._free_permits += 1
+        self._stopped.release()
+        self.sleep(rank)
+
+    def grant(self, rank: int) -> None:
+        """On the controller's thread: let a READY rank run, and return when it has stopped again."""
+        with self.mutex:
+            if self.switch.thrown:
+                return
+            assert self.states[rank] is State.READY, f"rank {rank} is {self.states[rank]}"
+            self.states[rank] = State.RUNNING
+            self.pending[rank] = None
+            self._num_running += 1
+            self._free_permits -= 1
+            self._turns[rank].release()
+        self._stopped.acquire()
+
+    def wake(self, ranks: Iterable[int]) -> None:
+        if self.switch.thrown:
+            return
+        for rank in ranks:
+            self.states[rank] = State.READY
+            self.woken.append(rank)
+
+    def abort(self, failure: BaseException) -> None:
+        super().abort(failure)
+        self._stopped.release()
+
+    def _release_permit(self) -> bool:
+        self._num_running -= 1
+        self._free_permits += 1
+        self._stopped.release()
+        return State.READY not in self.states and self._num_unfinished > 0
+
+    def _dispatch(self) -> None:
+        """Nobody runs unless granted."""
+
+
+class SteppedRecorder(Recorder):
+    """A recorder that stops its rank before each event. Readers are fed at once: they are never behind."""
+
+    def __init__(self, rank: int, scheduler: SteppedScheduler, readers: tuple[Reader, ...]) -> None:
+        super().__init__(readers, keep=True)
+        self.rank = rank
+        self.thread = 0  # the rank's own; set by its program
+        self._scheduler = scheduler
+
+    def add(self, event: Event) -> None:
+        if self._scheduler.switch.thrown:
+            return  # the record ends where the run did: what is freed while threads unwind is not part of it
+        if threading.get_ident() == self.thread:
+            try:
+                self._scheduler.pause(self.rank, event)
+            except Aborted:
+                if isinstance(event, Free):
+                    return  # a destructor must not raise; the rank meets the switch at its next kernel
+                raise
+        self.events.append(event)
+        self.drain()

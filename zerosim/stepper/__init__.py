@@ -1,0 +1,19 @@
+"""The stepper: stop a run before any event, look into any rank, go on, or go back.
+
+    with zerosim.debug(zerosim.RunConfig(stage=3, ranks=4)) as world:
+        world.until("all_gather", rank=2)
+        print(world.ranks[2].live())
+
+Owns the order in which ranks are stepped and what can be looked at. The program is that of `experiment.run`.
+"""
+
+from zerosim.stepper.match import Match as Match
+from zerosim.stepper.match import Moment as Moment
+from zerosim.stepper.views import LiveBuffer as LiveBuffer
+from zerosim.stepper.views import OwnedSlice as OwnedSlice
+from zerosim.stepper.views import Ownership as Ownership
+from zerosim.stepper.views import ParameterView as ParameterView
+from zerosim.stepper.views import RankView as RankView
+from zerosim.stepper.views import UnderWay as UnderWay
+from zerosim.stepper.world import DebugWorld as DebugWorld
+from zerosim.stepper.world import debug as debug

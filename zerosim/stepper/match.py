@@ -1,0 +1,138 @@
+"""Which event to stop at: a filter over events, its checks, and events in words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zerosim.backends.kernels import Backend
+from zerosim.device import Kind, Phase
+from zerosim.errors import InputError
+from zerosim.ledger import MARKS
+from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
+
+OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
+FIELDS = ("what", "rank", "phase", "unit", "kind", "step")
+EVENTS = ("alloc", "free", "kernel", "launch", "mark", "message", "refusal", "retag", "save", "wait")
+KERNELS = tuple(sorted(name for name in vars(Backend) if not name.startswith("_") and name != "name"))
+
+
+class Moment(NamedTuple):
+    """One event of one rank: the `number`-th of its record. `text` says it in words."""
+
+    rank: int
+    number: int
+    event: Event
+    text: str
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank}, event {self.number}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What an event must be to be stopped at; None matches all.
+
+    what    an operation (all_gather), a kind of event (alloc, launch, wait), a mark (end_of_backward), a kernel
+    phase   forward, backward, optimizer, init, evaluate
+    kind    of memory, for alloc and retag
+    """
+
+    what: str | None = None
+    rank: int | None = None
+    phase: str | None = None
+    unit: str | None = None
+    kind: str | None = None
+    step: int | None = None
+
+    def matches(self, rank: int, event: Event) -> bool:
+        scope = event.scope
+        return (
+            (self.rank is None or rank == self.rank)
+            and (self.phase is None or scope.phase == self.phase)
+            and (self.unit is None or scope.unit == self.unit)
+            and (self.step is None or scope.step == self.step)
+            and (self.kind is None or getattr(event, "kind", None) == self.kind)
+            and (self.what is None or self.what in names(event))
+        )
+
+    def check(self, ranks: int, units: Collection[str]) -> None:
+        """Raises: InputError for what no event of this world can be, with the nearest that can."""
+        if all(getattr(self, name) is None for name in FIELDS):
+            raise InputError("until what? name an event such as 'all_gather', or a rank, phase, unit, kind or step")
+        if self.rank is not None and not 0 <= self.rank < ranks:
+            raise InputError(f"rank {self.rank}: this world has ranks 0 to {ranks - 1}")
+        known_events = (*OPERATIONS, *EVENTS, *MARKS, *KERNELS)
+        for name, known in (
+            ("what", known_events),
+            ("phase", [phase.value for phase in Phase]),
+            ("unit", [*units, "loss"]),
+            ("kind", [kind.value for kind in Kind]),
+        ):
+            _one_of(name, getattr(self, name), known)
+
+    def __str__(self) -> str:
+        given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+        return ", ".join(str(value) if name == "what" else f"{name} {value}" for name, value in given.items())
+
+
+def _one_of(name: str, value: str | None, known: Iterable[str]) -> None:
+    known = list(known)
+    if value is None or value in known:
+        return
+    near = difflib.get_close_matches(value, known, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(known[:20])}"
+    raise InputError(f"{'event' if name == 'what' else name} {value!r} never comes: {hint}")
+
+
+def names(event: Event) -> tuple[str, ...]:
+    """What an event can be called in `until`."""
+    own = type(event).__name__.lower()
+    if isinstance(event, Launch):
+        return own, event.op
+    if isinstance(event, Kernel | Mark):
+        return own, event.name
+    return (own,)
+
+
+def place(scope: Scope) -> str:
+    """'step 0, forward of h.1'."""
+    where = scope.phase + (f" of {scope.unit}" if scope.unit else "")
+    where += f", micro-batch {scope.slot}" if scope.slot else ""
+    return f"step {scope.step}, {where}" if scope.step >= 0 else where
+
+
+def describe(event: Event, live: Mapping[int, Alloc]) -> str:
+    """An event in words. `live` are the allocs of what is live, by id."""
+    return f"{_what(event, live)}, {place(event.scope)}"
+
+
+def _what(event: Event, live: Mapping[int, Alloc]) -> str:
+    if isinstance(event, Alloc):
+        return f"alloc {event.nbytes:,} B of {event.kind}"
+    if isinstance(event, Free):
+        held = live.get(event.id)
+        return f"free {held.nbytes:,} B of {held.kind}" if held is not None else "free"
+    if isinstance(event, Kernel):
+        return f"kernel {event.name}, {event.flops:,} flops"
+    if isinstance(event, Launch):
+        return f"{event.op} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
+    if isinstance(event, Message):
+        whom = "each of the others" if event.peer < 0 else f"rank {event.peer}"
+        return f"message of {event.nbytes:,} B to {whom}"
+    return _small(event)
+
+
+def _small(event: Event) -> str:
+    if isinstance(event, Wait):
+        return f"wait: collective {event.work} is done"
+    if isinstance(event, Retag):
+        return f"retag to {event.kind}"
+    if isinstance(event, Mark):
+        return f"mark {event.name}"
+    if isinstance(event, Save):
+        return f"{event.op} saves its {event.what}, {event.nbytes:,} B"
+    assert isinstance(event, Refusal)
+    return f"refused: {event.nbytes:,} B of {event.kind} do not fit"

@@ -1,0 +1,151 @@
+"""One set of ranks under way: their threads, devices, ledgers, and the hand-over of turns.
+
+Owns how a rank is advanced by one event and how all end. A session only goes forward: to go back, a
+new one is brought to an earlier point (`world.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zerosim.allocator import Allocator, Exact
+from zerosim.backends.kernels import Backend
+from zerosim.comm.scheduler import State
+from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
+from zerosim.comm.transport import ThreadTransport
+from zerosim.device import Buffer, Device, Kind, Switch
+from zerosim.dtypes import DType
+from zerosim.errors import Aborted, InputError
+from zerosim.experiment import Books, Experiment, RankOutcome, world_of
+from zerosim.models.model import Model
+from zerosim.parallel.base import Strategy
+from zerosim.record import Event
+from zerosim.result import RunResult
+from zerosim.runtime import Context, Ranks, make_backend, make_context
+
+
+class Held(NamedTuple):
+    """What a device handed out under an id."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+
+
+class SteppedDevice(Device):
+    """A device that remembers the shape of what it hands out, and at which event."""
+
+    def __init__(
+        self, rank: int, backend: Backend, allocator: Allocator, recorder: SteppedRecorder, switch: Switch
+    ) -> None:
+        super().__init__(rank, backend, allocator=allocator, recorder=recorder, switch=switch)
+        self.held: dict[int, Held] = {}
+
+    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
+        buffer = super().alloc(shape, dtype, kind, padding=padding)
+        # Events that come between are of other moments: the alloc itself is the last one in the record.
+        self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)
+        return buffer
+
+
+class Parts(NamedTuple):
+    """What a rank's program has built."""
+
+    model: Model
+    strategy: Strategy
+
+
+class Session:
+    """The ranks of one run, each standing before its next event."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        config = experiment.config
+        self.experiment = experiment
+        self.books = Books(config.ranks)
+        self.parts: list[Parts | None] = [None] * config.ranks
+        self.events: list[tuple[int, Event]] = []
+        backend, switch = make_backend("numpy"), Switch()
+        self.scheduler = SteppedScheduler(config.ranks, switch)
+        self.recorders = [
+            SteppedRecorder(rank, self.scheduler, self.books.readers(rank)) for rank in range(config.ranks)
+        ]
+        self.devices = [
+            SteppedDevice(rank, backend, Exact(config.capacity), recorder, switch)
+            for rank, recorder in enumerate(self.recorders)
+        ]
+        self.transport = ThreadTransport(self.devices, scheduler=self.scheduler)
+        world = world_of(config)
+        contexts = [make_context(world, device, self.transport) for device in self.devices]
+        self._ranks = Ranks(_program(experiment, self.recorders, self.parts), self.transport, contexts)
+        self._ranks.start()
+        self._settle()
+
+    @property
+    def pending(self) -> list[Event | None]:
+        """By rank, the event that it stands before; None for one that waits for others, or has finished."""
+        return self.scheduler.pending
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self.scheduler.failure
+
+    @property
+    def finished(self) -> bool:
+        return all(state is State.FINISHED for state in self.scheduler.states)
+
+    def perform(self, rank: int) -> Event:
+        """The rank's pending event happens, and what follows until its next one.
+
+        Raises: whatever failure ends the run.
+        """
+        event = self.pending[rank]
+        assert event is not None, f"rank {rank} stands before no event"
+        before = len(self.recorders[rank].history)
+        self.scheduler.grant(rank)
+        if len(self.recorders[rank].history) > before:
+            self.events.append((rank, event))
+        self._settle()
+        return event
+
+    def _settle(self) -> None:
+        """Let those that were woken run up to their next event, in the order in which they were."""
+        while self.scheduler.woken and self.failure is None:
+            self.scheduler.grant(self.scheduler.woken.popleft())
+        if self.failure is None and not self.finished and not any(event is not None for event in self.pending):
+            self.scheduler.ended.wait(1.0)  # a rank is about to report that nobody can go on
+        if self.failure is not None:
+            self._ranks.join()
+            raise self.failure
+
+    def result(self) -> RunResult:
+        """That of the finished run. Raises: InputError before its end."""
+        if not self.finished:
+            raise InputError("the run is not over: world.finish() runs it to its end")
+        outcomes = [outcome for outcome in self._ranks.outcomes if outcome is not None]
+        return self.experiment.result(outcomes, self.books, [recorder.history for recorder in self.recorders])
+
+    def close(self) -> None:
+        """End every thread that is left. Safe to call at any time and from any thread, more than once."""
+        if not self.finished and self.failure is None:
+            self.scheduler.abort(Aborted("the world was closed"))
+        if self.failure is not None:
+            self._ranks.join()
+
+
+def _program(
+    experiment: Experiment, recorders: list[SteppedRecorder], parts: list[Parts | None]
+) -> Callable[[Context], RankOutcome]:
+    """What a rank's thread runs; it knows nothing of the world that steps it, so that a world can be dropped."""
+
+    def opened(ctx: Context, model: Model, strategy: Strategy) -> None:
+        parts[ctx.rank] = Parts(model, strategy)
+
+    def program(ctx: Context) -> RankOutcome:
+        recorders[ctx.rank].thread = threading.get_ident()
+        outcome = experiment.train_rank(ctx, opened=opened)
+        parts[ctx.rank] = None  # as in any run, what the rank built ends with its program
+        return outcome
+
+    return program

@@ -1,0 +1,280 @@
+"""A world that is stepped: which rank goes next, where to stop, and how to go back.
+
+By default ranks go in a fixed order: the one that went last, until it waits for others, then the
+lowest that can; none begins a new step before all have ended the last one. What a rank leaves does
+not depend on the order, so any rank may be stepped at any time.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from types import TracebackType
+
+from zerosim.build import MakeStrategy
+from zerosim.errors import InputError, ZerosimError
+from zerosim.experiment import Experiment
+from zerosim.record import Event
+from zerosim.result import RunResult
+from zerosim.scenario import RunConfig
+from zerosim.stepper.match import Match, Moment
+from zerosim.stepper.session import Session
+from zerosim.stepper.views import Ownership, RankView, UnderWay, ownership, under_way
+
+
+def debug(config: RunConfig, *, make_strategy: MakeStrategy | None = None) -> DebugWorld:
+    """The run of `config`, every rank standing before its first event. Use it in a `with`.
+
+    `make_strategy(config, model, comm, device, updater)` gives a strategy of your own.
+
+    Raises: InputError as `run` does.
+    """
+    return DebugWorld(Experiment(config, make_strategy))
+
+
+class DebugWorld:
+    """A run under your hands. A failure of the run is raised where it happens; what was held then can be looked at."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.config: RunConfig = experiment.config
+        self._experiment = experiment
+        self._choices: list[int] = []  # the rank of every event so far: the world is a function of it
+        self._breakpoints: list[Match] = []
+        self._last: Moment | None = None
+        self._holder: list[Session] = []
+        # Threads know nothing of this object: dropping it ends them.
+        self._closer = weakref.finalize(self, _close, self._holder)
+        self._open()
+
+    def _open(self) -> None:
+        self._has_begun = [False] * self.config.ranks  # its first step
+        self._holder[:] = [Session(self._experiment)]
+
+    @property
+    def session(self) -> Session:
+        return self._holder[0]
+
+    # -- going on -------------------------------------------------------------------------------
+    def next(self, rank: int | None = None, count: int = 1) -> Moment:
+        """One event happens: the next in order, or the next of `rank` (others go first where it waits for them).
+
+        Returns what happened, the last of `count`. Raises: InputError when the run (or that rank) is over,
+        and the run's own failure.
+        """
+        if rank is not None:
+            Match(rank=rank).check(self.config.ranks, ())
+        if count < 1:
+            raise InputError(f"count {count}: expected at least 1")
+        moment = self._next(rank)
+        for _ in range(count - 1):
+            moment = self._next(rank)
+        return moment
+
+    def until(
+        self,
+        what: str | None = None,
+        *,
+        rank: int | None = None,
+        phase: str | None = None,
+        unit: str | None = None,
+        kind: str | None = None,
+        step: int | None = None,
+    ) -> Moment:
+        """Go on until the next event in order is one like that; it has not happened yet. Returns it.
+
+        At least one event happens first, so that the same call goes on to the next such event. Without
+        `step` it looks no further than the end of this step. Stops earlier at a breakpoint.
+
+        Raises: InputError for what can never come, and when the step (or the run) ends first.
+        """
+        match = Match(what, rank, phase, unit, kind, step)
+        match.check(self.config.ranks, self.units)
+        last = self._current_step() if step is None else step
+        while True:
+            self._next(None)
+            coming = self.peek()
+            if coming is None or self._current_step() > last:
+                when = "the run" if coming is None else f"step {last:g}"
+                raise InputError(f"{match} did not come before {when} ended; the world stands there")
+            if match.matches(coming.rank, coming.event) or self._breaks(coming):
+                return coming
+
+    def finish_step(self) -> Moment | None:
+        """Go on until every rank has ended this step, or a breakpoint. Returns what comes next; None at the end."""
+        step = self._current_step()
+        while True:
+            self._next(None)
+            coming = self.peek()
+            if coming is None or self._current_step() > step or self._breaks(coming):
+                return coming
+
+    def finish(self) -> RunResult:
+        """Go on to the end, past any breakpoint. Returns the run's result."""
+        while not self.finished:
+            self._next(None)
+        return self.result()
+
+    def break_on(
+        self,
+        what: str | None = None,
+        *,
+        rank: int | None = None,
+        phase: str | None = None,
+        unit: str | None = None,
+        kind: str | None = None,
+        step: int | None = None,
+    ) -> None:
+        """From now on `until` and `finish_step` also stop before events like that. `clear_breaks` forgets them."""
+        match = Match(what, rank, phase, unit, kind, step)
+        match.check(self.config.ranks, self.units)
+        self._breakpoints.append(match)
+
+    def clear_breaks(self) -> None:
+        self._breakpoints.clear()
+
+    def back(self, count: int = 1) -> Moment | None:
+        """Undo the last `count` events, by running again from the start to there. Returns the last event left.
+
+        Raises: InputError where there are not so many.
+        """
+        if not 1 <= count <= len(self._choices):
+            raise InputError(f"back {count}: expected 1 to {len(self._choices):,}, the events that have happened")
+        choices = self._choices[: len(self._choices) - count]
+        self.session.close()
+        self._open()
+        self._choices, self._last = [], None
+        for rank in choices:
+            self._perform(rank)
+        return self.last
+
+    # -- looking --------------------------------------------------------------------------------
+    @property
+    def ranks(self) -> tuple[RankView, ...]:
+        """One view per rank, of this moment; after the next event ask again."""
+        return tuple(RankView(self.session, rank) for rank in range(self.config.ranks))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(unit.name for unit in self._experiment.layout.units)
+
+    @property
+    def events(self) -> list[tuple[int, Event]]:
+        """All that has happened, as (rank, event), in the order in which it did."""
+        return list(self.session.events)
+
+    @property
+    def last(self) -> Moment | None:
+        """The event that happened last."""
+        return self._last
+
+    def peek(self) -> Moment | None:
+        """The event that comes next in order; None when the run is over."""
+        rank = self._next_rank()
+        return None if rank is None else self.ranks[rank].coming
+
+    @property
+    def inbox(self) -> list[UnderWay]:
+        """Collectives that some ranks have joined and others have not."""
+        return under_way(self.session)
+
+    def ownership(self) -> Ownership:
+        """Which rank updates which slice of what."""
+        return ownership(self.session)
+
+    @property
+    def finished(self) -> bool:
+        return self.session.finished
+
+    def result(self) -> RunResult:
+        """The finished run's, as `run` returns it. Raises: InputError before its end."""
+        return self.session.result()
+
+    # -- ending ---------------------------------------------------------------------------------
+    def close(self) -> None:
+        """End all threads. What has been recorded can still be looked at."""
+        self.session.close()
+
+    def __enter__(self) -> DebugWorld:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- the order ------------------------------------------------------------------------------
+    def _next(self, rank: int | None) -> Moment:
+        """One event in order, or of one rank, after what it waits for."""
+        while True:
+            chosen = self._next_rank()
+            if rank is not None and self.session.pending[rank] is not None:
+                chosen = rank
+            if chosen is None:
+                raise InputError(self._over())
+            if rank is not None and self.session.scheduler.states[rank].value == "finished":
+                raise InputError(f"rank {rank} has finished: there is no next event of it; world.back() undoes some")
+            moment = self._perform(chosen)
+            if rank is None or chosen == rank:
+                return moment
+
+    def _perform(self, rank: int) -> Moment:
+        moment = self.ranks[rank].coming
+        assert moment is not None
+        event = moment.event
+        self._has_begun[rank] = self._has_begun[rank] or event.scope.step >= 0
+        try:
+            self.session.perform(rank)
+        except ZerosimError:
+            raise
+        except BaseException:  # an interrupt in the middle of a hand-over: nobody knows where the rank stands
+            self.session.close()
+            raise
+        self._choices.append(rank)
+        self._last = moment
+        return moment
+
+    def _step_of(self, rank: int, event: Event) -> float:
+        """The step that an event belongs to: placing is part of the first, what follows the last is in none."""
+        if event.scope.step >= 0:
+            return event.scope.step
+        return math.inf if self._has_begun[rank] else 0
+
+    def _current_step(self) -> float:
+        """The step of the event that comes next in order."""
+        rank = self._next_rank()
+        if rank is None:
+            return math.inf
+        event = self.session.pending[rank]
+        assert event is not None
+        return self._step_of(rank, event)
+
+    def _next_rank(self) -> int | None:
+        """Whose event comes next: of the ranks in the earliest step the one that went last, else the lowest."""
+        steps = {
+            rank: self._step_of(rank, event) for rank, event in enumerate(self.session.pending) if event is not None
+        }
+        if not steps:
+            return None
+        earliest = min(steps.values())
+        last = self._choices[-1] if self._choices else 0
+        return last if steps.get(last) == earliest else min(rank for rank, step in steps.items() if step == earliest)
+
+    def _breaks(self, coming: Moment) -> bool:
+        return any(match.matches(coming.rank, coming.event) for match in self._breakpoints)
+
+    def _over(self) -> str:
+        if self.session.failure is not None:
+            return f"the run has ended: {self.session.failure}"
+        return "the run is over: world.back() undoes events, world.result() is its result"
+
+    def __repr__(self) -> str:
+        coming = self.peek()
+        where = f"before {coming!r}" if coming is not None else "at its end"
+        return (
+            f"DebugWorld(stage {self.config.stage}, {self.config.ranks} ranks, {len(self._choices):,} events, {where})"
+        )
+
+
+def _close(holder: list[Session]) -> None:
+    for session in holder:
+        session.close()
