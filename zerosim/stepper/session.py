@@ -46,6 +46,7 @@ class SteppedDevice(Device):
     def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
         buffer = super().alloc(shape, dtype, kind, padding=padding)
         # Events that come between are of other moments: the alloc itself is the last one in the record.
+        self.backend.fill(buffer.array, 0.0)  # undefined in a run; here the same whenever a moment is come to
         self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)
         return buffer
 

@@ -1,0 +1,390 @@
+"""The stepper: any rank can be stopped anywhere, looked into and gone back with, and nothing of the run changes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zerosim
+from zerosim.errors import Deadlock, InputError, OutOfMemory, RankFailed
+from zerosim.experiment import run
+from zerosim.nn import Unit
+from zerosim.parallel.zero3 import Zero3
+from zerosim.record import Alloc, Free, Launch
+from zerosim.scenario import RunConfig
+from zerosim.stepper import DebugWorld, debug
+
+TINY: dict[str, Any] = dict(steps=2, layers=2, hidden=16, heads=2, seq=8, micro_batch=1, vocab=256)
+
+
+def tiny(**changes: Any) -> RunConfig:
+    return RunConfig(**{**TINY, **changes})
+
+
+def rank_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
+
+
+def ends_within_a_second() -> bool:
+    deadline = time.monotonic() + 1.0
+    while rank_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not rank_threads()
+
+
+def state(world: DebugWorld) -> list[Any]:
+    """Everything that can be seen of a world: records, ledgers, values of every parameter held, what is under way."""
+    seen: list[Any] = [world.events, world.inbox, repr(world), world.ownership()]
+    for view in world.ranks:
+        seen += [view.events, view.live(), view.memory(), view.stands]
+        for name, parameter in view.parameters.items():
+            values = None if parameter.state in ("freed", "unplaced") else parameter.values().tobytes()
+            seen += [name, repr(parameter), values]
+        for flat in view.model.flats:
+            for held in (flat.master, *flat.moments, flat.grad, flat.grad_whole, flat.grad_shard):
+                seen.append(None if held is None else flat.device.backend.to_host(held.array).tobytes())
+        updater = view.strategy.updater
+        seen += [updater.updates, list(updater.reports), updater.loss_scale]
+    return seen
+
+
+WORLDS = [
+    dict(stage=0),
+    dict(stage=1),
+    dict(stage=2, accumulate=2),
+    dict(stage=3),
+    dict(stage=3, partition="owner"),
+    dict(stage=2, partition="owner", ranks=3),
+    dict(stage=3, collective="ring", ranks=3, bucket_bytes=1024),
+    dict(stage=3, dropout=0.1, precision="fp16", recompute="full"),
+    dict(stage=3, model="llama", kv_heads=1, recipe="fsdp2"),
+]
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> None:
+    config = tiny(**world)
+    expected = run(config, keep_events=True)
+    with debug(config) as stepped:
+        result = stepped.finish()
+    assert result.events == expected.events
+    assert result.memory == expected.memory
+    assert result.traffic == expected.traffic
+    assert result.losses == expected.losses
+    assert result.live_bytes_after == [0] * config.ranks
+    for name, values in expected.weights.items():
+        np.testing.assert_array_equal(result.weights[name], values)
+
+
+def test_any_order_of_ranks_leaves_the_same() -> None:
+    config = tiny(stage=3, ranks=3, steps=1)
+    expected = run(config, keep_events=True)
+    random = np.random.default_rng(5)
+    with debug(config) as world:
+        while not world.finished:
+            able = [view.rank for view in world.ranks if view.coming is not None]
+            world.next(rank=int(random.choice(able)))
+        result = world.result()
+    assert result.events == expected.events
+    assert result.weights.keys() == expected.weights.keys()
+    assert all(np.array_equal(result.weights[name], values) for name, values in expected.weights.items())
+
+
+@pytest.mark.parametrize("world", WORLDS[:6], ids=str)
+@pytest.mark.parametrize("start", [3, 150, 900])
+def test_back_after_twenty_events_is_the_same_state(world: dict[str, Any], start: int) -> None:
+    with debug(tiny(**world)) as stepped:
+        stepped.next(count=start)
+        before = state(stepped)
+        stepped.next(count=20)
+        assert state(stepped) != before
+        stepped.back(20)
+        assert state(stepped) == before
+        stepped.next(rank=1, count=5)
+        moved = len(stepped.events) - start
+        stepped.back(moved)
+        assert state(stepped) == before
+
+
+def test_next_is_one_event_and_the_rest_stand_still() -> None:
+    with debug(tiny(stage=3)) as world:
+        coming = world.peek()
+        assert world.next() == coming == world.last
+        assert [len(view.events) for view in world.ranks] == [1, 0, 0, 0]
+        before = [len(view.events) for view in world.ranks]
+        moment = world.next(rank=2)
+        assert moment.rank == 2
+        assert [len(view.events) for view in world.ranks] == [before[0], 0, 1, 0]
+        assert world.events == [(0, world.ranks[0].events[0]), (2, moment.event)]
+
+
+def test_a_rank_that_waits_lets_the_others_go_first() -> None:
+    with debug(tiny(stage=3)) as world:
+        world.until("wait", rank=3)  # the last to join: the others sleep until it did
+        world.until("all_gather", rank=0)
+        world.next(rank=0, count=2)  # launch and message; now it waits for three others
+        assert world.ranks[0].coming is None
+        assert "waiting in all_gather" in world.ranks[0].stands
+        (way,) = world.inbox
+        joined = dict(way.joined)
+        launch = [event for event in world.ranks[0].events if isinstance(event, Launch)][-1]
+        assert 4 * joined[0] == launch.payload_bytes
+        assert way.missing
+        assert sorted([*joined, *way.missing]) == [0, 1, 2, 3]
+        moment = world.next(rank=0)
+        assert moment.rank == 0
+        assert not any(0 in dict(way.joined) for way in world.inbox)
+
+
+def test_until_stops_before_the_event() -> None:
+    with debug(tiny(stage=3)) as world:
+        coming = world.until("all_gather")
+        assert isinstance(coming.event, Launch)
+        assert not any(isinstance(event, Launch) for _, event in world.events)
+        assert world.next() == coming
+        again = world.until(rank=2, phase="backward", unit="h.1")
+        assert (again.rank, again.event.scope.phase, again.event.scope.unit) == (2, "backward", "h.1")
+        gathered = world.until("alloc", kind="unsharded_param", rank=1)
+        assert isinstance(gathered.event, Alloc)
+        assert gathered.event.kind == "unsharded_param"
+        assert world.until("end_of_backward").event.scope.step == 0
+        assert world.until("adam", rank=3).rank == 3
+        assert world.until(step=1).event.scope.step == 1
+
+
+def test_steps_end_together() -> None:
+    with debug(tiny(stage=0)) as world:  # DDP's ranks could run ahead through a whole forward
+        coming = world.finish_step()
+        assert coming is not None
+        assert coming.event.scope.step == 1
+        assert {event.scope.step for _, event in world.events} == {-1, 0}
+        assert [view.coming is not None and view.coming.event.scope.step for view in world.ranks] == [1, 1, 1, 1]
+        world.finish_step()
+        assert world.finish_step() is None
+        assert world.finished
+
+
+def test_breakpoints_stop_until_and_finish_step() -> None:
+    with debug(tiny(stage=2)) as world:
+        world.break_on("reduce_scatter", rank=1)
+        coming = world.finish_step()
+        assert coming is not None
+        assert isinstance(coming.event, Launch)
+        assert (coming.rank, coming.event.op) == (1, "reduce_scatter")
+        second = world.until("after_step")
+        assert isinstance(second.event, Launch)
+        world.clear_breaks()
+        assert "after_step" in world.until("after_step").text
+
+
+def test_what_is_live_is_what_the_ledger_counts() -> None:
+    with debug(tiny(stage=3, dropout=0.1)) as world:
+        for _ in range(40):
+            world.next(count=37)
+            for view in world.ranks:
+                rows = view.live()
+                assert sum(row.nbytes for row in rows) == view.memory().total_bytes
+                for row in rows:
+                    itemsize = {"bf16": 2, "fp32": 4, "fp64": 8, "int64": 8, "uint8": 1}[row.dtype]
+                    assert row.nbytes == int(np.prod(row.shape)) * itemsize
+                    born = view.events[row.born]
+                    assert isinstance(born, Alloc)
+                    assert (born.id, born.nbytes) == (row.id, row.nbytes)
+        names = {row.name for row in world.ranks[0].live()}
+        assert {"wte parameters, own slice", "h.1 master", "h.0 moment 2"} <= names
+
+
+def test_a_parameter_is_sharded_gathered_and_sharded_again() -> None:
+    name = "h.1.mlp.c_fc.weight"
+    with debug(tiny(stage=3)) as world:
+        assert world.ranks[0].parameters[name].state == "unplaced"
+        world.until("all_gather", rank=3)  # by then all ranks are placed
+        views = [view.parameters[name] for view in world.ranks]
+        parts = [view for view in views if view.state == "sharded"]
+        assert {view.state for view in views} <= {"sharded", "freed"}
+        flat = np.concatenate([view.values() for view in parts])
+        assert all(a.stop == b.start for a, b in pairwise(parts))
+        world.until("linear", rank=0, unit="h.1", phase="forward")
+        whole = world.ranks[0].parameters[name]
+        assert whole.state == "gathered"
+        np.testing.assert_array_equal(whole.values().reshape(-1), flat)
+        world.until("end_of_forward", rank=0)
+        assert world.ranks[0].parameters[name].state == views[0].state
+    with debug(tiny(stage=1)) as world:
+        world.until(phase="forward")
+        assert world.ranks[0].parameters[name].state == "whole"
+    with debug(tiny(stage=3, partition="owner")) as world:
+        world.until("broadcast", rank=3)
+        states = [view.parameters[name].state for view in world.ranks]
+        assert sorted(states) == ["freed", "freed", "freed", "sharded"]
+        with pytest.raises(InputError, match="holds nothing"):
+            world.ranks[states.index("freed")].parameters[name].values()
+
+
+@pytest.mark.parametrize("partition", ["slices", "owner"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_ownership_is_known_before_and_after_placing(stage: int, partition: str) -> None:
+    with debug(tiny(stage=stage, partition=partition, ranks=3)) as world:
+        early = world.ownership()
+        world.until(phase="forward")
+        late = world.ownership()
+        assert early == late
+        for unit in world.units[:-1]:
+            slices = late.of(unit)
+            assert len(slices) == 3
+            real = sum(row.stop - row.start - row.padding for row in slices)
+            assert real == slices[0].numel * (3 if stage == 0 else 1)
+
+
+def test_what_can_never_come_is_refused_at_once() -> None:
+    with debug(tiny(stage=2)) as world:
+        for wrong, message in (
+            (dict(what="all_gathr"), "all_gather"),
+            (dict(rank=4), "0 to 3"),
+            (dict(unit="h.7"), "h.1"),
+            (dict(phase="bckward"), "backward"),
+            (dict(kind="params"), "param"),
+            ({}, "until what"),
+        ):
+            with pytest.raises(InputError, match=message):
+                world.until(**wrong)
+        assert not world.events
+        with pytest.raises(InputError, match="did not come before step 0 ended"):
+            world.until("broadcast")
+        coming = world.peek()
+        assert coming is not None
+        assert coming.event.scope.step == 1
+        with pytest.raises(InputError, match="expected 1 to"):
+            world.back(10**9)
+        with pytest.raises(InputError, match="not over"):
+            world.result()
+        world.finish()
+        with pytest.raises(InputError, match="the run is over"):
+            world.next()
+        with pytest.raises(InputError, match="the run is over"):
+            world.until("kernel")
+        world.back(3)
+        assert not world.finished
+        assert world.next().event is not None
+
+
+# -- ends -------------------------------------------------------------------------------------------
+
+
+def test_a_world_left_in_the_middle_ends_its_threads() -> None:
+    assert not rank_threads()
+
+    def leave() -> None:
+        with debug(tiny()) as world:
+            world.next(count=50)
+            assert len(rank_threads()) == 4
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave()
+    assert ends_within_a_second()
+
+    dropped = debug(tiny())
+    dropped.next(count=50)
+    del dropped
+    gc.collect()
+    assert ends_within_a_second()
+
+    went_back = debug(tiny())
+    went_back.next(count=50)
+    went_back.back(10)
+    assert len(rank_threads()) == 4
+    went_back.close()
+    went_back.close()
+    assert ends_within_a_second()
+    assert sum(view.memory().total_bytes for view in went_back.ranks) > 0  # what was recorded is still there
+
+
+def test_an_interrupt_ends_the_world() -> None:
+    world = debug(tiny(stage=3))
+    world.next(count=10)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    world.session.scheduler._stopped.acquire = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        world.next()
+    assert ends_within_a_second()
+
+
+class _FreesTooEarly(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        super().post_forward(unit)
+
+    def pre_backward(self, unit: Unit) -> None: ...
+
+
+class _Deadlocks(Zero3):
+    """0 waits for 1, 1 for 2, 2 for 0."""
+
+    def end_backward(self) -> None:
+        pairs = {0: [0, 1], 1: [1, 2], 2: [0, 2]}
+        if self.comm.rank in pairs:
+            self.comm.subgroup(pairs[self.comm.rank]).barrier()
+
+
+def of(kind: type[Zero3]) -> Any:
+    return lambda config, model, comm, device, updater: kind(comm, device, updater)
+
+
+def test_a_strategys_failure_is_raised_and_can_be_looked_at() -> None:
+    world = debug(tiny(stage=3), make_strategy=of(_FreesTooEarly))
+    with pytest.raises(RankFailed, match=r"rank \d failed in backward of lm_head.*sharded"):
+        world.finish_step()
+    assert ends_within_a_second()
+    assert sum(view.memory().total_bytes for view in world.ranks) > 0
+    last = world.last
+    assert last is not None
+    assert last.event.scope.phase == "backward"
+    with pytest.raises(InputError, match="the run has ended"):
+        world.next()
+    world.back(5)  # to a moment before it
+    assert world.ranks[0].coming is not None
+    world.close()
+
+
+def test_a_deadlock_is_reported() -> None:
+    with (
+        pytest.raises(Deadlock, match="ranks wait in a collective"),
+        debug(tiny(stage=3), make_strategy=of(_Deadlocks)) as world,
+    ):
+        world.finish()
+    assert ends_within_a_second()
+
+
+def test_out_of_memory_leaves_what_was_held() -> None:
+    peak = run(tiny(stage=3)).memory[0].peak.total_bytes
+    world = debug(tiny(stage=3, capacity=peak - 1))
+    with pytest.raises(OutOfMemory):
+        world.finish()
+    held = max(view.memory().total_bytes for view in world.ranks)
+    assert 0 < held < peak
+    assert ends_within_a_second()
+
+
+def test_frees_are_events_too() -> None:
+    with debug(tiny(stage=3)) as world:
+        coming = world.until("free", kind=None, rank=1)
+        assert isinstance(coming.event, Free)
+        before = world.ranks[1].memory().total_bytes
+        world.next()
+        assert world.ranks[1].memory().total_bytes < before
+
+
+def test_worlds_are_public_and_bad_configurations_are_refused() -> None:
+    assert zerosim.debug is debug
+    with pytest.raises(InputError):
+        zerosim.debug(tiny(data="/no/such/file"))
+    assert not rank_threads()
