@@ -220,8 +220,9 @@ class DebugWorld:
     def _perform(self, rank: int) -> Moment:
         moment = self.ranks[rank].coming
         assert moment is not None
-        event = moment.event
-        self._has_begun[rank] = self._has_begun[rank] or event.scope.step >= 0
+        self._has_begun[rank] = self._has_begun[rank] or moment.event.scope.step >= 0
+        self._choices.append(rank)
+        self._last = moment  # noted first: a failure comes after the event that led to it
         try:
             self.session.perform(rank)
         except ZerosimError:
@@ -229,8 +230,6 @@ class DebugWorld:
         except BaseException:  # an interrupt in the middle of a hand-over: nobody knows where the rank stands
             self.session.close()
             raise
-        self._choices.append(rank)
-        self._last = moment
         return moment
 
     def _step_of(self, rank: int, event: Event) -> float:
