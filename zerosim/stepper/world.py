@@ -12,6 +12,7 @@ import weakref
 from types import TracebackType
 
 from zerosim.build import MakeStrategy
+from zerosim.comm.scheduler import State
 from zerosim.errors import InputError, ZerosimError
 from zerosim.experiment import Experiment
 from zerosim.record import Event
@@ -168,7 +169,7 @@ class DebugWorld:
         return self._last
 
     def peek(self) -> Moment | None:
-        """The event that comes next in order; None when the run is over."""
+        """The event that comes next in order; None when the run is over or has failed."""
         rank = self._next_rank()
         return None if rank is None else self.ranks[rank].coming
 
@@ -207,11 +208,11 @@ class DebugWorld:
         """One event in order, or of one rank, after what it waits for."""
         while True:
             chosen = self._next_rank()
-            if rank is not None and self.session.pending[rank] is not None:
-                chosen = rank
             if chosen is None:
                 raise InputError(self._over())
-            if rank is not None and self.session.scheduler.states[rank].value == "finished":
+            if rank is not None and self.session.pending[rank] is not None:
+                chosen = rank
+            if rank is not None and self.session.scheduler.states[rank] is State.FINISHED:
                 raise InputError(f"rank {rank} has finished: there is no next event of it; world.back() undoes some")
             moment = self._perform(chosen)
             if rank is None or chosen == rank:
@@ -249,6 +250,8 @@ class DebugWorld:
 
     def _next_rank(self) -> int | None:
         """Whose event comes next: of the ranks in the earliest step the one that went last, else the lowest."""
+        if self.session.failure is not None:
+            return None
         steps = {
             rank: self._step_of(rank, event) for rank, event in enumerate(self.session.pending) if event is not None
         }
