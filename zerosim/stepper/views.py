@@ -1,13 +1,11 @@
-"""What can be looked at while a world stands still: a rank's bytes and parameters, ownership, what is under way.
+"""What can be looked at while a world stands still: a rank's bytes and where it is, and what is under way.
 
 Reads a session; changes nothing of it. Values are copies: a view holds no memory of any rank.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zerosim.comm import standing
@@ -15,9 +13,9 @@ from zerosim.comm.scheduler import State
 from zerosim.errors import InputError
 from zerosim.ledger import Snapshot
 from zerosim.record import Alloc, Event, Save
-from zerosim.result import unit_infos
-from zerosim.sharding import Flat, slice_of
+from zerosim.sharding import Flat
 from zerosim.stepper.match import Moment, describe
+from zerosim.stepper.parameters import Parameters
 from zerosim.stepper.session import Parts, Session
 
 
@@ -105,135 +103,6 @@ class RankView:
 
     def __repr__(self) -> str:
         return f"RankView(rank {self.rank}, {self.memory().total_bytes:,} B live, {self.stands})"
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterView:
-    """One parameter as one rank holds it.
-
-    state   'whole': kept for good; 'gathered': all of it, for the time of use; 'sharded': a part, which
-            is elements [start, stop) of it; 'freed': nothing, its values lie with other ranks; 'unplaced'
-    """
-
-    name: str
-    unit: str
-    rank: int
-    shape: tuple[int, ...]
-    dtype: str
-    state: str
-    start: int
-    stop: int
-    _flat: Flat
-    _index: int
-
-    def values(self) -> Any:
-        """A copy, as a NumPy array: in its shape where all of it is there, flat where a part is.
-
-        Raises: InputError where nothing is.
-        """
-        flat, spec = self._flat, self._flat.specs[self._index]
-        to_host = flat.device.backend.to_host
-        if self.state in ("whole", "gathered") and flat.param is not None:
-            return to_host(flat.window(flat.param, self._index).array)
-        source = flat.param_shard if flat.param_shard is not None else flat.master
-        if self.state != "sharded" or source is None:
-            raise InputError(f"rank {self.rank} holds nothing of {self.name} now ({self.state})")
-        first = spec.offset + self.start - flat.own.start
-        return to_host(source[first : first + self.stop - self.start].array)
-
-    def __repr__(self) -> str:
-        part = f" [{self.start}:{self.stop}]" if self.state == "sharded" else ""
-        return f"{self.name} {self.shape} {self.dtype} on rank {self.rank}: {self.state}{part}"
-
-
-class Parameters(Mapping[str, ParameterView]):
-    """Views of all parameters of a rank's model, by name."""
-
-    def __init__(self, rank: int, parts: Parts) -> None:
-        self._rank = rank
-        self._keeps = parts.strategy.keeps_params
-        self._places = {spec.name: (flat, index) for flat in parts.model.flats for index, spec in enumerate(flat.specs)}
-
-    def __getitem__(self, name: str) -> ParameterView:
-        if name not in self._places:
-            near = difflib.get_close_matches(name, self._places, 3)
-            raise InputError(
-                f"no parameter {name!r}: " + (f"did you mean {' or '.join(near)}?" if near else "see list(parameters)")
-            )
-        flat, index = self._places[name]
-        spec = flat.specs[index]
-        start, stop = max(flat.own.start, spec.offset), min(flat.own.stop, spec.offset + spec.numel)
-        part = (start - spec.offset, stop - spec.offset) if start < stop else (0, 0)
-        placed = any(held is not None for held in (flat.param, flat.param_shard, flat.master))
-        if flat.param is not None:
-            state, part = "whole" if self._keeps else "gathered", (0, spec.numel)
-        elif not placed:
-            state = "unplaced"
-        else:
-            state = "sharded" if part[0] < part[1] else "freed"
-        return ParameterView(name, flat.name, self._rank, spec.shape, flat.dtype.name, state, *part, flat, index)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-class OwnedSlice(NamedTuple):
-    """Elements [start, stop) of a unit's flat buffer that a rank updates; `padding` of them belong to no parameter."""
-
-    unit: str
-    numel: int
-    rank: int
-    start: int
-    stop: int
-    padding: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """Who updates what: one row per unit and rank, units in order."""
-
-    ranks: int
-    rows: tuple[OwnedSlice, ...]
-
-    def of(self, unit: str) -> tuple[OwnedSlice, ...]:
-        """A unit's slices, by rank. Raises: InputError for an unknown unit."""
-        found = tuple(row for row in self.rows if row.unit == unit)
-        if not found:
-            raise InputError(
-                f"no unit {unit!r}: expected one of {', '.join(dict.fromkeys(row.unit for row in self.rows))}"
-            )
-        return found
-
-
-def ownership(session: Session) -> Ownership:
-    """As placed; before that, as the configuration's partition will have it."""
-    config, layout = session.experiment.config, session.experiment.layout
-    rows = []
-    infos = unit_infos(config, layout)
-    for flat, info in zip(layout.flats, infos, strict=True):
-        for rank, parts in enumerate(session.parts):
-            own = slice_of(flat.numel, rank, config.ranks)
-            start, stop, padding = own.start, own.stop, own.padding
-            if config.stage == 0 or info.owner == rank:
-                start, stop, padding = 0, flat.numel, 0
-            elif info.owner is not None:
-                start = stop = padding = 0
-            placed = _placed(parts, flat.name)
-            if placed is not None:
-                start, stop, padding = placed.own.start, placed.own.stop, placed.own.padding
-            rows.append(OwnedSlice(flat.name, flat.numel, rank, start, stop, padding))
-    return Ownership(config.ranks, tuple(rows))
-
-
-def _placed(parts: Parts | None, name: str) -> Flat | None:
-    """A rank's flat of that name, once its memory is there."""
-    for flat in parts.model.flats if parts is not None else ():
-        if flat.name == name and (flat.param_shard is not None or flat.master is not None):
-            return flat
-    return None
 
 
 class UnderWay(NamedTuple):

@@ -19,8 +19,9 @@ from zerosim.record import Event
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 from zerosim.stepper.match import Match, Moment
+from zerosim.stepper.ownership import Ownership, ownership
 from zerosim.stepper.session import Session
-from zerosim.stepper.views import Ownership, RankView, UnderWay, ownership, under_way
+from zerosim.stepper.views import RankView, UnderWay, under_way
 
 
 def debug(config: RunConfig, *, make_strategy: MakeStrategy | None = None) -> DebugWorld:

@@ -1,0 +1,67 @@
+"""Which rank updates which slice of what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zerosim.errors import InputError
+from zerosim.result import unit_infos
+from zerosim.sharding import Flat, slice_of
+from zerosim.stepper.session import Parts, Session
+
+
+class OwnedSlice(NamedTuple):
+    """Elements [start, stop) of a unit's flat buffer that a rank updates; `padding` of them belong to no parameter."""
+
+    unit: str
+    numel: int
+    rank: int
+    start: int
+    stop: int
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who updates what: one row per unit and rank, units in order."""
+
+    ranks: int
+    rows: tuple[OwnedSlice, ...]
+
+    def of(self, unit: str) -> tuple[OwnedSlice, ...]:
+        """A unit's slices, by rank. Raises: InputError for an unknown unit."""
+        found = tuple(row for row in self.rows if row.unit == unit)
+        if not found:
+            raise InputError(
+                f"no unit {unit!r}: expected one of {', '.join(dict.fromkeys(row.unit for row in self.rows))}"
+            )
+        return found
+
+
+def ownership(session: Session) -> Ownership:
+    """As placed; before that, as the configuration's partition will have it."""
+    config, layout = session.experiment.config, session.experiment.layout
+    rows = []
+    infos = unit_infos(config, layout)
+    for flat, info in zip(layout.flats, infos, strict=True):
+        for rank, parts in enumerate(session.parts):
+            own = slice_of(flat.numel, rank, config.ranks)
+            start, stop, padding = own.start, own.stop, own.padding
+            if config.stage == 0 or info.owner == rank:
+                start, stop, padding = 0, flat.numel, 0
+            elif info.owner is not None:
+                start = stop = padding = 0
+            placed = _placed(parts, flat.name)
+            if placed is not None:
+                start, stop, padding = placed.own.start, placed.own.stop, placed.own.padding
+            rows.append(OwnedSlice(flat.name, flat.numel, rank, start, stop, padding))
+    return Ownership(config.ranks, tuple(rows))
+
+
+def _placed(parts: Parts | None, name: str) -> Flat | None:
+    """A rank's flat of that name, once its memory is there."""
+    for flat in parts.model.flats if parts is not None else ():
+        if flat.name == name and (flat.param_shard is not None or flat.master is not None):
+            return flat
+    return None

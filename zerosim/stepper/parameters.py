@@ -1,0 +1,85 @@
+"""A rank's parameters at one moment: what it holds of each, and the values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.errors import InputError
+from zerosim.sharding import Flat
+from zerosim.stepper.session import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterView:
+    """One parameter as one rank holds it.
+
+    state   'whole': kept for good; 'gathered': all of it, for the time of use; 'sharded': a part, which
+            is elements [start, stop) of it; 'freed': nothing, its values lie with other ranks; 'unplaced'
+    """
+
+    name: str
+    unit: str
+    rank: int
+    shape: tuple[int, ...]
+    dtype: str
+    state: str
+    start: int
+    stop: int
+    _flat: Flat
+    _index: int
+
+    def values(self) -> Any:
+        """A copy, as a NumPy array: in its shape where all of it is there, flat where a part is.
+
+        Raises: InputError where nothing is.
+        """
+        flat, spec = self._flat, self._flat.specs[self._index]
+        to_host = flat.device.backend.to_host
+        if self.state in ("whole", "gathered") and flat.param is not None:
+            return to_host(flat.window(flat.param, self._index).array)
+        source = flat.param_shard if flat.param_shard is not None else flat.master
+        if self.state != "sharded" or source is None:
+            raise InputError(f"rank {self.rank} holds nothing of {self.name} now ({self.state})")
+        first = spec.offset + self.start - flat.own.start
+        return to_host(source[first : first + self.stop - self.start].array)
+
+    def __repr__(self) -> str:
+        part = f" [{self.start}:{self.stop}]" if self.state == "sharded" else ""
+        return f"{self.name} {self.shape} {self.dtype} on rank {self.rank}: {self.state}{part}"
+
+
+class Parameters(Mapping[str, ParameterView]):
+    """Views of all parameters of a rank's model, by name."""
+
+    def __init__(self, rank: int, parts: Parts) -> None:
+        self._rank = rank
+        self._keeps = parts.strategy.keeps_params
+        self._places = {spec.name: (flat, index) for flat in parts.model.flats for index, spec in enumerate(flat.specs)}
+
+    def __getitem__(self, name: str) -> ParameterView:
+        if name not in self._places:
+            near = difflib.get_close_matches(name, self._places, 3)
+            raise InputError(
+                f"no parameter {name!r}: " + (f"did you mean {' or '.join(near)}?" if near else "see list(parameters)")
+            )
+        flat, index = self._places[name]
+        spec = flat.specs[index]
+        start, stop = max(flat.own.start, spec.offset), min(flat.own.stop, spec.offset + spec.numel)
+        part = (start - spec.offset, stop - spec.offset) if start < stop else (0, 0)
+        placed = any(held is not None for held in (flat.param, flat.param_shard, flat.master))
+        if flat.param is not None:
+            state, part = "whole" if self._keeps else "gathered", (0, spec.numel)
+        elif not placed:
+            state = "unplaced"
+        else:
+            state = "sharded" if part[0] < part[1] else "freed"
+        return ParameterView(name, flat.name, self._rank, spec.shape, flat.dtype.name, state, *part, flat, index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
