@@ -101,12 +101,11 @@ def test_every_rank_gives_what_one_of_each_class_gives(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("what", ["micro-batch", "layers", "seq", "ranks"])
 def test_fit_finds_an_edge(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "gpt2", "--stage", "3", "--ranks", "8", "--limit", "6GB"]
+    words = ["--model", "gpt2", "--stage", "3", "--limit", "6GB", *([] if what == "ranks" else ["--ranks", "8"])]
     found = run_json(capsys, "fit", *words, "--find", what)
     best, beyond = found["best"], found["beyond"]
     assert best["peak_bytes"] <= 6 * 10**9
-    given = words if what != "ranks" else [*words[:4], *words[6:]]
-    again = run_json(capsys, "plan", *given, *_flags(what, best["value"]))
+    again = run_json(capsys, "plan", *words, *_flags(what, best["value"]))
     assert again["peak_bytes"] == best["peak_bytes"]
     if beyond is not None:
         assert abs(beyond["value"] - best["value"]) == 1
@@ -166,6 +165,11 @@ def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str], monkeypat
         (["--model", "flat", "--params", "0"], "at least 1"),
         (["--params", "7B"], "flat"),
         (["--limit", "0"], "limit"),
+        (["--limit", "1e30"], "limit"),
+        (["--limit", "-4GB"], "-4GB"),
+        (["--model", "flat", "--recompute", "full"], "no blocks"),
+        (["--model", ""], "expected a name"),
+        (["--model", "/"], "config.json"),
         (["--micro-batch", "0"], "at least 1"),
         (["--seq", "4096", "--model", "gpt2"], "1024 positions"),
         (["--model", "no/such/config.json"], "no/such/config.json"),
@@ -182,10 +186,54 @@ def test_bad_input_is_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert message in err
 
 
+def test_the_tables_show_the_moments_they_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell of the table of live bytes, read back from the words printed."""
+    monkeypatch.setenv("COLUMNS", "200")
+    config = planned(model="gpt2", stage=2, ranks=8, recipe="deepspeed")
+    assert (
+        main(["plan", "--model", "gpt2", "--stage", "2", "--ranks", "8", "--recipe", "deepspeed", "--limit", "4GB"])
+        == 0
+    )
+    memory = plan(config).memory[0]
+    lines = capsys.readouterr().out.splitlines()
+    top = next(i for i, line in enumerate(lines) if line.startswith("Live bytes"))
+    columns = lines[top + 1].split()[1:]
+    assert columns == ["start", "forward", "backward", "upcast", "step", "peak"]
+    marks = ["after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step"]
+    expected = [memory.marks[mark] for mark in marks] + [memory.peak]
+    for kind in ("param", "optim", "total"):
+        row = next(line for line in lines[top:] if line.startswith(f"{kind} "))
+        cells = [int(cell.replace(",", "")) for cell in row.split()[1:]]
+        assert cells == [snap.total_bytes if kind == "total" else snap.by_kind[kind] for snap in expected]
+    left = 4 * 10**9 - memory.peak.total_bytes
+    assert f"({100 * left / (4 * 10**9):.3g} %) are left" in "\n".join(lines)
+    held = sum(nbytes for (unit, kind), nbytes in memory.peak.by_unit.items() if kind == "param" and unit[:2] == "h.")
+    assert any(line.startswith("h.* (12)") and f"{held:,}" in line for line in lines)
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = tmp_path / "s.toml"
+    scenario.write_text("stage = 1\n")
+    for verb in ("plan", "run", "fit"):
+        limit = ["--limit", "1GB"] if verb == "fit" else []
+        assert main([verb, str(scenario), "--json", str(scenario), *limit]) == 2
+        assert "written over the file that is read" in capsys.readouterr().err
+    assert main(["plot", "memory", str(scenario), "-o", str(tmp_path / "a.png"), "--json", str(scenario)]) == 2
+    assert scenario.read_text() == "stage = 1\n"
+
+
+def test_a_run_that_this_machine_cannot_hold_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--model", "1t", "--steps", "1"]) == 2
+    assert "zerosim plan" in capsys.readouterr().err
+
+
 def test_fit_refuses_what_it_cannot_search(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["--find", "width", "--gpu", "v100-32"], "micro-batch"),
         (["--find", "params", "--gpu", "v100-32"], "flat"),
+        (["--find", "ranks", "--ranks", "4", "--gpu", "v100-32"], "what is looked for"),
         ([], "--gpu"),
     ):
         assert main(["fit", *words]) == 2

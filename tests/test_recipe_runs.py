@@ -11,6 +11,7 @@ import pytest
 from zerosim.experiment import run
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
+from zerosim.stepper import debug
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, steps=3, micro_batch=1, ranks=4)
 
@@ -117,3 +118,15 @@ def test_what_stays_gathered_is_not_gathered_again() -> None:
     assert tied.num_parameters < psi
     root_tied = root - numels["lm_head"]
     assert sent(tied) == 3 - Fraction(root_tied, tied.num_parameters)
+
+
+def test_the_root_stays_until_backward_ends() -> None:
+    """FSDP2's: while the first block is in backward, the head is still gathered and its gradient not reduced."""
+    with debug(small(stage=3, keep_root_units=True, tie_embeddings=False, steps=1)) as world:
+        world.until(rank=0, phase="backward", unit="h.0")
+        assert world.ranks[0].parameters["lm_head.weight"].state == "gathered"
+        assert any(row.name == "lm_head gradient of this micro-batch" for row in world.ranks[0].live())
+        assert world.ranks[0].parameters["h.1.mlp.c_fc.weight"].state in ("sharded", "freed")
+        world.until("end_of_backward", rank=0)
+        assert world.ranks[0].parameters["lm_head.weight"].state == "sharded"
+        assert "unsharded_grad" not in world.ranks[0].memory().by_kind

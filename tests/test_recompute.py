@@ -19,6 +19,7 @@ from zerosim.record import Alloc, Kernel, Launch, Retag
 from zerosim.result import RunResult
 from zerosim.rng import DropoutKeys
 from zerosim.scenario import RunConfig
+from zerosim.shapes import plan
 from zerosim.sharding import whole
 from zerosim.tensor import Tensor, cpu, tensor
 
@@ -244,3 +245,21 @@ def test_a_llama_with_shared_heads_is_recomputed_to_the_same_bits(attention: str
     wanted = small(**base)
     for changes in ({"recompute": "selective"}, {"recompute": "full"}, {"saves": "megatron"}):
         assert_same_bits(small(**base, **changes), wanted)
+
+
+def test_the_peak_of_stage_3_by_hand() -> None:
+    """One small GPT, its bytes added up from the schedule: L 2, h 16, a 2, s 8, b 1, V 100, N 4, bf16, full recompute.
+
+    At the peak the first block is in backward, its forward run again: states, the other's gradient shard, the
+    block gathered, its whole gradient under way and that of the tied table, the kept inputs, what the block saves.
+    """
+    config = RunConfig(
+        stage=3, ranks=4, layers=2, hidden=16, heads=2, seq=8, micro_batch=1, vocab=100, dropout=0.1, steps=1,
+        recompute="full", saves="megatron", bucket_bytes=None,
+    )  # fmt: skip
+    memory = plan(config).memory[0]
+    totals = {mark: snapshot.total_bytes for mark, snapshot in memory.marks.items()}
+    assert totals["after_init"] == 29_120
+    assert totals["end_of_forward"] == 31_940
+    assert memory.peak.total_bytes == 53_708
+    assert memory.peak.scope.unit == "h.0"

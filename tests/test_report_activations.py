@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from zerosim import data, engine
-from zerosim.build import build_updater, place_model
+from zerosim.build import build_rank, build_updater, place_rank
 from zerosim.errors import InputError
 from zerosim.ledger import ActivationLedger, SavedRow
 from zerosim.models.model import draw_flat
@@ -27,9 +27,8 @@ def one_step(config: RunConfig) -> ActivationLedger:
     ledger = ActivationLedger()
 
     def program(ctx: Context) -> None:
-        model, strategy = place_model(
-            ctx, config, build_updater(config, 1), lambda flat: draw_flat(flat, 0, exact_master=False)
-        )
+        model, strategy = build_rank(ctx, config, build_updater(config, 1))
+        place_rank(ctx, model, strategy, lambda flat: draw_flat(flat, 0, exact_master=False))
         batch = np.random.default_rng(0).integers(0, config.vocab, (config.global_batch, config.seq + 1))
         for _ in engine.train(model, iter([data.micro_batches(batch, 0, 1, 1)]), strategy, ctx.device):
             pass

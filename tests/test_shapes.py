@@ -133,6 +133,17 @@ def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: i
     assert len(few.ran) <= 11  # of each of five sizes a part and all of a slice may be padding
 
 
+@pytest.mark.parametrize("ranks", [5, 8, 12, 31])
+@pytest.mark.parametrize(("stage", "partition"), [(0, "slices"), (1, "owner"), (3, "owner"), (3, "slices")])
+def test_classes_of_rings_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
+    config = RunConfig(stage=stage, partition=partition, ranks=ranks, collective="ring", layers=1, hidden=5, heads=1)
+    config = dataclasses.replace(config, micro_batch=1, steps=1, vocab=17, seq=3, positions=3)
+    few, all_ranks = plan(config), plan(config, every_rank=True)
+    assert few.memory == all_ranks.memory
+    assert few.traffic == all_ranks.traffic
+    assert len(few.ran) <= 20
+
+
 def test_cost_does_not_grow_with_ranks() -> None:
     """Counted in events, not in seconds: a rank leaves as many at 65,535 ranks as at 3, and few ranks are run."""
 

@@ -4,7 +4,7 @@
 
     result = zerosim.run(zerosim.RunConfig(stage=3, ranks=4, steps=20))
     print(result.mean_losses[-1], result.memory[0].peak.total_bytes)
-    print(zerosim.plan(zerosim.RunConfig(model="gpt2-xl", ranks=64)).memory[0].peak.total_bytes)
+    print(zerosim.plan(zerosim.plan_config(model="gpt2-xl", ranks=64)).memory[0].peak.total_bytes)
 
 Names are loaded when they are first used: importing zerosim imports nothing heavy. For lessons on
 autograd: `from zerosim.tensor import tensor`, and `zerosim.gradcheck`.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zerosim.runtime import World as World
     from zerosim.runtime import launch as launch
     from zerosim.scenario import RunConfig as RunConfig
+    from zerosim.scenario import plan_config as plan_config
     from zerosim.shapes import plan as plan
     from zerosim.stepper import debug as debug
     from zerosim.tensor import Tensor as Tensor
@@ -55,6 +56,7 @@ _HOMES = {
     "gradcheck": "finite_differences",
     "launch": "runtime",
     "plan": "shapes",
+    "plan_config": "scenario",
     "run": "experiment",
 }
 

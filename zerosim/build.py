@@ -137,6 +137,7 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
         device,
         updater,
         kept=_kept_units(config, model),
+        root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
         persistent=[flat.name for flat in model.flats if flat.numel < choices.persistent_numel],
         cast_shards=choices.cast_shards,
     )
@@ -151,6 +152,4 @@ def _kept_units(config: RunConfig, model: Model) -> list[str]:
     """The units that stay gathered from forward to backward."""
     if not config.reshard_after_forward:
         return [unit.name for unit in model.units]
-    root = config.schedule_choices.keep_root_units
-    kept = [unit.name for unit in model.units if root and not is_block(unit.name)]
-    return [*kept, model.units[-1].name] if config.keep_last_unit else kept
+    return [model.units[-1].name] if config.keep_last_unit else []

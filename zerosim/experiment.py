@@ -6,6 +6,7 @@ on the host, as a sharded checkpoint is consolidated: that is no traffic of the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from zerosim.result import RankMemory, RunResult, unit_infos
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
-from zerosim.shapes import peak_of
+from zerosim.shapes import peak_of, plan
 from zerosim.sharding import Flat
 from zerosim.units import format_bytes
 
@@ -122,6 +123,7 @@ class Experiment:
         self.layout = build_model(config, Device(0, make_backend("numpy")))
         self._inputs = _read_inputs(config, self.layout)
         _check_capacity(config, self.layout)
+        _check_machine(config, self.layout)
 
     @property
     def steps(self) -> int:
@@ -197,6 +199,23 @@ def _check_capacity(config: RunConfig, layout: Model) -> None:
         raise InputError(
             f"capacity {format_bytes(config.capacity)} is too small for one unit: the parameters of "
             f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage"
+        )
+
+
+def _check_machine(config: RunConfig, layout: Model) -> None:
+    """A run holds every rank's bytes on this machine: one that cannot is refused, where the machine's size is known."""
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return
+    if layout.num_parameters * config.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
+        return
+    plain = config.replace(capacity=None, steps=1, bucket_bytes=None, collective="direct")
+    needed = sum(memory.peak.total_bytes for memory in plan(plain).memory)
+    if needed > there:
+        raise InputError(
+            f"{config.model} on {config.ranks} ranks needs {format_bytes(needed)} to train, this machine has "
+            f"{format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
         )
 
 

@@ -174,13 +174,14 @@ def _representatives(config: RunConfig, layout: Model, uneven: Collection[int]) 
         owned = [tuple(i for i, owner in enumerate(owners) if owner == rank) for rank in range(ranks)]
     elif config.stage > 0:
         numels = {flat.numel for flat in layout.flats}
-    is_ring_uneven = config.collective == "ring" and (bool(uneven) or any(owned))
+    around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
     cuts = [RangeCut([numel], ranks, 0, numel) for numel in uneven]
     seen: dict[tuple[object, ...], int] = {}
     found = []
     for rank in range(ranks):
+        near = [(rank + step) % ranks for step in around]
         padding = tuple(slice_of(numel, rank, ranks).padding for numel in numels)
-        shares = tuple(cut.size_of(rank) for cut in cuts)
-        alike = (owned[rank], padding, shares, rank if is_ring_uneven else 0)
+        shares = tuple(cut.size_of(peer) for cut in cuts for peer in near)
+        alike = (tuple(owned[peer] for peer in near), padding, shares)
         found.append(seen.setdefault(alike, rank))
     return found

@@ -11,6 +11,9 @@ from fractions import Fraction
 
 from zerosim.errors import InputError
 
+MOST_BYTES = 10**18
+"""More than any device has: a limit beyond it is a slip of the pen."""
+
 _BYTE_UNITS = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,

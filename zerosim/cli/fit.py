@@ -38,6 +38,8 @@ def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
     config = run_config(args, PLAN_DEFAULTS)
     field = check_search(config, args.find)
+    if hasattr(args, field):
+        raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")
     limit, figures = device_limit(args, config.capacity), output(args, "json")
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")

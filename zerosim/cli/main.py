@@ -31,6 +31,7 @@ VERBS = {
     "explain": "the closed forms with your numbers put in, term by term; runs nothing",
     "check": "scenarios that expect printed figures: papers' tables against what is counted",
     "plot": "a picture of memory, scaling, one step's timeline or traffic, as PNG or SVG",
+    "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
@@ -118,6 +119,10 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ZerosimError):
         _say(f"zerosim: error: {error}")
         return error.exit_code
+    if isinstance(error, OSError):
+        _swallow_stdout()  # a full disk would fail again at exit
+        _say(f"zerosim: error: {error.strerror or error}")
+        return ZerosimError.exit_code
     _say(f"zerosim: internal error: {type(error).__name__}: {error} (--debug shows where)")
     return ZerosimError.exit_code
 

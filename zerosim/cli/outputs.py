@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,12 +29,18 @@ class Output:
         self.path = Path(path)
         self.is_regular = True
 
-    def check(self) -> None:
-        """Raises: InputError when the file could not be written."""
+    def check(self, inputs: Iterable[str | None] = ()) -> None:
+        """Raises: InputError when the file could not be written, or is one of those that are read."""
+        real = os.path.realpath(self.path)
+        for path in inputs:
+            if path is not None and os.path.exists(path) and os.path.realpath(path) == real:
+                raise InputError(f"{self.name}: would be written over the file that is read: name another file")
         try:
             self._check_present(self.path.stat())
         except FileNotFoundError:
             pass
+        except InputError:
+            raise
         except (OSError, ValueError) as error:
             raise self._refusal(error) from None
         if not self.is_regular:

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags in `words`. Raises: InputError, in one line."""
-        args, left = self.parse_known_args(list(words))
+        args, left = self.parse_known_args(_joined(words))
         for word in left:
             self.refuse(word)
         return args
@@ -48,6 +48,17 @@ class Parser(argparse.ArgumentParser):
         """argparse's complaint, short: 'argument --stage/-z: expected one argument' is of --stage."""
         match = re.fullmatch(r"argument ([^\s/:]+)[^\s:]*: (.*)", message, re.DOTALL)
         raise InputError(f"{match[1]}: {match[2]}" if match else message)
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """'--limit -4GB' as '--limit=-4GB': what looks like a negative number is a value, never a flag."""
+    found: list[str] = []
+    for word in words:
+        if found and re.match(r"-\.?\d", word) and re.fullmatch(r"--[\w-]+", found[-1]):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def nearest(word: str, known: Iterable[str], instead: str) -> str:

@@ -12,6 +12,7 @@ from zerosim.cli.run import human_stream, json_text, output, write_json
 from zerosim.errors import InputError
 from zerosim.presets.hardware import find_hardware
 from zerosim.scenario import PLAN_DEFAULTS, RunConfig
+from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
     from zerosim.report.plan import Limit
@@ -46,10 +47,12 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
     from zerosim.report.plan import Limit
 
     device = None if args.gpu is None else find_hardware(args.gpu)
-    if args.limit is not None and args.limit < 1:
-        raise InputError(f"--limit {args.limit}: expected at least one byte, such as 32GB")
-    nbytes = args.limit or (device.memory_bytes if device is not None else capacity)
-    return None if nbytes is None else Limit(device.name if device is not None else "the device", nbytes)
+    if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
+        raise InputError(f"--limit {args.limit}: expected 1 byte to {format_bytes(MOST_BYTES)}, such as 32GB")
+    if args.limit is not None or device is None:
+        nbytes = args.limit if args.limit is not None else capacity
+        return None if nbytes is None else Limit("", nbytes)
+    return Limit(device.name, device.memory_bytes)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
-from zerosim.cli.run import human_stream, json_text, output, write_json
+from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
 from zerosim.errors import InputError
 from zerosim.ledger import MARKS
 from zerosim.scenario import PLAN_DEFAULTS, RunConfig
@@ -68,7 +68,7 @@ def _figure_parser(name: str | None) -> Parser:
     if name == "timeline":
         add("--rank", metavar="R|all", type=_number_or_all, default=0, help="whose events (default: 0)")
         add("--step", metavar="S|all", type=_number_or_all, default=0, help="which step (default: 0)")
-    add_run_flags(parser)
+    add_run_flags(parser, planning=True)
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--json", metavar="OUT.json", help="the numbers that are drawn; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="do not say what was written")
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
     _check_flags(args)
     config = run_config(args, PLAN_DEFAULTS)
-    picture, form = _picture(args.out)
+    picture, form = _picture(args)
     figures = output(args, "json")
     if figures and figures.path == picture.path:
         raise InputError(f"{picture.name}: --json names the same file: name another")
@@ -193,15 +193,16 @@ def _check_flags(args: argparse.Namespace) -> None:
             raise InputError(f"{' and '.join(flags)} are both given: choose one")
 
 
-def _picture(path: str | None) -> tuple[Output, str]:
+def _picture(args: argparse.Namespace) -> tuple[Output, str]:
     """The file that --out names, found to be writable, and its format."""
+    path = args.out
     if path is None:
         raise InputError("--out: expected a file to draw into, such as -o memory.svg")
     form = path.rpartition(".")[2].lower()
     if form not in ("png", "svg"):
         raise InputError(f"--out {path}: expected a name that ends in .png or .svg")
     picture = Output("--out", path)
-    picture.check()
+    picture.check(read_files(args))
     return picture, form
 
 

@@ -55,8 +55,14 @@ def output(args: argparse.Namespace, name: str) -> Output | None:
     if path is None or (path == "-" and name == "json"):
         return None
     file = Output("--" + name.replace("_", "-"), path)
-    file.check()
+    file.check(read_files(args))
     return file
+
+
+def read_files(args: argparse.Namespace) -> list[str | None]:
+    """Every path that a command line reads; names of presets among them, which are no files."""
+    given = [getattr(args, name, None) for name in ("scenario", "model", "gpu", "data", "tokens", "weights")]
+    return [*given, *getattr(args, "paths", [])]
 
 
 def human_stream(args: argparse.Namespace) -> TextIO:

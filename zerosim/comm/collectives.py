@@ -53,7 +53,7 @@ class Comm(Group):
         lengths = [b.numel for b in buffers]
         work = Work(self.device, buffer, buffers)
         me = self._member(work, buffers[0].dtype)
-        for lo, hi in buckets(sum(lengths), self._limit(me.itemsize)):
+        for lo, hi in buckets(sum(lengths), self._even_limit(me.itemsize)):
             plan = self._algorithm.all_reduce(me, arrays, RangeCut(lengths, self.size, lo, hi), op)
             self._launch(work, call, plan, (hi - lo) * me.itemsize, purpose)
         return work.wait() if wait else work

@@ -100,6 +100,11 @@ class Group:
             return None
         return max(self.bucket_bytes // itemsize, self.size) // parts
 
+    def _even_limit(self, itemsize: int) -> int | None:
+        """As `_limit`, a multiple of N: every rank adds as much of each bucket but the last."""
+        limit = self._limit(itemsize)
+        return None if limit is None else limit - limit % self.size
+
     def _open(self, name: str, value: Buffer | list[Buffer], op: str = "", root: int = -1) -> tuple[list[Buffer], Call]:
         """The buffers of a call, checked, and what all ranks must agree on."""
         buffers = checks.buffers_of(self.device, name, value)

@@ -49,12 +49,8 @@ def _counted_volume(asked: Asked) -> Fraction:
 
 
 def _counted_blocks(asked: Asked) -> list[int]:
-    """What forward left of each block, on the rank with the most."""
-    by_unit = asked.result.memory[0].marks["end_of_forward"].by_unit
-    kept: dict[str, int] = {}
-    for (unit, kind), nbytes in by_unit.items():
-        if is_block(unit) and kind in ("activation", "kept"):
-            kept[unit] = kept.get(unit, 0) + nbytes
+    """What each block's forward saved, as its ops recorded it."""
+    kept = {unit: sum(row.nbytes for row in rows) for unit, rows in asked.result.saved.items() if is_block(unit)}
     if not kept or asked.config.family == "flat":
         raise InputError(f"model {asked.config.model} has no blocks whose activations could be counted")
     return list(kept.values())

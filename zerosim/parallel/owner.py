@@ -72,7 +72,7 @@ class OwnerZero3(OwnerPartition, Zero3):
     def gather(self, flat: Flat) -> Buffer:
         """The owner uses its own copy; the others receive one for the time of use."""
         if self.owns(flat):
-            full = self.shard(flat)
+            full = self.shard(flat, Kind.UNSHARDED_PARAM)
         else:
             full = self.device.alloc((flat.numel,), flat.dtype, Kind.UNSHARDED_PARAM)
         self.comm.broadcast(full, src=self.owners[flat.name])

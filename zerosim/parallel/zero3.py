@@ -8,6 +8,8 @@ reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Three choices beyond
 
     kept           units that stay gathered from forward to backward: the last one (3 Psi less that
                    unit), all of them (FSDP's reshard_after_forward=False: 2 Psi, and ZeRO-2's peak)
+    root           units, the first among them, that stay gathered until a micro-batch's backward ends,
+                   and whose gradients are reduced then (FSDP2's root: tables, last norm, head)
     persistent     buffers that stay gathered for good, and are gathered once after each step
     cast_shards    the half-type shard is not stored, but cast from the fp32 master at each gather
 """
@@ -35,11 +37,14 @@ class Zero3(Strategy):
         updater: Updater,
         *,
         kept: Collection[str] = (),
+        root: Sequence[str] = (),
         persistent: Collection[str] = (),
         cast_shards: bool = False,
     ) -> None:
         super().__init__(comm, device, updater)
-        self.kept = frozenset(kept)
+        self.kept = frozenset([*kept, *root])
+        self.root = list(root)
+        self.ended: list[Unit] = []  # root units whose backward is over
         self.persistent = frozenset(persistent)
         self.cast_shards = cast_shards
 
@@ -62,6 +67,17 @@ class Zero3(Strategy):
             unit.flat.unshard(self.gather(unit.flat))
 
     def post_backward(self, unit: Unit) -> None:
+        if unit.name not in self.root:
+            self.finish(unit)
+            return
+        self.ended.append(unit)
+        if unit.name == self.root[0]:  # the model's first unit: backward ends here
+            for ended in self.ended:
+                self.finish(ended)
+            self.ended.clear()
+
+    def finish(self, unit: Unit) -> None:
+        """A unit's backward is over: its parameters go, its gradient is reduced."""
         if unit.reduces or unit.flat.name not in self.kept:  # a shared buffer's other unit may still keep it
             self.reshard(unit.flat)  # free before the reduction: lower peak
         if unit.reduces:  # a tied buffer: after its last use only
@@ -76,8 +92,8 @@ class Zero3(Strategy):
         if flat.name not in self.persistent:
             flat.reshard()
 
-    def shard(self, flat: Flat) -> Buffer:
-        return flat.cast_shard(Kind.COMM) if self.cast_shards and flat.master is not None else flat.shard()
+    def shard(self, flat: Flat, kind: Kind = Kind.COMM) -> Buffer:
+        return flat.cast_shard(kind) if self.cast_shards and flat.master is not None else flat.shard()
 
     def gather(self, flat: Flat) -> Buffer:
         return self.comm.all_gather(self.shard(flat))

@@ -30,9 +30,9 @@ def cheapest_fit(config: RunConfig, capacity: int, trial: Trial) -> str | None:
 def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
-    A higher stage (nothing but traffic), another attention kernel, running the attention core again, a smaller micro-batch with
-    more accumulation (the same global batch, thinner matrices), running whole blocks again (a third
-    more arithmetic), all of them, more ranks (more devices).
+    A higher stage (nothing but traffic), another attention kernel, running the attention core again, a
+    smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
+    blocks again (a third more arithmetic), all of them, more ranks (more devices).
     """
     for stage in range(config.stage + 1, 4):
         yield config.replace(stage=stage), f"--stage {stage}"

@@ -54,6 +54,7 @@ class Hardware:
         return f"memory: {given.memory}; peak: {given.peak}; HBM: {given.hbm}; link: {given.link}"
 
 
+MOST = 10**18
 KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
 """The keys of a device's TOML file, all required: sizes like "80GB" or whole bytes, bandwidths per second."""
 
@@ -187,9 +188,11 @@ def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:
             raise InputError(f"hardware {path}: {key} {error}") from None
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
         example = '"80GB"' if is_bytes else "312e12"
-        raise InputError(f"hardware {path}: {key} {values[key]!r}: expected a whole number more than 0, like {example}")
+        raise InputError(
+            f"hardware {path}: {key} {values[key]!r}: expected a whole number from 1 to 1e18, like {example}"
+        )
     return value
 
 

@@ -83,7 +83,7 @@ def find_model(name: str) -> ModelPreset:
     if preset is not None:
         return preset
     near = difflib.get_close_matches(name.lower(), [*FAMILIES, *MODELS], 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known models: {', '.join([*FAMILIES, *MODELS])}"
+    hint = f"did you mean {' or '.join(near)}?" if near else "zerosim zoo lists those that are"
     raise InputError(f"model {name!r} is not known; {hint}")
 
 

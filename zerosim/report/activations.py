@@ -172,9 +172,10 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
     elements = zero_paper_elements(config.seq, config.micro_batch, config.hidden, config.layers)
     nbytes = elements * dtype(config.precision).itemsize
+    whose = "The block keeps" if len(blocks) == 1 else f"All {len(blocks)} blocks keep"
     return (
-        f"All {len(blocks)} blocks keep {format_bytes(sum(blocks))}, the whole model "
-        f"{format_bytes(sum(by_unit.values()))}. The ZeRO paper estimates 12hbsL = {elements:,} elements, "
+        f"{whose} {format_bytes(sum(blocks))}, the whole model {format_bytes(sum(by_unit.values()))}. "
+        f"The ZeRO paper estimates 12hbsL = {elements:,} elements, "
         f"{format_bytes(nbytes)} in {config.precision}: one number that names no tensors and has no term in s², "
         "where 2205.05198 counts tensor by tensor, scores included."
     )

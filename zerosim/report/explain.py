@@ -78,9 +78,12 @@ def plan_command(asked: Question) -> str:
     words += [f"--optimizer {asked.optimizer}"] if asked.optimizer != "adam" else []
     words += [f"--momentum {asked.momentum:g}"] if asked.momentum else []
     words += [f"--accumulate {asked.micro_batches}"] if asked.micro_batches > 1 else []
-    if shape := asked.shape:
+    shape = asked.shape
+    if shape is None:
+        words.append(f"--model flat --params {asked.num_parameters}")
+    else:
         words.append(f"--layers {shape.layers} --hidden {shape.hidden} --heads {shape.heads}")
-        words.append(f"--seq {shape.seq} --micro-batch {shape.micro_batch}")
+        words.append(f"--seq {shape.seq} --micro-batch {shape.micro_batch} --dropout 0.1")
         words += [f"--recompute {shape.recompute}"] if shape.recompute != "none" else []
     return " ".join(words)
 

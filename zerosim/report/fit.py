@@ -18,7 +18,8 @@ from zerosim.units import format_bytes, format_count
 
 def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
     """The answer, then what was run for it."""
-    headline = f"{words.model_name(config)}: {words.STAGES[config.stage]} on devices of {limit.name}, {SEARCHES[what]}"
+    device = limit.name or format_bytes(limit.nbytes)
+    headline = f"{words.model_name(config)}: {words.STAGES[config.stage]} on {device}, {SEARCHES[what]}"
     return Stack(
         prose(headline, "bold"),
         prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
@@ -34,11 +35,19 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
             f"Nothing fits: {what} {least.value:,} takes the least, and its peak is {format_bytes(least.peak_bytes)} "
             f"of {format_bytes(limit.nbytes)}. Try a higher --stage, --recompute full or --attention flash."
         )
-    text = f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}."
+    room = limit.nbytes - best.peak_bytes
+    text = (
+        f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}, "
+        f"{format_bytes(room)} are left."
+    )
     if beyond is not None:
-        text += f" {what} {beyond.value:,} does not fit: {format_bytes(beyond.peak_bytes)}."
+        text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
+    elif what == "ranks":
+        text += " One rank is enough."
     else:
         text += " It is the end of what was searched."
+    if what == "seq" and config.family == "gpt" and best.value > config.positions:
+        text += f" The table of {config.positions:,} positions was lengthened: a run needs --positions {best.value}."
     if what in ("layers", "params"):
         numel = build_model(with_value(config, what, best.value), Device(0, make_backend("meta"))).num_parameters
         text += f" That is a model of {numel:,} parameters ({format_count(numel)})."

@@ -98,6 +98,7 @@ def volume_of(result: RunResult) -> Volume:
         grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
         keep_root_units=choices.keep_root_units,
         persistent=gathers.persistent > 0,
+        last_is_root=not is_block(result.units[-1].name) or result.tied_numel > 0,
     )
 
 

@@ -36,7 +36,7 @@ _MARK_NAMES = {
 
 
 class Limit(NamedTuple):
-    """A device's memory: what it is called, and its bytes."""
+    """A device's memory: what the device is called ('' where only its bytes are known), and its bytes."""
 
     name: str
     nbytes: int
@@ -74,7 +74,7 @@ def verdict(result: RunResult, limit: Limit) -> str:
         return f"It fits: the peak is {of}, {format_bytes(room)} ({share}) are left."
     return (
         f"It does not fit: the peak is {format_bytes(peak)}, {format_bytes(-room)} ({share}) more than the "
-        f"{format_bytes(limit.nbytes)} of {limit.name}."
+        f"{format_bytes(limit.nbytes)}{f' of {limit.name}' if limit.name else ''}."
     )
 
 
@@ -83,19 +83,22 @@ def _peak_bytes(result: RunResult) -> int:
 
 
 def _headline(result: RunResult, limit: Limit | None) -> str:
-    where = f" of {limit.name}" if limit is not None else ""
+    where = f" of {limit.name}" if limit is not None and limit.name else ""
     return f"{words.model_name(result.config)}: {words.headline(result.config)}{where}"
 
 
 def _what_was_run(result: RunResult) -> str:
-    config = result.config
-    psi = result.num_parameters
+    config, psi = result.config, result.num_parameters
+    model = words.counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
+    batch = (
+        words.counted(config.ranks, "rank"),
+        words.counted(config.accumulate, "micro-batch", "micro-batches"),
+        words.counted(config.micro_batch, "row"),
+        f"{config.seq:,} tokens = {config.global_batch * config.seq:,} tokens",
+    )
     text = (
-        f"Ψ = {psi:,} parameters ({format_count(psi)}) in {words.counted(len(result.units), 'unit')}, "
-        f"{config.precision}, {words.OPTIMIZERS[config.optimizer]}. One step of {config.ranks:,} ranks x "
-        f"{words.counted(config.accumulate, 'micro-batch', 'micro-batches')} x "
-        f"{words.counted(config.micro_batch, 'row')} x {config.seq:,} tokens = "
-        f"{config.global_batch * config.seq:,} tokens was run on shapes alone"
+        f"Ψ = {model} in {words.counted(len(result.units), 'unit')}, {config.precision}, "
+        f"{words.OPTIMIZERS[config.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
     return f"{text}{_policy(result)}. {_ranks_run(result)}"
 
@@ -115,7 +118,9 @@ def _ranks_run(result: RunResult) -> str:
     ran, ranks = len(result.ran), result.config.ranks
     if ran == ranks:
         return "Every rank was run." if ranks > 1 else ""
-    return f"Of {ranks:,} ranks {ran:,} {'was' if ran == 1 else 'were'} run: one for all that cannot differ."
+    if ran == 1:
+        return f"Of {ranks:,} ranks one was run: they cannot differ."
+    return f"Of {ranks:,} ranks {ran:,} were run, one of each kind that can differ."
 
 
 def memory_table(result: RunResult) -> RenderableType:
@@ -129,17 +134,14 @@ def memory_table(result: RunResult) -> RenderableType:
     kinds = [kind for kind in words.KINDS if any(kind in by_kind for by_kind in columns.values())]
 
     def build(look: Look, exact: bool, names: Sequence[str]) -> Table:
-        def cell(nbytes: int) -> str:
-            return "" if not nbytes else f"{nbytes:,}" if exact else format_bytes(nbytes)
-
         table = look.table()
         table.add_column("kind")
         for name in names:
             table.add_column(name, justify="right", style="bold" if name == "peak" else "")
         for index, kind in enumerate(kinds):
-            row = [cell(columns[name].get(kind, 0)) for name in names]
+            row = [cell(columns[name].get(kind, 0), exact) for name in names]
             table.add_row(kind, *row, end_section=index == len(kinds) - 1)
-        table.add_row("total", *(cell(sum(columns[name].values())) for name in names), style="bold")
+        table.add_row("total", *(cell(sum(columns[name].values()), exact) for name in names), style="bold")
         return table
 
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
@@ -147,12 +149,14 @@ def memory_table(result: RunResult) -> RenderableType:
     peak = memory.peak
     note = (
         f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
-        "Columns: after the start, at the end of forward, of backward and of the step."
+        "start: all is placed; forward, backward, step: when each ends."
+        + (" upcast: gradients are there in fp32 too." if "upcast" in columns else "")
     )
     body = Adaptive(
         lambda look: build(look, True, list(columns)),
         lambda look: build(look, False, list(columns)),
         lambda look: build(look, False, ["start", "backward", "peak"]),
+        lambda look: build(look, False, ["peak"]),
     )
     return titled(f"Live bytes of {whose}, by kind", body, note)
 
@@ -169,7 +173,7 @@ def holders_table(result: RunResult) -> RenderableType:
     ordered = sorted(groups.items(), key=lambda item: -item[1])
     total = peak.total_bytes
 
-    def build(look: Look) -> Table:
+    def build(look: Look, exact: bool) -> Table:
         table = look.table()
         table.add_column("units")
         table.add_column("kind")
@@ -178,12 +182,17 @@ def holders_table(result: RunResult) -> RenderableType:
         for key, nbytes in ordered[:MOST_HOLDERS]:
             count = len(members[key])
             name = f"{key[0]} ({count:,})" if count > 1 else next(iter(members[key])) or "step"
-            table.add_row(look.text(name), key[1], f"{nbytes:,}", f"{100 * nbytes / total:.1f} %")
+            table.add_row(look.text(name), key[1], cell(nbytes, exact), f"{100 * nbytes / total:.1f} %")
         if rest := sum(nbytes for _, nbytes in ordered[MOST_HOLDERS:]):
-            table.add_row("the rest", "", f"{rest:,}", f"{100 * rest / total:.1f} %")
+            table.add_row("the rest", "", cell(rest, exact), f"{100 * rest / total:.1f} %")
         return table
 
-    return titled("What the peak was made of", Adaptive(build))
+    body = Adaptive(lambda look: build(look, True), lambda look: build(look, False))
+    return titled("What the peak was made of", body)
+
+
+def cell(nbytes: int, exact: bool) -> str:
+    return "" if not nbytes else f"{nbytes:,}" if exact else format_bytes(nbytes)
 
 
 def _group(unit: str) -> str:

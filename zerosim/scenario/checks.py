@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerosim.errors import InputError
 from zerosim.presets.recipes import find_recipe
+from zerosim.units import MOST_BYTES
 
 if TYPE_CHECKING:
     from zerosim.scenario.config import RunConfig
@@ -67,7 +68,7 @@ def choices(config: RunConfig) -> None:
 _RANGES: dict[str, tuple[float, float | None, bool]] = {
     "stage": (0, 3, True),
     "ranks": (1, 65536, True),
-    "steps": (1, None, True),
+    "steps": (1, 10**8, True),
     "layers": (1, 100_000, True),
     "hidden": (1, 10**7, True),
     "heads": (1, 10**7, True),
@@ -94,7 +95,7 @@ _RANGES: dict[str, tuple[float, float | None, bool]] = {
     "hysteresis": (1, None, True),
     "min_loss_scale": (0, None, False),
     "bucket_bytes": (1, None, True),
-    "capacity": (1, None, True),
+    "capacity": (1, MOST_BYTES, True),
     "parallel": (1, None, True),
     "sample_tokens": (1, None, True),
     "seed": (0, 2**63 - 1, True),
@@ -150,6 +151,10 @@ def _check_model(config: RunConfig) -> None:
         )
     if family != "gpt" and config.dropout:
         raise InputError(f"dropout {config.dropout}: the {family} has none; leave it 0, or choose model gpt")
+    has_blocks = family in ("gpt", "llama")
+    for name, plain in (("recompute", "none"), ("attention", "eager")):
+        if not has_blocks and getattr(config, name) != plain:
+            raise InputError(f"{name} {getattr(config, name)!r}: model {family} has no blocks; leave it out")
     if family == "flat" and config.units is not None and config.params is not None and config.units > config.params:
         raise InputError(f"units {config.units}: more than params = {config.params}; a unit holds one at least")
 

@@ -142,7 +142,10 @@ class RunConfig:
         checks.types(self)
         _resolve_model(self)
         checks.choices(self)
-        checks.ranges(self)
+        try:
+            checks.ranges(self)
+        except InputError as error:  # of a file's sizes: name the file
+            raise InputError(f"{self.model}: {error}" if self.model.endswith(".json") else str(error)) from None
 
     @property
     def global_batch(self) -> int:
@@ -203,13 +206,24 @@ def _parsed(name: str, value: str, parse: Callable[[str], int]) -> int:
         raise InputError(f"{name} {error}") from None
 
 
+def plan_config(**fields: Any) -> RunConfig:
+    """The RunConfig of a plan: `PLAN_DEFAULTS`, and the given fields over them."""
+    return RunConfig.from_dict({**PLAN_DEFAULTS, **fields})
+
+
 def model_notes(config: RunConfig) -> tuple[str, ...]:
     """What a named model's source leaves open, and what of it is not modelled."""
     return () if config.model in FAMILIES else _preset(config.model).notes
 
 
 def _preset(model: str) -> ModelPreset:
-    return read_config_json(model) if model.endswith(".json") else find_model(model)
+    if not model.strip():
+        raise InputError(f"model {model!r}: expected a name, such as gpt2, or a config.json")
+    return (
+        read_config_json(model)
+        if model.endswith(".json") or "/" in model or model in (".", "..")
+        else find_model(model)
+    )
 
 
 def _resolve_model(config: RunConfig) -> None:

@@ -93,6 +93,7 @@ def volume(
     grad_reduction: str = "reduce_scatter",
     keep_root_units: bool = False,
     persistent: bool = False,
+    last_is_root: bool = True,
 ) -> Volume:
     """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
 
@@ -106,6 +107,7 @@ def volume(
     and default DeepSpeed do: 3 Psi in stage 1, 2A Psi + Psi in stage 2.
     `keep_root_units` (stage 3): the units outside the blocks, R elements that hold the tied table once, are
     gathered once per micro-batch and freed when backward ends (FSDP2's root): R less, and tying is free.
+    `last_is_root`: the last unit, a head, is one of them; a model of blocks alone has it apart.
     `persistent` (stage 3): P elements stay gathered through the step and are gathered once, after the
     optimizer step (DeepSpeed's stage3_param_persistence_threshold). R then counts none of them, and
     where the tied buffer is among them, leave `tied` False.
@@ -121,8 +123,9 @@ def volume(
     if not reshard_after_forward:
         return Volume(grads, grads, 0, persistent=micro_batches - 1 if persistent else 0)
     saved = 2 * micro_batches - 1 if persistent else 0
-    if keep_root_units:  # the last unit is one of them
-        return Volume(grads, 2 * grads, 0, root=micro_batches, persistent=saved)
+    if keep_root_units:
+        kept = micro_batches if keep_last_unit and not last_is_root else 0
+        return Volume(grads, 2 * grads, 0, kept, root=micro_batches, persistent=saved)
     if not tied:
         return Volume(grads, 2 * grads, 0, micro_batches if keep_last_unit else 0, persistent=saved)
     return Volume(grads, 2 * grads, (1 if keep_last_unit else 2) * micro_batches, persistent=saved)

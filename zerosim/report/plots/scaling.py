@@ -42,7 +42,10 @@ def scaling_figure(
             if ranks < 1 or nbytes < 1:
                 raise InputError(f"{name}: {nbytes} bytes on {ranks} ranks: expected both to be at least 1")
     page = open_page(size, theme)
-    notes = ["Filled: fits the limit. Hollow: does not."] if limit else []
+    whose = "the peak" if mark == "peak" else f"what is held {MOMENTS[mark]}"
+    notes = [f"Filled: {whose} is within the limit. Hollow: it is not."] if limit else []
+    if limit and mark != "peak":
+        notes.append("Whether a run fits is decided by its peak: --mark peak.")
     frame(page, f"Bytes per rank {MOMENTS[mark]}, by number of ranks", subtitle, notes=notes)
     axes = page.figure.add_subplot()
     dress(page, axes, grid="both")
