@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from zerosim import html
 from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Refusal, Retag, Save, Scope
 
 Key = TypeVar("Key")
@@ -28,6 +29,9 @@ class Snapshot:
     @property
     def total_bytes(self) -> int:
         return sum(self.by_kind.values())
+
+    def _repr_html_(self) -> str:
+        return html.memory_html(self.by_kind, padding=self.padding)
 
 
 class MemoryLedger:
@@ -89,6 +93,10 @@ class MemoryLedger:
                 self.refusal = self.now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
+
+    def _repr_html_(self) -> str:
+        marks = [html.memory_html(shot.by_kind, name) for name, shot in self.marks.items()]
+        return html.memory_html(self.now().by_kind) + "".join(marks) + html.memory_html(self._peak.by_kind, "Peak")
 
     def _count(self, live: Alloc, sign: int) -> None:
         nbytes, key = sign * live.nbytes, (live.scope.unit, live.kind)
@@ -190,3 +198,6 @@ class CommLedger:
     def rows(self) -> list[TrafficRow]:
         """In the order in which each first occurred."""
         return [TrafficRow(*key, *counts) for key, counts in self._rows.items()]
+
+    def _repr_html_(self) -> str:
+        return html.traffic_html(self.rows())

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zerosim import html
 from zerosim.ledger import MARKS, SavedRow, Snapshot, TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport
@@ -103,6 +104,9 @@ class RunResult:
         """What one rank put on the wire in one step."""
         rows = self.traffic[rank]
         return sum(row.sent_bytes for row in rows if row.step == step and row.purpose == purpose)
+
+    def _repr_html_(self) -> str:
+        return html.result_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, schema 1."""

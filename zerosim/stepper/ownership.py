@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.report.ownership import ownership_html, ownership_text
 from zerosim.result import unit_infos
 from zerosim.sharding import Flat, slice_of
 from zerosim.stepper.session import Parts, Session
@@ -28,6 +29,12 @@ class Ownership:
 
     ranks: int
     rows: tuple[OwnedSlice, ...]
+
+    def __repr__(self) -> str:
+        return ownership_text(self.rows, self.ranks)
+
+    def _repr_html_(self) -> str:
+        return ownership_html(self.rows, self.ranks)
 
     def of(self, unit: str) -> tuple[OwnedSlice, ...]:
         """A unit's slices, by rank. Raises: InputError for an unknown unit."""

@@ -13,6 +13,7 @@ from zerosim.comm.scheduler import State
 from zerosim.errors import InputError
 from zerosim.ledger import Snapshot
 from zerosim.record import Alloc, Event, Save
+from zerosim.report import stepper_html
 from zerosim.sharding import Flat
 from zerosim.stepper.match import Moment, describe
 from zerosim.stepper.parameters import Parameters
@@ -30,6 +31,16 @@ class LiveBuffer(NamedTuple):
     nbytes: int
     born: int
     id: int
+
+
+class LiveTable(list[LiveBuffer]):
+    """What is live on a rank, oldest first: a list, shown as a table."""
+
+    def __repr__(self) -> str:
+        return stepper_html.live_text(self)
+
+    def _repr_html_(self) -> str:
+        return stepper_html.live_html(self)
 
 
 class RankView:
@@ -69,11 +80,11 @@ class RankView:
         ledger = self._session.books.memory[self.rank]
         return ledger.now(history[-1].scope) if history else ledger.now()
 
-    def live(self) -> list[LiveBuffer]:
+    def live(self) -> LiveTable:
         """Every live buffer, oldest first."""
         ledger, held = self._session.books.memory[self.rank], self._session.devices[self.rank].held
         names = _names(self._session, self.rank)
-        rows = []
+        rows = LiveTable()
         for id, alloc in ledger.live.items():
             shape, dtype, born = held.get(id, ((), "", -1))
             name = names.get(id, f"{alloc.scope.unit} {alloc.kind}".strip())
@@ -103,6 +114,9 @@ class RankView:
 
     def __repr__(self) -> str:
         return f"RankView(rank {self.rank}, {self.memory().total_bytes:,} B live, {self.stands})"
+
+    def _repr_html_(self) -> str:
+        return stepper_html.world_html([self], f"Rank {self.rank}")
 
 
 class UnderWay(NamedTuple):

@@ -16,6 +16,7 @@ from zerosim.comm.scheduler import State
 from zerosim.errors import InputError, ZerosimError
 from zerosim.experiment import Experiment
 from zerosim.record import Event
+from zerosim.report.stepper_html import world_html
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 from zerosim.stepper.match import Match, Moment
@@ -276,6 +277,12 @@ class DebugWorld:
         return (
             f"DebugWorld(stage {self.config.stage}, {self.config.ranks} ranks, {len(self._choices):,} events, {where})"
         )
+
+    def _repr_html_(self) -> str:
+        coming, last = self.peek(), self.last
+        notes = [f"done: {last!r}"] if last else []
+        notes += [f"next: {coming!r}"] if coming else []
+        return world_html(self.ranks, repr(self).partition(", before ")[0] + ")", [*notes, *map(repr, self.inbox)])
 
 
 def _close(holder: list[Session]) -> None:

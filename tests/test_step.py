@@ -1,0 +1,405 @@
+"""`zerosim step`: driven by keys in a real pseudo-terminal, and piped; the screen at every size."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import zerosim
+from zerosim.cli.step_keys import parse_until
+from zerosim.cli.step_picture import picture_of
+from zerosim.errors import InputError
+from zerosim.report.stepper import frame, shown_ranks
+from zerosim.report.stepper_pages import help_page, live_page, ownership_page, page_frame, parameters_page
+from zerosim.report.stepper_terminal import _split
+from zerosim.scenario import RunConfig
+from zerosim.stepper import Match
+
+SMALL = dict(layers=1, hidden=16, heads=2, seq=7, micro_batch=1, steps=2)
+FLAGS = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "7", "--micro-batch", "1"]
+SIZES = [(60, 20), (80, 24), (120, 40), (40, 12), (200, 60)]
+PATIENCE = 15.0
+STATUS, DID, NEXT = -2, 1, 2
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig(**{**SMALL, **dict(stage=3, ranks=3), **changes})
+
+
+def status_of(lines: list[str]) -> str:
+    """The status takes up to three lines."""
+    return " ".join(lines[-4:-1])
+
+
+class Term:
+    """A program in a pseudo-terminal: keys go in, the screen that is drawn last comes out."""
+
+    def __init__(self, *flags: str, size: tuple[int, int] = (80, 24), **env: str) -> None:
+        self.master, self.slave = pty.openpty()
+        self.resize(*size)
+        self.before = termios.tcgetattr(self.slave)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zerosim", "step", *FLAGS, *flags],
+            stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "xterm-256color", **env},
+        )  # fmt: skip
+        self.output = ""
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def press(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def read(self, seconds: float = 0.05) -> None:
+        while select.select([self.master], [], [], seconds)[0]:
+            try:
+                data = os.read(self.master, 1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            self.output += data.decode(errors="replace")
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines of the last screen drawn, without colours."""
+        last = self.output.rpartition("\x1b[H")[2].partition("\x1b[?1049l")[0]
+        return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in last.split("\r\n")]
+
+    def wait_for(self, text: str, at: int | None = None) -> list[str]:
+        """The screen, once it (or its line `at`; for STATUS, the last but the keys) holds `text`."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            self.read()
+            lines = self.screen
+            held = lines if at is None else [status_of(lines)] if at == STATUS else lines[at : at + 1]
+            if len(lines) > 5 and any(text in line for line in held):
+                return lines
+        raise AssertionError(f"{text!r} did not come:\n" + "\n".join(self.screen))
+
+    def end(self) -> int:
+        end = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < end:
+            self.read()
+        self.read()
+        return self.process.wait(1)
+
+    def is_restored(self) -> bool:
+        closed = self.output.rpartition("\x1b[?1049h")[2]
+        return "\x1b[?1049l" in closed and "\x1b[?25h" in closed and termios.tcgetattr(self.slave) == self.before
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+@contextlib.contextmanager
+def term(*flags: str, **options: Any) -> Iterator[Term]:
+    opened = Term(*flags, **options)
+    try:
+        if options.get("TERM") != "dumb":
+            opened.wait_for("quit")
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_a_session_of_keys_stands_where_the_world_does() -> None:
+    with zerosim.debug(config()) as world, term("--stage", "3", "--ranks", "3") as shown:
+        shown.press("n")
+        world.next()
+        assert repr(world.last) in shown.wait_for("rank 0 went on by one event", STATUS)[DID]
+        shown.press("2")
+        world.next(rank=2)
+        assert repr(world.last) in shown.wait_for("rank 2 went on", STATUS)[DID]
+        shown.press("u\r")
+        coming = world.until("all_gather")
+        assert coming.text.split(",")[0] in shown.wait_for("stands before all_gather", STATUS)[NEXT]
+        shown.press("urank=1 phase=backward unit=h.0\r")
+        world.until(rank=1, phase="backward", unit="h.0")
+        lines = shown.wait_for("stands before rank 1, phase backward, unit h.0", STATUS)
+        assert f"{len(world.events):,} events" in lines[0]
+        assert f"{world.ranks[1].memory().total_bytes:,}" in "\n".join(lines)
+        assert "backward of h.0" in "\n".join(lines)
+        shown.press("B")
+        world.back(10)
+        assert f"{len(world.events):,} events" in shown.wait_for("back by 10", STATUS)[0]
+        shown.press("g")
+        world.until("launch")
+        lines = shown.wait_for("stands before launch", STATUS)
+        assert f"{len(world.events):,} events" in lines[0]
+        shown.press("f")
+        world.finish_step()
+        lines = shown.wait_for("every rank has ended step 0", STATUS)
+        assert f"step 1 · {len(world.events):,} events" in lines[0]
+        shown.press("q")
+        assert shown.end() == 0
+        assert shown.is_restored()
+
+
+def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
+    with term("--stage", "3", "--ranks", "3") as shown:
+        shown.press("umessage\r")
+        shown.wait_for("stands before message", STATUS)
+        shown.press("nnn")
+        lines = "\n".join(shown.wait_for("joined"))
+        assert re.search(r"all_gather 0: rank 0 joined, waits for ranks 1-2", lines)
+        assert re.search(r"rank 0 ──[\d,]+ B→ each of the others", lines)
+        assert "in all_gather 0," in lines
+
+
+def test_to_the_end_and_back_from_there() -> None:
+    with term("--stage", "1", "--ranks", "2", "--steps", "1") as shown:
+        shown.press("r")
+        shown.wait_for("the run is over: loss", STATUS)
+        shown.press("n")
+        shown.wait_for("the run is over: world.back()", STATUS)
+        shown.press("b")
+        lines = shown.wait_for("back by 1", STATUS)
+        assert lines[NEXT].startswith("next  rank")
+        shown.press("\x04")
+        assert shown.end() == 0
+
+
+def test_words_that_mean_nothing_are_told_and_the_world_stays() -> None:
+    with term("--ranks", "2", "--stage", "2") as shown:
+        for words, told in (
+            ("al_gather", "did you mean all_gather?"),
+            ("rank=two", "rank 'two': expected a whole number"),
+            ("rank=2", "ranks 0 to 1"),
+            ("color=red", "'color=red': expected"),
+            ("alloc free", "was named already"),
+        ):
+            shown.press(f"u{words}\r")
+            assert "0 events" in shown.wait_for(told, STATUS)[0]
+        shown.press("5")
+        shown.wait_for("rank 5: this world has ranks 0 to 1", STATUS)
+        shown.press("b")
+        shown.wait_for("back 1: expected at most 0", STATUS)
+        shown.press("x")
+        shown.wait_for("no key 'x'", STATUS)
+        shown.press("uabx\x7fc")
+        shown.wait_for("until [all_gather]: abc_", STATUS)
+        shown.press("\x1b")
+        shown.wait_for("0 events", 0)
+        time.sleep(0.2)  # so that Escape is not taken for the beginning of what follows
+        shown.press("#1\r")
+        shown.wait_for("rank 1 went on by one event", STATUS)
+
+
+def test_pages_open_scroll_and_close() -> None:
+    with term("--ranks", "3", "--stage", "3") as shown:
+        shown.press("uend_of_backward\r")
+        shown.wait_for("stands before end_of_backward", STATUS)
+        for key, told in (("l", "live buffers"), ("o", "who updates which slice"), ("p", "parameters"), ("?", "keys")):
+            shown.press(key)
+            lines = shown.wait_for(told, 0)
+            assert len(lines) == 24
+            shown.press("\x1b")
+            shown.wait_for("ZeRO-3 on 3 ranks", 0)
+        shown.press("l0")
+        shown.wait_for("rank 0:", 0)
+        shown.press("\x1b[C")
+        shown.wait_for("rank 1:", 0)
+        shown.press("\x1b[B")
+        shown.wait_for("lines 2 to", 0)
+
+
+def test_ctrl_c_stops_a_jump_and_then_quits() -> None:
+    with term("--ranks", "4", "--stage", "3", "--steps", "500") as shown:
+        shown.press("r")
+        shown.wait_for("Ctrl-C stops here", STATUS)
+        shown.press("\x03")
+        shown.wait_for("stopped on the way", STATUS)
+        shown.press("n")
+        shown.wait_for("went on by one event", STATUS)
+        shown.press("\x03")
+        assert shown.end() == 130
+        assert shown.is_restored()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_restores_the_terminal(number: signal.Signals, code: int) -> None:
+    with term("--ranks", "2") as shown:
+        shown.process.send_signal(number)
+        assert shown.end() == code
+        assert shown.is_restored()
+
+
+def test_it_is_drawn_anew_when_the_terminal_changes_its_size() -> None:
+    with term("--ranks", "8", size=(80, 24)) as shown:
+        assert "ranks 0 to 3 of 8" in shown.screen[3]
+        shown.resize(120, 40)
+        shown.process.send_signal(signal.SIGWINCH)
+        assert len(shown.wait_for("ranks 0 to 5 of 8")) == 40
+        shown.resize(30, 8)
+        shown.process.send_signal(signal.SIGWINCH)
+        shown.wait_for("30 x 8 is too small")
+
+
+def test_a_failing_run_is_told_and_can_be_looked_at() -> None:
+    with term("--ranks", "2", "--stage", "0", "--capacity", "80KB") as shown:
+        shown.press("f")
+        lines = shown.wait_for("the run has failed", 0)
+        assert "rank 0 is out of memory" in status_of(lines)
+        shown.press("l")
+        shown.wait_for("live buffer", 0)
+        shown.press("\x1bb")
+        shown.wait_for("back by 1", STATUS)
+        shown.press("q")
+        assert shown.end() == 0
+
+
+def test_no_color_and_an_encoding_without_arrows() -> None:
+    with term("--ranks", "2", NO_COLOR="1", PYTHONIOENCODING="ascii") as shown:
+        shown.press("umessage\rnn")
+        shown.wait_for("B> each of the others")
+        assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|4[0-7]|38|48)[;m]", shown.output)
+        assert shown.output.isascii()
+
+
+def test_a_dumb_terminal_gets_text() -> None:
+    with term("--ranks", "2", "--steps", "1", TERM="dumb") as shown:
+        assert shown.end() == 0
+        assert "\x1b" not in shown.output
+        assert "rank 1" in shown.output
+
+
+# -- piped --------------------------------------------------------------------------------------
+def piped(*flags: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "zerosim", "step", *FLAGS, *flags], capture_output=True, text=True, check=True
+    )
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_piped_it_prints_every_event_of_its_steps(steps: int) -> None:
+    flags = ["--steps", str(steps)] if steps > 1 else []
+    with zerosim.debug(config()) as world:
+        for _ in range(steps):
+            coming = world.finish_step()
+        number_of_events = len(world.events)
+        assert coming is not None
+        world.back(number_of_events)
+        done = [world.next() for _ in range(number_of_events)]
+        expected = [(moment.rank, moment.number, moment.text) for moment in done]
+    lines = piped("--stage", "3", "--ranks", "3", *flags)
+    assert [re.fullmatch(r"rank (\d+) +(\d+)  (.*)", line).groups() for line in lines] == [  # type: ignore[union-attr]
+        (str(rank), str(number), text) for rank, number, text in expected
+    ]
+    assert {rank for rank, _, _ in expected} == {0, 1, 2}
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m zerosim step {' '.join(FLAGS)} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.startswith("rank 0")
+    assert done.stdout.count("\n") == 1
+    assert not done.stderr
+
+
+def test_bad_flags_are_one_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "zerosim", "step", "--stage", "4"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--stage 4: expected at least 0 and at most 3" in done.stderr
+
+
+# -- the screen ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("ranks", [1, 3, 24])
+def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int) -> None:
+    width, height = size
+    with zerosim.debug(config(ranks=ranks, stage=3)) as world:
+        for _ in range(4):
+            lines = frame(picture_of(world, width, "status", 1), width, height)
+            assert len(lines) == height
+            assert max(line.cell_len for line in lines) <= width
+            if world.last:
+                assert any(f"▶rank {world.last.rank}" in line.plain for line in lines)
+            ascii_lines = frame(picture_of(world, width, "status", 1), width, height, ascii=True)
+            assert all(line.plain.isascii() and line.cell_len <= width for line in ascii_lines)
+            world.next(rank=ranks - 1, count=30)
+        owned, rank = world.ownership(), world.ranks[0]
+        for page in (
+            help_page(width),
+            live_page(0, rank.live(), width),
+            parameters_page(0, list(rank.parameters.values()), width),
+            ownership_page(owned.rows, owned.ranks, width),
+        ):
+            lines = page_frame(page, 0, width, height)
+            assert len(lines) == height
+            assert max(line.cell_len for line in lines) <= width
+
+
+def test_bytes_on_the_screen_are_the_ledgers() -> None:
+    with zerosim.debug(config(ranks=2)) as world:
+        world.until("end_of_backward")
+        lines = [line.plain for line in frame(picture_of(world, 120, "", 1), 120, 40)]
+        cells = [[cell.split() for cell in line.split("│")] for line in lines if "│" in line]
+        for rank in world.ranks:
+            memory = rank.memory()
+            column = [row[rank.rank] for row in cells]
+            assert ["bytes", f"{memory.total_bytes:,}"] in column
+            for nbytes in memory.by_kind.values():
+                assert any(cell and cell[-1] == f"{nbytes:,}" for cell in column)
+
+
+def test_a_long_status_is_told_in_full() -> None:
+    words = " ".join(f"word{number}" for number in range(20))
+    with zerosim.debug(config(ranks=2)) as world:
+        lines = [line.plain for line in frame(picture_of(world, 60, words, 1), 60, 20)]
+    assert len(lines) == 20
+    assert words in " ".join(line.strip() for line in lines)
+
+
+def test_colour_ends_where_the_letters_do() -> None:
+    with zerosim.debug(config(ranks=2)) as world:
+        world.until("end_of_forward")
+        lines = frame(picture_of(world, 80, "", 1), 80, 24)
+    coloured = [
+        line.plain[span.start : span.end] for line in lines for span in line.spans if "white on" in str(span.style)
+    ]
+    assert len(coloured) > 4
+    assert all(len(set(letters)) == 1 and letters[0].isalpha() for letters in coloured)
+    assert not any("white on" in str(line.style) for line in lines)
+
+
+def test_ranks_that_fit_stand_around_the_last() -> None:
+    assert list(shown_ranks(4, 80, 0)) == [0, 1, 2, 3]
+    assert list(shown_ranks(64, 80, 30)) == [28, 29, 30, 31]
+    assert list(shown_ranks(64, 60, 63)) == [61, 62, 63]
+    assert list(shown_ranks(64, 10, 7)) == [7]
+
+
+def test_until_has_the_grammar_of_the_world() -> None:
+    assert parse_until("all_gather") == Match("all_gather")
+    assert parse_until("rank=2 phase=backward, unit='h.1'") == Match(rank=2, phase="backward", unit="h.1")
+    assert parse_until("alloc kind=unsharded_param step=3") == Match("alloc", kind="unsharded_param", step=3)
+    with pytest.raises(InputError, match="did you mean phase"):
+        parse_until("phas=backward")
+
+
+def test_keys_in_what_was_typed() -> None:
+    assert _split("n\x1b[A\x1b[5~q\x1b") == ["n", "up", "page up", "q", "escape"]
+    assert _split("\x1b[200~x\x7f\r \x00") == ["unknown", "x", "backspace", "enter", "space"]

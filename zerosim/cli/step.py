@@ -1,0 +1,46 @@
+"""`zerosim step`: the stepper in a terminal (`step_keys.py`); in a pipe, the events as text.
+
+0 when left by q, 130 by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.parser import Parser
+from zerosim.scenario import RunConfig
+
+
+def add_arguments(parser: Parser) -> None:
+    add_run_flags(parser)
+    parser.epilog = (
+        "In a terminal: n goes on by one event, ? shows the keys, q quits.\n"
+        "In a pipe: one event per line (rank, number, text) of the first step, or of as many as --steps says."
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    config = run_config(args)
+    from zerosim.report.stepper_terminal import Terminal, is_usable
+
+    if not is_usable(sys.stdin, sys.stdout):
+        return print_events(config, getattr(args, "steps", None) or 1)
+    from zerosim.cli.step_keys import Stepper
+
+    stepper = Stepper(config, Terminal(sys.stdin, sys.stdout))
+    with stepper.terminal:
+        return stepper.run()
+
+
+def print_events(config: RunConfig, steps: int) -> int:
+    """Every event of the first `steps` steps in order, placing included; one line each."""
+    from zerosim.cli.step_picture import step_of
+    from zerosim.stepper import debug
+
+    with debug(config) as world:
+        while (coming := world.peek()) is not None and step_of(world, coming) < steps:
+            done = world.next()
+            sys.stdout.write(f"rank {done.rank}  {done.number:>5}  {done.text}\n")
+    return 0

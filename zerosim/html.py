@@ -1,0 +1,250 @@
+"""Memory, traffic and a run's result as HTML for a notebook's cell, and as text for a repr.
+
+Owns small HTML: tables and bars with inline style, no script and nothing fetched, every text escaped. Text
+takes the page's own colour, so that it is legible on light and on dark. Functions read plain data and know
+nothing of the simulator. What a stepped world shows is `stepper_html.py`'s; who owns what, `ownership.py`'s.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from zerosim.units import format_bytes
+
+# The tones of the plots, one for both themes: each has a contrast of 3:1 with white and with a dark page.
+TONES: Mapping[str, str] = {
+    "param": "#2f67cf", "grad": "#ca6121", "optim": "#00a962", "unsharded_param": "#4786e5",
+    "unsharded_grad": "#b48400", "activation": "#9e519a", "activation_grad": "#815cb3", "kept": "#8b8d5b",
+    "temp": "#7a848a", "comm": "#8b8a92",
+}  # fmt: skip
+LETTERS: Mapping[str, str] = {
+    "param": "P", "grad": "G", "optim": "O", "unsharded_param": "p", "unsharded_grad": "g",
+    "activation": "A", "activation_grad": "a", "kept": "K", "temp": "T", "comm": "C",
+}  # fmt: skip
+OTHER_TONE = "#7a848a"
+FONT = "0.85em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
+HATCH = "repeating-linear-gradient(45deg,rgba(255,255,255,.65) 0 3px,rgba(0,0,0,.35) 3px 6px)"
+MOST_ROWS = 200
+STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+_STATES = ("param", "grad", "optim")
+_LINE = "1px solid rgba(128,128,128,.45)"
+
+
+class TrafficLike(Protocol):
+    """What one rank did of one kind of collective in one phase of one step."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def sent_bytes(self) -> int: ...
+    @property
+    def received_bytes(self) -> int: ...
+
+
+# -- pieces -------------------------------------------------------------------------------------
+def escaped(text: object) -> str:
+    return html.escape(str(text), quote=True)
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    raw: Collection[int] = (),
+    left: Collection[int] = (),
+    wide: bool = False,
+) -> str:
+    """A table; cells are text, but HTML in the columns `raw`. Columns are right-aligned, but those in `left`."""
+
+    def cell(tag: str, at: int, text: str, style: str) -> str:
+        align = "left" if at in left else "right"
+        shown = text if at in raw and tag == "td" else escaped(text)
+        width = "width:100%;" if wide and at in raw else ""
+        return f'<{tag} style="text-align:{align};padding:2px 8px;{width}{style}">{shown}</{tag}>'
+
+    top = "".join(cell("th", at, name, f"border-bottom:{_LINE};") for at, name in enumerate(head))
+    body = "".join(
+        "<tr>" + "".join(cell("td", at, text, "border:0;") for at, text in enumerate(row)) + "</tr>" for row in rows
+    )
+    return (
+        f'<table style="border-collapse:collapse;background:transparent;color:inherit;font:{FONT};margin:4px 0;'
+        f'{"width:100%;" if wide else ""}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    )
+
+
+def card(title: str, body: str, note: str = "") -> str:
+    """A titled piece of a page."""
+    below = f'<div style="opacity:.75">{escaped(note)}</div>' if note else ""
+    return f'<div style="max-width:70em;overflow-x:auto"><div><b>{escaped(title)}</b></div>{body}{below}</div>'
+
+
+def chip(kind: str) -> str:
+    """A kind's letter on its colour, then its name."""
+    return f"{_letter(kind)} {escaped(kind)}"
+
+
+def bar(by_kind: Mapping[str, int], most: int) -> str:
+    """Bytes by kind as one stacked bar; a bar of `most` bytes is as long as there is room."""
+    total = sum(by_kind.values())
+    parts = "".join(
+        f'<div title="{escaped(f"{kind}: {nbytes:,} B")}" style="flex:{nbytes} 1 0;min-width:2px;overflow:hidden;'
+        f"background:{TONES.get(kind, OTHER_TONE)};color:#fff;font:{FONT};font-weight:bold;text-align:center;"
+        f'border-right:1px solid rgba(255,255,255,.6)">{escaped(LETTERS.get(kind, "?"))}</div>'
+        for kind, nbytes in ordered(by_kind)
+    )
+    share = 100 * total / max(most, total, 1)
+    return f'<div style="min-width:12em"><div style="display:flex;width:{share:.2f}%">{parts}</div></div>'
+
+
+def ordered(by_kind: Mapping[str, int]) -> list[tuple[str, int]]:
+    """What stays on a rank first, what comes and goes after it; unknown kinds last. Empty ones are left out."""
+    order = list(TONES)
+    known = sorted(by_kind, key=lambda kind: (order.index(kind) if kind in TONES else len(order), kind))
+    return [(kind, by_kind[kind]) for kind in known if by_kind[kind]]
+
+
+def _letter(kind: str) -> str:
+    return (
+        f'<span style="background:{TONES.get(kind, OTHER_TONE)};color:#fff;font-weight:bold;padding:0 4px">'
+        f"{escaped(LETTERS.get(kind, '?'))}</span>"
+    )
+
+
+def legend(kinds: Collection[str]) -> str:
+    known = [kind for kind, _ in ordered(dict.fromkeys(kinds, 1))]
+    shown = " ".join(f'<span style="white-space:nowrap">{chip(kind)}</span>&ensp;' for kind in known)
+    return f'<div style="font:{FONT}">{shown}</div>'
+
+
+# -- memory -------------------------------------------------------------------------------------
+def memory_html(by_kind: Mapping[str, int], title: str = "Live bytes", padding: Mapping[str, int] | None = None) -> str:
+    """Bytes by kind: a bar, and a table with shares."""
+    total = sum(by_kind.values())
+    rows = [
+        [chip(kind), f"{nbytes:,}", f"{100 * nbytes / total:.1f} %", bar({kind: nbytes}, total)]
+        for kind, nbytes in ordered(by_kind)
+    ]
+    body = bar(by_kind, total) + table(("kind", "bytes", "share", ""), rows, raw=(0, 3), left=(0, 3))
+    extra = sum((padding or {}).values())
+    note = f"{extra:,} B of them are padding." if extra else ""
+    return card(f"{title}: {bytes_text(total)}", body if total else "", note)
+
+
+def memory_text(by_kind: Mapping[str, int], title: str = "Live bytes") -> str:
+    """The same in text: a line per kind."""
+    total = sum(by_kind.values())
+    lines = [
+        f"  {kind:16}{nbytes:>16,}  {_text_bar(kind, nbytes, total)}".rstrip() for kind, nbytes in ordered(by_kind)
+    ]
+    return "\n".join([f"{title}: {bytes_text(total)}", *lines])
+
+
+def _text_bar(kind: str, nbytes: int, most: int, length: int = 32) -> str:
+    return LETTERS.get(kind, "?") * max(1, round(length * nbytes / max(most, 1)))
+
+
+def bytes_text(nbytes: int) -> str:
+    return f"{nbytes:,} B" if nbytes < 1000 else f"{nbytes:,} B ({format_bytes(nbytes)})"
+
+
+# -- traffic ------------------------------------------------------------------------------------
+TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "calls", "payload", "sent", "received")
+
+
+def _traffic_cells(row: TrafficLike) -> list[str]:
+    figures = (row.calls, row.payload_bytes, row.sent_bytes, row.received_bytes)
+    return [str(row.step), row.phase, row.op, row.dtype, row.purpose, *(f"{figure:,}" for figure in figures)]
+
+
+def traffic_html(rows: Sequence[TrafficLike], title: str = "Traffic of one rank, in bytes") -> str:
+    """One row per step, phase and operation, as one rank saw it; the last ones where they are very many."""
+    shown = rows[-MOST_ROWS:]
+    note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
+    sent = sum(row.sent_bytes for row in rows)
+    body = table(TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4))
+    return card(f"{title}: {bytes_text(sent)} sent in all", body, note)
+
+
+def traffic_text(rows: Sequence[TrafficLike], title: str = "Traffic of one rank, in bytes") -> str:
+    """The same in text."""
+    cells = [TRAFFIC_HEAD, *(tuple(_traffic_cells(row)) for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(TRAFFIC_HEAD))]
+    lines = [
+        "  ".join(
+            text.rjust(wide) if at > 4 else text.ljust(wide)
+            for at, (text, wide) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    sent = sum(row.sent_bytes for row in rows)
+    return "\n".join([f"{title}: {bytes_text(sent)} sent in all", *lines])
+
+
+# -- a run --------------------------------------------------------------------------------------
+def result_html(result: Any) -> str:
+    """What a run or a plan counted: its loss; by rank model states, peak and what the last step sent."""
+    ran = result.ran[:MOST_ROWS]
+    peaks = {rank: result.memory[rank].peak for rank in ran}
+    most = max([peak.total_bytes for peak in peaks.values()], default=0)
+    rows = []
+    for rank in ran:
+        states = result.memory[rank].model_states()
+        sent = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0
+        figures = [*(states[kind] for kind in _STATES), sum(states.values()), sent, peaks[rank].total_bytes]
+        rows.append([str(rank), *(f"{figure:,}" for figure in figures), bar(peaks[rank].by_kind, most)])
+    head = ("rank", *_STATES, "model states", "sent in the last step", "peak", "what the peak is made of")
+    body = table(head, rows, raw=(7,), left=(7,)) + legend({kind for peak in peaks.values() for kind in peak.by_kind})
+    alike = "" if len(result.ran) == result.config.ranks else " One rank stands for all that cannot differ from it."
+    note = f"Bytes, as counted; model states as they are when backward ends.{alike}"
+    return card(_title(result), _loss_html(result) + body, note)
+
+
+def result_text(result: Any) -> str:
+    """The same in a few lines."""
+    peak = max(memory.peak.total_bytes for memory in result.memory)
+    loss = _loss_text(result)
+    return "\n".join([_title(result), *([loss] if loss else []), f"peak {bytes_text(peak)} on a rank"])
+
+
+def _title(result: Any) -> str:
+    config, steps = result.config, len(result.steps)
+    return (
+        f"{STAGES[config.stage]} on {config.ranks:,} {'rank' if config.ranks == 1 else 'ranks'}: "
+        f"{result.num_parameters:,} parameters in {config.precision}, {steps:,} {'step' if steps == 1 else 'steps'}"
+    )
+
+
+def _loss_text(result: Any) -> str:
+    losses = result.mean_losses
+    return f"loss {losses[0]:.4f} to {losses[-1]:.4f}" if losses else ""
+
+
+def _loss_html(result: Any) -> str:
+    """The mean loss by step as a line, where there is one."""
+    losses = [(step, loss) for step, loss in enumerate(result.mean_losses) if math.isfinite(loss)]
+    if len(losses) < 2:
+        return f"<div>{escaped(_loss_text(result))}</div>"
+    low, high = min(loss for _, loss in losses), max(loss for _, loss in losses)
+    points = " ".join(
+        f"{300 * step / losses[-1][0]:.1f},{2 + 36 * (high - loss) / ((high - low) or 1):.1f}" for step, loss in losses
+    )
+    return (
+        f'<div><svg width="300" height="40" viewBox="0 0 300 40" role="img" aria-label="{escaped(_loss_text(result))}">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg> '
+        f"{escaped(_loss_text(result))}</div>"
+    )

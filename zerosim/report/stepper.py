@@ -1,0 +1,219 @@
+"""The stepper's screen: every rank at one moment, what just happened, what comes, and the keys.
+
+Owns how a moment is laid out on a terminal of a given size, as lines of text. What is shown is plain data;
+who steps and who reads keys is `cli/step.py`'s affair. Kinds are told apart by their letter; colour repeats it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from zerosim.html import LETTERS, TONES
+from zerosim.units import format_bytes
+
+LEAST_WIDTH, LEAST_HEIGHT = 40, 12
+LEAST_COLUMN = 19
+KEYS = (
+    ("n", "next"), ("0-9", "that rank"), ("u", "until"), ("f", "finish step"), ("b", "back"), ("g", "next launch"),
+    ("l", "live buffers"), ("o", "ownership"), ("p", "parameters"), ("r", "run to the end"), ("B", "back 10"),
+)  # fmt: skip
+ALWAYS_KEYS = (("?", "help"), ("q", "quit"))
+_ASCII = str.maketrans({"─": "-", "│": "|", "→": ">", "▶": ">", "·": "-", "…": "~", "Ψ": "Psi"})
+
+
+@dataclass(frozen=True, slots=True)
+class RankPicture:
+    """One rank: where in the program it is, what it stands before or waits for, and its live bytes by kind."""
+
+    rank: int
+    where: str
+    stands: str
+    by_kind: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One moment of a world. `ranks` are those that fit (`shown_ranks`), of `num_ranks` in all.
+
+    `most_bytes` is what a full bar stands for; `under_way` and `status` are sentences.
+    """
+
+    title: str
+    did: str
+    coming: str
+    last_rank: int | None
+    next_rank: int | None
+    ranks: Sequence[RankPicture]
+    num_ranks: int
+    under_way: Sequence[str]
+    status: str
+    most_bytes: int
+
+
+def shown_ranks(num_ranks: int, width: int, around: int) -> range:
+    """The ranks that have a column on a terminal so wide: all, or those around one."""
+    count = min(num_ranks, max(1, (width + 1) // (LEAST_COLUMN + 1)))
+    first = min(max(0, around - count // 2), num_ranks - count)
+    return range(first, first + count)
+
+
+def arrow(sender: str, to: str, nbytes: int) -> str:
+    """'rank 0 ──1,640 B→ rank 1'."""
+    return f"{sender} ──{nbytes:,} B→ {to}"
+
+
+def frame(picture: Picture, width: int, height: int, *, ascii: bool = False) -> list[Text]:
+    """The whole screen: exactly `height` lines, none wider than `width`."""
+    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        lines = [
+            Text(f"{width} x {height} is too small:"),
+            Text(f"make it {LEAST_WIDTH} x {LEAST_HEIGHT} or more"),
+            Text("q quits"),
+        ]
+        return fitted(lines, width, height, ascii=ascii)
+    legend = _legend(picture, width)
+    status = textwrap.wrap(picture.status, width)[:3] or [""]
+    foot = [
+        *_under_way(picture, 2 if height < 30 else 4),
+        *(Text(line, style="bold") for line in status),
+        keys_line(width),
+    ]
+    head = [
+        Text(picture.title, style="bold"),
+        Text("did   ", style="dim").append(picture.did, style="not dim"),
+        Text("next  ", style="dim").append(picture.coming, style="not dim"),
+        _rule(picture, width),
+    ]
+    room = height - len(head) - len(legend) - len(foot)
+    body = _columns(picture, width, room)
+    return fitted([*head, *body, *legend, *foot], width, height, ascii=ascii)
+
+
+def fitted(lines: Sequence[Text], width: int, height: int, *, ascii: bool = False) -> list[Text]:
+    """Those lines, cut and filled to a screen, in letters that can be printed."""
+    shown = []
+    for line in [*lines[:height], *[Text()] * (height - len(lines))]:
+        cut = line.copy()
+        if cut.cell_len > width:
+            cut.truncate(width - 1)
+            cut.append("…")
+        if ascii:
+            cut.plain = cut.plain.translate(_ASCII)[:width]
+        shown.append(cut)
+    return shown
+
+
+def keys_line(width: int, keys: Sequence[tuple[str, str]] = KEYS) -> Text:
+    """As many keys as fit; help and quit always."""
+    always = sum(len(key) + len(what) + 3 for key, what in ALWAYS_KEYS)
+    line = Text()
+    for key, what in keys:
+        if line.cell_len + len(key) + len(what) + 3 + always > width:
+            break
+        line.append(key, style="bold").append(f" {what}  ", style="dim")
+    for key, what in ALWAYS_KEYS:
+        line.append(key, style="bold").append(f" {what}  ", style="dim")
+    line.right_crop(2)
+    return line
+
+
+def tile(kind: str, count: int = 1) -> Text:
+    """A kind's letter, `count` times, on its colour."""
+    return Text().append(LETTERS.get(kind, "?") * count, style=f"bold white on {TONES.get(kind, '#555555')}")
+
+
+def _rule(picture: Picture, width: int) -> Text:
+    few = len(picture.ranks) < picture.num_ranks
+    first, last = picture.ranks[0].rank, picture.ranks[-1].rank
+    shown = f"rank {first}" if first == last else f"ranks {first} to {last}"
+    label = f" {shown} of {picture.num_ranks:,} " if few else ""
+    return Text(f"──{label}".ljust(width, "─"), style="dim")
+
+
+def _under_way(picture: Picture, most: int) -> list[Text]:
+    """What is under way, always as many lines, so that nothing jumps."""
+    lines = list(picture.under_way) or ["nothing is under way"]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"and {len(lines) - most + 1} more"]
+    style = "" if picture.under_way else "dim"
+    return [Text(line, style=style) for line in lines] + [Text()] * (most - len(lines))
+
+
+def _legend(picture: Picture, width: int) -> list[Text]:
+    """What the letters of the kinds now live mean, in one or two lines."""
+    lines = [Text()]
+    for kind in _kinds(picture):
+        if lines[-1].cell_len + len(kind) + 4 > width:
+            lines.append(Text())
+        lines[-1].append_text(tile(kind)).append(f" {kind}  ", style="dim")
+    return [*lines[:2], *[Text()] * (2 - len(lines))] if width < 100 else lines[:1]
+
+
+def _kinds(picture: Picture) -> list[str]:
+    live = {kind for rank in picture.ranks for kind in rank.by_kind}
+    return [kind for kind in LETTERS if kind in live] + sorted(live - set(LETTERS))
+
+
+def _columns(picture: Picture, width: int, height: int) -> list[Text]:
+    """One column per rank, side by side."""
+    count = len(picture.ranks)
+    each = (width - (count - 1)) // count
+    columns = [_column(picture, rank, each, height) for rank in picture.ranks]
+    lines = []
+    for row in range(height):
+        line = Text()
+        for index, column in enumerate(columns):
+            if index:
+                line.append("│", style="dim")
+            cell = column[row].copy()
+            cell.truncate(each, pad=True)
+            line.append_text(cell)
+        lines.append(line)
+    return lines
+
+
+def _column(picture: Picture, rank: RankPicture, width: int, height: int) -> list[Text]:
+    did, comes = rank.rank == picture.last_rank, rank.rank == picture.next_rank
+    name = f"{'▶' if did else ' '}rank {rank.rank}{' · goes next' if comes else ''}"
+    kinds = _kinds(picture)
+    stand_lines = 3 if height - 6 >= len(kinds) else 2
+    stands = textwrap.wrap(rank.stands, width - 1)
+    if len(stands) > stand_lines:
+        stands = [*stands[: stand_lines - 1], stands[stand_lines - 1][: width - 2] + "…"]
+    total = sum(rank.by_kind.values())
+    lines = [
+        Text(name, style="bold reverse" if did else "bold"),
+        Text(rank.where),
+        *(Text(line, style="cyan") for line in stands),
+        *[Text()] * (stand_lines - len(stands)),
+        _number_line(Text("bytes"), f"{total:,}", width),
+    ]
+    room = height - len(lines)
+    shown = kinds if len(kinds) <= room else kinds[: max(0, room - 1)]
+    lines += [_bar(kind, rank.by_kind.get(kind, 0), picture.most_bytes, width) for kind in shown]
+    if len(shown) < len(kinds) and room > 0:
+        rest = sum(rank.by_kind.get(kind, 0) for kind in kinds[len(shown) :])
+        lines.append(_number_line(Text("others"), f"{rest:,}", width))
+    return [*lines[:height], *[Text()] * (height - len(lines))]
+
+
+def _number_line(name: Text, number: str, width: int) -> Text:
+    """A name on the left and a number on the right."""
+    return name.append(number.rjust(width - 1 - name.cell_len), style="bold")
+
+
+def _bar(kind: str, nbytes: int, most: int, width: int) -> Text:
+    """A kind's bytes as a row of its letter, the number at its end."""
+    if not nbytes:
+        return Text(f"{LETTERS.get(kind, '?')} ", style="dim")
+    number = f"{nbytes:,}"
+    digits = max(len(f"{most:,}"), 7)
+    if digits > width - 8:
+        number, digits = format_bytes(nbytes), 8
+    room = max(1, width - digits - 2)
+    length = min(room, max(1, round(room * nbytes / max(most, 1))))
+    return tile(kind, length).append(number.rjust(width - 1 - length))
