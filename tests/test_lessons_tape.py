@@ -1,0 +1,94 @@
+"""The graph as the lesson shows it is the graph that the engine walks, and watching changes no gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim.errors import InputError
+from zerosim.lessons.tape import tape, tape_figure, watch_backward
+from zerosim.tensor import Tensor, cpu, tensor
+
+
+def point() -> dict[str, Tensor]:
+    """(w x + b - y)^2 at one point, with every tensor's name."""
+    device = cpu()
+    w, b = (tensor(value, device, requires_grad=True) for value in (2.0, 0.5))
+    u = w * tensor(3.0, device)
+    v = u + b
+    e = v - tensor(5.0, device)
+    return {"w": w, "b": b, "u": u, "v": v, "e": e, "L": e * e}
+
+
+def network(names: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
+    device = cpu()
+    random = np.random.default_rng(0)
+    shapes = {"w1": (3, 4), "b1": (4,), "w2": (4, 1)}
+    leaves = {name: tensor(random.standard_normal(shape), device, requires_grad=True) for name, shape in shapes.items()}
+    x = tensor(random.standard_normal((5, 3)), device)
+    hidden = (x @ leaves["w1"] + leaves["b1"]).tanh()
+    return (hidden @ leaves["w2"] * hidden.sum()).mean(), {name: leaves[name] for name in names}
+
+
+def grads(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: leaf.grad.numpy() for name, leaf in tensors.items() if leaf.grad is not None}
+
+
+def test_nodes_edges_and_depths_of_a_point() -> None:
+    names = point()
+    nodes = tape(names["L"], names)
+    assert [(node.op, node.name, node.depth) for node in nodes[:4]] == [
+        ("Multiply", "L", 4),
+        ("Subtract", "e", 3),
+        ("Add", "v", 2),
+        ("Multiply", "u", 1),
+    ]
+    by_name = {node.name: at for at, node in enumerate(nodes)}
+    assert nodes[0].edges == (by_name["e"], by_name["e"])  # e * e: two edges to one node
+    assert nodes[1].edges == (by_name["v"], None)  # y wants no gradient
+    assert set(nodes[2].edges) == {by_name["u"], by_name["b"]}
+    assert {node.op for node in nodes[4:]} == {"leaf"}
+
+
+def test_visits_are_backwards_own_and_sum_what_arrives() -> None:
+    names = point()
+    visits = watch_backward(names["L"], names)
+    assert [visit.name for visit in visits] == ["L", "e", "v", "u"]
+    assert [float(visit.arriving) for visit in visits] == [1.0, 3.0, 3.0, 3.0]  # 1.5 twice makes 3 at e
+    assert [None if values is None else float(values) for values in visits[3].handed] == [9.0, None]
+    assert " ".join(str(visits[1]).split()) == "e made by Subtract has 3, hands on 3, nothing"
+
+
+def test_watching_changes_no_gradient() -> None:
+    leaves = ["w1", "b1", "w2"]
+    plain, watched = network(leaves), network(leaves)
+    plain[0].backward()
+    visits = watch_backward(*watched)
+    assert grads(plain[1]).keys() == set(leaves)
+    for name, values in grads(plain[1]).items():
+        assert np.array_equal(values, grads(watched[1])[name])
+    assert any(str(visit).startswith("(unnamed)") for visit in visits)
+    depths = [node.depth for node in tape(*network(leaves)) if node.op != "leaf"]
+    assert len(visits) == len(depths)
+    assert depths == sorted(depths, reverse=True)
+
+
+def test_the_picture_has_a_box_per_node_and_an_arrow_per_edge() -> None:
+    loss, names = network(["w1", "b1", "w2"])
+    nodes = tape(loss, names)
+    (axes,) = tape_figure(loss, names).axes
+    words = [text.get_text() for text in axes.texts]
+    assert sorted(word for word in words if word) == sorted(node.label for node in nodes)
+    arrows = [text for text in axes.texts if getattr(text, "arrow_patch", None) is not None]
+    assert len(arrows) == sum(edge is not None for node in nodes for edge in node.edges)
+
+
+def test_a_graph_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match="requires_grad=True"):
+        tape(tensor(1.0), {})
+    names = point()
+    names["L"].backward()
+    with pytest.raises(InputError, match="walked already"):
+        watch_backward(names["L"], names)

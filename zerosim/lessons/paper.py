@@ -1,0 +1,42 @@
+"""The scenarios of the papers' tables, judged for a lesson's cell: read, counted, compared, shown.
+
+Owns where the files are and which tables of a file are asked for. What is printed stands in
+`scenarios/*.toml`; the verdict is that of `zerosim/expect`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zerosim
+from zerosim.errors import InputError
+from zerosim.expect import judge, read_expectations
+from zerosim.expect.asked import Runs
+from zerosim.report.check import CheckedFile, CheckReport
+from zerosim.scenario.files import read_scenario_file
+
+FOLDERS = (Path("scenarios"), Path("..", "scenarios"), Path(zerosim.__file__).parents[1] / "scenarios")
+"""Looked into in this order: from the repository's root, from its notebooks, from anywhere else."""
+
+
+def check(*names: str, title: str | None = None, in_full: bool = True) -> CheckReport:
+    """Judge scenarios by name, such as 'table1'. `title` asks for one table of one file.
+
+    Raises: InputError for a name or a title that is not there.
+    """
+    runs, files = Runs(), []
+    for name in names:
+        tables = read_expectations(read_scenario_file(str(_find(name))))
+        wanted = [table for table in tables if title is None or table.title == title]
+        if not wanted:
+            raise InputError(f"title {title!r}: scenario {name} has {', '.join(repr(table.title) for table in tables)}")
+        files.append(CheckedFile(f"scenarios/{name}.toml", tuple(judge(table, runs) for table in wanted)))
+    return CheckReport(files, in_full=in_full)
+
+
+def _find(name: str) -> Path:
+    for folder in FOLDERS:
+        if (path := folder / f"{name}.toml").is_file():
+            return path
+    known = sorted(path.stem for folder in FOLDERS[-1:] for path in folder.glob("*.toml"))
+    raise InputError(f"scenario {name!r}: expected one of {', '.join(known)}")
