@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zerosim.errors import ZerosimError as ZerosimError
     from zerosim.experiment import run as run
     from zerosim.finite_differences import gradcheck as gradcheck
+    from zerosim.grading import grade as grade
     from zerosim.ledger import CommLedger as CommLedger
     from zerosim.ledger import MemoryLedger as MemoryLedger
     from zerosim.result import RunResult as RunResult
@@ -53,6 +54,7 @@ _HOMES = {
     "ZerosimError": "errors",
     "cpu": "tensor",
     "debug": "stepper",
+    "grade": "grading",
     "gradcheck": "finite_differences",
     "launch": "runtime",
     "plan": "shapes",

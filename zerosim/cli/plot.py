@@ -57,7 +57,7 @@ def _figure_parser(name: str | None) -> Parser:
     add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
     add("--size", metavar="WxH", type=_inches, help="inches, such as 8x4.5 (default: the figure's)")
     if name != "traffic":
-        add("--limit", metavar="SIZE", type=size, help="a line at so many bytes (default: --capacity)")
+        add("--limit", "--capacity", metavar="SIZE", type=size, help="a line at so many bytes")
         add("--gpu", metavar="NAME", help="a line at this device's memory, such as v100-32")
     if name != "timeline":
         add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")

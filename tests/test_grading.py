@@ -1,0 +1,507 @@
+"""The grader: unsolved is unsolved, every seeded bug is named with rank and event, nothing a strategy does hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerosim.device import Kind
+from zerosim.errors import InputError
+from zerosim.grading import (
+    EXERCISES,
+    Exercise,
+    Flat,
+    Slice,
+    Strategy,
+    Unit,
+    Zero2,
+    Zero3,
+    find_exercise,
+    grade,
+    step_into,
+)
+from zerosim.parallel.all_reduce import AllReduceZero1
+from zerosim.parallel.ddp import DDP
+from zerosim.parallel.zero1 import Zero1
+from zerosim.record import Alloc, Free, Kernel, Launch
+
+SKELETONS = [one for one in EXERCISES if not one.name.startswith("bug_")]
+BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
+NAMES = dict(ids=lambda one: one.name)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    deadline = time.monotonic() + 2.0
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() == before
+
+
+# -- exercises --------------------------------------------------------------------------------------
+def test_exercises_are_numbered_named_and_hinted() -> None:
+    assert [one.number for one in EXERCISES] == list(range(1, len(EXERCISES) + 1))
+    assert len({one.name for one in EXERCISES}) == len(EXERCISES) == len(SKELETONS) + len(BUGS)
+    assert len(SKELETONS) >= 8
+    assert len(BUGS) >= 3
+    for one in EXERCISES:
+        assert len(one.hints) >= 2
+        assert one.hint(2) == one.hints[1]
+        assert one.skeleton.startswith(("class ", "def "))
+        with pytest.raises(InputError, match="hints 1 to"):
+            one.hint(9)
+
+
+def test_an_unknown_exercise_names_the_nearest() -> None:
+    assert find_exercise(6) is find_exercise("zero3")
+    with pytest.raises(InputError, match="did you mean zero3"):
+        grade(Strategy, "zero33")
+    with pytest.raises(InputError, match="expected 1 to 16 or one of bounds"):
+        grade(Strategy, 99)
+
+
+@pytest.mark.parametrize("exercise", SKELETONS, **NAMES)
+def test_a_skeleton_is_unsolved_and_says_what_is_to_be_written(exercise: Exercise) -> None:
+    found = grade(exercise.given, exercise)
+    assert found.state == "unsolved"
+    assert not found.passed
+    assert found.points == 0
+    text = str(found)
+    assert "not solved yet" in text
+    assert "To be written: " in text
+    assert "skeletons.py, line " in text
+    assert exercise.hint(1) in text
+    assert "Traceback" not in text
+    assert "not solved yet" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("ddp", DDP), ("zero1", Zero1), ("zero2", Zero2), ("zero3", Zero3), ("tied", Zero3)]
+)
+def test_the_packages_own_strategies_are_graded_full(name: str, answer: Any) -> None:
+    found = grade(answer, name)
+    assert found.passed, str(found)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, **NAMES)
+def test_grading_is_quick_and_always_the_same(exercise: Exercise) -> None:
+    begun = time.monotonic()
+    first = grade(exercise.given, exercise)
+    assert time.monotonic() - begun < 3.0
+    assert str(grade(exercise.given, exercise)) == str(first)
+    assert grade(exercise.given, exercise)._repr_html_() == first._repr_html_()
+
+
+# -- seeded bugs: the check, the rank, the event ----------------------------------------------------
+def bug(name: str) -> Any:
+    exercise = find_exercise(name)
+    found = grade(exercise.given, exercise)
+    assert found.state == "failed"
+    return found
+
+
+def event_of(check: Any, exercise: str, kind: type) -> Any:
+    """The event that a check points to, of that kind: its number is that of the rank's record in that case."""
+    from zerosim.grading.trial import attempt
+
+    one = find_exercise(exercise)
+    case = next(case for case in one.cases if case.label == check.case)
+    event = attempt(case.config, one.adapt(one.given)).records[check.where.rank][check.where.number]
+    assert isinstance(event, kind), event
+    return event
+
+
+def test_thrifty_holds_two_units_from_the_second_gather_on() -> None:
+    found = bug("bug_thrifty")
+    assert [check.name for check in found.failures] == ["bytes", "gathered"]
+    check = found["gathered"]
+    assert check.where.rank == 0
+    event = event_of(check, "bug_thrifty", Alloc)
+    assert (event.kind, event.scope.phase, event.scope.unit) == ("unsharded_param", "forward", "wpe")
+    live = [held.unit for held in check.where.live if held.kind == "unsharded_param"]
+    assert live == ["wte", "wpe"]
+    assert found["bytes"].where.text.startswith("mark end_of_backward")
+    assert found["weights"].passed
+
+
+def test_mean_is_seen_to_divide_once_more() -> None:
+    found = bug("bug_mean")
+    check = found["weights"]
+    assert [one.name for one in found.failures] == ["weights"]
+    assert "rank 0's gradient of lm_head in step 0 is 0.25 times the reference's" in check.counted
+    assert "divided by the number of ranks twice" in check.hint
+    event = event_of(check, "bug_mean", Kernel)
+    assert (event.name, event.scope.phase, event.scope.unit) == ("divide", "backward", "lm_head")
+
+
+def test_shared_is_seen_to_reduce_the_table_at_its_first_use() -> None:
+    found = bug("bug_shared")
+    assert {check.name for check in found.failures} == {"weights", "volume", "calls"}
+    assert "gradient of wte" in found["weights"].counted
+    for name in ("volume", "calls"):
+        event = event_of(found[name], "bug_shared", Launch)
+        assert (event.op, event.scope.phase, event.scope.unit) == ("reduce_scatter", "backward", "lm_head")
+
+
+def test_hasty_is_shown_where_it_freed_the_table() -> None:
+    found = bug("bug_hasty")
+    check = found["runs"]
+    assert "in step 0, backward of lm_head" in check.counted
+    assert "wte.weight while wte is sharded" in check.counted
+    event = event_of(check, "bug_hasty", Free)
+    assert (event.scope.phase, event.scope.unit) == ("forward", "lm_head")
+    assert not [held for held in check.where.live if held.kind == "unsharded_param"]
+    assert [one.passed for one in found.checks[1:]] == [None] * 4
+
+
+def test_patient_misses_an_addition_before_it_reduces() -> None:
+    found = bug("bug_patient")
+    check = found["weights"]
+    assert check.case == "4 ranks, 3 micro-batches"
+    assert "runs add 3 times, the reference's 4 times" in check.counted
+    assert "micro-batches" in check.hint
+    event = event_of(check, "bug_patient", Launch)
+    assert (event.op, event.scope.unit, event.scope.slot) == ("reduce_scatter", "lm_head", 2)
+
+
+def test_sparing_names_the_rank_that_did_not_join() -> None:
+    found = bug("bug_sparing")
+    check = found["runs"]
+    assert check.where.rank == 5
+    assert "rank 5 calls reduce_scatter of 2,664 B in step 0, backward of h.0" in check.counted
+    assert "the others call reduce_scatter of 48 B in step 0, backward of ln_f" in check.counted
+    assert "bugs.py, line" in check.line
+    assert event_of(check, "bug_sparing", Launch).scope.unit == "h.0"
+
+
+# -- wrong answers to the other exercises -----------------------------------------------------------
+def test_a_norm_of_each_ranks_own_is_seen() -> None:
+    class Alone(Zero2):
+        def agree(self) -> float | None:
+            from zerosim.precision import norm_partials, total_norm
+
+            squares = norm_partials(self.device, self.flats, self.comm.size)
+            return self.updater.judge(total_norm(self.device, squares))
+
+    found = grade(Alone, "clipping")
+    assert {"norm", "weights"} <= {check.name for check in found.failures}
+    assert "ALL ranks" in found["weights"].hint
+    assert "is multiplied by" in found["weights"].counted
+
+
+def test_gathers_that_are_not_ahead_are_seen() -> None:
+    found = grade(Zero3, "prefetch")
+    assert [check.name for check in found.failures] == ["overlap"]
+    assert found["overlap"].counted == "0 on rank 0"
+    assert found["overlap"].where.text.startswith("all_gather")
+    assert "forward of wpe" in found["overlap"].where.text
+
+
+def test_parameters_that_are_not_spread_are_seen_in_the_next_step() -> None:
+    class Silent(Zero2):
+        def spread(self, flat: Flat) -> None: ...
+
+    check = grade(Silent, "zero2")["weights"]
+    assert "in step 1" in check.counted
+    assert "spread" in check.hint
+
+
+def test_a_gradient_that_is_not_reduced_is_seen() -> None:
+    class Lonely(Zero2):
+        def reduce(self, flat: Flat, grad: Any) -> Any:
+            return grad[flat.own.start : flat.own.stop]
+
+    check = grade(Lonely, "zero2")["weights"]
+    assert "gradient of lm_head in step 0 differs" in check.counted
+    assert "the reference: reduce_scatter of 12,288 B in step 0, backward of lm_head" in check.counted
+    assert "was it reduced" in check.hint
+
+
+def test_a_slice_of_the_wrong_place_is_seen() -> None:
+    class First(Zero2):
+        def reduce(self, flat: Flat, grad: Any) -> Any:
+            self.comm.all_reduce(grad)
+            return grad
+
+    found = grade(First, "zero2")
+    assert "has 12,288 elements" not in found["weights"].counted
+    assert "elements where its slice has" in found["weights"].counted
+    assert "rank 1's gradient" in found["weights"].counted
+    assert found["volume"].passed is False
+    assert found["bytes"].passed is False
+
+
+def test_slices_that_round_down_are_seen_before_any_run() -> None:
+    def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        return rank * (numel // world_size), (rank + 1) * (numel // world_size)
+
+    found = grade(slice_of, "bounds")
+    assert [check.name for check in found.failures] == ["slices"]
+    assert "slice_of(10, 0, 4) is (0, 2), expected (0, 3)" in found["slices"].counted
+    nothing = grade(lambda numel, rank, world_size: None, "bounds")
+    assert "is None, expected (0, 3)" in nothing["slices"].counted
+    broken = grade(lambda numel, rank, world_size: 1 // 0, "bounds")
+    assert "ZeroDivisionError" in broken["slices"].counted
+    assert "test_grading.py, line" in broken["slices"].line
+
+
+def test_an_all_reduce_with_memory_of_its_own_is_above_the_peak() -> None:
+    def all_reduce(comm: Any, grad: Any) -> None:
+        comm.all_gather(comm.reduce_scatter(grad), out=grad)
+
+    found = grade(all_reduce, "all_reduce")
+    assert found["weights"].passed
+    assert [check.name for check in found.failures] == ["peak"]
+
+
+def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
+    """DeepSpeed's default: all_reduce, then drop all but the slice. Buckets put calls off; that is no difference."""
+    found = grade(AllReduceZero1, "zero1")
+    assert [check.name for check in found.failures] == ["volume"]
+    assert found["volume"].where is not None
+    assert found["volume"].where.text.startswith("all_reduce of 12,288 B")
+    assert "called: all_reduce of 12,288 B" in found["volume"].hint
+    assert "the reference: reduce_scatter of 12,288 B" in found["volume"].hint
+
+
+def test_another_repair_is_as_good() -> None:
+    class KeptForBackward(find_exercise("bug_hasty").given):  # type: ignore[misc]
+        def post_forward(self, unit: Unit) -> None:
+            if unit.name not in ("wte", "lm_head"):
+                unit.flat.reshard()
+
+    assert grade(KeptForBackward, "bug_hasty").passed
+
+
+def test_one_can_step_to_where_a_grade_points() -> None:
+    exercise = find_exercise("bug_thrifty")
+    found = grade(exercise.given, exercise)["gathered"].where
+    assert found is not None
+    with step_into(exercise.given, exercise) as world:
+        moment = world.next(rank=found.rank, count=found.number + 1)
+        assert moment.text == found.text
+        live = world.ranks[found.rank].live()
+    assert [(one.kind, one.nbytes, one.born) for one in live] == [
+        (one.kind, one.nbytes, one.born) for one in found.live
+    ]
+    with pytest.raises(InputError, match="cases 0 to 1"):
+        step_into(exercise.given, exercise, case=2)
+    with pytest.raises(InputError, match="is no strategy"):
+        step_into(3, exercise)
+
+
+def test_a_check_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match="no check 'speed' in this grade; there are runs, weights"):
+        grade(Zero2, "zero2")["speed"]
+
+
+# -- the notebook -----------------------------------------------------------------------------------
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "11_write_your_own_zero.ipynb"
+
+
+def test_the_notebook_holds_every_exercise_as_it_is_given() -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    for one in EXERCISES:
+        assert one.skeleton.strip() in sources, one.name
+        call = f'grade({one.given.__name__}, "{one.name}")'
+        shown = [cell for cell, source in zip(cells, sources, strict=True) if source == call]
+        text = "".join(shown[-1]["outputs"][0]["data"]["text/plain"])
+        alone = [line for line in text.splitlines() if "line" not in line]  # a cell's lines are not a file's
+        given = str(grade(one.given, one))
+        assert alone == [line for line in given.splitlines() if "line" not in line], one.name
+
+
+# -- strategies that do not behave ------------------------------------------------------------------
+class Deadlocking(Zero3):
+    """Rank 2 leaves after the last collective that the others still wait in."""
+
+    def step(self) -> None:
+        super().step()
+        if self.comm.rank != 2 and self.device.where.step == 1:
+            self.comm.barrier()
+
+
+class Skipping(Zero2):
+    def spread(self, flat: Flat) -> None:
+        if self.comm.rank != 1 or flat.name != "lm_head" or self.device.where.step == 0:
+            super().spread(flat)
+
+
+class Raising(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        if unit.name == "h.1" and self.comm.rank == 2:
+            raise KeyError("my mistake")
+        super().post_forward(unit)
+
+
+class Spinning(Zero3):
+    def pre_backward(self, unit: Unit) -> None:
+        while unit.name == "h.0":
+            pass
+        super().pre_backward(unit)
+
+
+class SpinningLast(Zero3):
+    """When everybody else has finished, nobody waits for it."""
+
+    def step(self) -> None:
+        super().step()
+        while self.comm.rank == 3 and self.device.where.step == 1:
+            pass
+
+
+class Gathering(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        while True:
+            self.comm.all_gather(unit.flat.shard())
+
+
+class Swallowing(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                self.comm.all_gather(unit.flat.shard())
+
+
+class Hoarding(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        held = []
+        while True:
+            held.append(self.device.alloc((4,), unit.flat.dtype, Kind.TEMP))
+
+
+class FreeingTooMuch(Zero3):
+    def pre_forward(self, unit: Unit) -> None:
+        super().pre_forward(unit)
+        if unit.name == "h.1":
+            unit.flat.reshard()
+
+
+class TooShort(Zero3):
+    def gather(self, flat: Flat) -> Any:
+        return flat.shard()
+
+
+class Unpadded(Zero2):
+    def padded(self, flat: Flat) -> int:
+        return flat.numel
+
+
+class Forgetful(Zero2):
+    def post_backward(self, unit: Unit) -> None:
+        if unit.name != "h.0":
+            super().post_backward(unit)
+
+
+class Uncalled(Strategy):
+    def __init__(self) -> None: ...
+
+
+class Unwaited(Zero3):
+    def gather(self, flat: Flat) -> Any:
+        return self.comm.all_gather(flat.shard(), wait=False)
+
+
+class Misspelt(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        unit.flat.reshrad()  # type: ignore[attr-defined]
+
+
+class WithoutSuper(Zero3):
+    def __init__(self, *parts: Any) -> None:
+        self.mine = parts
+
+
+class Leaving(Zero3):
+    def post_forward(self, unit: Unit) -> None:
+        raise SystemExit(3)
+
+
+class Sharing(Zero3):
+    coming: dict[str, Any] = {}  # noqa: RUF012  the mistake: one dict for all ranks
+
+    def pre_forward(self, unit: Unit) -> None:
+        buffer = self.coming.setdefault(unit.name, self.gather(unit.flat))
+        unit.flat.unshard(buffer)
+        self.comm.all_reduce(buffer)
+
+
+class OutOfRange(Zero3):
+    def owned(self, flat: Flat) -> Slice:
+        return Slice(0, self.comm.rank, flat.numel)
+
+
+BAD = [
+    (Deadlocking, "zero3", 2, "deadlock: rank 2 calls nothing more", "same collectives"),
+    (Skipping, "zero2", 1, "rank 1 calls", "same collectives"),
+    (Raising, "zero3", 2, "in step 0, forward of h.1: KeyError: 'my mistake'", ""),
+    (Spinning, "zero3", None, "did nothing for 1.5 s, in backward of h.0", "loop"),
+    (SpinningLast, "zero3", 3, "rank 3 did nothing for 1.5 s", "loop"),
+    (Gathering, "zero3", None, "does not look as if this would end", "loop"),
+    (Swallowing, "zero3", None, "does not look as if this would end", "loop"),
+    (Hoarding, "zero3", None, "does not look as if this would end", "loop"),
+    (FreeingTooMuch, "zero3", None, "forward of h.1: RuntimeError", "freed before its last use"),
+    (TooShort, "zero3", None, "wte is used with 1,536 of its 6,144 elements", "wrong number of elements"),
+    (Unpadded, "zero2", None, "reduce_scatter of bf16", "wrong number of elements"),
+    (Forgetful, "zero2", None, "h.0 reaches its update with no gradient", "grad_shard"),
+    (Uncalled, "zero2", None, "TypeError", "keep the arguments"),
+    (Unwaited, "zero3", None, "'Work' object", "its wait() gives the buffer"),
+    (Misspelt, "zero3", None, "no attribute 'reshrad'", "did you mean reshard"),
+    (WithoutSuper, "zero3", None, "no attribute", "super().__init__"),
+    (Leaving, "zero3", None, "SystemExit: 3", "that line of yours"),
+    (Sharing, "zero3", None, "lies on rank", "belongs in self"),
+    (OutOfRange, "zero3", None, "", ""),
+]
+
+
+@pytest.mark.parametrize(("answer", "exercise", "rank", "words", "hint"), BAD, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | None, words: str, hint: str) -> None:
+    begun = time.monotonic()
+    found = grade(answer, exercise)
+    assert time.monotonic() - begun < 8.0
+    assert found.state == "failed"
+    check = found["runs"]
+    assert check.passed is False
+    assert words in check.counted, check.counted
+    assert hint in check.hint, check.hint
+    assert check.where is not None
+    if rank is not None:
+        assert check.where.rank == rank
+    assert "Traceback" not in str(found)
+    assert "\n" not in check.counted
+
+
+def test_the_students_own_line_is_named() -> None:
+    assert grade(Raising, "zero3")["runs"].line.endswith('raise KeyError("my mistake")')
+    assert grade(Spinning, "zero3")["runs"].line.startswith("test_grading.py, line ")
+    assert "padded" not in grade(Unpadded, "zero2")["runs"].line
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 3, "zero2", dict, Zero2.__mro__[-1], lambda: 0, test_the_students_own_line_is_named]
+)
+def test_what_is_no_strategy_is_refused_in_words(answer: Any) -> None:
+    found = grade(answer, "zero2")
+    assert found.state == "failed"
+    assert "is no strategy: hand in the class itself" in str(found)
+    assert "is no function" in str(grade(Zero2, "all_reduce"))
+
+
+def test_a_grade_is_safe_html() -> None:
+    class Marked(Zero3):
+        def pre_forward(self, unit: Unit) -> None:
+            raise ValueError("<script>alert(1)</script>")
+
+    html = grade(Marked, "zero3")._repr_html_()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html

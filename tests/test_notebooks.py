@@ -1,0 +1,167 @@
+"""The course notebooks: each is executed from a clean kernel, and must give the outputs that are committed.
+
+What counts as the same is said in `notebook_outputs.py`. Folders below notebooks/ are not looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from notebook_outputs import differences, outputs, read, text_difference, texts
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SECONDS = 60.0
+MISSING = [name for name in ("nbclient", "nbformat", "ipykernel") if importlib.util.find_spec(name) is None]
+PATHS = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|usr|var|opt|mnt|private|Users)/\w|\b[A-Z]:\\\w| at 0x[0-9a-f]{6}")
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+needs_jupyter = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} not installed: pip install -e '.[test]'"
+)
+
+
+# -- executing ---------------------------------------------------------------------------------------
+def executed(path: Path, folder: Path, seconds: float = SECONDS) -> list[dict[str, Any]]:
+    """The code cells with the outputs of a run from a clean kernel. Raises: AssertionError in the runner's words."""
+    jupyter = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    moved = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_PREFER_ENV_PATH": "1", **jupyter}
+    moved["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    dropped = (
+        "COLUMNS",
+        "LINES",
+        "JUPYTER_COLUMNS",
+        "JUPYTER_LINES",
+        "FORCE_COLOR",
+        "NO_COLOR",
+        "PYTHONWARNINGS",
+        "MPLBACKEND",
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in dropped} | moved
+    out = folder / path.name
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("execute_notebook.py")),
+        str(path),
+        str(out),
+        f"{seconds:g}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=seconds + 120)
+    assert done.returncode == 0, f"{path.name}: {done.stderr.strip()[-3000:]}"
+    return read(out)
+
+
+@needs_jupyter
+@each_notebook
+def test_a_clean_run_gives_the_committed_outputs(path: Path, tmp_path: Path) -> None:
+    changed = differences(read(path), executed(path, tmp_path))
+    assert not changed, "\n".join([*changed, "where that is meant, run the notebook and commit its outputs"])
+
+
+@each_notebook
+def test_committed_outputs_are_those_of_one_clean_run(path: Path) -> None:
+    cells = read(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert any(cell["outputs"] for cell in cells), "no outputs: commit the executed notebook"
+    for output in (output for cell in cells for output in outputs(cell)):
+        assert not {"error", "stream/stderr"} & set(output), output
+
+
+@each_notebook
+def test_outputs_name_no_path_and_no_host(path: Path) -> None:
+    host = socket.gethostname()
+    is_telling = len(host) > 3 and re.search(r"[\d.-]", host) is not None  # not an ordinary word
+    for text in (text for cell in read(path) for text in texts(cell)):
+        found = PATHS.search(text)
+        assert found is None, text[max(0, found.start() - 40) : found.end() + 40]
+        assert str(ROOT) not in text
+        assert sys.prefix not in text
+        assert not (is_telling and re.search(rf"\b{re.escape(host)}\b", text))
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+# -- the comparison itself can fail ------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("was", "now", "same"),
+    [
+        ("sent 661,632 B", "sent 661,632 B", True),
+        ("sent 661,632 B", "sent 661,633 B", False),
+        ("loss 5.815", "loss 5.816", True),
+        ("loss 5.815", "loss 5.830", False),
+        ("x  0.9999\n─────", "x 1\n──", True),
+        ("a -0.5", "a 0.5", False),
+        ("1.5e-05", "1.5e-04", False),
+        ("h.1 of rank 2", "h.1 of rank 3", False),
+        ("agree ✓", "agree ≠", False),
+        ("[1, 2]", "[1, 2, 3]", False),
+        ("one line", "one line\nanother", False),
+    ],
+)
+def test_text_is_compared_number_by_number(was: str, now: str, same: bool) -> None:
+    assert (text_difference(was, now) == "") is same
+
+
+def picture(width: int, height: int) -> dict[str, Any]:
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", width, height)
+    return {"output_type": "display_data", "data": {"image/png": base64.b64encode(header).decode()}, "metadata": {}}
+
+
+def test_a_picture_must_be_there_and_of_its_size() -> None:
+    cell, resized, gone = ({"outputs": made} for made in ([picture(8, 6)], [picture(8, 7)], []))
+    assert not differences([cell], [cell])
+    assert "(8, 6) pixels, now (8, 7)" in differences([cell], [resized])[0]
+    assert "outputs were" in differences([cell], [gone])[0]
+
+
+def test_pieces_of_a_stream_are_one_output() -> None:
+    pieces = [{"output_type": "stream", "name": "stdout", "text": [text]} for text in ("a\n", "b\n")]
+    whole = [{"output_type": "stream", "name": "stdout", "text": ["a\n", "b\n"]}]
+    assert not differences([{"outputs": pieces}], [{"outputs": whole}])
+
+
+@pytest.mark.parametrize("text", ["in /home/ada/x.py", "C:\\Users", "/tmp/a", "<object at 0x7f12ab>"])
+def test_a_path_is_recognised(text: str) -> None:
+    assert PATHS.search(text)
+    assert not PATHS.search("param/home, 2Ψ/N, https://arxiv.org/abs/1910.02054, 16Ψ/4")
+
+
+def write_notebook(path: Path, *sources: str) -> Path:
+    cells = [
+        {
+            "cell_type": "code",
+            "id": f"cell-{i}",
+            "source": [source],
+            "outputs": [],
+            "execution_count": None,
+            "metadata": {},
+        }
+        for i, source in enumerate(sources)
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    return path
+
+
+@needs_jupyter
+def test_an_error_and_a_slow_cell_fail(tmp_path: Path) -> None:
+    wrong = write_notebook(tmp_path / "wrong.ipynb", "print(1)", "assert 2 + 2 == 5")
+    slow = write_notebook(tmp_path / "slow.ipynb", "print(1)", "import time; time.sleep(20)")
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(AssertionError, match=r"cell 2 fails(?s:.*)AssertionError"):
+        executed(wrong, out)
+    with pytest.raises(AssertionError, match=r"cell 2 takes the notebook beyond its 2 seconds"):
+        executed(slow, out, seconds=2)

@@ -1,0 +1,147 @@
+"""Where a run's gradients and weights first leave those of a reference, and what that looks like.
+
+Owns comparisons of values; what was live then is `looking.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerosim.grading.looking import Where, first_difference, other_kernels, where
+from zerosim.grading.trial import Trial
+from zerosim.grading.watched import Update
+from zerosim.record import Event
+from zerosim.scenario import RunConfig
+
+
+class Gap(NamedTuple):
+    """The first difference: in words, a hint, and where."""
+
+    words: str
+    hint: str
+    where: Where | None
+
+
+def different_weights(mine: Trial, reference: Trial) -> list[str]:
+    """Names of the parameters whose bits differ at the end."""
+    assert mine.result is not None
+    assert reference.result is not None
+    ours, theirs = mine.result.weights, reference.result.weights
+    return [name for name in theirs if name not in ours or not np.array_equal(ours[name], theirs[name])]
+
+
+def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Gap:
+    """The first gradient that is not the reference's, by step, then in backward's order, then by rank.
+
+    `schedule` is the run whose collectives the strategy should have: where they part is where to look.
+    """
+    whole = _assembled(reference)
+    for update in sorted(_numbered(mine), key=lambda pair: (pair[1].step, pair[2], pair[0])):
+        gap = _gap(mine, *update[:2], whole, schedule)
+        if gap is not None:
+            return gap
+    return Gap(
+        "every gradient is the reference's, the weights are not",
+        "look at what is updated and how: owned, and store_param_shard if you wrote step yourself",
+        None,
+    )
+
+
+def _numbered(trial: Trial) -> list[tuple[int, Update, int]]:
+    """(rank, update, place in backward's order): the last unit's gradient is the first to go wrong."""
+    rows = []
+    for rank, updates in enumerate(trial.updates):
+        units = list(dict.fromkeys(update.unit for update in updates))
+        rows += [(rank, update, -units.index(update.unit)) for update in updates]
+    return rows
+
+
+def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
+    """Whole reduced gradients by (step, unit), and what they are multiplied by."""
+    pieces: dict[tuple[int, str], dict[int, Update]] = {}
+    for updates in trial.updates:
+        for update in updates:
+            pieces.setdefault((update.step, update.unit), {})[update.start] = update
+    whole = {}
+    for key, parts in pieces.items():
+        ordered = [parts[start] for start in sorted(parts)]
+        whole[key] = np.concatenate([part.grad[: part.size] for part in ordered]), ordered[0].scale
+    return whole
+
+
+def _gap(
+    mine: Trial, rank: int, update: Update, whole: dict[tuple[int, str], tuple[Any, float]], schedule: Trial
+) -> Gap | None:
+    expected, scale = whole[update.step, update.unit]
+    theirs = expected[update.start : update.start + update.size]
+    ours = update.grad[: len(theirs)]
+    place = f"rank {rank}'s gradient of {update.unit} in step {update.step}"
+    if not np.array_equal(ours, theirs):
+        words, hint = _likeness(ours, theirs, expected, update, mine.config)
+        more, number = _work(mine.records[rank], schedule.records[rank], update, schedule.config.stage)
+        return Gap(f"{place} {words}{more}", hint, where(rank, mine.records[rank], number))
+    if update.scale != scale:
+        words = f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}"
+        return Gap(
+            words,
+            "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: add the squares "
+            "of every rank before the root is taken",
+            where(rank, mine.records[rank], update.number),
+        )
+    return None
+
+
+def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunConfig) -> tuple[str, str]:
+    """What the wrong gradient looks like, and what that hints at."""
+    ranks = config.ranks
+    if update.step > 0:
+        later = "; step 0 was right" if update.step == 1 else ""
+        return (
+            f"differs{later}",
+            "gradients of earlier steps agree: the new parameters did not reach every rank; look at spread",
+        )
+    if update.grad.size > update.size and update.start:
+        return (
+            f"has {update.grad.size:,} elements where its slice has {update.size:,}",
+            "the update takes its slice from the start of what you give it: keep the own slice only",
+        )
+    if not ours.any():
+        return "is zero", "it was never reduced into grad_shard"
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    ratio = float(a @ b / (b @ b)) if b.any() else 0.0
+    if np.allclose(a, ratio * b, rtol=2e-2, atol=1e-2 * float(np.abs(b).max()) * abs(ratio)):
+        for factor, hint in (
+            (1 / ranks, "it was divided by the number of ranks twice: the collectives average already (op='avg')"),
+            (ranks, "it was summed over ranks and not divided: the collectives' op is 'avg' unless told otherwise"),
+            (1.0, "equal but for rounding: the same numbers were added in another order, or rounded once more"),
+            (2.0, "it was counted twice"),
+        ):
+            if abs(ratio / factor - 1) < 2e-2:
+                size = "is the reference's but for rounding" if factor == 1 else f"is {ratio:.4g} times the reference's"
+                return size, hint
+    start = whole[: len(ours)]
+    if update.start and len(start) == len(ours) and np.array_equal(ours, start):
+        return "is that of rank 0's slice", "take the slice that starts at flat.own.start"
+    if config.accumulate > 1:
+        return "differs", f"was every one of the {config.accumulate} micro-batches added, each once?"
+    return "differs", "some of it is missing or is this rank's alone: was it reduced, over all ranks?"
+
+
+def _work(record: Sequence[Event], other: Sequence[Event], update: Update, stage: int) -> tuple[str, int]:
+    """What the rank did otherwise than the reference before this update, and the number of that event."""
+    kernels = other_kernels(record, other, update.step, update.unit)
+    if kernels is not None:
+        words = f"; its backward runs {kernels.name} {_times(kernels.mine)}, the reference's {_times(kernels.other)}"
+        return words, kernels.number
+    difference = first_difference(record, other, by_unit=stage >= 2)
+    if difference is None:
+        return "", update.number
+    mine = difference.mine.number if difference.mine is not None else update.number
+    return f"; collectives part where it {difference}", min(mine, update.number)
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

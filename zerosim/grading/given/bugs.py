@@ -1,0 +1,138 @@
+"""Strategies with one bug each, to be found by what the grader reports and repaired.
+
+Owns the bugs and says nothing about them: the repaired ones are in notebooks/solutions.
+"""
+
+from __future__ import annotations
+
+from zerosim.device import Buffer
+from zerosim.nn import Unit
+from zerosim.parallel.base import Strategy
+from zerosim.sharding import Flat, Slice
+
+
+class Thrifty(Strategy):
+    """ZeRO-3."""
+
+    keeps_params = False
+    keeps_grads = False
+
+    def gather(self, flat: Flat) -> None:
+        self.full = self.comm.all_gather(flat.shard())
+        flat.unshard(self.full)
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.gather(unit.flat)
+
+    def post_forward(self, unit: Unit) -> None:
+        unit.flat.reshard()
+
+    def pre_backward(self, unit: Unit) -> None:
+        self.gather(unit.flat)
+
+    def post_backward(self, unit: Unit) -> None:
+        unit.flat.reshard()
+        unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
+
+
+class Mean(Strategy):
+    """DDP."""
+
+    agrees_alone = True
+
+    def owned(self, flat: Flat) -> Slice:
+        return Slice(0, flat.numel, flat.numel)
+
+    def padded(self, flat: Flat) -> int:
+        return flat.numel
+
+    def mean(self, grad: Buffer) -> None:
+        self.comm.all_reduce(grad)
+        self.device.kernel(grad.numel, self.device.backend.divide, grad.array, float(self.comm.size), grad.array)
+
+    def post_backward(self, unit: Unit) -> None:
+        if unit.reduces:
+            unit.flat.add_grad_whole(unit.flat.take_grad())
+            if self.last:
+                self.mean(unit.flat.whole_grad())
+                unit.flat.grad_shard = unit.flat.grad_whole
+
+
+class Shared(Strategy):
+    """ZeRO-3 on a model whose head is its token table."""
+
+    keeps_params = False
+    keeps_grads = False
+
+    def pre_forward(self, unit: Unit) -> None:
+        unit.flat.unshard(self.comm.all_gather(unit.flat.shard()))
+
+    def post_forward(self, unit: Unit) -> None:
+        unit.flat.reshard()
+
+    def pre_backward(self, unit: Unit) -> None:
+        unit.flat.unshard(self.comm.all_gather(unit.flat.shard()))
+
+    def post_backward(self, unit: Unit) -> None:
+        unit.flat.reshard()
+        unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
+
+
+class Hasty(Strategy):
+    """ZeRO-3 that keeps the tied table gathered between its two uses."""
+
+    keeps_params = False
+    keeps_grads = False
+
+    def gather(self, flat: Flat) -> None:
+        flat.unshard(self.comm.all_gather(flat.shard()))
+
+    def pre_forward(self, unit: Unit) -> None:
+        if unit.name != "lm_head":  # the table is still there
+            self.gather(unit.flat)
+
+    def post_forward(self, unit: Unit) -> None:
+        if unit.name != "wte":
+            unit.flat.reshard()
+
+    def pre_backward(self, unit: Unit) -> None:
+        if unit.name != "lm_head":  # forward has just used it
+            self.gather(unit.flat)
+
+    def post_backward(self, unit: Unit) -> None:
+        unit.flat.reshard()
+        if unit.reduces:
+            unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
+
+
+class Patient(Strategy):
+    """ZeRO-1, whose gradients are summed over micro-batches and reduced once."""
+
+    def post_backward(self, unit: Unit) -> None:
+        if unit.reduces:
+            flat, grad = unit.flat, unit.flat.take_grad()
+            if flat.grad_whole is None or not self.last:
+                flat.add_grad_whole(grad)
+            if self.last:
+                own = flat.whole_grad()[flat.own.start : flat.own.stop]
+                flat.grad_shard = self.comm.reduce_scatter(flat.whole_grad(), out=own)
+
+    def spread(self, flat: Flat) -> None:
+        self.comm.all_gather(flat.shard(), out=flat.whole_param())
+
+
+class Sparing(Strategy):
+    """ZeRO-2."""
+
+    keeps_grads = False
+
+    def post_backward(self, unit: Unit) -> None:
+        if unit.reduces:
+            flat, grad = unit.flat, unit.flat.take_grad()
+            if flat.own.start >= flat.numel:
+                flat.add_grad_shard(flat.new_grad_shard())  # nothing but padding: spare the traffic
+            else:
+                flat.add_grad_shard(self.comm.reduce_scatter(grad))
+
+    def spread(self, flat: Flat) -> None:
+        self.comm.all_gather(flat.shard(), out=flat.whole_param())

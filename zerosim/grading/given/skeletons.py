@@ -1,0 +1,109 @@
+"""Skeletons: what is to be written raises NotImplementedError. The solutions are in notebooks/solutions.
+
+Owns no check: which runs a solution must pass is `catalogue.py`'s.
+"""
+
+from __future__ import annotations
+
+from zerosim.comm.collectives import Comm
+from zerosim.device import Buffer
+from zerosim.nn import Unit
+from zerosim.parallel.base import Strategy
+from zerosim.parallel.zero2 import Zero2
+from zerosim.parallel.zero3 import Zero3
+from zerosim.precision import norm_partials, total_norm
+from zerosim.sharding import Flat, Slice
+
+
+def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+    """(start, stop) of a rank's slice. All slices have one length; the last may reach past numel."""
+    raise NotImplementedError("slice_of: return where the rank's slice starts and stops")
+
+
+def all_reduce(comm: Comm, grad: Buffer) -> None:
+    """Every rank's grad becomes the mean over ranks, in place. N divides grad.numel."""
+    raise NotImplementedError("all_reduce: call comm.reduce_scatter, then comm.all_gather")
+
+
+class MyDDP(Strategy):
+    agrees_alone = True  # every rank sees all of every gradient: the norm needs no exchange
+
+    def owned(self, flat: Flat) -> Slice:
+        raise NotImplementedError("owned: return the Slice(start, stop, flat.numel) that a rank updates")
+
+    def padded(self, flat: Flat) -> int:
+        return flat.numel
+
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: keep the gradient, reduce it, and name it grad_shard")
+
+
+class MyZero1(Strategy):
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: keep the gradient whole, reduce the own slice of it")
+
+    def spread(self, flat: Flat) -> None:
+        raise NotImplementedError("spread: every rank gets the others' new parameters")
+
+
+class MyZero2(Strategy):
+    keeps_grads = False  # no rank holds a whole gradient until the step
+
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: reduce the unit's gradient, keep your slice")
+
+    def spread(self, flat: Flat) -> None:
+        raise NotImplementedError("spread: every rank gets the others' new parameters")
+
+
+class MyZero3(Strategy):
+    keeps_params = False
+    keeps_grads = False
+
+    def pre_forward(self, unit: Unit) -> None:
+        raise NotImplementedError("pre_forward: gather the unit's parameters")
+
+    def post_forward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_forward: free them")
+
+    def pre_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("pre_backward: gather them again")
+
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: free them, then reduce the gradient")
+
+
+class MyTied(Zero3):
+    """ZeRO-3 is there, but for what follows a unit's backward. lm_head and wte share one flat."""
+
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: free; reduce the table's gradient once, when it is complete")
+
+
+class MyAccumulation(Zero2):
+    """ZeRO-2 is there, but for what follows a unit's backward. It comes once per micro-batch."""
+
+    def add(self, total: Buffer, more: Buffer) -> None:
+        self.device.kernel(more.numel, self.device.backend.add, total.array, more.array, total.array)
+
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: reduce this micro-batch's gradient, add it onto flat.grad_shard")
+
+
+class MyClipping(Zero2):
+    """ZeRO-2 is there, but for the norm: a rank has the squares of its own slices only."""
+
+    def agree(self) -> float | None:
+        squares = norm_partials(self.device, self.flats, self.comm.size)  # (flats, N), 0 where others count
+        raise NotImplementedError("agree: make squares those of all ranks; take their norm, judge it")
+        return self.updater.judge(total_norm(self.device, squares))
+
+
+class MyPrefetch(Zero3):
+    """ZeRO-3 is there, but for the gathers: begin the next unit's before this one computes."""
+
+    def pre_forward(self, unit: Unit) -> None:
+        raise NotImplementedError("pre_forward: wait for this unit's gather, launch the next one's")
+
+    def pre_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("pre_backward: the same, the other way round")

@@ -1,0 +1,153 @@
+"""A grade, and how it is shown: as text in a terminal, as a table in a notebook.
+
+Owns words and layout only; nothing here runs or compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+from zerosim.errors import InputError
+from zerosim.grading.exercise import Check, Exercise
+from zerosim.grading.looking import Held, Where
+
+_MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
+_COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}
+_MOST_UNITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What came of an answer. `unsolved` says what is still to be written, '' where all is; `line` where.
+
+    A check gives one point.
+    """
+
+    exercise: Exercise
+    checks: tuple[Check, ...]
+    unsolved: str = ""
+    line: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"Exercise {self.exercise.number}, {self.exercise.title}"
+
+    @property
+    def passed(self) -> bool:
+        return not self.unsolved and bool(self.checks) and all(check.passed for check in self.checks)
+
+    @property
+    def state(self) -> str:
+        """'solved', 'failed' or 'unsolved'."""
+        return "unsolved" if self.unsolved else "solved" if self.passed else "failed"
+
+    @property
+    def points(self) -> int:
+        return 0 if self.unsolved else sum(check.passed is True for check in self.checks)
+
+    @property
+    def possible(self) -> int:
+        """Points of a solution: one per check."""
+        return len(self.exercise.judges) + 1 + (self.exercise.examine is not None)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.passed is False)
+
+    def __getitem__(self, name: str) -> Check:
+        """The check of that name. Raises: InputError where there is none."""
+        for check in self.checks:
+            if check.name == name:
+                return check
+        names = ", ".join(check.name for check in self.checks) or "none: it is not solved yet"
+        raise InputError(f"no check {name!r} in this grade; there are {names}")
+
+    def __str__(self) -> str:
+        lines = [f"{self.title}: {_verdict(self)}"]
+        if self.unsolved:
+            return "\n".join([*lines, *(f"  {words}" for words in _unsolved(self))])
+        shown: list[Where] = []
+        for check in self.checks:
+            lines.append(f"  {_MARKS[check.passed]} {check.name:<9} {_sentence(check)}")
+            lines += [f"       {words}" for words in _details(check, shown)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        head = f"<p><b>{escape(self.title)}</b>: {escape(_verdict(self))}</p>"
+        if self.unsolved:
+            return head + "".join(f"<p>{escape(words)}</p>" for words in _unsolved(self))
+        shown: list[Where] = []
+        return head + f"<table>{''.join(_row(check, shown) for check in self.checks)}</table>"
+
+
+def _verdict(grade: Grade) -> str:
+    if grade.unsolved:
+        return "not solved yet"
+    return f"{grade.points} of {grade.possible} points" + (", solved" if grade.passed else "")
+
+
+def _unsolved(grade: Grade) -> list[str]:
+    where = [f"It is reached at {grade.line.split(':')[0]}."] if grade.line else []
+    return [f"To be written: {grade.unsolved}.", *where, f"Hint: {grade.exercise.hint(1)}"]
+
+
+def _sentence(check: Check) -> str:
+    if check.passed is None:
+        return "not reached: a run ended before it"
+    if check.passed:
+        return f"{check.expected}: {check.counted}"
+    case = f" (case: {check.case})" if check.case else ""
+    return f"expected {check.expected}{case}"
+
+
+def _details(check: Check, shown: list[Where]) -> list[str]:
+    """What there is to say about a failure, one line each. What was live is shown once, and added to `shown`."""
+    if check.passed is not False:
+        return []
+    lines = [f"found:  {check.counted}"]
+    if check.line:
+        lines.append(f"line:   {check.line}")
+    if check.where is not None:
+        lines.append(f"where:  {check.where}")
+        if check.where.live and check.where not in shown:
+            shown.append(check.where)
+            lines.append(f"live:   {sum(held.nbytes for held in check.where.live):,} B on rank {check.where.rank}")
+            lines += [f"        {words}" for words in live_words(check.where)]
+    if check.hint:
+        lines.append(f"hint:   {check.hint}")
+    return lines
+
+
+def live_words(where: Where) -> list[str]:
+    """What was live, by kind: bytes, and of which units."""
+    kinds: dict[str, list[Held]] = {}
+    for held in where.live:
+        kinds.setdefault(held.kind, []).append(held)
+    width = max((len(kind) for kind in kinds), default=0)
+    return [
+        f"{kind:<{width}} {sum(held.nbytes for held in rows):>9,} B  {_units(held.unit for held in rows)}"
+        for kind, rows in kinds.items()
+    ]
+
+
+def _units(names: Iterable[str]) -> str:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name or "outside units"] = counts.get(name or "outside units", 0) + 1
+    words = [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
+    return ", ".join(words[:_MOST_UNITS]) + (
+        f" and {len(words) - _MOST_UNITS} more" if len(words) > _MOST_UNITS else ""
+    )
+
+
+def _row(check: Check, shown: list[Where]) -> str:
+    details = _details(check, shown)
+    more = f'<pre style="margin:0;text-align:left">{escape(chr(10).join(details))}</pre>' if details else ""
+    mark = f'<td style="color:{_COLOURS[check.passed]};vertical-align:top"><b>{_MARKS[check.passed]}</b></td>'
+    name = f'<td style="text-align:left;vertical-align:top">{escape(check.name)}</td>'
+    return f'<tr>{mark}{name}<td style="text-align:left">{escape(_sentence(check))}{more}</td></tr>'
