@@ -16,6 +16,13 @@ settings.register_profile("zerosim", deadline=None, derandomize=True, database=N
 settings.load_profile("zerosim")
 
 
+@pytest.fixture(autouse=True)
+def _plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed does not depend on the width and colours that happen to be set where the tests run."""
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def ledger() -> MemoryLedger:
     return MemoryLedger()

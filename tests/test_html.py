@@ -11,7 +11,6 @@ import pytest
 
 import zerosim
 from zerosim.device import Kind
-from zerosim.ledger import TrafficRow
 from zerosim.html import (
     LETTERS,
     TONES,
@@ -22,6 +21,7 @@ from zerosim.html import (
     traffic_html,
     traffic_text,
 )
+from zerosim.ledger import TrafficRow
 from zerosim.report.ownership import RANK_TONES, ownership_html, ownership_lines, ownership_text
 from zerosim.report.plots.style import KIND_PAINTS, contrast, mixed
 from zerosim.report.stepper_html import live_html, live_text, world_html, world_text
