@@ -175,8 +175,8 @@ def holders_table(result: RunResult) -> RenderableType:
 
     def build(look: Look, exact: bool) -> Table:
         table = look.table()
-        table.add_column("units")
-        table.add_column("kind")
+        table.add_column("units", overflow="fold")
+        table.add_column("kind", overflow="fold")
         table.add_column("bytes", justify="right")
         table.add_column("share", justify="right")
         for key, nbytes in ordered[:MOST_HOLDERS]:

@@ -65,11 +65,11 @@ def _states_by_kind(look: Look, checks: Sequence[StateCheck]) -> Table:
     """The same where there is little room: a row per state."""
     table = look.table()
     table.add_column("")
-    table.add_column("counted", justify="right")
+    table.add_column("counted", justify="right", overflow="fold")
     if has_padding := any(checks[-1].padding):
         table.add_column("padding", justify="right")
     table.add_column("formula", justify="right", style="cyan")
-    table.add_column("in bytes", justify="right", style="cyan")
+    table.add_column("in bytes", justify="right", style="cyan", overflow="fold")
     table.add_column("")
     for check in checks:
         padding = [spread(check.padding, "\n")] if has_padding else []
