@@ -250,10 +250,17 @@ def test_what_can_never_come_is_refused_at_once() -> None:
             (dict(unit="h.7"), "h.1"),
             (dict(phase="bckward"), "backward"),
             (dict(kind="params"), "param"),
+            (dict(step=2), "steps 0 to 1"),
+            (dict(step=-3), "steps 0 to 1"),
+            (dict(rank="1"), "whole number"),
+            (dict(what=3), "expected text"),
             ({}, "until what"),
         ):
             with pytest.raises(InputError, match=message):
                 world.until(**wrong)
+        for call in (lambda: world.next(count=1.5), lambda: world.back("1"), lambda: debug({})):  # type: ignore[arg-type]
+            with pytest.raises(InputError, match=r"whole number|RunConfig"):
+                call()
         assert not world.events
         with pytest.raises(InputError, match="did not come before step 0 ended"):
             world.until("broadcast")
@@ -302,6 +309,9 @@ def test_a_world_left_in_the_middle_ends_its_threads() -> None:
     assert len(rank_threads()) == 4
     went_back.close()
     went_back.close()
+    assert "closed" in repr(went_back)
+    with pytest.raises(InputError, match="was closed"):
+        went_back.back(1)
     assert ends_within_a_second()
     assert sum(view.memory().total_bytes for view in went_back.ranks) > 0  # what was recorded is still there
 

@@ -27,6 +27,14 @@ class RankMemory:
     marks: dict[str, Snapshot]
     peak: Snapshot
 
+    def _repr_html_(self) -> str:
+        marks = [html.memory_html(shot.by_kind, name) for name, shot in self.marks.items()]
+        return "".join(marks) + html.memory_html(self.peak.by_kind, "Peak")
+
+    def __repr__(self) -> str:
+        marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
+        return f"RankMemory({marks}, peak {self.peak.total_bytes:,} B)"
+
     def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
         """Bytes of param, grad and optim at a mark, padding included."""
         by_kind = self.marks[mark].by_kind
@@ -107,6 +115,14 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         return html.result_html(self)
+
+    def __repr__(self) -> str:
+        config, loss = self.config, f", loss {self.mean_losses[-1]:.4f}" if self.losses else ""
+        peak = max(memory.peak.total_bytes for memory in self.memory)
+        return (
+            f"RunResult({config.model}, stage {config.stage}, {config.ranks} ranks, "
+            f"{self.num_parameters:,} parameters, {len(self.steps)} steps{loss}, peak {peak:,} B)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, schema 1."""

@@ -121,7 +121,7 @@ class Stepper:
 
     def until(self, words: str) -> None:
         match, coming = parse_until(words), self.world.peek()
-        match.check(self.world.config.ranks, self.world.units)
+        match.check(self.world.config.ranks, self.world.units, self.world.steps)
         last = match.step if match.step is not None else step_of(self.world, coming) if coming else math.inf
 
         def stop(coming: Moment | None) -> str | None:

@@ -58,12 +58,19 @@ class Match:
             and (self.what is None or self.what in names(event))
         )
 
-    def check(self, ranks: int, units: Collection[str]) -> None:
+    def check(self, ranks: int, units: Collection[str], steps: int) -> None:
         """Raises: InputError for what no event of this world can be, with the nearest that can."""
+        for name in ("rank", "step"):
+            whole_number(name, getattr(self, name))
+        for name in ("what", "phase", "unit", "kind"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InputError(f"{name} {getattr(self, name)!r}: expected text")
         if all(getattr(self, name) is None for name in FIELDS):
             raise InputError("until what? name an event such as 'all_gather', or a rank, phase, unit, kind or step")
         if self.rank is not None and not 0 <= self.rank < ranks:
             raise InputError(f"rank {self.rank}: this world has ranks 0 to {ranks - 1}")
+        if self.step is not None and not 0 <= self.step < steps:
+            raise InputError(f"step {self.step}: this run has steps 0 to {steps - 1}")
         known_events = (*OPERATIONS, *EVENTS, *MARKS, *KERNELS)
         for name, known in (
             ("what", known_events),
@@ -76,6 +83,12 @@ class Match:
     def __str__(self) -> str:
         given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
         return ", ".join(str(value) if name == "what" else f"{name} {value}" for name, value in given.items())
+
+
+def whole_number(name: str, value: object) -> None:
+    """Raises: InputError for what is neither a whole number nor None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise InputError(f"{name} {value!r}: expected a whole number")
 
 
 def _one_of(name: str, value: str | None, known: Iterable[str]) -> None:
@@ -99,7 +112,8 @@ def names(event: Event) -> tuple[str, ...]:
 
 def place(scope: Scope) -> str:
     """'step 0, forward of h.1'."""
-    where = scope.phase + (f" of {scope.unit}" if scope.unit else "")
+    between = scope.step >= 0 and scope.phase == "init"  # the last frees of a step, when its phases are over
+    where = "between phases" if between else scope.phase + (f" of {scope.unit}" if scope.unit else "")
     where += f", micro-batch {scope.slot}" if scope.slot else ""
     return f"step {scope.step}, {where}" if scope.step >= 0 else where
 

@@ -78,6 +78,9 @@ class Parameters(Mapping[str, ParameterView]):
             state = "sharded" if part[0] < part[1] else "freed"
         return ParameterView(name, flat.name, self._rank, spec.shape, flat.dtype.name, state, *part, flat, index)
 
+    def __repr__(self) -> str:
+        return "\n".join(repr(view) for view in self.values())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

@@ -154,7 +154,7 @@ def _names(session: Session, rank: int) -> dict[int, str]:
     live: Mapping[int, Alloc] = session.books.memory[rank].live
     for event in history:
         if isinstance(event, Save) and event.id in live:
-            names.setdefault(event.id, f"{event.op}: {event.what}")
+            names.setdefault(event.id, f"{event.scope.unit} {event.op}: {event.what}")
     parts = session.parts[rank]
     for flat in parts.model.flats if parts is not None else ():
         for what, buffer in _held(flat):

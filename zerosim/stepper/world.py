@@ -19,7 +19,7 @@ from zerosim.record import Event
 from zerosim.report.stepper_html import world_html
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
-from zerosim.stepper.match import Match, Moment
+from zerosim.stepper.match import Match, Moment, whole_number
 from zerosim.stepper.ownership import Ownership, ownership
 from zerosim.stepper.session import Session
 from zerosim.stepper.views import RankView, UnderWay, under_way
@@ -32,6 +32,10 @@ def debug(config: RunConfig, *, make_strategy: MakeStrategy | None = None) -> De
 
     Raises: InputError as `run` does.
     """
+    if not isinstance(config, RunConfig):
+        raise InputError(
+            f"debug takes a RunConfig, not a {type(config).__name__}: zerosim.debug(zerosim.RunConfig(...))"
+        )
     return DebugWorld(Experiment(config, make_strategy))
 
 
@@ -44,6 +48,7 @@ class DebugWorld:
         self._choices: list[int] = []  # the rank of every event so far: the world is a function of it
         self._breakpoints: list[Match] = []
         self._last: Moment | None = None
+        self._is_closed = False
         self._holder: list[Session] = []
         # Threads know nothing of this object: dropping it ends them.
         self._closer = weakref.finalize(self, _close, self._holder)
@@ -64,8 +69,9 @@ class DebugWorld:
         Returns what happened, the last of `count`. Raises: InputError when the run (or that rank) is over,
         and the run's own failure.
         """
+        whole_number("count", count)
         if rank is not None:
-            Match(rank=rank).check(self.config.ranks, ())
+            self._checked(Match(rank=rank))
         if count < 1:
             raise InputError(f"count {count}: expected at least 1")
         moment = self._next(rank)
@@ -90,9 +96,11 @@ class DebugWorld:
 
         Raises: InputError for what can never come, and when the step (or the run) ends first.
         """
-        match = Match(what, rank, phase, unit, kind, step)
-        match.check(self.config.ranks, self.units)
-        last = self._current_step() if step is None else step
+        match = self._checked(Match(what, rank, phase, unit, kind, step))
+        now = self._current_step()
+        if step is not None and step < now:
+            raise InputError(f"step {step} is over: world.back() goes back to it")
+        last = now if step is None else step
         while True:
             self._next(None)
             coming = self.peek()
@@ -128,9 +136,11 @@ class DebugWorld:
         step: int | None = None,
     ) -> None:
         """From now on `until` and `finish_step` also stop before events like that. `clear_breaks` forgets them."""
-        match = Match(what, rank, phase, unit, kind, step)
-        match.check(self.config.ranks, self.units)
-        self._breakpoints.append(match)
+        self._breakpoints.append(self._checked(Match(what, rank, phase, unit, kind, step)))
+
+    def _checked(self, match: Match) -> Match:
+        match.check(self.config.ranks, self.units, self.steps)
+        return match
 
     def clear_breaks(self) -> None:
         self._breakpoints.clear()
@@ -138,16 +148,24 @@ class DebugWorld:
     def back(self, count: int = 1) -> Moment | None:
         """Undo the last `count` events, by running again from the start to there. Returns the last event left.
 
-        Raises: InputError where there are not so many.
+        A run that failed, or was interrupted, goes on from there. Raises: InputError where there are not so
+        many, and after `close`.
         """
+        whole_number("back", count)
+        if self._is_closed:
+            raise InputError("the world was closed: open another with zerosim.debug")
         if not 1 <= count <= len(self._choices):
             raise InputError(f"back {count}: expected 1 to {len(self._choices):,}, the events that have happened")
-        choices = self._choices[: len(self._choices) - count]
+        before = self._choices
         self.session.close()
         self._open()
         self._choices, self._last = [], None
-        for rank in choices:
-            self._perform(rank)
+        try:
+            for rank in before[: len(before) - count]:
+                self._perform(rank)
+        except KeyboardInterrupt:
+            self._choices = before  # all can still be gone back to
+            raise
         return self.last
 
     # -- looking --------------------------------------------------------------------------------
@@ -155,6 +173,11 @@ class DebugWorld:
     def ranks(self) -> tuple[RankView, ...]:
         """One view per rank, of this moment; after the next event ask again."""
         return tuple(RankView(self.session, rank) for rank in range(self.config.ranks))
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has."""
+        return self._experiment.steps
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -194,7 +217,8 @@ class DebugWorld:
 
     # -- ending ---------------------------------------------------------------------------------
     def close(self) -> None:
-        """End all threads. What has been recorded can still be looked at."""
+        """End all threads, for good. What has been recorded can still be looked at."""
+        self._is_closed = True
         self.session.close()
 
     def __enter__(self) -> DebugWorld:
@@ -268,12 +292,14 @@ class DebugWorld:
 
     def _over(self) -> str:
         if self.session.failure is not None:
-            return f"the run has ended: {self.session.failure}"
+            undo = "" if self._is_closed else "; world.back() goes back to before it"
+            return f"the run has ended: {self.session.failure}{undo}"
         return "the run is over: world.back() undoes events, world.result() is its result"
 
     def __repr__(self) -> str:
         coming = self.peek()
-        where = f"before {coming!r}" if coming is not None else "at its end"
+        ended = "closed" if self._is_closed else "failed" if self.session.failure is not None else "at its end"
+        where = f"before {coming!r}" if coming is not None else ended
         return (
             f"DebugWorld(stage {self.config.stage}, {self.config.ranks} ranks, {len(self._choices):,} events, {where})"
         )
