@@ -178,7 +178,8 @@ def test_sparing_names_the_rank_that_did_not_join() -> None:
     check = found["runs"]
     assert check.where.rank == 5
     assert "rank 5 calls reduce_scatter of 2,664 B in step 0, backward of h.0" in check.counted
-    assert "the others call reduce_scatter of 48 B in step 0, backward of ln_f" in check.counted
+    assert "where rank 0 calls reduce_scatter of 48 B in step 0, backward of ln_f" in check.counted
+    assert check.hint.endswith("differs on rank 5 and on rank 0")
     assert "bugs.py, line" in check.line
     assert event_of(check, "bug_sparing", Launch).scope.unit == "h.0"
 
@@ -263,6 +264,53 @@ def test_an_all_reduce_with_memory_of_its_own_is_above_the_peak() -> None:
     assert [check.name for check in found.failures] == ["peak"]
 
 
+def test_an_all_reduce_that_is_called_is_not_made_of_its_halves() -> None:
+    found = grade(lambda comm, grad: comm.all_reduce(grad), "all_reduce")
+    assert [check.name for check in found.failures] == ["halves"]
+    assert found["halves"].counted == "rank 0 calls all_reduce of 12,288 B in step 0, backward of lm_head"
+    assert found["halves"].where is not None
+    assert found["halves"].where.text.startswith("all_reduce of 12,288 B")
+    hidden = grade(lambda comm, grad: comm.all_reduce(grad, purpose="control"), "all_reduce")
+    assert hidden["halves"].passed is False
+
+    def beside(comm: Any, grad: Any) -> None:
+        size = grad.numel // comm.size
+        own = grad[comm.rank * size : (comm.rank + 1) * size]
+        comm.all_gather(own, out=grad)
+        comm.device.kernel(grad.numel, comm.device.backend.multiply, grad.array, 0.5, grad.array)
+
+    one_half = grade(beside, "all_reduce")
+    assert one_half["halves"].counted == "rank 0 calls no reduce_scatter in step 0, backward of lm_head"
+
+
+def test_a_mean_that_is_returned_is_said_to_be_lost() -> None:
+    def rebound(comm: Any, grad: Any) -> None:
+        grad = comm.all_gather(comm.reduce_scatter(grad))
+
+    def half(comm: Any, grad: Any) -> Any:
+        size = grad.numel // comm.size
+        own = grad[comm.rank * size : (comm.rank + 1) * size]
+        return comm.all_gather(comm.reduce_scatter(grad, out=own))
+
+    returned = grade(lambda comm, grad: comm.all_gather(comm.reduce_scatter(grad)), "all_reduce")
+    for found, words in (
+        (returned, "grad is as it was when all_reduce returned a Buffer"),
+        (grade(rebound, "all_reduce"), "grad is as it was when all_reduce returned"),
+        (grade(half, "all_reduce"), "grad is not what all_reduce returned"),
+    ):
+        assert found["runs"].counted.endswith(words), str(found)
+        assert found["runs"].hint.startswith("the change must be in `grad` itself")
+
+
+def test_an_all_reduce_may_return_the_gradient_it_changed() -> None:
+    def all_reduce(comm: Any, grad: Any) -> Any:
+        size = grad.numel // comm.size
+        own = grad[comm.rank * size : (comm.rank + 1) * size]
+        return comm.all_gather(comm.reduce_scatter(grad, out=own), out=grad)
+
+    assert grade(all_reduce, "all_reduce").passed
+
+
 def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
     """DeepSpeed's default: all_reduce, then drop all but the slice. Buckets put calls off; that is no difference."""
     found = grade(AllReduceZero1, "zero1")
@@ -335,6 +383,30 @@ class Skipping(Zero2):
     def spread(self, flat: Flat) -> None:
         if self.comm.rank != 1 or flat.name != "lm_head" or self.device.where.step == 0:
             super().spread(flat)
+
+
+class Unreduced(Zero2):
+    """Rank 0 goes past every reduction: when the run ends, one rank has come there beside it."""
+
+    def reduce(self, flat: Flat, grad: Any) -> Any:
+        return super().reduce(flat, grad) if self.comm.rank != 0 else flat.new_grad_shard()
+
+
+class Hermit(Zero2):
+    """Rank 0 alone gathers: it is right, and the others go on."""
+
+    def spread(self, flat: Flat) -> None:
+        if self.comm.rank == 0:
+            super().spread(flat)
+
+
+class Waiting(Zero3):
+    """Rank 1 alone waits, when the others have ended."""
+
+    def step(self) -> None:
+        super().step()
+        if self.comm.rank == 1 and self.device.where.step == 1:
+            self.comm.barrier()
 
 
 class Raising(Zero3):
@@ -444,6 +516,15 @@ class OutOfRange(Zero3):
 BAD = [
     (Deadlocking, "zero3", 2, "deadlock: rank 2 calls nothing more", "same collectives"),
     (Skipping, "zero2", 1, "rank 1 calls", "same collectives"),
+    (
+        Unreduced,
+        "zero2",
+        0,
+        "where rank 1 calls reduce_scatter of 12,288 B in step 0, backward of lm_head",
+        "on rank 0",
+    ),
+    (Hermit, "zero2", None, "where rank 0 calls all_gather of 12,288 B in step 0, optimizer", "and on rank 0"),
+    (Waiting, "zero3", 1, "deadlock: rank 1 calls barrier", "same collectives"),
     (Raising, "zero3", 2, "in step 0, forward of h.1: KeyError: 'my mistake'", ""),
     (Spinning, "zero3", None, "did nothing for 1.5 s, in backward of h.0", "loop"),
     (SpinningLast, "zero3", 3, "rank 3 did nothing for 1.5 s", "loop"),
@@ -479,6 +560,41 @@ def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | No
         assert check.where.rank == rank
     assert "Traceback" not in str(found)
     assert "\n" not in check.counted
+
+
+def test_a_rank_that_waits_alone_is_said_to_wait() -> None:
+    assert grade(Waiting, "zero3")["runs"].counted.endswith(
+        "where ranks 0, 2-3 call nothing more; rank 1 waits for ever"
+    )
+    words = grade(Deadlocking, "zero3")["runs"].counted
+    assert "; ranks 0-1, 3 wait for ever" in words
+
+
+def test_bounds_that_never_come_are_ended() -> None:
+    def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        start = 0
+        while start < numel:
+            pass
+        return start, numel
+
+    def slow(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        time.sleep(0.2)
+        return 0, 0
+
+    def leaving(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        raise SystemExit(3)
+
+    begun = time.monotonic()
+    found = grade(slice_of, "bounds")
+    assert time.monotonic() - begun < 6.0
+    assert found.state == "failed"
+    check = found["slices"]
+    assert check.counted == "slice_of(12, 0, 4) did nothing for 1.5 s"
+    assert "test_grading.py, line" in check.line
+    assert check.line.endswith(("while start < numel:", "pass"))
+    assert "loop" in check.hint
+    assert "slice_of(12, 0, 4) is (0, 0), expected (0, 3)" in grade(slow, "bounds")["slices"].counted
+    assert "raised SystemExit: 3" in grade(leaving, "bounds")["slices"].counted
 
 
 def test_the_students_own_line_is_named() -> None:

@@ -9,12 +9,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from zerosim.comm.collectives import Comm
-from zerosim.device import Device
+from zerosim.device import Buffer, Device
 from zerosim.errors import InputError
+from zerosim.grading.calling import called
 from zerosim.grading.exercise import Check
-from zerosim.grading.source import line_of_trace
-from zerosim.grading.trial import Make
+from zerosim.grading.trial import PATIENCE_S, Make
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
@@ -65,10 +67,27 @@ def reduction(answer: Any) -> Make:
             if unit.reduces:
                 flat = unit.flat
                 flat.add_grad_whole(flat.take_grad())
-                reduce(self.comm, flat.whole_grad())
+                _in_place(reduce, self.comm, flat.whole_grad())
                 flat.grad_shard = flat.whole_grad()
 
     return strategy(Reduction)
+
+
+def _in_place(reduce: Callable[..., Any], comm: Comm, grad: Buffer) -> None:
+    """Call it. Raises: InputError where all of a gradient is as it was, or its mean was returned and is not in it."""
+    before = _values(grad)
+    returned = reduce(comm, grad)
+    after = _values(grad)
+    if before.any() and np.array_equal(before, after):
+        gave = "" if returned is None else f" a {type(returned).__name__}"
+        raise InputError(f"grad is as it was when all_reduce returned{gave}")
+    is_whole = isinstance(returned, Buffer) and returned is not grad and returned.numel == grad.numel
+    if is_whole and not np.array_equal(_values(returned), after):
+        raise InputError("grad is not what all_reduce returned")
+
+
+def _values(buffer: Buffer) -> Any:
+    return np.array(buffer.device.backend.to_host(buffer.array))
 
 
 def examine_bounds(answer: Any) -> list[Check]:
@@ -78,19 +97,23 @@ def examine_bounds(answer: Any) -> list[Check]:
     for numel, ranks in SLICES:
         for rank in range(ranks):
             right = slice_of(numel, rank, ranks)
-            try:
-                found = cut(numel, rank, ranks)
-            except NotImplementedError:
-                raise
-            except Exception as error:
-                counted = f"slice_of({numel}, {rank}, {ranks}) raised {type(error).__name__}: {error}"
-                return [Check("slices", False, expected, counted, line=line_of_trace(error.__traceback__), hint=_ROUND)]
-            if found != (right.start, right.stop):
-                counted = f"slice_of({numel}, {rank}, {ranks}) is {found!r}, expected {(right.start, right.stop)}"
+            came = called(cut, numel, rank, ranks)
+            if isinstance(came.error, NotImplementedError):
+                raise came.error
+            said = f"slice_of({numel}, {rank}, {ranks})"
+            if came.stuck:
+                counted = f"{said} did nothing for {PATIENCE_S:g} s"
+                return [Check("slices", False, expected, counted, line=came.line, hint=_LOOP)]
+            if came.error is not None:
+                counted = f"{said} raised {type(came.error).__name__}: {came.error}"
+                return [Check("slices", False, expected, counted, line=came.line, hint=_ROUND)]
+            if came.value != (right.start, right.stop):
+                counted = f"{said} is {came.value!r}, expected {(right.start, right.stop)}"
                 return [Check("slices", False, expected, counted, hint=_ROUND)]
     return [Check("slices", True, expected, f"{len(SLICES)} sizes, every rank")]
 
 
+_LOOP = "a loop without an end, or a sleep: no loop is needed, a slice's start and stop are two products"
 _ROUND = "round up, -(-numel // world_size): one length for all; what reaches past numel is padding"
 
 

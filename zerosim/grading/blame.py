@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.standing import ranks_text
 from zerosim.device import Buffer
 from zerosim.grading.looking import Call, Where, calls, where
-from zerosim.grading.trial import Failure, Trial
+from zerosim.grading.trial import Failure, Trial, attempt
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
 from zerosim.record import Alloc, Free
@@ -28,6 +28,8 @@ _HINTS = (
     (r"lies on rank", "ranks are threads of one process: what is a rank's own belongs in self, made in __init__, "
      "not in the class or the module"),
     (r"'Work' object", "wait=False gives a Work; its wait() gives the buffer"),
+    (r"grad is (as it was when|not what)", "the change must be in `grad` itself: give both collectives an out= that is "
+     "grad or a window of it; what all_reduce returns, and what the name grad is given anew, is lost"),
     (r"waits twice", "a Work is waited for once: take it out of where you keep it (pop)"),
     (r"is not kept whole", "call flat.add_grad_whole(flat.take_grad()) first"),
     (r"no gradient", "every unit whose .reduces is true must leave a grad_shard before the step, on every rank"),
@@ -104,32 +106,36 @@ def _last(trial: Trial, rank: int) -> Where:
 
 
 class _Odd(NamedTuple):
-    """The rank whose collectives part from the others', and the call of each there (None: none any more)."""
+    """The ranks whose collectives part from the others', and each side's call there (None: none any more)."""
 
-    rank: int
+    ranks: list[int]
     mine: Call | None
-    others: Call | None
+    others: list[int]
+    theirs: Call | None
 
 
 def _parted(trial: Trial, failure: Failure) -> Blame:
-    """Collectives that do not fit together: the first place where one rank's are not the others'."""
-    odd = _odd_one_out(trial)
+    """Collectives that do not fit together: the first place where some ranks' are not the others'."""
+    odd = _odd_ones_out(trial)
     first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
     if odd is None:
         return Blame(first, ALIKE, _last(trial, failure.rank))
-    did = f"calls {odd.mine}" if odd.mine else "calls nothing more"
-    others = f"the others call {odd.others}" if odd.others else "the others call nothing more"
-    words = f"rank {odd.rank} {did}, where {others}"
+    words = f"{_did(odd.ranks, odd.mine)}, where {_did(odd.others, odd.theirs)}"
     if failure.reason == "deadlock":
-        words = f"deadlock: {words}, and wait for it for ever"
-    record = trial.records[odd.rank]
+        waiting = odd.others if odd.theirs else odd.ranks
+        words = f"deadlock: {words}; {ranks_text(waiting)} wait{'s' * (len(waiting) == 1)} for ever"
+    rank = odd.ranks[0]
+    record = trial.records[rank]
     number = odd.mine.number if odd.mine else len(record) - 1
-    return Blame(
-        words, f"{ALIKE}: look for a condition that rank {odd.rank} takes differently", where(odd.rank, record, number)
-    )
+    sides = f"{ranks_text(odd.ranks)} and on {ranks_text(odd.others)}"
+    return Blame(words, f"{ALIKE}: look for a condition that differs on {sides}", where(rank, record, number))
 
 
-def _odd_one_out(trial: Trial) -> _Odd | None:
+def _did(ranks: list[int], call: Call | None) -> str:
+    return f"{ranks_text(ranks)} call{'s' * (len(ranks) == 1)} {call or 'nothing more'}"
+
+
+def _odd_ones_out(trial: Trial) -> _Odd | None:
     sequences = [calls(record, control=True) for record in trial.records]
     for index in range(max(len(sequence) for sequence in sequences)):
         here: dict[int, Call | None] = {}
@@ -138,10 +144,30 @@ def _odd_one_out(trial: Trial) -> _Odd | None:
                 here[rank] = sequence[index]
             elif trial.ended[rank] or (trial.failure is not None and trial.failure.reason == "deadlock"):
                 here[rank] = None  # it will never come; a rank that was only stopped may yet have
-        kinds = Counter(call.what if call else None for call in here.values())
-        if len(kinds) > 1:
-            usual, _ = kinds.most_common(1)[0]
-            rank = max(rank for rank, call in here.items() if (call.what if call else None) != usual)
-            others = next(call for call in here.values() if (call.what if call else None) == usual)
-            return _Odd(rank, here[rank], others)
+        sides: dict[object, list[int]] = {}
+        for rank, call in here.items():
+            sides.setdefault(call.what if call else None, []).append(rank)
+        if len(sides) > 1:
+            right = _right(trial, index, here, list(sides.values()))
+            odd = next(ranks for ranks in sides.values() if ranks is not right)
+            return _Odd(odd, here[odd[0]], right, here[right[0]])
     return None
+
+
+def _right(trial: Trial, index: int, here: dict[int, Call | None], sides: list[list[int]]) -> list[int]:
+    """The side that calls what the reference does there, be it one rank alone; else the larger.
+
+    A majority says little: often only two ranks have come so far when a run ends. Where sides are equal and neither
+    has the reference's very call, its op and size decide, then its op.
+    """
+    sequence = calls(attempt(trial.config).records[0], control=True)
+    theirs = sequence[index].what if index < len(sequence) else None
+
+    def likeness(ranks: list[int]) -> tuple[bool, int, bool, bool]:
+        call = here[ranks[0]]
+        if call is None or theirs is None:
+            return False, len(ranks), False, False
+        mine = call.what
+        return mine == theirs, len(ranks), mine[4:] == theirs[4:], mine[4] == theirs[4]
+
+    return max(sides, key=likeness)

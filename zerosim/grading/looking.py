@@ -121,6 +121,14 @@ class Call(NamedTuple):
     number: int
     what: tuple[int, str, str, int, str, int]  # step, phase, unit, slot, op, payload bytes
 
+    @property
+    def phase(self) -> str:
+        return self.what[1]
+
+    @property
+    def op(self) -> str:
+        return self.what[4]
+
     def __str__(self) -> str:
         step, phase, unit, slot, op, payload = self.what
         batch = f", micro-batch {slot}" if slot else ""

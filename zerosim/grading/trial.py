@@ -199,9 +199,13 @@ def _end_threads(threads: Ranks[RankOutcome], ranks: _Ranks) -> None:
 
 
 def _end_stuck(ranks: _Ranks, stuck: list[int]) -> None:
-    """A rank in a loop of its own looks at no switch: an exception is put into its thread, at its next line."""
     for rank in stuck:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ranks.threads[rank]), ctypes.py_object(Over))
+        end_thread(ranks.threads[rank])
+
+
+def end_thread(number: int) -> None:
+    """A thread in a loop of its own looks at no switch: an exception is put into it, at its next line."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(Over))
 
 
 def _failure(error: BaseException, ranks: _Ranks) -> Failure:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from zerosim.grading import adapting, checks
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import skeletons
+from zerosim.grading.halves import halves
 from zerosim.grading.targets import PLAIN, RUN, SHARDED, case_of, elements
 
 WRITTEN: tuple[Exercise, ...] = (
@@ -16,7 +17,7 @@ WRITTEN: tuple[Exercise, ...] = (
         "bounds",
         "Slice bounds",
         "numel elements are cut into N slices, one per rank. Collectives need slices of one length, and N need not "
-        "divide numel. Where does rank's slice start and stop?",
+        "divide numel. Where does rank's slice start and stop? It is run inside ZeRO-3, which does the rest.",
         skeletons.slice_of,
         3,
         (case_of("3 ranks", 3, ranks=3), case_of("7 ranks, which divide nothing", 3, ranks=7)),
@@ -36,7 +37,7 @@ WRITTEN: tuple[Exercise, ...] = (
         skeletons.all_reduce,
         0,
         (case_of("4 ranks", 0, ranks=4), case_of("2 ranks, tied", 0, ranks=2, tie_embeddings=True)),
-        (*RUN, ("volume", checks.volume)),
+        (*RUN, ("halves", halves), ("volume", checks.volume)),
         ("2Ψ", elements(0)),
         (
             "Which part of grad may hold this rank's slice of the sum?",
