@@ -66,6 +66,12 @@ def texts(svg: Path) -> list[str]:
     return re.findall(r"<!-- (.*?) -->", svg.read_text()) or re.findall(r">([^<>]+)</text>", svg.read_text())
 
 
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_the_python_that_it_shows_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
