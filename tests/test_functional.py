@@ -16,7 +16,7 @@ from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
 from zerosim.finite_differences import gradcheck
-from zerosim.nn.policy import DEFAULT, ActivationPolicy
+from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor import Operand, Tensor, cpu, tensor
 
 KEY = rng.key("a fixed place")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from zerosim.comm.collectives import Comm
 from zerosim.device import Device
 from zerosim.dtypes import dtype
+from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.flat import FlatConfig, build_flat
 from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
-from zerosim.nn.policy import ActivationPolicy
 from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.schedule import Schedule
@@ -88,9 +89,12 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
     ctx.device.mark("after_init")
 
 
-def build_updater(config: RunConfig, steps: int) -> Updater:
-    """Optimizer, schedule and scaler of a run; one per rank, all alike."""
-    return Updater(
+U = TypeVar("U", bound=Updater)
+
+
+def build_updater(config: RunConfig, steps: int, kind: type[U] = Updater) -> U:  # type: ignore[assignment]
+    """Optimizer, schedule and scaler of a run, as an updater of that kind; one per rank, all alike."""
+    return kind(
         _optimizer(config),
         Schedule(config.lr, config.schedule, config.warmup, config.min_lr, steps),
         scaler=_scaler(config),

@@ -19,7 +19,7 @@ from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.models.model import Model, check_weights, draw_flat, load_flat
-from zerosim.optim.updater import StepReport
+from zerosim.optim.updater import StepReport, Updater
 from zerosim.parallel.base import Strategy
 from zerosim.planner.search import cheapest_fit
 from zerosim.record import Event, Reader
@@ -138,7 +138,7 @@ class Experiment:
     ) -> RankOutcome:
         """The program of one rank: the same on all of them. `opened` is shown the parts before they are placed."""
         config, device = self.config, ctx.device
-        updater = build_updater(config, self.steps)
+        updater: Updater = build_updater(config, self.steps)
         model, strategy = build_rank(ctx, config, updater, self.make_strategy)
         if opened is not None:
             opened(ctx, model, strategy)

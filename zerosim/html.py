@@ -145,19 +145,6 @@ def memory_html(by_kind: Mapping[str, int], title: str = "Live bytes", padding: 
     return card(f"{title}: {bytes_text(total)}", body if total else "", note)
 
 
-def memory_text(by_kind: Mapping[str, int], title: str = "Live bytes") -> str:
-    """The same in text: a line per kind."""
-    total = sum(by_kind.values())
-    lines = [
-        f"  {kind:16}{nbytes:>16,}  {_text_bar(kind, nbytes, total)}".rstrip() for kind, nbytes in ordered(by_kind)
-    ]
-    return "\n".join([f"{title}: {bytes_text(total)}", *lines])
-
-
-def _text_bar(kind: str, nbytes: int, most: int, length: int = 32) -> str:
-    return LETTERS.get(kind, "?") * max(1, round(length * nbytes / max(most, 1)))
-
-
 def bytes_text(nbytes: int) -> str:
     return f"{nbytes:,} B" if nbytes < 1000 else f"{nbytes:,} B ({format_bytes(nbytes)})"
 
@@ -180,21 +167,6 @@ def traffic_html(rows: Sequence[TrafficLike], title: str = "Traffic of one rank,
     return card(f"{title}: {bytes_text(sent)} sent in all", body, note)
 
 
-def traffic_text(rows: Sequence[TrafficLike], title: str = "Traffic of one rank, in bytes") -> str:
-    """The same in text."""
-    cells = [TRAFFIC_HEAD, *(tuple(_traffic_cells(row)) for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(TRAFFIC_HEAD))]
-    lines = [
-        "  ".join(
-            text.rjust(wide) if at > 4 else text.ljust(wide)
-            for at, (text, wide) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    sent = sum(row.sent_bytes for row in rows)
-    return "\n".join([f"{title}: {bytes_text(sent)} sent in all", *lines])
-
-
 # -- a run --------------------------------------------------------------------------------------
 def result_html(result: Any) -> str:
     """What a run or a plan counted: its loss; by rank model states, peak and what the last step sent."""
@@ -212,13 +184,6 @@ def result_html(result: Any) -> str:
     alike = "" if len(result.ran) == result.config.ranks else " One rank stands for all that cannot differ from it."
     note = f"Bytes, as counted; model states as they are when backward ends.{alike}"
     return card(_title(result), _loss_html(result) + body, note)
-
-
-def result_text(result: Any) -> str:
-    """The same in a few lines."""
-    peak = max(memory.peak.total_bytes for memory in result.memory)
-    loss = _loss_text(result)
-    return "\n".join([_title(result), *([loss] if loss else []), f"peak {bytes_text(peak)} on a rank"])
 
 
 def _title(result: Any) -> str:

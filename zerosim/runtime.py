@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Generic, TypeVar, cast
@@ -113,7 +113,7 @@ def launch(
     """
     devices = _devices(world, readers)
     transport = ThreadTransport(devices, world.parallel)
-    contexts = [make_context(world, device, transport) for device in devices]
+    contexts = make_contexts(world, devices, transport)
     run = Ranks(program, transport, contexts)
     with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
         return run.results(world.patience_s)
@@ -130,7 +130,7 @@ def launch_alone(
     """
     recorder = Recorder(readers, keep=world.keep_events, enabled=world.record)
     device = Device(rank, make_backend("meta"), allocator=Exact(world.capacity), recorder=recorder)
-    context = make_context(world, device, FakeTransport())
+    [context] = make_contexts(world, [device], FakeTransport())
     try:
         result = program(context)
     except Exception as error:
@@ -140,11 +140,14 @@ def launch_alone(
     return result, recorder.history
 
 
-def make_context(world: World, device: Device, transport: Transport) -> Context:
-    """What a rank's program is given on its device."""
+def make_contexts(world: World, devices: Sequence[Device], transport: Transport) -> list[Context]:
+    """What each rank's program is given on its device; all share one group."""
     group = tuple(range(world.ranks))
-    comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
-    return Context(device.rank, world.ranks, device, comm)
+    contexts = []
+    for device in devices:
+        comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
+        contexts.append(Context(device.rank, world.ranks, device, comm))
+    return contexts
 
 
 def make_backend(name: str) -> Backend:

@@ -96,7 +96,8 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
     uneven = _UnevenReductions(config.ranks)
 
     def program(ctx: Context) -> Updater:
-        updater = _Told(build_updater(config, steps), skipped)
+        updater = build_updater(config, steps, _Told)
+        updater.skipped = skipped
         model, strategy = build_rank(ctx, config, updater)
         place_rank(ctx, model, strategy, lambda flat: None)
         for _ in engine.train(model, _batches(config, steps, ctx.device.backend), strategy, ctx.device):
@@ -126,20 +127,10 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
 class _Told(Updater):
     """The optimizer step of a run without values, which is told at which steps its gradients overflow."""
 
-    def __init__(self, like: Updater, skipped: Collection[int]) -> None:
-        super().__init__(
-            like.optimizer,
-            like.schedule,
-            scaler=like.scaler,
-            clip_norm=like.clip_norm,
-            decay=like.decay,
-            skip_nonfinite=like.skip_nonfinite,
-            upcast_grads=like.upcast_grads,
-        )
-        self._skipped = frozenset(skipped)
+    skipped: Collection[int] = ()
 
     def judge(self, scaled_norm: float) -> float | None:
-        return super().judge(math.inf if len(self.reports) in self._skipped else scaled_norm)
+        return super().judge(math.inf if len(self.reports) in self.skipped else scaled_norm)
 
 
 def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[Any]]:

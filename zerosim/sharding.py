@@ -174,14 +174,15 @@ class Flat:
             return
         values = values[start - spec.offset : stop - spec.offset]
         here = slice(start - self.own.start, stop - self.own.start)
-        if self.param_shard is not None:
-            backend.from_host(values, self.param_shard[here].array)
+        # Without a stored shard the rounding is the host's: an array that takes no memory of the device.
+        stored = self.param_shard
+        rounded = backend.empty(values.shape, self.dtype) if stored is None else stored[here].array
+        backend.from_host(values, rounded)
         if self.master is not None:
-            if not exact_master:
-                rounded = backend.empty(values.shape, self.dtype)  # on the host: no memory of the device
-                backend.from_host(values, rounded)
-                values = backend.to_host(rounded)
-            backend.from_host(values, self.master[here].array)
+            if exact_master:
+                backend.from_host(values, self.master[here].array)
+            else:
+                backend.copy(rounded, self.master[here].array)
 
     def weights(self) -> Buffer:
         """What the optimizer updates: the own slice of the master or, without one, of the parameters."""

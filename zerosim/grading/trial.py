@@ -28,7 +28,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.record import Event
 from zerosim.result import RunResult
-from zerosim.runtime import Context, Ranks, make_backend, make_context
+from zerosim.runtime import Context, Ranks, make_backend, make_contexts
 from zerosim.scenario import RunConfig
 from zerosim.sharding import slice_size
 from zerosim.stepper.match import place as place_in_step
@@ -100,7 +100,7 @@ def attempt(config: RunConfig, make: Make | None = None) -> Trial:
         for rank, recorder in enumerate(recorders)
     ]
     transport = ThreadTransport(devices)
-    contexts = [make_context(world_of(config), device, transport) for device in devices]
+    contexts = make_contexts(world_of(config), devices, transport)
     threads = Ranks(_program(experiment, ranks), transport, contexts)
     failure = _watched(threads, transport, ranks, recorders)
     records = [recorder.history for recorder in recorders]

@@ -72,16 +72,7 @@ class WatchedUpdater(Updater):
     """The run's updater, which keeps what it is given."""
 
     def __init__(self, inner: Updater, recorder: BoundedRecorder, seen: list[Update]) -> None:
-        super().__init__(
-            inner.optimizer,
-            inner.schedule,
-            scaler=inner.scaler,
-            clip_norm=inner.clip_norm,
-            decay=inner.decay,
-            skip_nonfinite=inner.skip_nonfinite,
-            upcast_grads=inner.upcast_grads,
-        )
-        self.reports = inner.reports  # the run's own list: its result reads it
+        vars(self).update(vars(inner))  # the run's own, whatever it holds: its result reads the same reports
         self._recorder = recorder
         self._seen = seen
 

@@ -16,10 +16,10 @@ from zerosim import functional as F
 from zerosim.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
 from zerosim.nn import ActivationPolicy, Recompute, Unit
 from zerosim.nn.llama import LlamaBlock, RMSNorm
-from zerosim.nn.policy import DEFAULT
 from zerosim.sharding import Flat
 from zerosim.tensor import Parameter, Tensor
 

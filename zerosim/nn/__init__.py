@@ -1,11 +1,11 @@
 """Layers, and the Unit that a model is a list of."""
 
+from zerosim.functional.policy import ActivationPolicy as ActivationPolicy
 from zerosim.nn.layers import Attention as Attention
 from zerosim.nn.layers import Block as Block
 from zerosim.nn.layers import Dropout as Dropout
 from zerosim.nn.layers import FeedForward as FeedForward
 from zerosim.nn.layers import LayerNorm as LayerNorm
 from zerosim.nn.layers import Linear as Linear
-from zerosim.nn.policy import ActivationPolicy as ActivationPolicy
 from zerosim.nn.recompute import Recompute as Recompute
 from zerosim.nn.unit import Unit as Unit

@@ -5,7 +5,7 @@ and is then a function of tensors.
 from __future__ import annotations
 
 from zerosim import functional as F
-from zerosim.nn.policy import DEFAULT, ActivationPolicy
+from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.rng import DropoutKeys
 from zerosim.sharding import Flat
 from zerosim.tensor import Tensor

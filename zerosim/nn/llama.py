@@ -7,7 +7,7 @@ fit as they are; q|k|v and gate|up are separate parameters whose results lie pac
 from __future__ import annotations
 
 from zerosim import functional as F
-from zerosim.nn.policy import ActivationPolicy
+from zerosim.functional.policy import ActivationPolicy
 from zerosim.sharding import Flat
 from zerosim.tensor import Parameter, Tensor
 

@@ -51,7 +51,8 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
             yield changed, " ".join([*flags, words])
     for recompute in _more_recompute(config, "full"):
         least, flags = least.replace(recompute=recompute), [*flags, f"--recompute {recompute}"]
-        yield least, " ".join(flags)
+        if len(flags) > 1:  # alone it was tried above
+            yield least, " ".join(flags)
         for changed, words in _smaller(least):
             yield changed, " ".join([*flags, words])
     ranks = 2 * config.ranks

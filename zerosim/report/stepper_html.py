@@ -87,8 +87,3 @@ def world_html(ranks: Sequence[RankLike], title: str, notes: Sequence[str] = ())
     left_out = [f"and {len(ranks) - len(rows):,} ranks more"] if len(ranks) > len(rows) else []
     below = "".join(f"<div>{escaped(line)}</div>" for line in [*left_out, *notes])
     return card(title, body + legend(kinds) + below)
-
-
-def world_text(ranks: Sequence[RankLike], title: str, notes: Sequence[str] = ()) -> str:
-    lines = [f"  rank {rank.rank}: {rank.memory().total_bytes:,} B live, {rank.stands}" for rank in ranks]
-    return "\n".join([title, *lines, *(f"  {note}" for note in notes)])

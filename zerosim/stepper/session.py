@@ -23,7 +23,7 @@ from zerosim.models.model import Model
 from zerosim.parallel.base import Strategy
 from zerosim.record import Event
 from zerosim.result import RunResult
-from zerosim.runtime import Context, Ranks, make_backend, make_context
+from zerosim.runtime import Context, Ranks, make_backend, make_contexts
 
 
 class Held(NamedTuple):
@@ -77,8 +77,7 @@ class Session:
             for rank, recorder in enumerate(self.recorders)
         ]
         self.transport = ThreadTransport(self.devices, scheduler=self.scheduler)
-        world = world_of(config)
-        contexts = [make_context(world, device, self.transport) for device in self.devices]
+        contexts = make_contexts(world_of(config), self.devices, self.transport)
         self._ranks = Ranks(_program(experiment, self.recorders, self.parts), self.transport, contexts)
         self._ranks.start()
         self._settle()

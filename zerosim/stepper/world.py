@@ -104,7 +104,7 @@ class DebugWorld:
         while True:
             self._next(None)
             coming = self.peek()
-            if coming is None or self._current_step() > last:
+            if coming is None or self._step_of(coming.rank, coming.event) > last:
                 when = "the run" if coming is None else f"step {last:g}"
                 raise InputError(f"{match} did not come before {when} ended; the world stands there")
             if match.matches(coming.rank, coming.event) or self._breaks(coming):
@@ -116,7 +116,7 @@ class DebugWorld:
         while True:
             self._next(None)
             coming = self.peek()
-            if coming is None or self._current_step() > step or self._breaks(coming):
+            if coming is None or self._step_of(coming.rank, coming.event) > step or self._breaks(coming):
                 return coming
 
     def finish(self) -> RunResult:
@@ -196,7 +196,7 @@ class DebugWorld:
     def peek(self) -> Moment | None:
         """The event that comes next in order; None when the run is over or has failed."""
         rank = self._next_rank()
-        return None if rank is None else self.ranks[rank].coming
+        return None if rank is None else RankView(self.session, rank).coming
 
     @property
     def inbox(self) -> list[UnderWay]:
@@ -245,7 +245,7 @@ class DebugWorld:
                 return moment
 
     def _perform(self, rank: int) -> Moment:
-        moment = self.ranks[rank].coming
+        moment = RankView(self.session, rank).coming
         assert moment is not None
         self._has_begun[rank] = self._has_begun[rank] or moment.event.scope.step >= 0
         self._choices.append(rank)
