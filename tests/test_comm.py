@@ -20,7 +20,7 @@ from zerosim import dtypes
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.plan import RangeCut, SliceCut, buckets, spans
-from zerosim.comm.transport import Call, ThreadTransport
+from zerosim.comm.transport import Call, Hop, ThreadTransport
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
@@ -500,7 +500,7 @@ def test_a_round_drops_what_was_posted() -> None:
     array = np.ones(3)
     seen: list[float] = []
     gone = weakref.ref(array)
-    round = transport.join(0, (0,), 0, Call("sum", "fp64", ()), (array,), lambda inbox: seen.append(inbox[0][0].sum()))
+    round = transport.join(0, (0,), 0, Call("sum", "fp64", ()), Hop((array,), move=lambda inbox: seen.append(inbox(0)[0].sum())))
     del array
     assert seen == [3.0]
     assert gone() is None  # though the round is still held

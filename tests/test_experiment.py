@@ -50,6 +50,7 @@ def test_json_is_strict_and_whole() -> None:
     assert sum(memory["peak"]["by_kind"].values()) == memory["peak"]["bytes"]
     assert set(values["traffic"][0][0]) == {
         "step", "phase", "op", "dtype", "purpose", "calls", "payload_bytes", "sent_bytes", "received_bytes",
+            "modelled_bytes",
     }  # fmt: skip
     assert RunConfig.from_dict(values["config"]) == result.config
 

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, ParamSpec
 
 from zerosim.allocator import Allocator, Exact
-from zerosim.backends.kernels import Array, Backend
+from zerosim.backends.kernels import Array, Backend, Lane
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, OutOfMemory
-from zerosim.record import Alloc, Free, Kernel, Mark, Recorder, Refusal, Retag, Scope
+from zerosim.record import Alloc, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
 from zerosim.units import format_bytes
 
 P = ParamSpec("P")
@@ -163,9 +163,11 @@ class Device:
         allocator: Allocator | None = None,
         recorder: Recorder | None = None,
         switch: Switch | None = None,
+        lane: Lane | None = None,
     ) -> None:
         self.rank = rank
         self.backend = backend
+        self.lane = lane  # where kernels queue, for a backend that queues them
         self.allocator = allocator or Exact()
         self.recorder = recorder or Recorder()
         self.switch = switch or Switch()
@@ -248,8 +250,10 @@ class Device:
         return self.scope(phase=phase)
 
     def mark(self, name: str) -> None:
-        """Name this point of the program in the record."""
+        """Name this point of the program in the record, with what a real memory pool says of it."""
         self.recorder.add(Mark(self.where, name))
+        if self.lane is not None:
+            self.recorder.add(Pool(self.where, *self.lane.memory()))
 
     def no_grad(self) -> _NoGrad:
         """`with device.no_grad():` ops inside keep nothing for backward."""

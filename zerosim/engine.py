@@ -6,7 +6,7 @@ but the first the targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zerosim import functional as F
@@ -52,19 +52,20 @@ def forward_loss(
 def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device) -> list[float]:
     """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses."""
     scale = strategy.updater.loss_scale
-    losses: list[Buffer] = []
+    losses: list[tuple[Buffer, Callable[[], Any]]] = []
     tokens = micro_batches[0].shape[0] * (micro_batches[0].shape[1] - 1)
     for slot, (strategy.last, batch) in enumerate(_last_flag(micro_batches)):
         # The mean over tokens and micro-batches is one true division, by their product.
         loss = _micro_batch(model, batch, strategy, scale, tokens * len(micro_batches), slot)
-        losses.append(loss)
+        # Asked for now and read after the step, which waits for the norm anyway: one wait for the device, not two.
+        losses.append((loss, device.backend.to_host_later(loss.array)))
     with device.phase(Phase.BACKWARD):
         strategy.end_backward()
         device.mark("end_of_backward")
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
         device.mark("after_step")
-    return [float(device.backend.to_host(loss.array)[0]) / tokens for loss in losses]
+    return [float(values()[0]) / tokens for _, values in losses]
 
 
 def _micro_batch(model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int) -> Buffer:

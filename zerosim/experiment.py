@@ -104,6 +104,9 @@ def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
     return World(
         ranks=config.ranks,
         parallel=config.parallel,
+        backend=config.backend,
+        kind=config.world,
+        per_process=config.ranks_per_process,
         collective=config.collective,
         bucket_bytes=config.bucket_bytes,
         capacity=config.capacity,

@@ -51,9 +51,9 @@ class TrafficLike(Protocol):
     @property
     def payload_bytes(self) -> int: ...
     @property
-    def sent_bytes(self) -> int: ...
+    def sent_bytes(self) -> int | None: ...
     @property
-    def received_bytes(self) -> int: ...
+    def received_bytes(self) -> int | None: ...
 
 
 # -- pieces -------------------------------------------------------------------------------------
@@ -155,16 +155,18 @@ TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "calls", "payl
 
 def _traffic_cells(row: TrafficLike) -> list[str]:
     figures = (row.calls, row.payload_bytes, row.sent_bytes, row.received_bytes)
-    return [str(row.step), row.phase, row.op, row.dtype, row.purpose, *(f"{figure:,}" for figure in figures)]
+    cells = ("not seen" if figure is None else f"{figure:,}" for figure in figures)
+    return [str(row.step), row.phase, row.op, row.dtype, row.purpose, *cells]
 
 
 def traffic_html(rows: Sequence[TrafficLike], title: str = "Traffic of one rank, in bytes") -> str:
     """One row per step, phase and operation, as one rank saw it; the last ones where they are very many."""
     shown = rows[-MOST_ROWS:]
     note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
-    sent = sum(row.sent_bytes for row in rows)
+    sent = [row.sent_bytes for row in rows if row.sent_bytes is not None]
     body = table(TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4))
-    return card(f"{title}: {bytes_text(sent)} sent in all", body, note)
+    seen = f"{bytes_text(sum(sent))} sent in all" if len(sent) == len(rows) else "what was sent is not seen"
+    return card(f"{title}: {seen}", body, note)
 
 
 # -- a run --------------------------------------------------------------------------------------

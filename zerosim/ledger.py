@@ -165,7 +165,8 @@ class TrafficRow(NamedTuple):
     """What one rank did of one kind of collective in one phase of one step.
 
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
-    are what crossed this rank's links. `purpose` is 'states' or 'control' (norms and overflow flags).
+    are what crossed this rank's links, None where an engine's own collective does not tell (then
+    `modelled_bytes` is a ring's). `purpose` is 'states' or 'control' (norms and overflow flags).
     """
 
     step: int
@@ -175,29 +176,43 @@ class TrafficRow(NamedTuple):
     purpose: str
     calls: int
     payload_bytes: int
-    sent_bytes: int
-    received_bytes: int
+    sent_bytes: int | None
+    received_bytes: int | None
+    modelled_bytes: int | None = None
+
+    @property
+    def wire_bytes(self) -> int:
+        """What was sent or, where that was not seen, what a ring would have sent."""
+        return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
+
+
+def _sum(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more
 
 
 class CommLedger:
     """Traffic by (step, phase, operation, dtype, purpose)."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, str, str, str, str], list[int]] = {}
+        self._rows: dict[tuple[int, str, str, str, str], TrafficRow] = {}
 
     def read(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Launch):
                 key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose)
-                row = self._rows.setdefault(key, [0, 0, 0, 0])
-                row[0] += 1
-                row[1] += event.payload_bytes
-                row[2] += event.sent_bytes
-                row[3] += event.received_bytes
+                row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
+                self._rows[key] = TrafficRow(
+                    *key,
+                    row.calls + 1,
+                    row.payload_bytes + event.payload_bytes,
+                    _sum(row.sent_bytes, event.sent_bytes),
+                    _sum(row.received_bytes, event.received_bytes),
+                    None if event.modelled_bytes is None else (row.modelled_bytes or 0) + event.modelled_bytes,
+                )
 
     def rows(self) -> list[TrafficRow]:
         """In the order in which each first occurred."""
-        return [TrafficRow(*key, *counts) for key, counts in self._rows.items()]
+        return list(self._rows.values())
 
     def _repr_html_(self) -> str:
         return html.traffic_html(self.rows())

@@ -74,8 +74,9 @@ class Save(NamedTuple):
 class Launch(NamedTuple):
     """This rank joined a collective. Payload is the whole logical tensor, in bytes.
 
-    `sent_bytes` and `received_bytes` are what crosses this rank's links in it; `sequence` counts
-    the group's collectives; `axis` is the mesh axis, that is the clock's stream.
+    `sent_bytes` and `received_bytes` are what crosses this rank's links in it. None: the call was left to
+    an engine that does not tell (MPI's, NCCL's own collective); then `modelled_bytes` is what a ring would
+    send. `sequence` counts the group's collectives; `axis` is the mesh axis, that is the clock's stream.
     """
 
     scope: Scope
@@ -87,8 +88,23 @@ class Launch(NamedTuple):
     group: tuple[int, ...]
     sequence: int
     payload_bytes: int
-    sent_bytes: int
-    received_bytes: int
+    sent_bytes: int | None
+    received_bytes: int | None
+    modelled_bytes: int | None = None
+
+    @property
+    def wire_bytes(self) -> int:
+        """What was sent or, where that was not seen, what a ring would have sent."""
+        return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
+
+
+class Copy(NamedTuple):
+    """`nbytes` went between a rank's own memories, 'device' and 'host': a message staged through the host."""
+
+    scope: Scope
+    source: str
+    target: str
+    nbytes: int
 
 
 class Wait(NamedTuple):
@@ -115,7 +131,15 @@ class Mark(NamedTuple):
     name: str
 
 
-Event = Alloc | Free | Refusal | Retag | Kernel | Save | Launch | Wait | Message | Mark
+class Pool(NamedTuple):
+    """What a real device's memory pool of this rank said at the mark before: bytes in use, and held."""
+
+    scope: Scope
+    used_bytes: int
+    held_bytes: int
+
+
+Event = Alloc | Free | Refusal | Retag | Kernel | Save | Launch | Copy | Wait | Message | Mark | Pool
 
 
 class Reader(Protocol):

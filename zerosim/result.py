@@ -109,9 +109,14 @@ class RunResult:
         return [math.fsum(row) / len(row) for row in self.losses]
 
     def sent_bytes(self, rank: int, step: int, purpose: str = "states") -> int:
-        """What one rank put on the wire in one step."""
+        """What one rank put on the wire in one step; with native collectives, which do not tell, what a ring would."""
         rows = self.traffic[rank]
-        return sum(row.sent_bytes for row in rows if row.step == step and row.purpose == purpose)
+        return sum(row.wire_bytes for row in rows if row.step == step and row.purpose == purpose)
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether what was sent is a ring's figure, because native collectives do not tell."""
+        return any(row.modelled_bytes is not None for rows in self.traffic for row in rows)
 
     def _repr_html_(self) -> str:
         return html.result_html(self)

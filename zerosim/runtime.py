@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Generic, TypeVar, cast
@@ -33,8 +34,10 @@ from zerosim.record import Event, Reader, Recorder
 
 T = TypeVar("T")
 
-BACKENDS = {"meta": "MetaBackend", "numpy": "NumpyBackend"}
+BACKENDS = {"cuda": "CudaBackend", "meta": "MetaBackend", "numpy": "NumpyBackend"}
 """Class names; each lives in `backends/<name>.py`, imported when it is used."""
+
+KINDS = ("threads", "mpi")
 
 GRACE_S = 0.8
 """How long the ranks of a failed run may take to end; a rank that does not listen is left behind."""
@@ -50,8 +53,10 @@ class World:
 
     ranks          how many
     parallel       how many run side by side; 1: they take turns, in an order that never changes
-    backend        which array library
-    collective     'direct' or 'ring' (`comm/direct.py`, `comm/ring.py`)
+    backend        which array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes alone)
+    kind           'threads', or 'mpi': ranks in several processes that mpirun started
+    per_process    of kind mpi: ranks in each process, as threads; ranks = processes x per_process
+    collective     'direct', 'ring' or 'native' (`comm/direct.py`, `comm/ring.py`, `comm/native.py`)
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
     patience_s     seconds without any progress after which a rank that others wait for is late
@@ -62,6 +67,8 @@ class World:
     ranks: int
     parallel: int = 1
     backend: str = "numpy"
+    kind: str = "threads"
+    per_process: int = 1
     collective: str = "direct"
     bucket_bytes: int | None = None
     capacity: int | None = None
@@ -72,10 +79,12 @@ class World:
     def __post_init__(self) -> None:
         _at_least_one("ranks", self.ranks)
         _at_least_one("parallel", self.parallel)
+        _at_least_one("per_process", self.per_process)
         for name in ("bucket_bytes", "capacity"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         _one_of("backend", self.backend, tuple(BACKENDS))
+        _one_of("kind", self.kind, KINDS)
         _one_of("collective", self.collective, ALGORITHMS)
         if not self.patience_s > 0:
             raise InputError(f"patience_s is {self.patience_s}: expected more than 0 seconds")
@@ -165,6 +174,7 @@ def _devices(world: World, readers: Callable[[int], tuple[Reader, ...]] | None) 
             allocator=Exact(world.capacity),
             recorder=Recorder(readers(rank) if readers else (), keep=world.keep_events, enabled=world.record),
             switch=switch,
+            lane=backend.open_lane(rank),
         )
         for rank in range(world.ranks)
     ]
@@ -233,7 +243,8 @@ class Ranks(Generic[T]):
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
-            self.outcomes[rank] = self._program(context)
+            with context.device.lane or nullcontext():
+                self.outcomes[rank] = self._program(context)
             context.device.recorder.drain()
             self._transport.finish(rank)
         except BaseException as error:

@@ -11,7 +11,8 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Protocol
 
 from zerosim.dtypes import DType
@@ -20,10 +21,58 @@ Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
 
+Fence = Any
+"""A point in a lane: all that was queued on it so far."""
+
+
+class Lane(Protocol):
+    """Where one rank's kernels queue and its memory comes from, for a backend that queues them (a GPU's stream).
+
+    `with lane:` is how any thread works as that rank.
+    """
+
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def fence(self) -> Fence:
+        """All that was queued on this lane so far."""
+        ...
+
+    def wait_for(self, fence: Fence) -> None:
+        """What is queued on this lane from here on runs after `fence`, another lane's perhaps. Returns at once."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of this rank's memory pool: in use, and held."""
+        ...
+
+
 class Backend(Protocol):
     """The kernels. One instance serves every rank; it holds no state of any run."""
 
     name: str
+
+    def open_lane(self, rank: int) -> Lane | None:
+        """The queue of one rank, or None where kernels run when they are called."""
+        ...
+
+    def native_collective(
+        self,
+        lanes: Sequence[Lane],
+        op: str,
+        inputs: Sequence[Sequence[Array]],
+        outputs: Sequence[Sequence[Array]],
+        reduction: str,
+        root: int,
+    ) -> None:
+        """One collective of a vendor's library (NCCL), for all members of a group at once, in its order.
+
+        op is reduce_scatter, all_gather, all_reduce, broadcast or reduce; inputs[r][i] goes to outputs[r][i].
+        Raises: InputError where there is no such library, or a member has no GPU of its own.
+        """
+        ...
 
     # -- arrays -------------------------------------------------------------------------------
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
@@ -35,7 +84,12 @@ class Backend(Protocol):
         ...
 
     def to_host(self, array: Array) -> Any:
-        """The values as a new NumPy array (half types as float32)."""
+        """The values as a new NumPy array (half types as float32). Waits until they are there."""
+        ...
+
+    def to_host_later(self, array: Array) -> Callable[[], Any]:
+        """Ask for the values of an array that will not change until they are fetched: `to_host`, but it waits
+        only when what is returned is called."""
         ...
 
     def fill(self, out: Array, value: float) -> None:

@@ -9,6 +9,8 @@ names and the signatures of `kernels.py`, because a record names them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from zerosim.dtypes import DType
@@ -130,7 +132,12 @@ class MetaBackend:
 
         return np.broadcast_to(np.float64(0.0), array.shape)
 
+    def to_host_later(self, array: MetaArray) -> Callable[[], Any]:
+        return partial(self.to_host, array)
+
     # fmt: off
+    def open_lane(self, *args: Any, **kwargs: Any) -> None: ...
+    def native_collective(self, *args: Any, **kwargs: Any) -> None: ...
     def from_host(self, *args: Any, **kwargs: Any) -> None: ...
     def fill(self, *args: Any, **kwargs: Any) -> None: ...
     def copy(self, *args: Any, **kwargs: Any) -> None: ...

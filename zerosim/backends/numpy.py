@@ -21,6 +21,7 @@ from zerosim.backends import (
     numpy_update,
 )
 from zerosim.backends.numpy_memory import keep_freed_memory
+from zerosim.errors import InputError
 
 P = ParamSpec("P")
 
@@ -38,9 +39,17 @@ class NumpyBackend:
     def __init__(self) -> None:
         keep_freed_memory()
 
+    def open_lane(self, rank: int) -> None:
+        """None: kernels run when they are called."""
+
+    def native_collective(self, *args: object) -> None:
+        """Raises: InputError, always."""
+        raise InputError("collective native: NumPy on threads has none; choose direct or ring, or --world mpi")
+
     empty = staticmethod(numpy_ops.empty)
     from_host = _kernel(numpy_ops.from_host)
     to_host = staticmethod(numpy_ops.to_host)
+    to_host_later = staticmethod(numpy_ops.to_host_later)
     fill = _kernel(numpy_ops.fill)
     copy = _kernel(numpy_ops.copy)
 

@@ -5,7 +5,8 @@ Every op computes in float32 (float64 for fp64) and rounds once, when it stores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +40,10 @@ def from_host(values: Any, out: Array) -> None:
 def to_host(array: Array) -> Any:
     values = raised(array)
     return values.copy() if values is array else values
+
+
+def to_host_later(array: Array) -> Callable[[], Any]:
+    return partial(to_host, array)
 
 
 def fill(out: Array, value: float) -> None:

@@ -88,7 +88,11 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
         also=("--world-size", "--num-gpus", "--nproc-per-node"),
     )  # fmt: skip
     group.value("partition", "", "what a rank owns: equal slices of every unit, or whole units")
-    group.value("collective", "", "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop")
+    group.value(
+        "collective",
+        "",
+        "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop; native: MPI's or NCCL's own",
+    )
     group.value(
         "bucket_bytes", "SIZE", "the most that one collective moves per call; none: one call per unit",
         convert=or_none(size), default="25MiB",
@@ -103,6 +107,11 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
             convert=or_none(size), default="no limit",
         )  # fmt: skip
         group.value("parallel", "K", "ranks that run side by side; 1: they take turns", convert=whole_number)
+        group.value("backend", "", "numpy, or cuda: the same program on GPUs, through CuPy")
+        group.value("world", "", "ranks as threads, or in the processes that mpirun started")
+        group.value(
+            "ranks_per_process", "R", "with --world mpi: ranks in each process, as threads", convert=whole_number
+        )
 
     group = titled("model")
     group.value(

@@ -19,10 +19,13 @@ from typing import Any, Literal, overload
 from zerosim.comm import checks
 from zerosim.comm.group import Buffers, Group, Work
 from zerosim.comm.plan import Plan, RangeCut, SliceCut, buckets, window
-from zerosim.comm.transport import Call
+from zerosim.comm.transport import Call, Hop
 from zerosim.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
+
+SENDER, RECEIVER = 0, 1
+"""Members of the pair that a message makes."""
 
 
 class Comm(Group):
@@ -190,7 +193,8 @@ class Comm(Group):
     def barrier(self) -> None:
         """Return once every member is here."""
         work: Work[None] = Work(self.device, None, [])
-        self._launch(work, Call("barrier", "", ()), Plan([((), None)], [], 0), 0, "control")
+        everyone = range(self.size)
+        self._launch(work, Call("barrier", "", ()), Plan([Hop(to=everyone, sources=everyone)], [], 0), 0, "control")
         work.wait()
 
     @overload
@@ -202,7 +206,7 @@ class Comm(Group):
         checks.member(self.device, "send", "dst", dst, self.size)
         checks.buffers_of(self.device, "send", buffer)
         work: Work[None] = Work(self.device, None, [buffer])
-        plan = Plan([((buffer.array,), None)], [(dst, buffer.nbytes, 1)], 0)
+        plan = Plan([Hop((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
         self._launch_pair(work, "send", self.rank, dst, buffer, plan, purpose)
         return work.wait() if wait else work
 
@@ -241,6 +245,7 @@ class Comm(Group):
         buffer = self.device.alloc(shape, dtype, kind)
         out, copy = buffer.array, self.device.backend.copy
         work = Work(self.device, buffer, [])
-        plan = Plan([((), lambda inbox: copy(inbox[0][0], out))], [], buffer.nbytes)
+        hop = Hop(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
+        plan = Plan([hop], [], buffer.nbytes)
         self._launch_pair(work, "recv", src, self.rank, buffer, plan, purpose)
         return work.wait() if wait else work

@@ -19,20 +19,20 @@ from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.comm.plan import EVERYBODY, Cut, Member, Plan, messages_of
-from zerosim.comm.transport import Posted
+from zerosim.comm.transport import Hop, Inbox
 
 
 def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
     rank, reduce_kernel = me.rank, me.backend.reduce
-    own, num_peers = cut.size_of(rank), me.size - 1
+    own, num_peers, everyone = cut.size_of(rank), me.size - 1, range(me.size)
 
-    def move(inbox: list[Posted]) -> None:
-        contributions = [cut.chunk(posted, rank) for posted in inbox]
+    def move(inbox: Inbox) -> None:
+        contributions = [inbox(peer) for peer in everyone]
         for parts, out in zip(zip(*contributions, strict=True), mine, strict=True):
             reduce_kernel(parts, op, out)
 
     return Plan(
-        rounds=[(fulls, move if own else None)],
+        rounds=[Hop(fulls, lambda owner: cut.chunk(fulls, owner), everyone, everyone, move)],
         messages=messages_of(EVERYBODY, cut.sizes_but(rank), me.itemsize),
         received_bytes=num_peers * own * me.itemsize,
         flops=num_peers * own,
@@ -41,18 +41,18 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
 
 
 def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
-    rank, copy = me.rank, me.backend.copy
+    rank, copy, everyone = me.rank, me.backend.copy, range(me.size)
 
-    def move(inbox: list[Posted]) -> None:
-        for peer, posted in enumerate(inbox):
-            if not posted or (peer == rank and in_place):
+    def move(inbox: Inbox) -> None:
+        for peer in everyone:
+            if peer == rank and in_place:
                 continue
-            for shard, out in zip(posted, cut.chunk(outs, peer), strict=True):
+            for shard, out in zip(inbox(peer), cut.chunk(outs, peer), strict=True):
                 copy(shard, out)
 
     own = cut.size_of(rank)
     return Plan(
-        rounds=[(shards, move)],
+        rounds=[Hop(shards, None, everyone, everyone, move)],
         messages=messages_of(EVERYBODY, [(own, me.size - 1)], me.itemsize),
         received_bytes=sum(size * count for size, count in cut.sizes_but(rank)) * me.itemsize,
     )
@@ -68,28 +68,29 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
 def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
     copy = me.backend.copy
 
-    def move(inbox: list[Posted]) -> None:
-        for source, out in zip(inbox[src], arrays, strict=True):
+    def move(inbox: Inbox) -> None:
+        for source, out in zip(inbox(src), arrays, strict=True):
             copy(source, out)
 
     numel = sum(array.size for array in arrays)
     if me.rank == src:
-        return Plan([(arrays, None)], messages_of(EVERYBODY, [(numel, me.size - 1)], me.itemsize), 0)
-    return Plan([((), move)], [], numel * me.itemsize)
+        sent = messages_of(EVERYBODY, [(numel, me.size - 1)], me.itemsize)
+        return Plan([Hop(arrays, to=range(me.size))], sent, 0)
+    return Plan([Hop(sources=(src,), move=move)], [], numel * me.itemsize)
 
 
 def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
-    reduce_kernel = me.backend.reduce
+    reduce_kernel, everyone = me.backend.reduce, range(me.size)
 
-    def move(inbox: list[Posted]) -> None:
-        for parts, out in zip(zip(*inbox, strict=True), arrays, strict=True):
+    def move(inbox: Inbox) -> None:
+        for parts, out in zip(zip(*map(inbox, everyone), strict=True), arrays, strict=True):
             reduce_kernel(parts, op, out)
 
     numel, num_peers = sum(array.size for array in arrays), me.size - 1
     if me.rank != dst:
-        return Plan([(arrays, None)], messages_of(dst, [(numel, 1)], me.itemsize), 0)
+        return Plan([Hop(arrays, to=(dst,))], messages_of(dst, [(numel, 1)], me.itemsize), 0)
     return Plan(
-        rounds=[(arrays, move)],
+        rounds=[Hop(arrays, sources=everyone, move=move)],
         messages=[],
         received_bytes=num_peers * numel * me.itemsize,
         flops=num_peers * numel,

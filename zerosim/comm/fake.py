@@ -7,7 +7,7 @@ call the same things is checked where they do meet, in a world of threads.
 
 from __future__ import annotations
 
-from zerosim.comm.transport import Call, Move, Posted
+from zerosim.comm.transport import Call, Hop
 
 
 class DoneRound:
@@ -29,8 +29,7 @@ class FakeTransport:
         group: tuple[int, ...],
         sequence: int,
         call: Call,
-        posted: Posted,
-        move: Move | None,
-        hop: int = 0,
+        hop: Hop,
+        number: int = 0,
     ) -> DoneRound:
         return self._done

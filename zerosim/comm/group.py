@@ -7,11 +7,12 @@ rank's record does not depend on how ranks take turns. Copies are the collective
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from zerosim.backends.kernels import Array
-from zerosim.comm import checks, direct, ring
+from zerosim.comm import checks, direct, native, ring
 from zerosim.comm.plan import Algorithm, Member, Plan
 from zerosim.comm.transport import Call, Round, Transport
 from zerosim.device import Buffer, Device, Kind
@@ -22,7 +23,8 @@ from zerosim.record import Launch, Message, Wait
 T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])
 
-ALGORITHMS = ("direct", "ring")
+ALGORITHMS = ("direct", "ring", "native")
+_RULES: Mapping[str, Algorithm] = MappingProxyType({"direct": direct, "ring": ring, "native": native})
 
 
 class Work(Generic[T]):
@@ -89,14 +91,17 @@ class Group:
         self.algorithm = algorithm
         self.bucket_bytes = bucket_bytes
         self._transport = transport
-        # A ring of one has no rounds: one rank alone always goes the direct way.
-        self._algorithm: Algorithm = ring if algorithm == "ring" and self.size > 1 else direct
+        # One rank alone always goes the direct way: a ring of one has no rounds, and there is no wire to hide.
+        self._algorithm = _RULES[algorithm] if self.size > 1 else direct
         # By ranks, not by object: equal groups are one group, however often they are made.
         self._sequences: dict[tuple[bool, tuple[int, ...]], int] = {}
 
     def _limit(self, itemsize: int, parts: int = 1) -> int | None:
-        """Elements per bucket and part: bucket_bytes, but at least one element per rank."""
-        if self.bucket_bytes is None:
+        """Elements per bucket and part: bucket_bytes, but at least one element per rank.
+
+        A native call takes whole buffers: its engine cuts them as it sees fit.
+        """
+        if self.bucket_bytes is None or self._algorithm is native:
             return None
         return max(self.bucket_bytes // itemsize, self.size) // parts
 
@@ -165,13 +170,24 @@ class Group:
             sent, received = plan.sent_bytes, plan.received_bytes
             recorder.add(
                 Launch(
-                    device.where, id, op, call.dtype, purpose, self.axis, group, sequence, payload_bytes, sent, received
+                    device.where,
+                    id,
+                    op,
+                    call.dtype,
+                    purpose,
+                    self.axis,
+                    group,
+                    sequence,
+                    payload_bytes,
+                    sent,
+                    received,
+                    plan.modelled_bytes,
                 )
             )
             for peer, nbytes, count in plan.messages:
                 recorder.add(Message(device.where, id, peer if peer < 0 else self.ranks[peer], nbytes, count))
         if plan.flops:
             device.count("reduce", plan.flops, plan.kernel_bytes)
-        for hop, (posted, move) in enumerate(plan.rounds):
-            work.last = self._transport.join(device.rank, group, sequence, call, posted, move, hop)
+        for number, hop in enumerate(plan.rounds):
+            work.last = self._transport.join(device.rank, group, sequence, call, hop, number)
         work.launched.append(id)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Backend
-from zerosim.comm.transport import Move, Posted
+from zerosim.comm.transport import Hop
 
 EVERYBODY = -1
 """As the peer of a message: one to each of `count` other members."""
@@ -126,20 +126,26 @@ class Member(NamedTuple):
 class Plan(NamedTuple):
     """One call as one rank sees it. Peers are indices in the group, or EVERYBODY."""
 
-    rounds: list[tuple[Posted, Move | None]]
+    rounds: list[Hop]
     messages: list[tuple[int, int, int]]
     """(peer, bytes, count) of what this rank sends."""
-    received_bytes: int
+    received_bytes: int | None
     flops: int = 0
     kernel_bytes: int = 0
     """Bytes that this rank's additions read and write."""
+    modelled_bytes: int | None = None
+    """Of a native call, whose wire is not seen: what a ring would send."""
 
     @property
-    def sent_bytes(self) -> int:
+    def sent_bytes(self) -> int | None:
+        if self.modelled_bytes is not None:
+            return None
         return sum(nbytes * count for _, nbytes, count in self.messages)
 
     def then(self, other: Plan) -> Plan:
-        """This plan, then the other, in one call."""
+        """This plan, then the other, in one call; both of rounds."""
+        assert self.received_bytes is not None
+        assert other.received_bytes is not None
         return Plan(
             self.rounds + other.rounds,
             self.messages + other.messages,
@@ -155,7 +161,7 @@ def messages_of(peer: int, sizes: Iterable[tuple[int, int]], itemsize: int) -> l
 
 
 class Algorithm(Protocol):
-    """How a collective is made of rounds; `direct.py` and `ring.py` are two answers.
+    """How a collective is made of rounds; `direct.py`, `ring.py` and `native.py` are three answers.
 
     Arrays are flat. `fulls` and `outs` of reduce_scatter and all_gather are whole buffers that
     `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`.

@@ -23,7 +23,7 @@ from itertools import accumulate, pairwise
 
 from zerosim.backends.kernels import Array
 from zerosim.comm.plan import Cut, Member, Plan, messages_of
-from zerosim.comm.transport import Move, Posted
+from zerosim.comm.transport import Hop, Inbox, Move
 
 
 def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
@@ -48,12 +48,12 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
 
 def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
     rank, size = me.rank, me.size
-    rounds: list[tuple[Posted, Move | None]] = []
+    rounds: list[Hop] = []
     sending: Sequence[Array] = shards
     for hop in range(size - 1):
         target = cut.chunk(outs, (rank - 1 - hop) % size)
         own = [] if hop or in_place else list(zip(shards, cut.chunk(outs, rank), strict=True))
-        rounds.append((sending, _copy_from_left(me, target, own)))
+        rounds.append(_hop(me, sending, _copy_from_left(me, target, own)))
         sending = target
     sizes = [cut.size_of((rank - hop) % size) for hop in range(size)]
     return Plan(
@@ -65,10 +65,8 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
 
 def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
     place, hops = (me.rank - src) % me.size, me.size - 1
-    rounds: list[tuple[Posted, Move | None]] = [
-        (arrays if hop == place else (), _copy_from_left(me, arrays, []) if hop == place - 1 else None)
-        for hop in range(hops)
-    ]
+    copy = _copy_from_left(me, arrays, [])
+    rounds = [_hop(me, arrays if hop == place else None, copy if hop == place - 1 else None) for hop in range(hops)]
     numel = sum(array.size for array in arrays)
     sent = messages_of((me.rank + 1) % me.size, [(numel, 1)], me.itemsize) if place < hops else []
     return Plan(rounds, sent, numel * me.itemsize if place else 0)
@@ -78,13 +76,8 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
     place, hops = (me.rank - dst - 1) % me.size, me.size - 1
     numel = sum(array.size for array in arrays)
     partial = _carve(me.scratch(0, numel), arrays) if 0 < place < hops else arrays
-    rounds: list[tuple[Posted, Move | None]] = [
-        (
-            partial if hop == place else (),
-            _add_from_left(me, arrays, partial, op, at_end=place == hops) if hop == place - 1 else None,
-        )
-        for hop in range(hops)
-    ]
+    add = _add_from_left(me, arrays, partial, op, at_end=place == hops)
+    rounds = [_hop(me, partial if hop == place else None, add if hop == place - 1 else None) for hop in range(hops)]
     added = numel if place else 0
     return Plan(
         rounds=rounds,
@@ -105,12 +98,12 @@ def _reduce_ring(
 ) -> Plan:
     """`partial(hop, owner)` is where the partial sum of the owner's chunk goes in that hop."""
     rank, size = me.rank, me.size
-    rounds: list[tuple[Posted, Move | None]] = []
+    rounds: list[Hop] = []
     sending: Sequence[Array] = cut.chunk(fulls, (rank - 1) % size)
     for hop in range(size - 1):
         owner, at_end = (rank - 2 - hop) % size, hop == size - 2
         target = mine if at_end else partial(hop, owner)
-        rounds.append((sending, _add_from_left(me, cut.chunk(fulls, owner), target, op, at_end)))
+        rounds.append(_hop(me, sending, _add_from_left(me, cut.chunk(fulls, owner), target, op, at_end)))
         sending = target
     sizes = [cut.size_of((rank - 1 - hop) % size) for hop in range(size)]
     added = sum(sizes[1:])
@@ -123,12 +116,18 @@ def _reduce_ring(
     )
 
 
+def _hop(me: Member, sending: Sequence[Array] | None, move: Move | None) -> Hop:
+    """Post to the right neighbour, read from the left one; None: not in this hop."""
+    right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
+    return Hop(sending or (), None, () if sending is None else (right,), () if move is None else (left,), move)
+
+
 def _add_from_left(me: Member, own: Sequence[Array], target: Sequence[Array], op: str, at_end: bool) -> Move:
     """target = what the left neighbour posted + own, rounded to the wire's dtype."""
     left, size, backend = (me.rank - 1) % me.size, float(me.size), me.backend
 
-    def move(inbox: list[Posted]) -> None:
-        for partial, ours, out in zip(inbox[left], own, target, strict=True):
+    def move(inbox: Inbox) -> None:
+        for partial, ours, out in zip(inbox(left), own, target, strict=True):
             backend.reduce((partial, ours), "sum" if op == "avg" else op, out)
             if at_end and op == "avg":
                 backend.divide(out, size, out)
@@ -140,8 +139,8 @@ def _copy_from_left(me: Member, target: Sequence[Array], own: Sequence[tuple[Arr
     """target = what the left neighbour posted; `own` are (source, out) pairs of this rank's own chunk."""
     left, copy = (me.rank - 1) % me.size, me.backend.copy
 
-    def move(inbox: list[Posted]) -> None:
-        for source, out in (*own, *zip(inbox[left], target, strict=True)):
+    def move(inbox: Inbox) -> None:
+        for source, out in (*own, *zip(inbox(left), target, strict=True)):
             copy(source, out)
 
     return move

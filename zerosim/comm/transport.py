@@ -1,12 +1,16 @@
 """The one primitive under every collective: a round; and its implementation over threads.
 
-Each rank of a group joins a round with a few arrays for its peers and a `move`, which fills the
-rank's own outputs out of what its peers posted. The last to join runs every `move`, in rank order,
-then wakes those that sleep. So a round needs one hand-over; and waiting needs nobody's help,
-so that handles may be waited for in any order, and a rank may join several rounds before it waits.
+Each rank of a group joins a round with a `Hop`: a few arrays, which part of them is for which peer, and
+a `move` that fills the rank's own outputs out of what its peers posted for it. The last to join runs
+every `move`, in rank order, then wakes those that sleep. So a round needs one hand-over; and waiting
+needs nobody's help, so that handles may be waited for in any order, and a rank may join several rounds
+before it waits.
 
 Rounds of one group run in the order in which they are joined: whoever is last to join a round has
 completed (or seen completed) all earlier ones. A collective of several rounds rests on that.
+
+Where ranks queue their work (a GPU's streams), moves are queued behind all that was posted, and what
+any rank queues afterwards behind all moves (`meet`).
 
 Owns rounds, their checks (`Mismatch`) and the ways a run can stall (`Deadlock`, `LateRank`). Knows no
 collective (`collectives.py`) and no bytes. Rounds hold arrays, never Buffers, and drop them when run.
@@ -15,18 +19,53 @@ collective (`collectives.py`) and no bytes. Rounds hold arrays, never Buffers, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Fence, Lane
 from zerosim.comm import standing
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.device import Device
 from zerosim.errors import Deadlock, LateRank, Mismatch
 from zerosim.record import Scope
 
-Posted = Sequence[Array]
-Move = Callable[[list[Posted]], None]
-"""Fills one rank's outputs out of its peers' arrays: one entry per member, in the group's order."""
+Parts = Sequence[Array]
+Inbox = Callable[[int], Parts]
+"""inbox(j): what member j of the group posted for this rank."""
+Move = Callable[[Inbox], None]
+"""Fills one rank's outputs out of its inbox."""
+
+
+class Native(NamedTuple):
+    """A collective that the transport's own engine performs (MPI, NCCL): `inputs[i]` to `outputs[i]`, one by one.
+
+    `op` and `root` are the call's; `reduction` is sum, avg or max. Arrays are flat and contiguous.
+    """
+
+    op: str
+    inputs: Parts
+    outputs: Parts
+    reduction: str = ""
+    root: int = -1
+
+
+class Hop(NamedTuple):
+    """One round as one rank sees it. Peers are indices in the group; a rank may be its own."""
+
+    posted: Parts = ()
+    part: Callable[[int], Parts] | None = None
+    """part(j): what of `posted` member j reads. None: all of it."""
+    to: Sequence[int] = ()
+    """Who reads what this rank posted."""
+    sources: Sequence[int] = ()
+    """Whose parts `move` reads, or whose arrival the round waits for."""
+    move: Move | None = None
+    native: Native | None = None
+    """In place of all the above."""
+
+    def part_for(self, member: int) -> Parts:
+        return self.posted if self.part is None else self.part(member)
 
 
 class Call(NamedTuple):
@@ -69,11 +108,10 @@ class Transport(Protocol):
         group: tuple[int, ...],
         sequence: int,
         call: Call,
-        posted: Posted,
-        move: Move | None,
-        hop: int = 0,
+        hop: Hop,
+        number: int = 0,
     ) -> Round:
-        """Join round `hop` of the group's collective number `sequence`; `rank` and `group` are global.
+        """Join round `number` of the group's collective number `sequence`; `rank` and `group` are global.
 
         Raises: Mismatch when `call` differs from that of the first to join.
         """
@@ -87,10 +125,10 @@ class ThreadRound:
         "_transport",
         "call",
         "done",
+        "fences",
         "first",
         "group",
-        "inbox",
-        "moves",
+        "hops",
         "num_missing",
         "sequence",
         "sleepers",
@@ -104,8 +142,8 @@ class ThreadRound:
         self.sequence = sequence
         self.call = call
         self.first = first  # who fixed the call, and where in its program that was
-        self.inbox: list[Posted | None] = [None] * len(group)
-        self.moves: list[Move | None] = [None] * len(group)
+        self.hops: list[Hop | None] = [None] * len(group)
+        self.fences: list[Fence] = []  # where the members' queues stood when they joined
         self.num_missing = len(group)
         self.sleepers: list[int] = []
         self.done = False
@@ -116,7 +154,21 @@ class ThreadRound:
 
     def missing(self) -> list[int]:
         """The ranks that have not joined."""
-        return [rank for rank, posted in zip(self.group, self.inbox, strict=False) if posted is None]
+        return [rank for rank, hop in zip(self.group, self.hops, strict=False) if hop is None]
+
+
+def meet(lanes: Sequence[Lane], fences: Sequence[Fence]) -> None:
+    """What any of these lanes is given from here on runs after all the fences. The first stands in for the rest."""
+    first, *others = lanes
+    for fence in fences:
+        first.wait_for(fence)
+    joint = first.fence()
+    for lane in others:
+        lane.wait_for(joint)
+
+
+def _posted_for(hops: Sequence[Hop], member: int, peer: int) -> Parts:
+    return hops[peer].part_for(member)
 
 
 class ThreadTransport:
@@ -135,12 +187,13 @@ class ThreadTransport:
         group: tuple[int, ...],
         sequence: int,
         call: Call,
-        posted: Posted,
-        move: Move | None,
-        hop: int = 0,
+        hop: Hop,
+        number: int = 0,
     ) -> ThreadRound:
         self.scheduler.check(rank)
-        key = (call.pair, group, sequence, hop)
+        lane = self.devices[rank].lane
+        fence = None if lane is None else lane.fence()
+        key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
             if round is None:
@@ -148,9 +201,9 @@ class ThreadTransport:
                 self._rounds[key] = round
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
-            member = group.index(rank)
-            round.inbox[member] = posted
-            round.moves[member] = move
+            round.hops[group.index(rank)] = hop
+            if fence is not None:
+                round.fences.append(fence)
             round.num_missing -= 1
             self._num_joins += 1
             if round.num_missing:
@@ -161,13 +214,23 @@ class ThreadTransport:
 
     def _run(self, rank: int, round: ThreadRound) -> None:
         """Every move, on the thread of the last to join; outside the mutex, so that other groups go on."""
-        inbox: list[Posted] = [posted for posted in round.inbox if posted is not None]
-        moves = round.moves
-        round.inbox, round.moves = [], []
-        for move in moves:
-            if move is not None:
+        hops = [hop for hop in round.hops if hop is not None]
+        lanes = [lane for lane in (self.devices[peer].lane for peer in round.group) if lane is not None]
+        if lanes:
+            meet(lanes, round.fences)
+        round.hops, round.fences = [], []
+        native = hops[0].native
+        if native is not None:
+            inputs, outputs = zip(*((hop.native.inputs, hop.native.outputs) for hop in hops if hop.native), strict=True)
+            backend = self.devices[rank].backend
+            backend.native_collective(lanes, native.op, inputs, outputs, native.reduction, native.root)
+        for member, hop in enumerate(hops):
+            if hop.move is not None:
                 self.scheduler.check(rank)
-                move(inbox)
+                with lanes[member] if lanes else nullcontext():
+                    hop.move(partial(_posted_for, hops, member))
+        if lanes:
+            meet(lanes, [lane.fence() for lane in lanes])
         with self.scheduler.mutex:
             round.done = True
             self.scheduler.wake(sorted(round.sleepers))

@@ -38,7 +38,7 @@ def _counted_volume(asked: Asked) -> Fraction:
     ranks, last = several_ranks(asked.config), len(result.steps) - 1
     elements = sum(
         (
-            Fraction(row.sent_bytes, dtype(row.dtype).itemsize)
+            Fraction(row.wire_bytes, dtype(row.dtype).itemsize)
             for rows in result.traffic
             for row in rows
             if row.step == last and row.purpose == "states"

@@ -211,7 +211,7 @@ def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:
     """Bytes of model states by step, then by rank."""
     result, steps = _result(trial), range(config.steps or 1)
     return [
-        [sum(row.sent_bytes for row in rows if row.step == step and row.purpose == "states") for rows in result.traffic]
+        [sum(row.wire_bytes for row in rows if row.step == step and row.purpose == "states") for rows in result.traffic]
         for step in steps
     ]
 

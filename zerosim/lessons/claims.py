@@ -58,7 +58,7 @@ def split_mlp(ranks: int, rows: int, width: int) -> SplitMLP:
     return SplitMLP(
         max(float(np.abs(out - whole).max()) for out, _ in outcomes),
         tuple(row.op for row in traffic for _ in range(row.calls)),
-        sum(row.sent_bytes for row in traffic),
+        sum(row.wire_bytes for row in traffic),
         outcomes[0][1],
     )
 
@@ -92,7 +92,7 @@ def peers(events: Sequence[Event]) -> set[int]:
 def sent_by_phase(result: RunResult, step: int = 0) -> dict[str, int]:
     """What rank 0 sent of gradients and parameters in one step, by phase and operation, in bytes."""
     rows = [row for row in result.traffic[0] if row.step == step and row.purpose == "states"]
-    return {f"{row.phase}: {row.op}": row.sent_bytes for row in rows}
+    return {f"{row.phase}: {row.op}": row.wire_bytes for row in rows}
 
 
 def volume(result: RunResult) -> Fraction:

@@ -43,7 +43,7 @@ class Recording:
         for history in self.events:
             ledger = CommLedger()
             ledger.read(history)
-            totals.append(sum(row.sent_bytes for row in ledger.rows()))
+            totals.append(sum(row.wire_bytes for row in ledger.rows()))
         return totals
 
 

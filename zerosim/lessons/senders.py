@@ -32,7 +32,7 @@ class Joined(NamedTuple):
 def joined(events: Sequence[Event], step: int) -> list[Joined]:
     """The collectives that a rank's record has in a step, in order; without the norm's and the overflow flags'."""
     return [
-        Joined(event.scope.phase, event.scope.unit, event.op, event.payload_bytes, event.sent_bytes)
+        Joined(event.scope.phase, event.scope.unit, event.op, event.payload_bytes, event.wire_bytes)
         for event in events
         if isinstance(event, Launch) and event.scope.step == step and event.purpose == "states"
     ]

@@ -73,6 +73,8 @@ class Comparison(JupyterMixin):
         exact, short = (lambda value: f"{value:,}"), format_bytes
         body = Adaptive(lambda look: self._columns(look, exact), lambda look: self._columns(look, short))
         note = "Memory is that of the rank with the most of it, padding included; sent is the mean over ranks."
+        if any(outcome.is_modelled for outcome in self.results.values()):
+            note += " Native collectives do not tell what they send: sent is what a ring would, modelled."
         return titled("Bytes per rank: model states when backward ends, the peak, and what one step sends", body, note)
 
     def _columns(self, look: Look, shown: Any) -> Table:
@@ -140,7 +142,8 @@ def _column(outcome: RunResult | OutOfMemory, look: Look, shown: Any) -> list[st
     sent: list[str | Text] = ["", "", ""]
     if step is not None:
         traffic: TrafficCheck = check_traffic(outcome, step)[-1]
-        sent = [shown(round(traffic.mean)), look.text(traffic.text), look.mark(traffic.agrees)]
+        sent = [shown(round(traffic.mean)), look.text(traffic.text)]
+        sent.append("" if traffic.modelled else look.mark(traffic.agrees))
     return [
         *(shown(max(check.counted)) for check in states),
         look.text(states[-1].text),

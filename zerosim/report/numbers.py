@@ -47,7 +47,10 @@ class StateCheck:
 
 @dataclass(frozen=True, slots=True)
 class TrafficCheck:
-    """One operation's traffic of model states in one step, sent bytes by rank, beside its formula."""
+    """One operation's traffic of model states in one step, sent bytes by rank, beside its formula.
+
+    `payload` is rank 0's, the whole tensors. `modelled`: `sent` was not seen, it is what a ring would send.
+    """
 
     op: str
     dtypes: tuple[str, ...]
@@ -58,6 +61,8 @@ class TrafficCheck:
     with_padding: Fraction
     even: bool
     """Every rank must send the same (slices); else the total alone is fixed."""
+    payload: int
+    modelled: bool
 
     @property
     def mean(self) -> Fraction:
@@ -205,6 +210,8 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
         formula=sum((check.formula for check in checks), Fraction(0)),
         text=volume.text(),
         with_padding=sum((check.with_padding for check in checks), Fraction(0)),
+        payload=sum(check.payload for check in checks),
+        modelled=result.is_modelled,
         even=even,
     )
     return [*checks, total]
@@ -256,7 +263,9 @@ def _traffic_of(
         op=op,
         dtypes=tuple(dict.fromkeys(row.dtype for rows in by_rank for row in rows)),
         calls=sum(row.calls for row in by_rank[0]),
-        sent=tuple(sum(row.sent_bytes for row in rows) for rows in by_rank),
+        sent=tuple(sum(row.wire_bytes for row in rows) for rows in by_rank),
+        payload=sum(row.payload_bytes for row in by_rank[0]),
+        modelled=result.is_modelled,
         formula=formula,
         text=text,
         with_padding=with_padding,

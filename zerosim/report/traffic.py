@@ -20,7 +20,10 @@ def traffic_table(result: RunResult) -> RenderableType:
         return prose(words.traffic_title(result), "bold")
     checks, control = check_traffic(result, step), control_bytes(result, step)
     body = Adaptive(lambda look: _wide(look, checks), lambda look: _narrow(look, checks))
-    return titled(words.traffic_title(result), body, f"{words.volume_note(result)}\n{_control(result, control)}")
+    notes = [words.volume_note(result), _control(result, control)]
+    if result.is_modelled:
+        notes.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
+    return titled(words.traffic_title(result), body, "\n".join(notes))
 
 
 def _control(result: RunResult, sent: Sequence[int]) -> str:
@@ -35,7 +38,9 @@ def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
     table.add_column("operation")
     table.add_column("dtype")
     table.add_column("calls", justify="right")
-    table.add_column("sent", justify="right")
+    if modelled := any(check.modelled for check in checks):
+        table.add_column("payload", justify="right")
+    table.add_column("a ring's" if modelled else "sent", justify="right")
     if has_padding := any(check.padding for check in checks):
         table.add_column("padding", justify="right")
     table.add_column("volume", justify="right", style="cyan")
@@ -46,11 +51,12 @@ def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
             check.op,
             " ".join(check.dtypes),
             f"{check.calls:,}",
+            *([show(check.payload)] if modelled else []),
             _sent(check),
             *([show(check.padding)] if has_padding else []),
             look.text(check.text),
             show(check.formula),
-            look.mark(check.agrees),
+            "" if check.modelled else look.mark(check.agrees),
             end_section=index == len(checks) - 2,
         )
     return table
@@ -59,7 +65,8 @@ def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
 def _narrow(look: Look, checks: Sequence[TrafficCheck]) -> Table:
     table = look.table()
     table.add_column("operation")
-    table.add_column("sent", justify="right", overflow="fold")
+    modelled = any(check.modelled for check in checks)
+    table.add_column("a ring's" if modelled else "sent", justify="right", overflow="fold")
     table.add_column("volume", justify="right", style="cyan")
     table.add_column("in bytes", justify="right", style="cyan", overflow="fold")
     table.add_column("")
@@ -70,7 +77,7 @@ def _narrow(look: Look, checks: Sequence[TrafficCheck]) -> Table:
             _sent(check) + padding,
             look.text(stacked(check.text)),
             show(check.formula),
-            look.mark(check.agrees),
+            "" if check.modelled else look.mark(check.agrees),
             end_section=index == len(checks) - 2,
         )
     return table

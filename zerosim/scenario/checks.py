@@ -25,7 +25,9 @@ CHOICES = {
     "decay": ("all", "matrices"),
     "schedule": ("constant", "cosine"),
     "partition": ("slices", "owner"),
-    "collective": ("direct", "ring"),
+    "backend": ("numpy", "cuda"),
+    "world": ("threads", "mpi"),
+    "collective": ("direct", "ring", "native"),
     "recompute": ("none", "selective", "full"),
     "saves": ("lean", "megatron"),
     "attention": ("eager", "flash"),
@@ -68,6 +70,7 @@ def choices(config: RunConfig) -> None:
 _RANGES: dict[str, tuple[float, float | None, bool]] = {
     "stage": (0, 3, True),
     "ranks": (1, 65536, True),
+    "ranks_per_process": (1, 65536, True),
     "steps": (1, 10**8, True),
     "layers": (1, 100_000, True),
     "hidden": (1, 10**7, True),
@@ -121,6 +124,7 @@ def ranges(config: RunConfig) -> None:
         if not 0.0 <= getattr(config, name) < 1.0:
             raise InputError(f"{name} {getattr(config, name)}: expected a number in [0, 1)")
     _check_model(config)
+    _check_world(config)
     find_recipe(config.recipe)
     if config.momentum and config.optimizer != "sgd":
         raise InputError(f"momentum {config.momentum}: {config.optimizer} has none, it has betas; choose sgd")
@@ -157,6 +161,26 @@ def _check_model(config: RunConfig) -> None:
             raise InputError(f"{name} {getattr(config, name)!r}: model {family} has no blocks; leave it out")
     if family == "flat" and config.units is not None and config.params is not None and config.units > config.params:
         raise InputError(f"units {config.units}: more than params = {config.params}; a unit holds one at least")
+
+
+def _check_world(config: RunConfig) -> None:
+    if config.collective == "native" and config.world == "threads" and config.backend == "numpy":
+        raise InputError(
+            "collective 'native': threads on NumPy have no collectives of their own; choose direct or ring, or start "
+            "it with --world mpi, or on several GPUs with --backend cuda"
+        )
+    if config.ranks_per_process > 1 and config.world != "mpi":
+        raise InputError(f"ranks_per_process {config.ranks_per_process}: of --world mpi alone; give --ranks instead")
+    if config.collective == "native" and config.ranks_per_process > 1:
+        raise InputError(
+            f"ranks_per_process {config.ranks_per_process}: native collectives want one rank per process; "
+            "choose --collective direct or ring"
+        )
+    if config.world == "mpi" and config.ranks % config.ranks_per_process:
+        raise InputError(
+            f"ranks {config.ranks} is no multiple of ranks_per_process = {config.ranks_per_process}: "
+            "ranks = processes x ranks_per_process"
+        )
 
 
 def _check_loss_scale(value: str | float | None) -> None:

@@ -119,6 +119,9 @@ class RunConfig:
     tokens: str | None = None
     weights: str | None = None
     partition: str = "slices"
+    backend: str = "numpy"
+    world: str = "threads"
+    ranks_per_process: int = 1  # of world mpi
     collective: str = "direct"
     bucket_bytes: int | None = 25 * 2**20
     capacity: int | None = None

@@ -138,9 +138,9 @@ def under_way(session: Session) -> list[UnderWay]:
     found = []
     for round in session.transport.under_way():
         joined = [
-            (rank, sum(int(array.nbytes) for array in posted))
-            for rank, posted in zip(round.group, round.inbox, strict=True)
-            if posted is not None
+            (rank, sum(int(array.nbytes) for array in hop.posted))
+            for rank, hop in zip(round.group, round.hops, strict=True)
+            if hop is not None
         ]
         call = round.call
         found.append(UnderWay(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing())))

@@ -36,6 +36,15 @@ def debug(config: RunConfig, *, make_strategy: MakeStrategy | None = None) -> De
         raise InputError(
             f"debug takes a RunConfig, not a {type(config).__name__}: zerosim.debug(zerosim.RunConfig(...))"
         )
+    for name, plain, why in (
+        ("world", "threads", "a rank is stopped between two events, and ranks of other processes cannot be"),
+        ("backend", "numpy", "a GPU runs behind the program, and cannot be stopped between two events"),
+    ):
+        if getattr(config, name) != plain:
+            raise InputError(
+                f"{name} {getattr(config, name)!r}: stepping needs {plain}, for {why}; the events are the same there, "
+                f"so step with {plain}"
+            )
     return DebugWorld(Experiment(config, make_strategy))
 
 

@@ -57,6 +57,8 @@ def traffic_figure(
     elif not any(bar.total_bytes for bar in bars):
         notes = ["One rank has nobody to send to."]
     notes += too_thin(bars)
+    if any(result.is_modelled for result in results.values()):
+        notes.append("Native collectives do not tell what they send: their bars are what a ring would, modelled.")
     control = max(_control(result) for result in results.values())
     if control:
         notes.append(f"Norms and overflow flags, at most {format_bytes(control)} per rank, are not drawn.")
@@ -84,7 +86,7 @@ def _sent(result: RunResult, rank: int, step: int) -> dict[str, int]:
     sent: dict[str, int] = {}
     for row in result.traffic[rank]:
         if row.step == step and row.purpose == "states":
-            sent[row.op] = sent.get(row.op, 0) + row.sent_bytes
+            sent[row.op] = sent.get(row.op, 0) + row.wire_bytes
     return sent
 
 

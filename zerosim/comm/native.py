@@ -1,0 +1,60 @@
+"""Native collectives: one call of the transport's own engine (MPI's, NCCL's) in place of rounds.
+
+What the engine puts on the wire is not seen: payload is counted as ever, `sent_bytes` and
+`received_bytes` are unknown, and what a ring would send stands beside them as `modelled_bytes`. Sums are
+in an order that the engine chooses, half types are rounded at each of its hops: weights agree with those
+of `direct.py` within that rounding, not to the bit. Several buffers in one call are as many native calls.
+
+What a ring sends (c elements of each rank's chunk, L of a payload): reduce_scatter and all_gather
+(N-1) c, all_reduce both, broadcast and reduce L from every rank but the last of the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.backends.kernels import Array
+from zerosim.comm.plan import Cut, Member, Plan
+from zerosim.comm.transport import Hop, Native
+
+
+def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
+    return _plan(me, Native("reduce_scatter", _filled(fulls), mine, op), _but(me, cut, me.rank))
+
+
+def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
+    return _plan(me, Native("all_gather", shards, _filled(outs)), _but(me, cut, (me.rank + 1) % me.size))
+
+
+def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
+    filled = _filled(arrays)
+    sent = _but(me, cut, me.rank) + _but(me, cut, (me.rank + 1) % me.size)
+    return _plan(me, Native("all_reduce", filled, filled, op), sent)
+
+
+def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
+    filled = _filled(arrays)
+    is_last = (me.rank + 1) % me.size == src
+    return _plan(me, Native("broadcast", filled, filled, root=src), 0 if is_last else _numel(arrays))
+
+
+def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
+    filled = _filled(arrays)
+    return _plan(me, Native("reduce", filled, filled, op, dst), 0 if me.rank == dst else _numel(arrays))
+
+
+def _plan(me: Member, native: Native, modelled_numel: int) -> Plan:
+    return Plan([Hop(native=native)], [], None, modelled_bytes=modelled_numel * me.itemsize)
+
+
+def _filled(arrays: Sequence[Array]) -> list[Array]:
+    return [array for array in arrays if array.size]
+
+
+def _numel(arrays: Sequence[Array]) -> int:
+    return sum(array.size for array in arrays)
+
+
+def _but(me: Member, cut: Cut, owner: int) -> int:
+    """Elements of all chunks but the owner's."""
+    return cut.size_of(me.rank) + sum(size * count for size, count in cut.sizes_but(me.rank)) - cut.size_of(owner)
