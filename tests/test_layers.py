@@ -22,8 +22,8 @@ LAYERS = [
     {"models", "nn", "optim", "precision"},
     {"parallel"},
     {"engine", "runtime", "data", "build"},
-    {"ledger", "planner", "result"},
-    {"experiment", "shapes", "report", "bench", "expect"},
+    {"ledger", "planner", "pools", "result"},
+    {"experiment", "machine", "shapes", "report", "bench", "expect", "doctor"},
     {"stepper", "grading", "lessons"},
     {"cli", "__init__", "__main__"},
 ]
@@ -35,7 +35,7 @@ ONLY_IN = {
     "matplotlib": {"report"},
     "torch": {"bench"},
     "ml_dtypes": {"backends"},
-    "threadpoolctl": {"runtime", "bench"},
+    "threadpoolctl": {"runtime", "bench", "doctor"},
     "cupy": {"backends"},
     "mpi4py": {"comm"},
 }
@@ -98,7 +98,8 @@ def test_libraries_stay_in_their_rooms(path: Path) -> None:
 
 
 def test_readers_read_records_only() -> None:
-    assert not {name for name in imports(ROOT / "ledger.py") if name.startswith("zerosim.device")}
+    for reader in ("ledger.py", "pools.py"):
+        assert not {name for name in imports(ROOT / reader) if name.startswith("zerosim.device")}
 
 
 def test_formulas_import_nothing_of_the_simulator() -> None:

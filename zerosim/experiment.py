@@ -6,7 +6,6 @@ on the host, as a sharded checkpoint is consolidated: that is no traffic of the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +13,24 @@ from typing import Any
 import numpy as np
 
 from zerosim import data, engine
+from zerosim.backends.kernels import GpuBytes
 from zerosim.build import MakeStrategy, build_model, build_rank, build_updater, place_rank
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
+from zerosim.machine import check_libraries, check_room_for
 from zerosim.models.model import Model, check_weights, draw_flat, load_flat
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.parallel.base import Strategy
 from zerosim.planner.search import cheapest_fit
+from zerosim.pools import PoolLedger
 from zerosim.record import Event, Reader
-from zerosim.result import RankMemory, RunResult, unit_infos
+from zerosim.result import GpuUse, RankMemory, RunResult, unit_infos
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
-from zerosim.shapes import peak_of, plan
+from zerosim.shapes import peak_of
 from zerosim.sharding import Flat
-from zerosim.units import format_bytes
 
 DEFAULT_STEPS = 60
 Progress = Callable[[int, int, float], None]
@@ -47,24 +48,29 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """What one rank's program returns; `pieces` are its own slices by flat: where they start, and host values."""
+    """What one rank's program returns; `pieces` are its own slices by flat: where they start, and host values.
+
+    `gpu`: the GPU that it worked on, if any, and what was in use there at the end.
+    """
 
     losses: list[float]
     steps: list[StepReport]
     pieces: dict[str, tuple[int, Any]]
     sample: bytes | None
+    gpu: GpuBytes | None
 
 
 class Books:
-    """The ledgers of one run: memory and traffic of every rank, activations of rank 0 (every rank saves the same)."""
+    """The ledgers of one run: memory, traffic and pool of every rank, activations of rank 0 (all save the same)."""
 
     def __init__(self, ranks: int) -> None:
         self.memory = [MemoryLedger() for _ in range(ranks)]
         self.traffic = [CommLedger() for _ in range(ranks)]
+        self.pools = [PoolLedger() for _ in range(ranks)]
         self.activations = ActivationLedger()
 
     def readers(self, rank: int) -> tuple[Reader, ...]:
-        return (self.memory[rank], self.traffic[rank], *([self.activations] if rank == 0 else []))
+        return (self.memory[rank], self.traffic[rank], self.pools[rank], *([self.activations] if rank == 0 else []))
 
 
 def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:
@@ -121,12 +127,12 @@ class Experiment:
     """
 
     def __init__(self, config: RunConfig, make_strategy: MakeStrategy | None = None) -> None:
+        check_libraries(config)
         self.config = config
         self.make_strategy = make_strategy
         self.layout = build_model(config, Device(0, make_backend("numpy")))
         self._inputs = _read_inputs(config, self.layout)
-        _check_capacity(config, self.layout)
-        _check_machine(config, self.layout)
+        check_room_for(config, self.layout)
 
     @property
     def steps(self) -> int:
@@ -156,7 +162,8 @@ class Experiment:
             sample = None if config.sample is None else _sample(config, model, strategy, device)
         to_host = device.backend.to_host
         pieces = {flat.name: (flat.own.start, to_host(flat.weights().array)) for flat in model.flats}
-        return RankOutcome(losses, updater.reports, pieces, sample)
+        gpu = None if device.lane is None else device.lane.gpu_bytes()
+        return RankOutcome(losses, updater.reports, pieces, sample, gpu)
 
     def result(self, outcomes: Sequence[RankOutcome], books: Books, histories: list[list[Event]]) -> RunResult:
         """What the ranks returned and their ledgers counted, as one."""
@@ -167,7 +174,10 @@ class Experiment:
             tied_numel=self.layout.tied_numel,
             losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
             steps=outcomes[0].steps,
-            memory=[RankMemory(dict(ledger.marks), ledger.peak) for ledger in books.memory],
+            memory=[
+                RankMemory(dict(ledger.marks), ledger.peak, tuple(pool.rows))
+                for ledger, pool in zip(books.memory, books.pools, strict=True)
+            ],
             traffic=[ledger.rows() for ledger in books.traffic],
             weights=_assemble(self.layout, [outcome.pieces for outcome in outcomes]),
             sample=outcomes[0].sample,
@@ -176,6 +186,7 @@ class Experiment:
             stands_for=list(range(self.config.ranks)),
             saved=books.activations.saved(),
             saved_again=books.activations.saved_again(),
+            gpus=_gpu_uses(outcomes, books) if self.config.world == "threads" else (),
         )
 
 
@@ -193,33 +204,6 @@ def _read_inputs(config: RunConfig, layout: Model) -> _Inputs:
     text = data.read_text(config.data, seq, config.vocab)
     steps = config.steps or DEFAULT_STEPS
     return _Inputs(steps, lambda step: data.sample_batch(text, config.seed, step, rows, seq), weights)
-
-
-def _check_capacity(config: RunConfig, layout: Model) -> None:
-    largest = max(layout.flats, key=lambda flat: flat.numel)
-    needed = largest.numel * largest.dtype.itemsize
-    if config.capacity is not None and config.capacity < needed:
-        raise InputError(
-            f"capacity {format_bytes(config.capacity)} is too small for one unit: the parameters of "
-            f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage"
-        )
-
-
-def _check_machine(config: RunConfig, layout: Model) -> None:
-    """A run holds every rank's bytes on this machine: one that cannot is refused, where the machine's size is known."""
-    try:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return
-    if layout.num_parameters * config.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
-        return
-    plain = config.replace(capacity=None, steps=1, bucket_bytes=None, collective="direct")
-    needed = sum(memory.peak.total_bytes for memory in plan(plain).memory)
-    if needed > there:
-        raise InputError(
-            f"{config.model} on {config.ranks} ranks needs {format_bytes(needed)} to train, this machine has "
-            f"{format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
-        )
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat], None]:
@@ -245,6 +229,20 @@ def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device)
     prompt = list((config.sample or "").encode())
     tokens = engine.generate(model, prompt, config.sample_tokens, config.seq, strategy, device, choose)
     return bytes(token for token in tokens if token < 256)
+
+
+def _gpu_uses(outcomes: Sequence[RankOutcome], books: Books) -> tuple[GpuUse, ...]:
+    """By GPU: what was in use when the last of its ranks ended, and what of it no rank's pool holds."""
+    uses: dict[int, GpuUse] = {}
+    for outcome, pool in zip(outcomes, books.pools, strict=True):
+        if outcome.gpu is None:
+            continue
+        index, name, used = outcome.gpu
+        before = uses.get(index) or GpuUse(index, name, 0, 0)
+        held = before.used_bytes - before.outside_bytes + pool.rows[-1].held_bytes
+        most = max(before.used_bytes, used)
+        uses[index] = GpuUse(index, name, most, most - held)
+    return tuple(uses[index] for index in sorted(uses))
 
 
 def _assemble(layout: Model, pieces: list[dict[str, tuple[int, Any]]]) -> dict[str, Any]:

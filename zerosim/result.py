@@ -15,6 +15,7 @@ from zerosim import html
 from zerosim.ledger import MARKS, SavedRow, Snapshot, TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport
+from zerosim.pools import PoolRow
 from zerosim.record import Event
 from zerosim.scenario import RunConfig
 from zerosim.sharding import assign_owners
@@ -22,10 +23,11 @@ from zerosim.sharding import assign_owners
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One rank's live bytes at each mark, and at the peak."""
+    """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark."""
 
     marks: dict[str, Snapshot]
     peak: Snapshot
+    pool: tuple[PoolRow, ...] = ()
 
     def _repr_html_(self) -> str:
         marks = [html.memory_html(shot.by_kind, name) for name, shot in self.marks.items()]
@@ -52,7 +54,18 @@ class RankMemory:
                 "unit": scope.unit,
                 "by_kind": dict(self.peak.by_kind),
             },
+            **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """A GPU after the last step: bytes in use in all, and those outside the ranks' memory pools."""
+
+    index: int
+    name: str
+    used_bytes: int
+    outside_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,7 @@ class RunResult:
     stands_for: list[int]
     saved: dict[str, tuple[SavedRow, ...]]
     saved_again: dict[str, tuple[SavedRow, ...]]
+    gpus: tuple[GpuUse, ...] = ()
 
     @property
     def ran(self) -> list[int]:

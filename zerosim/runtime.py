@@ -243,7 +243,8 @@ class Ranks(Generic[T]):
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
-            with context.device.lane or nullcontext():
+            lane = context.device.lane
+            with nullcontext() if lane is None else lane.use():
                 self.outcomes[rank] = self._program(context)
             context.device.recorder.drain()
             self._transport.finish(rank)

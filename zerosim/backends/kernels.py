@@ -12,7 +12,7 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from zerosim.dtypes import DType
@@ -21,20 +21,19 @@ Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
 
+GpuBytes = tuple[int, str, int]
+"""A GPU: its number, its name, and the bytes in use on it, whoever uses them."""
+
 Fence = Any
 """A point in a lane: all that was queued on it so far."""
 
 
 class Lane(Protocol):
-    """Where one rank's kernels queue and its memory comes from, for a backend that queues them (a GPU's stream).
+    """Where one rank's kernels queue and its memory comes from, for a backend that queues them (a GPU's stream)."""
 
-    `with lane:` is how any thread works as that rank.
-    """
-
-    def __enter__(self) -> object: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def use(self) -> AbstractContextManager[object]:
+        """`with lane.use():` any thread works as that rank."""
+        ...
 
     def fence(self) -> Fence:
         """All that was queued on this lane so far."""
@@ -46,6 +45,10 @@ class Lane(Protocol):
 
     def memory(self) -> tuple[int, int]:
         """Bytes of this rank's memory pool: in use, and held."""
+        ...
+
+    def gpu_bytes(self) -> GpuBytes:
+        """The GPU that the lane is on. Waits for it."""
         ...
 
 

@@ -25,6 +25,11 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
+    group.add_argument(
+        "--verify-memory",
+        action="store_true",
+        help="with --backend cuda: the ledger beside CuPy's memory pool, at every mark; 1 where they disagree",
+    )
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
 
 
@@ -34,6 +39,8 @@ def main(args: argparse.Namespace) -> int:
     if weights and figures and weights.path == figures.path:
         raise InputError(f"{weights.name}: --json names the same file: name another")
     stream = human_stream(args)
+    if args.verify_memory and config.backend != "cuda":
+        raise InputError("--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
 
     result = train(config, stream, quiet=args.quiet)
     if weights is not None:
@@ -46,7 +53,17 @@ def main(args: argparse.Namespace) -> int:
         print_summary(result, stream)
     elif result.sample is not None and args.json != "-":
         print_sample(result, stream)
-    return 0
+    return verify_memory(result, stream) if args.verify_memory else 0
+
+
+def verify_memory(result: RunResult, stream: TextIO) -> int:
+    """The ledger beside the memory pools, printed; 1 where a byte is not explained."""
+    from zerosim.report.look import emit
+    from zerosim.report.pools import pools_agree, pools_table
+
+    print(file=stream)
+    emit(pools_table(result), stream)
+    return 0 if pools_agree(result) else 1
 
 
 def output(args: argparse.Namespace, name: str) -> Output | None:

@@ -227,7 +227,7 @@ class ThreadTransport:
         for member, hop in enumerate(hops):
             if hop.move is not None:
                 self.scheduler.check(rank)
-                with lanes[member] if lanes else nullcontext():
+                with lanes[member].use() if lanes else nullcontext():
                     hop.move(partial(_posted_for, hops, member))
         if lanes:
             meet(lanes, [lane.fence() for lane in lanes])

@@ -1,0 +1,189 @@
+"""What is there of CuPy, CUDA and GPUs, found without raising.
+
+Owns the looking; what keeps a GPU from being used and what mends it is `cuda_check.py`'s. CuPy is imported inside
+functions only. Its errors span many lines: each is kept as the one that says what happened.
+
+Source: CuPy 14 (`cupy/_environment.py`, `cupy_backends/cuda/libs/__init__.py`), CUDA Runtime API
+(cudaDriverGetVersion is 0 where there is no driver).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+DISTRIBUTIONS = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+PROBE = "#include <cuda_fp16.h>\ntemplate <class T> __global__ void probe(T* x) { x[0] = T(1.0f); }\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One visible GPU. Memory in bytes: `free_bytes` is what nobody on the machine uses now."""
+
+    index: int
+    name: str
+    compute_capability: str
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CudaFacts:
+    """What is there. Versions of CUDA are NVIDIA's numbers: 12080 is 12.8; a driver version of 0 is no driver.
+
+    distributions    CuPy's packages as pip knows them, such as 'cupy-cuda12x 14.2.0'
+    cupy             the version that was imported, None where it is not installed or its import fails
+    runtime_version  the CUDA that this CuPy is built for; driver_version the newest that the driver runs
+    visible          CUDA_VISIBLE_DEVICES, None where it is not set
+    cublas_error     why cuBLAS does not load; so nvrtc_error, count_error (of the GPUs), and probe_error of a kernel
+    look_error       why nothing could be found out: the process that looked did not come back
+    nccl             its version, None where it does not load
+    """
+
+    is_installed: bool = False
+    distributions: tuple[str, ...] = ()
+    cupy: str | None = None
+    import_error: str | None = None
+    runtime_version: int | None = None
+    driver_version: int | None = None
+    visible: str | None = None
+    num_gpus: int = 0
+    count_error: str | None = None
+    cublas_error: str | None = None
+    nvrtc_error: str | None = None
+    probe_error: str | None = None
+    look_error: str | None = None
+    nccl: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+
+
+def cuda_facts(*, probe: bool = True) -> CudaFacts:
+    """Everything about CuPy and the GPUs, found without raising; `probe` compiles a small kernel where there is one."""
+    facts = basic_facts()
+    if facts.cupy is None:
+        return facts
+    gpus = tuple(gpu for index in range(facts.num_gpus) if (gpu := find_gpu(index)) is not None)
+    facts = replace(facts, gpus=gpus, nccl=_nccl())
+    loads = facts.cublas_error is None and facts.nvrtc_error is None
+    return replace(facts, probe_error=_probe()) if probe and facts.num_gpus and loads else facts
+
+
+def basic_facts() -> CudaFacts:
+    """What can be told without touching a GPU's memory."""
+    facts = installed_facts()
+    if not facts.is_installed:
+        return facts
+    loaded, error = _tried(_cupy)
+    if error is not None:
+        return replace(facts, import_error=error)
+    cupy, runtime = loaded
+    count, count_error = _tried(runtime.getDeviceCount)
+    nvrtc = getattr(cupy.cuda, "nvrtc", None)
+    return replace(
+        facts,
+        cupy=str(cupy.__version__),
+        runtime_version=_tried(runtime.runtimeGetVersion)[0],
+        driver_version=_tried(runtime.driverGetVersion)[0],
+        num_gpus=count or 0,
+        count_error=count_error,
+        cublas_error=_tried(_cublas)[1],
+        nvrtc_error=None if nvrtc is None else _tried(nvrtc.getVersion)[1],
+    )
+
+
+def installed_facts() -> CudaFacts:
+    """What can be told without importing CuPy."""
+    there = []
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            there.append(f"{name} {importlib.metadata.version(name)}")
+    is_installed = True
+    with contextlib.suppress(ValueError):  # a module without a spec: somebody put it there
+        is_installed = importlib.util.find_spec("cupy") is not None
+    return CudaFacts(is_installed, tuple(there), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _cupy() -> Any:
+    import cupy
+
+    return cupy, cupy.cuda.runtime  # a folder that only looks like CuPy has no such thing
+
+
+def _cublas() -> Any:
+    # Of this form: CuPy finds the library, in a wheel too, when the attribute is asked for; `import a.b` passes it by.
+    from cupy_backends.cuda.libs import cublas
+
+    return cublas
+
+
+def find_gpu(index: int) -> Gpu | None:
+    """One GPU; None where it does not answer. To ask for its free memory makes this process's context on it."""
+
+    def look() -> Gpu:
+        cupy, runtime = _cupy()
+        found = runtime.getDeviceProperties(index)
+        name = found["name"]
+        free, total = cupy.cuda.Device(index).mem_info
+        capability = f"{found['major']}.{found['minor']}"
+        return Gpu(index, name.decode() if isinstance(name, bytes) else str(name), capability, int(total), int(free))
+
+    gpu: Gpu | None = _tried(look)[0]
+    return gpu
+
+
+def _nccl() -> str | None:
+    """'2.27.7' of NCCL's 22707; None where it does not load."""
+
+    def look() -> str:
+        from cupy.cuda import nccl
+
+        version = int(nccl.get_version())
+        return f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+    found: str | None = _tried(look)[0]
+    return found
+
+
+def _probe() -> str | None:
+    """Why a kernel of half precision does not compile: CUDA's headers are a package of their own."""
+
+    def compile_it() -> None:
+        cupy, _ = _cupy()
+        module = cupy.RawModule(code=PROBE, options=("--std=c++17",), name_expressions=("probe<__half>",))
+        module.get_function("probe<__half>")
+
+    return _tried(compile_it)[1]
+
+
+def _tried(look: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `look` returns, or why it does not, in one line. CuPy's warnings are told here."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return look(), None
+    except Exception as error:
+        return None, one_line(error)
+
+
+def one_line(error: Exception) -> str:
+    """The line of an error that says what happened, without banners and lists of places that were tried."""
+    text = str(error)
+    if (missing := re.search(r'Failure finding "([^"]+)"', text)) is not None:
+        return f"no {missing[1]}"
+    if "Original error:" in text:
+        text = text.split("Original error:")[1]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
+    return lines[0] if lines else type(error).__name__
+
+
+def main() -> None:
+    """The facts as one line of JSON: for `zerosim doctor`, which asks in a process of its own."""
+    print(json.dumps(asdict(cuda_facts())))
