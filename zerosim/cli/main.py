@@ -33,6 +33,7 @@ VERBS = {
     "plot": "a picture of memory, scaling, one step's timeline or traffic, as PNG or SVG",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
+    "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
 INTERRUPTED = 130

@@ -1,0 +1,268 @@
+"""The doctor reports and never fails: whatever is missing, broken, hangs or dies, in every width and as JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerosim
+from zerosim import doctor
+from zerosim.backends.cuda_facts import CudaFacts, Gpu
+from zerosim.cli.main import main
+from zerosim.comm.mpi_check import LAUNCHED, MpiFacts
+from zerosim.doctor import Blas, Diagnosis, Fault, Library, Machine, Standing, diagnose
+from zerosim.report.doctor import doctor_report
+from zerosim.report.look import emit
+
+ROOT = str(Path(zerosim.__file__).parents[1])
+WELL = Diagnosis(
+    zerosim="0.1.0",
+    python="3.12.4",
+    executable="/usr/bin/python",
+    standings=tuple(Standing(name, True) for name in ("numpy", "meta", "cuda", "nccl", "mpi")),
+    libraries=(Library("numpy", "2.4.6", None), Library("torch", None, "pip install torch")),
+    blas=(Blas("openblas", "0.3.31", 16),),
+    machine=Machine("Linux 6.8", "x86_64", 16, 137_000_000_000, 120_000_000_000),
+    cuda=CudaFacts(
+        True,
+        ("cupy-cuda13x 14.2.0",),
+        "14.2.0",
+        None,
+        13020,
+        13000,
+        num_gpus=1,
+        nccl="2.27.7",
+        gpus=(Gpu(0, "NVIDIA H100 80GB HBM3", "9.0", 85_000_000_000, 84_000_000_000),),
+    ),
+    mpi=MpiFacts("4.1.2", "Open MPI v5.0.11", threads="multiple", is_gpu_aware=True, mpirun="/usr/bin/mpirun"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Diagnosis]:
+    """What the doctor finds where importing CuPy or mpi4py does something; within two seconds of patience."""
+    monkeypatch.setattr(doctor, "LIMIT_S", 2.0)
+    # In one process importing it again must find the one of this test.
+    for name in [name for name in sys.modules if name.split(".")[0] in ("cupy", "mpi4py")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), ROOT, *[path for path in sys.path if "standin" not in path]])
+
+    def found(package: str, source: str) -> Diagnosis:
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text(source if package == "cupy" else "")
+        (folder / "MPI.py").write_text(source)
+        importlib.invalidate_caches()
+        return diagnose()
+
+    return found
+
+
+def standing(found: Diagnosis, name: str) -> Standing:
+    return next(standing for standing in found.standings if standing.name == name)
+
+
+def printed(found: Diagnosis, capsys: pytest.CaptureFixture[str]) -> str:
+    emit(doctor_report(found), sys.stdout)
+    return capsys.readouterr().out
+
+
+# -- on this machine --------------------------------------------------------------------------------
+def test_it_reports_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.perf_counter()
+    assert main(["doctor"]) == 0
+    assert time.perf_counter() - started < 10
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(f"zerosim {zerosim.__version__}: numpy")
+    assert sys.executable in out.replace("\n", "")
+
+
+def test_json_is_strict_and_alone_on_stdout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    assert main(["doctor", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    values = json.loads(out, parse_constant=refuse)
+    assert values["schema"] == 1
+    assert "This machine" in err
+    assert main(["doctor", "--json", str(tmp_path / "out.json")]) == 0
+    again = json.loads((tmp_path / "out.json").read_text())
+    assert again.keys() == values.keys()
+    assert again["standings"] == values["standings"]
+
+
+def test_a_file_that_cannot_be_written_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "--json", str(tmp_path / "no" / "out.json")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("started a process")
+
+    monkeypatch.setattr(doctor, "installed_facts", CudaFacts)
+    monkeypatch.setattr(doctor, "mpi_facts", lambda *, start: MpiFacts())
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    found = diagnose()
+    assert [standing.name for standing in found.standings if standing.is_usable] == ["numpy", "meta"]
+    assert standing(found, "cuda").faults == (Fault("CuPy is not installed", "pip install 'zerosim[cuda]'"),)
+    assert "pip install 'zerosim[mpi]'" in standing(found, "mpi").faults[0].mend
+
+
+def test_what_it_asks_is_not_imported_here() -> None:
+    code = "from zerosim.doctor import diagnose; diagnose(); import sys; print({'cupy', 'mpi4py'} & {*sys.modules})"
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_under_mpirun_the_first_process_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+# -- what is broken ---------------------------------------------------------------------------------
+def test_a_cupy_that_fails_to_import(broken: Callable[[str, str], Diagnosis]) -> None:
+    found = broken("cupy", "raise ImportError('libcudart.so.13: cannot open shared object file')")
+    assert "libcudart.so.13" in standing(found, "cuda").faults[0].what
+    assert standing(found, "numpy").is_usable
+
+
+def test_a_cupy_that_prints_and_warns(broken: Callable[[str, str], Diagnosis]) -> None:
+    source = "import warnings; print('{noise'); warnings.warn('many lines'); raise OSError('x')"
+    assert broken("cupy", source).cuda.import_error == "x"
+
+
+def test_a_cupy_that_takes_its_process_down(broken: Callable[[str, str], Diagnosis]) -> None:
+    found = broken("cupy", "import os; os.kill(os.getpid(), 11)")
+    assert found.cuda.look_error == "the process that asked was ended by SIGSEGV"
+    assert not standing(found, "cuda").is_usable
+
+
+@pytest.mark.parametrize("package", ["cupy", "mpi4py"])
+def test_one_that_hangs_is_ended_with_all_it_started(
+    broken: Callable[[str, str], Diagnosis], tmp_path: Path, package: str
+) -> None:
+    started = time.perf_counter()
+    source = (
+        "import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(60)"
+    )
+    found = broken(package, source)
+    assert time.perf_counter() - started < 10
+    error = found.cuda.look_error if package == "cupy" else found.mpi.look_error
+    assert error == "no answer within 2 s"
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():  # dead, and nobody has asked
+                return
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError("what it started outlived it")
+
+
+def test_mpi_that_aborts_says_why(broken: Callable[[str, str], Diagnosis]) -> None:
+    source = "import os, sys; print('-----', 'Abort(16): no network', '-----', sep='\\n', file=sys.stderr); "
+    found = broken("mpi4py", source + "sys.stderr.flush(); os._exit(16)")
+    assert found.mpi.look_error == "Abort(16): no network"
+    assert "MPI does not start (Abort(16): no network)" in standing(found, "mpi").faults[0].what
+
+
+def test_the_one_that_asks_does_not_know_its_launcher(
+    broken: Callable[[str, str], Diagnosis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    names = "PMI_RANK PMIX_RANK OMPI_COMM_WORLD_SIZE SLURM_PROCID CUDA_VISIBLE_DEVICES"
+    found = broken("cupy", f"import os; raise OSError(str([n for n in '{names}'.split() if n in os.environ]))")
+    assert found.cuda.import_error == "['CUDA_VISIBLE_DEVICES']"
+
+
+def test_a_numpy_that_is_broken_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise ImportError("numpy: wrong architecture\nsecond line")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    assert doctor._backend("numpy").faults[0].what == "numpy: wrong architecture"
+
+
+# -- how it looks -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_nothing_is_wider_than_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    driver = Fault("there is no NVIDIA driver (libcuda.so.1 does not load)", "install NVIDIA's driver")
+    ill = replace(WELL, standings=(*WELL.standings[:2], Standing("cuda", False, (driver,)), Standing("mpi", True)))
+    for found in (WELL, ill):
+        lines = printed(found, capsys).splitlines()
+        assert max(map(len, lines)) <= width
+        assert all(line == line.rstrip() and "\x1b" not in line for line in lines)
+    assert "".join(driver.mend.split()) in "".join("".join(lines).split())
+
+
+def test_all_that_is_there_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(WELL, capsys)
+    for expected in (
+        "zerosim 0.1.0: numpy, meta, cuda, nccl and mpi can be used\n",
+        "cupy-cuda13x 14.2.0 on 1 GPU\n",
+        "0  NVIDIA H100 80GB HBM3                 9.0  85.0 GB  84.0 GB\n",
+        "13.2, which CuPy is built for\n",
+        "runs CUDA 13.0 and older\n",
+        "Open MPI v5.0.11, threads: multiple, GPU-aware\n",
+        "openblas 0.3.31, 16 threads\n",
+        "137 GB, 120 GB free\n",
+        "torch: pip install torch\n",
+    ):
+        assert expected in text
+
+
+def test_nothing_missing_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = replace(WELL, libraries=(Library("numpy", "2.4.6", None),))
+    assert "To have what is missing" not in printed(whole, capsys)
+
+
+def test_colours_go_away_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    coloured, plain = Terminal(), Terminal()
+    emit(doctor_report(WELL), coloured)
+    monkeypatch.setenv("NO_COLOR", "1")
+    emit(doctor_report(WELL), plain)
+    assert "\x1b[32m" in coloured.getvalue()
+    assert "\x1b[32m" not in plain.getvalue()

