@@ -1,8 +1,16 @@
-"""A device to test on, the ledger of what is live there, and hypothesis held to the same examples each time."""
+"""A device to test on, the ledger of what is live there, and hypothesis held to the same examples each time.
+
+`import cupy` is the real CuPy where that finds a GPU, and the stand-in of `tests/standin` elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,12 +23,49 @@ from zerosim.record import Recorder
 settings.register_profile("zerosim", deadline=None, derandomize=True, database=None)
 settings.load_profile("zerosim")
 
+STANDIN = Path(__file__).parent / "standin"
+_PROBE = "import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 1)"
+
+
+def _find_gpu() -> bool:
+    """Whether CuPy finds a GPU; asked of another process, so that nothing here imports it before a test does."""
+    known = os.environ.get("ZEROSIM_TESTS_GPU")  # pytest-xdist's workers take over what the first process found
+    if known is None:
+        spec = importlib.util.find_spec("cupy")
+        there = spec is not None and not str(spec.origin).startswith(str(STANDIN))
+        there = there and subprocess.run([sys.executable, "-c", _PROBE], capture_output=True).returncode == 0
+        known = os.environ["ZEROSIM_TESTS_GPU"] = "1" if there else "0"
+    return known == "1"
+
+
+HAS_GPU = _find_gpu()
+if not HAS_GPU:
+    for _name in [name for name in sys.modules if name.partition(".")[0] in ("cupy", "cupy_backends")]:
+        del sys.modules[_name]  # a real CuPy that some plugin half imported
+    sys.path.insert(0, str(STANDIN))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not HAS_GPU:
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a real GPU, and CuPy finds none here"))
+
 
 @pytest.fixture(autouse=True)
 def _plain_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed does not depend on the width and colours that happen to be set where the tests run."""
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _standin_reset() -> Iterator[None]:
+    """What one test left under way on the stand-in races with nothing in the next."""
+    yield
+    standin = getattr(sys.modules.get("cupy"), "standin", None)
+    if standin is not None:
+        standin.reset()
 
 
 @pytest.fixture

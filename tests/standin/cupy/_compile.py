@@ -1,0 +1,73 @@
+"""g++ turns a kernel's source into a library, kept on disk under the hash of all that went into it."""
+
+from __future__ import annotations
+
+import ctypes
+import getpass
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+from cupy._state import StandinError
+
+INCLUDE = Path(__file__).parent / "include"
+FLAGS = (
+    *("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-math-errno", "-fno-strict-aliasing"),
+    *("-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-nostdinc", "-nostdinc++"),
+)
+_lock = threading.Lock()
+_loaded: dict[str, ctypes.CDLL] = {}
+
+
+class CompileException(StandinError):
+    """What cupy.cuda.compiler raises when NVRTC refuses a source."""
+
+
+@cache
+def _fingerprint() -> bytes:
+    headers = b"".join(path.read_bytes() for path in sorted(INCLUDE.iterdir()))
+    if shutil.which("g++") is None:
+        raise StandinError("the stand-in for CuPy compiles kernels with g++, which is not installed")
+    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    return headers + version + " ".join(FLAGS).encode()
+
+
+@cache
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"zerosim-standin-{getpass.getuser()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def library(source: str, name: str) -> ctypes.CDLL:
+    """Raises: CompileException with the compiler's first lines."""
+    key = hashlib.sha256(_fingerprint() + source.encode()).hexdigest()[:32]
+    with _lock:
+        if key not in _loaded:
+            path = _folder() / f"{key}.so"
+            if not path.exists():
+                _build(source, name, path)
+            _loaded[key] = ctypes.CDLL(str(path))
+        return _loaded[key]
+
+
+def _build(source: str, name: str, path: Path) -> None:
+    """Safe beside other processes that build the same: each writes its own file and renames it."""
+    fresh = path.with_suffix(f".{os.getpid()}.so")
+    text = path.with_suffix(f".{os.getpid()}.cpp")
+    text.write_text(source)
+    try:
+        run = subprocess.run(
+            ["g++", *FLAGS, "-I", str(INCLUDE), str(text), "-o", str(fresh), "-lm"], capture_output=True, text=True
+        )
+        if run.returncode:
+            errors = [line for line in run.stderr.splitlines() if "error" in line][:8]
+            raise CompileException(f"kernel {name} does not compile:\n" + "\n".join(errors))
+        os.replace(fresh, path)
+    finally:
+        text.unlink(missing_ok=True)

@@ -1,0 +1,177 @@
+"""CuPy's memory pool: sizes round up to 512 bytes, an arena per stream, best fit, split and merge.
+
+Source: cupy/cuda/memory.pyx (SingleDeviceMemoryPool).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import Any
+
+from cupy._clock import current_stream, wait_device
+from cupy._segments import DROPPED, ENDED, UNIT, Chunk, Segment, add, device_used, put_back, remove
+from cupy._state import LOCK, MACHINE, THREAD
+
+
+class OutOfMemoryError(MemoryError):
+    """As cupy.cuda.memory.OutOfMemoryError."""
+
+    def __init__(self, size: int, total: int, limit: int = 0) -> None:
+        self._size, self._total, self._limit = size, total, limit
+        text = f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes"
+        super().__init__(text + (f", limit set to: {limit:,} bytes)." if limit else ")."))
+
+
+class PooledMemory:
+    """Holds one chunk for as long as it lives."""
+
+    def __init__(self, pool: MemoryPool, chunk: Chunk | None, device: int, size: int) -> None:
+        self._pool, self._chunk = pool, chunk
+        self.device_id, self.size = device, size
+        self.ptr = 0 if chunk is None else chunk.segment.base + chunk.offset
+
+    def __del__(self) -> None:
+        if self._chunk is not None:
+            DROPPED.append((self._pool, self._chunk))
+
+
+class MemoryPointer:
+    def __init__(self, mem: PooledMemory, offset: int) -> None:
+        self.mem = mem
+        self.device_id = mem.device_id
+        self.ptr = mem.ptr + offset if mem.ptr else 0
+        self._offset = offset
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self._offset + offset)
+
+
+class MemoryPool:
+    """As cupy.cuda.MemoryPool: sizes and limits are those of the current device."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        self._free: dict[tuple[int, int], list[Chunk]] = {}
+        self._used: dict[int, int] = {}
+        self._total: dict[int, int] = {}
+        self._limit: dict[int, int] = {}
+
+    def __del__(self) -> None:
+        if ENDED is not None:  # the interpreter is not going down
+            ENDED.extend(chunk.segment for free in self._free.values() for chunk in free if chunk.offset == 0)
+
+    def malloc(self, size: int) -> MemoryPointer:
+        device = THREAD.device
+        if size == 0:
+            return MemoryPointer(PooledMemory(self, None, device, 0), 0)
+        asked, size = size, -(-size // UNIT) * UNIT
+        with LOCK:
+            put_back()
+            stream = current_stream().ptr
+            free = self._free.setdefault((device, stream), [])
+            fits = [chunk for chunk in free if chunk.size >= size]
+            if fits:
+                chunk = min(fits, key=lambda chunk: (chunk.size, chunk.segment.base, chunk.offset))
+                free.remove(chunk)
+                if chunk.size > size:
+                    rest = Chunk(chunk.segment, chunk.offset + size, chunk.size - size, stream)
+                    chunk.size = size
+                    insort(chunk.segment.chunks, rest)
+                    free.append(rest)
+            else:
+                chunk = self._grow(device, stream, size)
+            chunk.held, chunk.asked = True, asked
+            chunk.segment.bytes[chunk.offset + asked : chunk.offset + size] = 0xFF
+            self._used[device] = self._used.get(device, 0) + size
+            return MemoryPointer(PooledMemory(self, chunk, device, size), 0)
+
+    def _grow(self, device: int, stream: int, size: int) -> Chunk:
+        if self._refused(device, size):
+            self.free_all_blocks()
+            if self._refused(device, size):
+                raise OutOfMemoryError(size, self._total.get(device, 0), self._limit.get(device, 0))
+        segment = Segment(device, size)
+        chunk = Chunk(segment, 0, size, stream)
+        segment.chunks.append(chunk)
+        add(segment)
+        self._total[device] = self._total.get(device, 0) + size
+        return chunk
+
+    def _refused(self, device: int, size: int) -> bool:
+        limit = self._limit.get(device, 0)
+        return bool(limit and self._total.get(device, 0) + size > limit) or (
+            device_used(device) + size > MACHINE.device_bytes
+        )
+
+    def _release(self, chunk: Chunk) -> None:
+        segment = chunk.segment
+        self._used[segment.device] -= chunk.size
+        chunk.held = False
+        free = self._free.setdefault((segment.device, chunk.stream), [])
+        free.append(chunk)
+        index = segment.chunks.index(chunk)
+        for first, second in ((index, index + 1), (index - 1, index)):
+            if first >= 0 and second < len(segment.chunks):
+                a, b = segment.chunks[first], segment.chunks[second]
+                if not a.held and not b.held:
+                    a.size += b.size
+                    segment.chunks.remove(b)
+                    free.remove(b)
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        """Give whole free segments back; cudaFree waits for the device, and is counted as such."""
+        with LOCK:
+            put_back()
+            for (device, ptr), free in self._free.items():
+                if stream is not None and ptr != stream.ptr:
+                    continue
+                for chunk in [chunk for chunk in free if chunk.size == chunk.segment.size]:
+                    wait_device(device, "cudaFree")
+                    free.remove(chunk)
+                    remove(chunk.segment)
+                    self._total[device] -= chunk.size
+
+    def used_bytes(self) -> int:
+        with LOCK:
+            put_back()
+            return self._used.get(THREAD.device, 0)
+
+    def total_bytes(self) -> int:
+        with LOCK:
+            put_back()
+            return self._total.get(THREAD.device, 0)
+
+    def free_bytes(self) -> int:
+        return self.total_bytes() - self.used_bytes()
+
+    def n_free_blocks(self) -> int:
+        with LOCK:
+            put_back()
+            return sum(len(free) for (device, _), free in self._free.items() if device == THREAD.device)
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        if (size is None) == (fraction is None):
+            raise ValueError("set either size or fraction")
+        self._limit[THREAD.device] = int(MACHINE.device_bytes * fraction) if fraction is not None else int(size or 0)
+
+    def get_limit(self) -> int:
+        return self._limit.get(THREAD.device, 0)
+
+
+DEFAULT_POOL = MemoryPool()
+
+
+def alloc(size: int) -> MemoryPointer:
+    return (THREAD.allocators[-1] if THREAD.allocators else DEFAULT_POOL.malloc)(size)
+
+
+class using_allocator:
+    """`with using_allocator(pool.malloc):`, for this thread."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        self._allocator = allocator or DEFAULT_POOL.malloc
+
+    def __enter__(self) -> None:
+        THREAD.allocators.append(self._allocator)
+
+    def __exit__(self, *_: Any) -> None:
+        THREAD.allocators.pop()
