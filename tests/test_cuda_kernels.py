@@ -1,0 +1,606 @@
+"""CUDA kernels against NumPy's: arrays, primitives, fused layers, tokens, sums and optimizers.
+
+`import cupy` is the real one where a GPU is, and the stand-in of tests/standin otherwise, which compiles the very
+same sources with g++ and runs them. Where IEEE 754 rounds every step (+ - * / sqrt, casts) the results must be
+NumPy's bits; exp, log and tanh, and sums, whose order differs, are held to a few units in the last place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cupy as cp
+import numpy as np
+import pytest
+
+from zerosim.backends.cuda import CudaBackend
+from zerosim.backends.cuda_host import Transfers
+from zerosim.backends.numpy import NumpyBackend
+from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
+
+NUMPY, CUDA = NumpyBackend(), CudaBackend()
+STANDIN = getattr(cp, "standin", None) if "standin" in (cp.__file__ or "") else None
+SHAPES = [(), (1,), (7,), (0,), (3, 0), (5, 33), (2, 3, 4)]
+
+floating = pytest.mark.parametrize("dtype", FLOATING, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _stream() -> Iterator[None]:
+    """Each test in a stream of its own, as ranks are."""
+    with cp.cuda.Device(0), cp.cuda.Stream(non_blocking=True):
+        yield
+
+
+def draw(shape: tuple[int, ...], seed: int = 0) -> Any:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def place(backend: Any, values: Any, dtype: DType, layout: str = "whole") -> Any:
+    """The values as an array of that backend: whole, every second column of a wider one, or transposed."""
+    values = np.asarray(values)
+    if layout == "whole" or not values.ndim:
+        array = backend.empty(values.shape, dtype)
+    elif layout == "columns":
+        array = backend.empty((*values.shape[:-1], 2 * values.shape[-1]), dtype)[..., ::2]
+    else:
+        array = backend.empty(values.shape[::-1], dtype).transpose()
+    backend.from_host(values, array)
+    return array
+
+
+def run(
+    call: Callable[..., None], inputs: list[Any], outputs: list[Any], layout: str = "whole"
+) -> list[tuple[Any, Any]]:
+    """call(backend, *inputs, *outputs) on both backends; (CUDA's, NumPy's) values of each output.
+
+    An input is (values, dtype); an output (shape, dtype), which holds 77 before. None stands for itself.
+    """
+    results = []
+    for backend in (CUDA, NUMPY):
+        given = [None if item is None else place(backend, *item, layout) for item in inputs]
+        made = [None if item is None else place(backend, np.full(item[0], 77), item[1], layout) for item in outputs]
+        call(backend, *given, *made)
+        results.append([None if array is None else backend.to_host(array) for array in made])
+    return list(zip(*results, strict=True))
+
+
+def same(pair: tuple[Any, Any]) -> None:
+    """The same values, types and shapes; any nan equals any other."""
+    got, want = pair
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def near(pair: tuple[Any, Any], dtype: DType, ulps: float = 1.0, scale: Any = 0.0) -> None:
+    """Within `ulps` of the stored type, and 8 of the compute type on the scale of what was added or cancelled.
+
+    CuPy flushes subnormal float32 values to zero, so the smallest normal number is allowed besides.
+    """
+    got, want = (np.asarray(values, np.float64) for values in pair)
+    assert pair[0].dtype == pair[1].dtype
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    got, want, scale = got[finite], want[finite], np.broadcast_to(scale, want.shape)[finite]
+    tiny = dtype.min_normal * (dtype.eps if dtype is fp16 else 1.0)
+    limit = ulps * dtype.eps * np.abs(want) + 8 * compute_dtype(dtype).eps * scale + tiny
+    assert np.all(np.abs(got - want) <= limit), float(np.max(np.abs(got - want) / limit))
+
+
+# -- arrays -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layout", ["whole", "columns", "transposed"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATING, int64, uint8], ids=str)
+def test_a_round_trip_rounds_as_numpy_does(dtype: DType, shape: tuple[int, ...], layout: str) -> None:
+    values = draw(shape) * 1e-3 if dtype.floating else np.abs(draw(shape) * 50)
+    [pair] = run(lambda b, x, out: b.copy(x, out), [(values, dtype)], [(shape, dtype)], layout)
+    same(pair)
+
+
+def test_a_round_trip_keeps_inf_nan_and_small_numbers() -> None:
+    values = np.array([np.inf, -np.inf, np.nan, 65504, 65520, 6e-8, 2e-8, -0.0])
+    for dtype in FLOATING:
+        got, want = CUDA.to_host(place(CUDA, values, dtype)), NUMPY.to_host(place(NUMPY, values, dtype))
+        same((got, want))
+        assert np.signbit(got[-1])
+
+
+def test_what_is_read_back_is_a_new_array() -> None:
+    array = place(CUDA, [1.0, 2.0], fp32)
+    first = CUDA.to_host(array)
+    first[:] = 5
+    assert CUDA.to_host(array).tolist() == [1.0, 2.0]
+
+
+def test_values_asked_for_later_are_those_of_the_moment_of_asking() -> None:
+    array = place(CUDA, np.arange(1000), bf16)
+    later = CUDA.to_host_later(array)
+    CUDA.fill(array, 3.0)
+    assert later().tolist() == NUMPY.to_host(place(NUMPY, np.arange(1000), bf16)).tolist()
+    assert later().dtype == np.float32
+    assert CUDA.to_host(array).tolist() == [3.0] * 1000
+
+
+def test_many_uploads_under_way_keep_their_values() -> None:
+    arrays = [CUDA.empty((257,), fp32) for _ in range(50)]
+    for value, array in enumerate(arrays):
+        CUDA.from_host(np.full(257, value), array)
+    for value, array in enumerate(arrays):
+        assert CUDA.to_host(array).tolist() == [value] * 257
+
+
+@pytest.mark.skipif(STANDIN is None, reason="on a GPU the copies may be done at once")
+def test_pinned_blocks_are_held_until_their_copies_are_done() -> None:
+    """CuPy's pool would hand them out again: what is under way would read, or write, someone else's bytes."""
+    transfers, array = Transfers(), CUDA.empty((257,), fp32)
+    transfers.from_host(np.ones(257), array)
+    transfers.to_host_later(array)  # and the function dropped
+    transfers.from_host(np.ones(257), array)
+    assert [nbytes for _, _, nbytes in transfers._held] == [1028] * 3
+    cp.cuda.get_current_stream().synchronize()
+    transfers.from_host(np.ones(257), array)
+    assert len(transfers._held) == 1
+
+
+def test_uploads_beyond_a_bound_wait_for_those_before() -> None:
+    transfers = Transfers(most_bytes=5000)
+    arrays = [CUDA.empty((257,), fp32) for _ in range(9)]
+    for value, array in enumerate(arrays):
+        transfers.from_host(np.full(257, value), array)
+        assert sum(nbytes for *_, nbytes in transfers._held) <= 5000
+    for value, array in enumerate(arrays):
+        assert transfers.to_host(array).tolist() == [value] * 257
+
+
+@pytest.mark.parametrize("layout", ["whole", "columns"])
+@pytest.mark.parametrize("dtype", [*FLOATING, int64, uint8], ids=str)
+def test_fill(dtype: DType, layout: str) -> None:
+    for value in (0.0, 3.0, *((0.1, float("inf"), float("nan"), 1e5) if dtype.floating else ())):
+        for shape in SHAPES:
+            [pair] = run(lambda b, out, value=value: b.fill(out, value), [], [(shape, dtype)], layout)
+            same(pair)
+
+
+@pytest.mark.parametrize("target", [*FLOATING], ids=str)
+@pytest.mark.parametrize("source", [*FLOATING, uint8], ids=str)
+def test_copy_rounds_once(source: DType, target: DType) -> None:
+    """1 + half an ulp + a trifle goes up in one rounding, and would go down in two (by way of float32)."""
+    values = [1 + 2**-11 + 2**-40, 1 + 2**-8 + 2**-30, -1 - 2**-8 - 2**-40, 65519.99999999, 65520.0, 3e38, 1e39, 0.1]
+    values += [2**-25 + 2**-60, 2**-14 - 2**-26, float("inf"), float("nan"), -0.0, 3.3961775292304600e38, 2.0]
+    given = np.abs(np.nan_to_num(values, posinf=9, nan=7)).clip(0, 200) if source is uint8 else values
+    for layout in ("whole", "columns"):
+        same(run(lambda b, x, out: b.copy(x, out), [(given, source)], [((15,), target)], layout)[0])
+
+
+def test_copy_takes_a_transposed_source() -> None:
+    for backend in (CUDA, NUMPY):
+        source, out = place(backend, draw((4, 6)), fp32), backend.empty((6, 4), fp16)
+        backend.copy(source.transpose(), out)
+        np.testing.assert_array_equal(backend.to_host(out), draw((4, 6)).astype(np.float32).T.astype(np.float16))
+
+
+# -- primitives ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layout", ["whole", "columns", "transposed"])
+@pytest.mark.parametrize("op", ["add", "subtract", "multiply", "divide"])
+@floating
+def test_arithmetic_has_numpys_bits(dtype: DType, op: str, layout: str) -> None:
+    call = lambda b, x, y, out: getattr(b, op)(x, y, out)  # noqa: E731
+    for left, right in (((5, 33), (5, 33)), ((5, 33), (33,)), ((5, 1), (1, 33)), ((2, 3, 4), ()), ((0, 4), (4,))):
+        shape = np.broadcast_shapes(left, right)
+        for out in (dtype, fp32):
+            same(run(call, [(draw(left), dtype), (draw(right, 1), dtype)], [(shape, out)], layout)[0])
+
+
+@pytest.mark.parametrize("op", ["add", "subtract", "multiply", "divide"])
+@floating
+def test_arithmetic_with_a_number_and_in_place(dtype: DType, op: str) -> None:
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 60000.0])
+    for number in (0.1, 0.0, 3, float("inf")):
+        same(run(lambda b, x, out, n=number: getattr(b, op)(x, n, out), [(special, dtype)], [((7,), dtype)])[0])
+    for backend in (CUDA, NUMPY):
+        x, y = place(backend, draw((40,)), dtype), place(backend, draw((40,), 1), dtype)
+        getattr(backend, op)(x, y, x)
+        kept = backend.to_host(x) if backend is CUDA else kept  # noqa: F821
+    same((kept, backend.to_host(x)))
+
+
+@pytest.mark.parametrize("op", ["exp", "log", "sqrt", "tanh"])
+@floating
+def test_functions(dtype: DType, op: str) -> None:
+    values = np.array([*np.linspace(-9, 9, 101), np.inf, -np.inf, np.nan, 0.0])
+    for layout in ("whole", "columns"):
+        [pair] = run(lambda b, x, out: getattr(b, op)(x, out), [(values, dtype)], [((105,), dtype)], layout)
+        near(pair, dtype, ulps=0 if op == "sqrt" else 1 if dtype.is_half else 4)
+
+
+@pytest.mark.parametrize("op", ["sum_to", "max_to"])
+@floating
+def test_reductions_undo_broadcasting(dtype: DType, op: str) -> None:
+    cases = [((3, 5), ()), ((3, 5), (5,)), ((3, 5), (3, 1)), ((2, 3, 4), (3, 1)), ((2, 3, 4), (1, 3, 1)), ((4,), (4,))]
+    cases += [((40, 33), (33,)), ((2, 3000), (2, 1)), ((1, 5), (5,)), ((7, 2, 5), (2, 1))]
+    for shape, target in cases:
+        for layout in ("whole", "transposed"):
+            values = draw(shape)
+            [pair] = run(lambda b, x, out: getattr(b, op)(x, out), [(values, dtype)], [(target, dtype)], layout)
+            near(pair, dtype, 1, scale=0 if op == "max_to" else np.abs(values).sum())
+
+
+def test_the_maximum_of_nan_is_nan() -> None:
+    for where in (0, 40, 99):
+        values = draw((3, 100))
+        values[1, where] = np.nan
+        [(got, want)] = run(lambda b, x, out: b.max_to(x, out), [(values, fp32)], [((3, 1), fp32)])
+        same((got, want))
+        assert np.isnan(got[1, 0])
+        assert np.isfinite(got[0, 0])
+
+
+@floating
+def test_mask_future(dtype: DType) -> None:
+    for shape in ((1, 1), (5, 5), (2, 3, 7, 7), (0, 4, 4)):
+        for value in (-np.inf, -1e4):
+            for layout in ("whole", "columns"):
+                call = lambda b, x, out, v=value: b.mask_future(x, v, out)  # noqa: E731
+                same(run(call, [(draw(shape), dtype)], [(shape, dtype)], layout)[0])
+
+
+# -- fused layers -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape", [(1, 1), (1, 33), (7, 5), (128, 3), (129, 64), (700, 40), (40000, 2), (0, 4), (3, 0)])
+@floating
+def test_column_sum(dtype: DType, shape: tuple[int, int]) -> None:
+    values = draw(shape)
+    for layout in ("whole", "columns"):
+        [pair] = run(lambda b, x, out: b.column_sum(x, out), [(values, dtype)], [(shape[1:], dtype)], layout)
+        near(pair, dtype, 1, scale=np.abs(values).sum(0))
+
+
+ROWS = [(1, 1), (3, 5), (5, 32), (6, 100), (300, 33), (4, 1024), (3, 1025), (2, 16500), (0, 8)]
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@floating
+def test_layer_norm(dtype: DType, shape: tuple[int, int]) -> None:
+    (rows, columns), wide = shape, compute_dtype(dtype)
+    inputs = [(draw(shape) + 1, dtype), (draw((columns,), 1), dtype), (draw((columns,), 2), dtype)]
+    outputs = [(shape, dtype), ((rows,), wide), ((rows,), wide)]
+
+    def call(b: Any, x: Any, weight: Any, bias: Any, out: Any, mean: Any, rstd: Any) -> None:
+        b.layer_norm(x, weight, bias, 1e-5, out, mean, rstd)
+
+    out, mean, rstd = run(call, inputs, outputs)
+    near(mean, wide, 4, scale=2)
+    near(rstd, wide, 16)
+    near(out, dtype, 1, scale=8 * (1 if columns > 1 else 300))
+    for layout in ("columns", "transposed"):
+        for backend in (CUDA, NUMPY):
+            x, target = place(backend, inputs[0][0], dtype, layout), place(backend, np.zeros(shape), dtype, layout)
+            others = [place(backend, *item) for item in inputs[1:]]
+            backend.layer_norm(x, *others, 1e-5, target, *(backend.empty((rows,), wide) for _ in range(2)))
+            if backend is CUDA:
+                np.testing.assert_array_equal(backend.to_host(target), out[0])
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@floating
+def test_layer_norm_stats_have_layer_norms_bits(dtype: DType, shape: tuple[int, int]) -> None:
+    rows, columns, wide = *shape, compute_dtype(dtype)
+    x = place(CUDA, draw(shape) + 1, dtype)
+    ones = place(CUDA, np.ones(columns), dtype)
+    mean, rstd, mean_again, rstd_again = (place(CUDA, np.full(rows, 77), wide) for _ in range(4))
+    CUDA.layer_norm(x, ones, ones, 1e-5, CUDA.empty(shape, dtype), mean, rstd)
+    CUDA.layer_norm_stats(x, 1e-5, mean_again, rstd_again)
+    same((CUDA.to_host(mean), CUDA.to_host(mean_again)))
+    same((CUDA.to_host(rstd), CUDA.to_host(rstd_again)))
+
+
+def test_a_row_of_layer_norm_does_not_depend_on_its_neighbours() -> None:
+    for columns in (100, 2000):
+        outputs = []
+        for rows in (1, 5):
+            x, ones = place(CUDA, draw((5, columns))[-rows:], bf16), place(CUDA, np.ones(columns), bf16)
+            out, stats = CUDA.empty((rows, columns), bf16), [CUDA.empty((rows,), fp32) for _ in range(2)]
+            CUDA.layer_norm(x, ones, ones, 1e-5, out, *stats)
+            outputs.append(CUDA.to_host(out)[-1])
+        assert np.array_equal(*outputs)
+
+
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@floating
+def test_layer_norm_backward(dtype: DType, shape: tuple[int, int]) -> None:
+    columns, wide = shape[1], compute_dtype(dtype)
+    x = draw(shape)
+    mean, rstd = x.mean(1), 1 / np.sqrt(x.var(1) + 0.1)
+    inputs = [(draw(shape, 1), dtype), (x, dtype), (draw((columns,), 2), dtype), (mean, wide), (rstd, wide)]
+    parts = [((columns,), dtype), ((columns,), dtype)]
+    call = lambda b, *arrays: b.layer_norm_backward(*arrays)  # noqa: E731
+    dx, dweight, dbias = run(call, inputs, [(shape, dtype), *parts])
+    near(dx, dtype, 1, scale=32)
+    near(dweight, dtype, 1, scale=2 * np.abs(inputs[0][0] * (x - mean[:, None]) * rstd[:, None]).sum(0) + 1)
+    near(dbias, dtype, 1, scale=np.abs(inputs[0][0]).sum(0) + 1)
+    nothing, dweight_alone, dbias_alone = run(call, inputs, [None, *parts])
+    assert nothing == (None, None)
+    same((dweight_alone[0], dweight[0]))
+    same((dbias_alone[0], dbias[0]))
+
+
+def test_layer_norm_mixes_types() -> None:
+    inputs = [(draw((5, 70)), bf16), (draw((70,), 1), fp32), (draw((70,), 2), fp32)]
+    call = lambda b, x, w, c, out, m, r: b.layer_norm(x, w, c, 1e-5, out, m, r)  # noqa: E731
+    out, *_ = run(call, inputs, [((5, 70), fp32), ((5,), fp32), ((5,), fp32)])
+    near(out, fp32, 1, scale=8)
+
+
+EXTREMES = np.array([*np.linspace(-12, 12, 201), -80, 80, -3e4, 3e4, np.inf, np.nan, 0.0])
+
+
+@pytest.mark.parametrize("layout", ["whole", "columns"])
+@floating
+def test_gelu(dtype: DType, layout: str) -> None:
+    [pair] = run(lambda b, x, out: b.gelu(x, out), [(EXTREMES, dtype)], [(EXTREMES.shape, dtype)], layout)
+    # exp's argument is some 100 at the ends, where a relative error of eps becomes one of 100 eps in exp's result.
+    near(pair, dtype, ulps=1 if dtype.is_half else 256)
+    grad = draw(EXTREMES.shape)
+    call = lambda b, g, x, dx: b.gelu_backward(g, x, dx)  # noqa: E731
+    [pair] = run(call, [(grad, dtype), (EXTREMES, dtype)], [(EXTREMES.shape, dtype)], layout)
+    near(pair, dtype, ulps=1 if dtype.is_half else 256, scale=4)
+
+
+@pytest.mark.parametrize("layout", ["whole", "columns", "transposed"])
+@floating
+def test_dropout_has_numpys_bits(dtype: DType, layout: str) -> None:
+    mask = np.arange(5 * 33).reshape(5, 33) % 3 > 0
+    inputs = [(draw((5, 33)), dtype), (mask, uint8)]
+    same(run(lambda b, x, m, out: b.dropout(x, m, 0.7, out), inputs, [((5, 33), dtype)], layout)[0])
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
+def test_the_dropout_mask_is_numpys(probability: float) -> None:
+    for key in ((0, 0), (12345, 2**64 - 1), (2**63, 2**63 + 7)):
+        for shape in ((0,), (1,), (7,), (8,), (9,), (4099,), (3, 5, 7)):
+            for layout in ("whole", "columns"):
+                call = lambda b, out, k=key: b.dropout_mask(k, probability, out)  # noqa: E731
+                same(run(call, [], [(shape, uint8)], layout)[0])
+
+
+def test_the_dropout_mask_may_begin_anywhere_in_memory() -> None:
+    for first in range(9):
+        for backend in (CUDA, NUMPY):
+            room = place(backend, np.full(200, 9), uint8)
+            backend.dropout_mask((3, 4), 0.3, room[first : first + 150])
+            found = backend.to_host(room) if backend is CUDA else found  # noqa: F821
+        same((found, backend.to_host(room)))
+
+
+# -- tokens -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("columns", [1, 33, 128, 1030])
+@floating
+def test_embedding(dtype: DType, columns: int) -> None:
+    for shape in ((), (1,), (2, 5), (0,)):
+        ids = np.random.default_rng(0).integers(0, 11, shape)
+        for out in (dtype, fp32):
+            for layout in ("whole", "columns"):
+                inputs = [(ids, int64), (draw((11, columns)), dtype)]
+                same(run(lambda b, i, w, o: b.embedding(i, w, o), inputs, [((*shape, columns), out)], layout)[0])
+
+
+@pytest.mark.parametrize(("vocabulary", "columns"), [(1, 1), (5, 33), (40, 130), (50257, 3)])
+@floating
+def test_embedding_backward_adds_in_the_tokens_order(dtype: DType, vocabulary: int, columns: int) -> None:
+    """The very bits of a plain loop over the tokens."""
+    for tokens in (0, 1, 31, 100):
+        ids = np.random.default_rng(tokens).integers(0, vocabulary, tokens)
+        grad, dweight = place(CUDA, draw((tokens, columns)), dtype), CUDA.empty((vocabulary, columns), dtype)
+        CUDA.fill(dweight, 77.0)
+        CUDA.embedding_backward(grad, place(CUDA, ids, int64), dweight)
+        sums = np.zeros((vocabulary, columns), np.float64 if dtype is fp64 else np.float32)
+        for token, values in zip(ids, CUDA.to_host(grad), strict=True):
+            sums[token] += values
+        want = NUMPY.to_host(place(NUMPY, sums, dtype))
+        same((CUDA.to_host(dweight), want))
+
+
+def test_embedding_backward_takes_batches_and_keeps_nan_in_its_row() -> None:
+    grad = draw((2, 6, 40))
+    grad[0, 3] = np.inf
+    ids = np.array([[4, 1, 4, 2, 0, 4], [4, 4, 1, 1, 0, 3]])
+    for layout in ("whole", "columns"):
+        inputs = [(grad, bf16), (ids, int64)]
+        call = lambda b, g, i, out: b.embedding_backward(g, i, out)  # noqa: E731
+        [pair] = run(call, inputs, [((9, 40), bf16)], layout)
+        near(pair, bf16, 1, scale=10)
+        assert np.isinf(pair[0][2]).all()
+        assert np.isfinite(np.delete(pair[0], 2, 0)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (5, 32), (9, 1000), (3, 1500), (2, 50257), (0, 5)], ids=str)
+@floating
+def test_cross_entropy(dtype: DType, shape: tuple[int, int]) -> None:
+    (rows, columns), wide = shape, compute_dtype(dtype)
+    logits = 4 * draw(shape)
+    targets = np.resize([0, columns - 1, columns // 2], rows)
+    inputs = [(logits, dtype), (targets, int64)]
+    outputs = [((rows,), wide), ((rows,), wide)]
+    losses, lse = run(lambda b, x, t, loss, lse: b.cross_entropy(x, t, loss, lse), inputs, outputs)
+    near(lse, wide, 4, scale=4)
+    near(losses, wide, 4, scale=16)
+    call = lambda b, x, t, lse, out: b.cross_entropy_backward(x, t, lse, 0.37, 7, out)  # noqa: E731
+    for layout in ("whole", "columns"):
+        [pair] = run(call, [*inputs, (lse[1], wide)], [(shape, dtype)], layout)
+        # exp(logit - lse): an argument of up to some 30, whose rounding error exp turns into a relative one.
+        near(pair, dtype, 1 if dtype.is_half else 32, scale=0.05)
+
+
+def test_cross_entropy_of_inf_and_nan() -> None:
+    for columns in (6, 1500):
+        logits = draw((5, columns))
+        logits[0, 3], logits[1, 2], logits[2], logits[3, 1] = np.nan, np.inf, -np.inf, -np.inf
+        logits[4] = 1e30
+        inputs = [(logits, fp32), ([1, 0, 2, 1, 5], int64)]
+        losses, lse = run(lambda b, x, t, loss, e: b.cross_entropy(x, t, loss, e), inputs, [((5,), fp32), ((5,), fp32)])
+        near(losses, fp32, 4)
+        near(lse, fp32, 4)
+        assert np.isnan(lse[0][:3]).all()
+        assert np.isposinf(losses[0][3])
+
+
+def test_cross_entropy_divides_by_the_count() -> None:
+    """exp(0 - 0) * 5 / 49, rounded as a division: a product with 1 / 49 would be another number."""
+    want = np.float32(5) / np.float32(49)
+    assert want != np.float32(5) * (np.float32(1) / np.float32(49))
+    inputs = [(np.zeros((1, 2)), fp32), ([0], int64), ([0.0], fp32)]
+    call = lambda b, x, t, lse, out: b.cross_entropy_backward(x, t, lse, 5.0, 49, out)  # noqa: E731
+    [(got, _)] = run(call, inputs, [((1, 2), fp32)])
+    assert got[0].tolist() == [0.0, want]
+
+
+# -- sums over ranks, norms, optimizers ---------------------------------------------------------------
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 9, 15, 16, 64])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+@floating
+def test_reduce_has_numpys_bits(dtype: DType, op: str, ranks: int) -> None:
+    for size in (0, 1, 37):
+        for layout in ("whole", "columns"):
+            parts = [(draw((size,), rank), dtype) for rank in range(ranks)]
+            call = lambda b, *arrays: b.reduce(arrays[:-1], op, arrays[-1])  # noqa: E731
+            for out in (dtype, compute_dtype(dtype)):
+                same(run(call, parts, [((size,), out)], layout)[0])
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+def test_reduce_in_place_into_any_part(dtype: DType) -> None:
+    for ranks in (2, 5, 11):
+        for own in range(ranks):
+            for backend in (CUDA, NUMPY):
+                parts = [place(backend, draw((50,), rank), dtype) for rank in range(ranks)]
+                backend.reduce(parts, "avg", parts[own])
+                found = backend.to_host(parts[own]) if backend is CUDA else found  # noqa: F821
+            same((found, backend.to_host(parts[own])))
+
+
+def test_the_maximum_over_ranks_keeps_nan() -> None:
+    parts = [([1.0, np.nan, 2.0, -np.inf], fp32), ([np.nan, 1.0, 3.0, -1.0], fp32)]
+    same(run(lambda b, x, y, out: b.reduce([x, y], "max", out), parts, [((4,), fp32)])[0])
+
+
+@pytest.fixture
+def _two_gpus() -> Iterator[None]:
+    """The stand-in has as many as are asked for."""
+    before = cp.cuda.runtime.getDeviceCount()
+    if STANDIN is not None:
+        STANDIN.set_device_count(2)
+    elif before < 2:
+        pytest.skip("needs two GPUs")
+    yield
+    if STANDIN is not None:
+        STANDIN.set_device_count(before)
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_arrays_of_another_gpu_are_copied_over_first() -> None:
+    with cp.cuda.Device(1), cp.cuda.Stream(non_blocking=True):
+        far = place(CUDA, draw((60,)), fp32)
+        there = cp.cuda.Event(disable_timing=True)
+        there.record(cp.cuda.get_current_stream())
+    cp.cuda.get_current_stream().wait_event(there)
+    out, half = CUDA.empty((60,), fp32), CUDA.empty((20,), fp16)
+    CUDA.copy(far, out)
+    CUDA.copy(far[::3], half)
+    want = draw((60,)).astype(np.float32)
+    same((CUDA.to_host(out), want))
+    same((CUDA.to_host(half), want[::3].astype(np.float16).astype(np.float32)))
+    CUDA.reduce([out, far], "sum", out)
+    same((CUDA.to_host(out), want + want))
+
+
+@pytest.mark.parametrize(
+    ("size", "run_length"), [(10, 4), (8, 4), (1, 1), (20000, 8192), (20000, 20000), (20000, 9000)]
+)
+@floating
+def test_sum_squares(dtype: DType, size: int, run_length: int) -> None:
+    a, count = place(CUDA, draw((size,)), dtype), -(-size // run_length) + 1
+    out = place(CUDA, np.full(count, 77), fp64)
+    CUDA.sum_squares(a, run_length, out)
+    found, values = CUDA.to_host(out), CUDA.to_host(a).astype(np.float64)
+    for k in range(count):
+        part = values[k * run_length : (k + 1) * run_length]
+        assert found[k] == pytest.approx(math.fsum(part * part), rel=1e-13)
+        # Only a run's length matters: alone, among its like, as the last and shorter one.
+        alone = CUDA.empty((1,), fp64)
+        CUDA.sum_squares(a[k * run_length : (k + 1) * run_length], max(len(part), 1), alone)
+        assert CUDA.to_host(alone)[0] == found[k]
+
+
+def test_sum_squares_of_nothing_and_of_inf() -> None:
+    for values, want in (([], [0.0, 0.0]), ([1.0, np.inf, 2.0], [np.inf, 4.0]), ([np.nan, 1.0, 2.0], [np.nan, 4.0])):
+        out = place(CUDA, [7.0, 7.0], fp64)
+        CUDA.sum_squares(place(CUDA, values, fp16), 2, out)
+        np.testing.assert_array_equal(CUDA.to_host(out), want)
+
+
+def states(backend: Any, size: int, dtype: DType, half: DType) -> list[Any]:
+    values = [draw((size,), 1), draw((size,), 2), draw((size,), 3), draw((size,), 4) ** 2]
+    types = (dtype, half, dtype, dtype)
+    return [place(backend, *item) for item in zip(values, types, strict=True)]
+
+
+@pytest.mark.parametrize(("decoupled", "weight_decay"), [(True, 0.0), (True, 0.1), (False, 0.0), (False, 0.1)])
+@pytest.mark.parametrize(("dtype", "half"), [(fp32, fp32), (fp64, fp64), (fp32, bf16), (fp32, fp16), (fp64, fp32)])
+def test_adam_has_numpys_bits_and_a_slice_the_wholes(
+    dtype: DType, half: DType, decoupled: bool, weight_decay: float
+) -> None:
+    options = {"grad_scale": 1 / 3, "lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "step": 3}
+    options |= {"weight_decay": weight_decay, "decoupled": decoupled}
+    for size in (0, 1, 1000):
+        whole, cut, numpys = (states(b, size, dtype, half) for b in (CUDA, CUDA, NUMPY))
+        CUDA.adam(*whole, **options)
+        NUMPY.adam(*numpys, **options)
+        for part in (slice(0, 333), slice(333, 1000)):
+            CUDA.adam(*(array[part] for array in cut), **options)
+        for mine, sliced, numpy in zip(whole, cut, numpys, strict=True):
+            same((CUDA.to_host(mine), NUMPY.to_host(numpy)))
+            same((CUDA.to_host(mine), CUDA.to_host(sliced)))
+
+
+@pytest.mark.parametrize("momentum", [None, 0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("dtype", "half"), [(fp32, fp32), (fp64, fp64), (fp32, bf16), (fp32, fp16)])
+def test_sgd_has_numpys_bits(dtype: DType, half: DType, weight_decay: float, momentum: float | None) -> None:
+    for step in (1, 2):
+        results = []
+        for backend in (CUDA, NUMPY):
+            param, grad, buffer, _ = states(backend, 500, dtype, half)
+            buffer = None if momentum is None else buffer
+            options = {"grad_scale": 0.3, "lr": 0.01, "momentum": momentum or 0.0, "weight_decay": weight_decay}
+            backend.sgd(param, grad, buffer, **options, step=step)
+            results.append([backend.to_host(array) for array in (param, buffer) if array is not None])
+        for pair in zip(*results, strict=True):
+            same(pair)
+
+
+# -- waiting ------------------------------------------------------------------------------------------
+@pytest.mark.skipif(STANDIN is None, reason="only the stand-in counts waits")
+def test_only_reading_waits() -> None:
+    x, ids = place(CUDA, draw((6, 40)), bf16), place(CUDA, np.arange(6), int64)
+    row, stats = place(CUDA, np.ones(40), bf16), [CUDA.empty((6,), fp32) for _ in range(2)]
+    out, mask, sums = CUDA.empty((6, 40), bf16), CUDA.empty((6, 40), uint8), CUDA.empty((1,), fp64)
+    STANDIN.forget_waits()
+    CUDA.from_host(draw((6, 40)), x)
+    CUDA.layer_norm(x, row, row, 1e-5, out, *stats)
+    CUDA.layer_norm_backward(x, x, row, *stats, out, row, row)
+    CUDA.gelu(x, out)
+    CUDA.dropout_mask((1, 2), 0.1, mask)
+    CUDA.dropout(x, mask, 0.9, out)
+    CUDA.embedding(ids, x, out)
+    CUDA.embedding_backward(x, ids, out)
+    CUDA.cross_entropy(x, ids, *stats)
+    CUDA.cross_entropy_backward(x, ids, stats[1], 1.0, 6, out)
+    CUDA.column_sum(x, row)
+    CUDA.sum_to(x, row)
+    CUDA.sum_squares(x.reshape(-1), 240, sums)
+    CUDA.reduce([x, out] * 8, "avg", x)
+    later = CUDA.to_host_later(sums)
+    assert STANDIN.waits() == []
+    later()
+    assert len(STANDIN.waits()) == 1

@@ -1,0 +1,61 @@
+"""One rank on a GPU: its device, its stream, and a memory pool of its own.
+
+Rank r works on GPU r mod G; ranks that share a GPU have streams of their own there, which run side by side.
+Streams know nothing of each other: what one rank may read of another's arrays, and when memory may be
+used again, is ordered by events (`comm/transport.py`). Blocks that a pool took back are handed out again in
+the same stream alone, so that a rank needs no order with itself. A pool per rank tells ranks apart that share a GPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import cupy as cp
+
+
+class CudaLane:
+    """Where one rank's kernels queue and its memory comes from. Any thread may work as the rank, `with lane.use():`."""
+
+    def __init__(self, gpu: int) -> None:
+        self.gpu = gpu
+        self.device = cp.cuda.Device(gpu)
+        self.pool = cp.cuda.MemoryPool()
+        with self.device:
+            self.stream = cp.cuda.Stream(non_blocking=True)
+
+    def use(self) -> AbstractContextManager[object]:
+        """Kernels launched inside run in this rank's stream, arrays made inside come from its pool."""
+        stack = ExitStack()
+        stack.enter_context(self.device)
+        stack.enter_context(cp.cuda.using_allocator(self.pool.malloc))
+        stack.enter_context(self.stream)
+        return stack
+
+    def fence(self) -> Any:
+        """An event behind all that the stream was given so far."""
+        with self.device:
+            event = cp.cuda.Event(disable_timing=True)
+            event.record(self.stream)
+        return event
+
+    def wait_for(self, fence: Any) -> None:
+        """The stream goes on when `fence` has passed, which may be of another GPU; the host does not wait."""
+        with self.device:
+            self.stream.wait_event(fence)
+
+    def synchronize(self) -> None:
+        """The host waits until the stream has nothing left to do."""
+        self.stream.synchronize()
+
+    def gpu_bytes(self) -> tuple[int, str, int]:
+        """The GPU's number, name and bytes in use, other programs' among them."""
+        self.synchronize()
+        name = cp.cuda.runtime.getDeviceProperties(self.gpu)["name"]
+        free, total = self.device.mem_info
+        return self.gpu, name.decode() if isinstance(name, bytes) else str(name), int(total - free)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and held."""
+        with self.device:
+            return self.pool.used_bytes(), self.pool.total_bytes()

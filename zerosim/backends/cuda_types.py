@@ -1,0 +1,163 @@
+"""What every CUDA kernel here shares: types, rounding, sums over a row, and how sources become kernels.
+
+Owns the C++ preambles and the Python side of a launch; computes nothing. Kernels are written once, as
+templates over the stored types: they read through `wide_of` (float, or double for fp64) and write through
+`store`, the one place that rounds. CuPy compiles every kernel with -ftz=true: subnormal float32 values
+count as zero, which NumPy keeps. Products are not fused with sums (--fmad=false) unless a caller asks:
+these kernels are bound by memory, and so round as NumPy does, operation by operation.
+
+Source: CUDA C++ Programming Guide, 7.22 (warp shuffles); CuPy, User-Defined Kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import cupy as cp
+import ml_dtypes
+import numpy as np
+
+from zerosim.backends.kernels import Array
+
+FLOAT16 = np.dtype(np.float16)
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+CUDA_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "fp64": FLOAT64,
+        "fp32": FLOAT32,
+        "fp16": FLOAT16,
+        "bf16": BFLOAT16,
+        "int64": np.dtype(np.int64),
+        "uint8": np.dtype(np.uint8),
+    }
+)
+"""The array type of each number format, as in NumPy: CuPy holds bfloat16 as ml_dtypes has it."""
+
+C_NAMES: Mapping[np.dtype[Any], str] = MappingProxyType(
+    {
+        FLOAT64: "double",
+        FLOAT32: "float",
+        FLOAT16: "__half",
+        BFLOAT16: "__nv_bfloat16",
+        np.dtype(np.int64): "long long",
+        np.dtype(np.int32): "int",
+        np.dtype(np.uint8): "unsigned char",
+    }
+)
+
+PREAMBLE = r"""
+// What arithmetic on a stored type runs in.
+template <class T> struct wide { using type = float; };
+template <> struct wide<double> { using type = double; };
+template <class A, class B> struct wide_both {
+    using type = decltype(typename wide<A>::type() + typename wide<B>::type());
+};
+
+template <class T> __device__ inline typename wide<T>::type wide_of(const T& x) {
+    return static_cast<typename wide<T>::type>(x);
+}
+
+// double to float, rounded to odd, so that rounding once more to 16 bits gives what one rounding would.
+__device__ inline float to_odd(double v) {
+    const float near = static_cast<float>(v);
+    const unsigned int bits = __float_as_uint(near);
+    if (static_cast<double>(near) == v || v != v || (bits & 1u)) return near;
+    const bool away = (v > static_cast<double>(near)) == !(bits >> 31);
+    return __uint_as_float(away ? bits + 1u : bits - 1u);
+}
+
+template <class T, bool half> struct from_double {
+    static __device__ inline T round(double v) { return static_cast<T>(v); }
+};
+template <class T> struct from_double<T, true> {
+    static __device__ inline T round(double v) { return static_cast<T>(to_odd(v)); }
+};
+template <class T> __device__ inline void store(float v, T& out) { out = static_cast<T>(v); }
+template <class T> __device__ inline void store(double v, T& out) {
+    out = from_double<T, sizeof(T) == 2>::round(v);
+}
+
+// The larger one; nan if one of them is.
+template <class V> __device__ inline V larger(V a, V b) { return (a > b || a != a) ? a : b; }
+"""
+"""For elementwise kernels, which know half types as CuPy's classes, and, below, for raw ones."""
+
+RAW_PREAMBLE = (
+    "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+    + PREAMBLE
+    + r"""
+// The sum over the blockDim.x threads of one row, in an order that depends on blockDim.x alone; every thread gets it.
+// blockDim.x is 32, with any number of rows (threadIdx.y) in a block, or a larger multiple of 32 with one row.
+// `shared` holds 32 values and may serve several sums in turn; with 32 threads it is not touched.
+template <class V> __device__ inline V row_sum(V v, V* shared) {
+    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, distance);
+    if (blockDim.x == 32) return v;
+    __syncthreads();  // what `shared` held has been read
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = shared[0];
+    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v += shared[warp];
+    return v;
+}
+
+// As row_sum, with the maximum.
+template <class V> __device__ inline V row_max(V v, V* shared) {
+    for (int distance = 16; distance > 0; distance /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, distance));
+    if (blockDim.x == 32) return v;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = shared[0];
+    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v = larger(v, shared[warp]);
+    return v;
+}
+"""
+)
+"""For raw kernels, which know half types as CUDA's __half and __nv_bfloat16."""
+
+EXACT = ("--fmad=false",)
+"""Options of kernels that round after every operation, as NumPy does."""
+
+WARP_COLUMNS = 1024
+"""Columns up to which one warp takes a row: longer rows are worth a block and its barriers."""
+
+
+def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
+    """A `cp.ElementwiseKernel` with the preamble. Outputs are passed last; nothing is returned."""
+    return cp.ElementwiseKernel(
+        inputs, outputs, operation, f"zerosim_{name}", preamble=PREAMBLE, no_return=True, options=EXACT
+    )
+
+
+@cache
+def raw(source: str, name: str, types: tuple[np.dtype[Any], ...], options: tuple[str, ...] = EXACT) -> Any:
+    """The kernel template `name` of `source` for these types, to be called with (grid, block, arguments).
+
+    Only what is asked for is compiled, the first time that it runs on a device; CuPy keeps the result on disk.
+    """
+    expression = f"{name}<{', '.join(C_NAMES[t] for t in types)}>"
+    code = RAW_PREAMBLE + source
+    module = cp.RawModule(code=code, options=("--std=c++17", *options), name_expressions=[expression])
+    return module.get_function(expression)
+
+
+def wide(*arrays: Array) -> np.dtype[Any]:
+    """What arithmetic on these arrays runs in: float64 if one of them is, else float32."""
+    return FLOAT64 if any(a.dtype == FLOAT64 for a in arrays) else FLOAT32
+
+
+def row_launch(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Grid and block of a kernel that takes a row at a time: row = blockIdx.x * blockDim.y + threadIdx.y.
+
+    A warp per row, four rows a block, up to WARP_COLUMNS columns; beyond, a block of 256 or 1024 threads.
+    The order in which a row is added depends on `columns` alone.
+    """
+    if columns <= WARP_COLUMNS:
+        return (-(-rows // 4),), (32, 4)
+    return (rows,), (256 if columns <= 16 * WARP_COLUMNS else 1024, 1)
