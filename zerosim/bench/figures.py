@@ -25,7 +25,8 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `value` is a ratio ('x') or seconds ('s'); None: it could not be measured, `note` says why.
+    """One figure. `value` is a ratio ('x'), seconds ('s'), or what its unit says (on GPUs 'ms', 'TFLOP/s', '%');
+    None: it could not be measured, `note` says why.
 
     `goal` is the most that it should be; `low` and `high` are the spread, `seconds` the least time of
     each contestant.
@@ -77,7 +78,7 @@ def ratio(
 ) -> Figure:
     """The figure `over / under` of contestants timed in the same rounds: seconds by contestant, one per round."""
     above, below = measured[over], measured[under]
-    low, middle, high = _quartiles([a / b for a, b in zip(above, below, strict=True)])
+    low, middle, high = quartiles([a / b for a, b in zip(above, below, strict=True)])
     seconds = {over: min(above), under: min(below)}
     value = min(above) / min(below) if of_minima else middle
     return Figure(model, name, value, "x", goal, low, high, len(above), seconds, note)
@@ -88,12 +89,13 @@ def difference(
 ) -> Figure:
     """As `ratio`, in seconds: `more - less`."""
     above, below = measured[more], measured[less]
-    low, middle, high = _quartiles([a - b for a, b in zip(above, below, strict=True)])
+    low, middle, high = quartiles([a - b for a, b in zip(above, below, strict=True)])
     seconds = {more: min(above), less: min(below)}
     return Figure(model, name, middle, "s", goal, low, high, len(above), seconds)
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The first quartile, the median and the third; of one value, that value."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     first, second, third = quantiles(values, n=4, method="inclusive")
@@ -148,9 +150,16 @@ def summary(figures: Sequence[Figure]) -> str:
     return text + (f"; missed: {', '.join(missed)}" if missed else "")
 
 
-def to_json(figures: Sequence[Figure], machine: Mapping[str, Any]) -> str:
-    """Strict JSON: non-finite numbers do not occur, or this raises ValueError."""
+def to_json(
+    figures: Sequence[Figure],
+    machine: Mapping[str, Any],
+    method: str = METHOD,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """Strict JSON: non-finite numbers do not occur, or this raises ValueError. `groups`: every single round."""
     for figure in figures:
         assert figure.value is None or math.isfinite(figure.value), figure
-    body = {"schema": 1, "machine": dict(machine), "method": METHOD, "figures": [f.to_dict() for f in figures]}
+    body = {"schema": 1, "machine": dict(machine), "method": method, "figures": [f.to_dict() for f in figures]}
+    if groups is not None:
+        body["groups"] = list(groups)
     return json.dumps(body, indent=2, allow_nan=False) + "\n"

@@ -5,14 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from typing import BinaryIO
+
+from zerosim.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--backend",
+        choices=("numpy", "cuda"),
+        default="numpy",
+        help="numpy: ratios on this machine's cores; cuda: steps on its GPU, timed with device events",
+    )
+    parser.add_argument(
         "--model",
         choices=("small", "large", "both"),
-        help="small: 0.8M parameters, large: 10.7M (default: both; with --quick: small)",
+        help="small: 0.8M parameters, large: 10.7M (default: both; with --quick: small); "
+        "on cuda small: 45M, large: 124M (default: large; with --quick: small)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: half a minute instead of minutes")
     parser.add_argument(
@@ -26,22 +36,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Measure and print. Returns 0 whether goals are met or not: they are goals, not checks.
 
-    Raises: InputError for an output that cannot be written, before anything is measured.
+    Raises: InputError for an output that cannot be written and, on cuda, a GPU that cannot be used, before anything
+    is measured.
     """
     from zerosim.cli.outputs import Output
 
+    on_gpu = args.backend == "cuda"
+    if on_gpu and args.torch_distributed:
+        raise InputError("--torch-distributed with --backend cuda: FSDP2 is timed on gloo and CPUs: leave one out")
     output = None if args.json is None else Output("--json", args.json)
     if output is not None:
         output.check()
-    from zerosim.bench import bystanders, figures, suite
-
-    names = {"small": ["0.8M"], "large": ["10.7M"], "both": ["0.8M", "10.7M"]}
-    models = {name: suite.MODELS[name] for name in names[args.model or ("small" if args.quick else "both")]}
     started = time.perf_counter()
 
     def say(line: str) -> None:
         print(f"[{time.perf_counter() - started:5.1f} s] {line}", file=sys.stderr, flush=True)
 
+    text = _measure_gpu(args, say) if on_gpu else _measure_cpu(args, say)
+    if output is not None:
+
+        def fill(file: BinaryIO) -> None:
+            file.write(text.encode())
+
+        output.write(fill)
+    return 0
+
+
+def _measure_cpu(args: argparse.Namespace, say: Callable[[str], None]) -> str:
+    """Ratios on this machine's cores, printed; their JSON."""
+    from zerosim.bench import bystanders, figures, suite
+
+    names = {"small": ["0.8M"], "large": ["10.7M"], "both": ["0.8M", "10.7M"]}
+    models = {name: suite.MODELS[name] for name in names[args.model or ("small" if args.quick else "both")]}
     others = bystanders.Bystanders()
     efforts = suite.QUICK if args.quick else suite.FULL
     had = list(suite.measure(models, efforts, say, torch_distributed=args.torch_distributed))
@@ -52,11 +78,29 @@ def main(args: argparse.Namespace) -> int:
     print(f"Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}")
     if machine["others"] is not None:
         print(f"Other processes took {100 * machine['others']:.0f} % of the cores' time meanwhile.")
-    if output is not None:
-        text = figures.to_json(had, machine)
+    return figures.to_json(had, machine)
 
-        def fill(file: BinaryIO) -> None:
-            file.write(text.encode())
 
-        output.write(fill)
-    return 0
+def _measure_gpu(args: argparse.Namespace, say: Callable[[str], None]) -> str:
+    """Steps on the GPU, printed; their JSON. Raises: InputError where there is none that can be used."""
+    from zerosim.backends.cuda_check import check_cuda
+
+    check_cuda()
+    from zerosim.bench import bystanders, cuda_device, cuda_suite, figures
+
+    names = {"small": ["45M"], "large": ["124M"], "both": ["45M", "124M"]}
+    models = {name: cuda_suite.MODELS[name] for name in names[args.model or ("small" if args.quick else "large")]}
+    others, device = bystanders.Bystanders(), cuda_device.describe()
+    plan = cuda_suite.QUICK if args.quick else cuda_suite.FULL
+    outcomes = list(cuda_suite.measure(models, plan, device, say))
+    had = [figure for outcome in outcomes for figure in outcome.figures]
+    machine = {**device, "others": others.share()}
+    print(figures.table(had))
+    print(figures.summary(had))
+    print(f"Method: {cuda_suite.METHOD}.")
+    print(f"PyTorch: {cuda_suite.PYTORCH}.")
+    print(f"Device: {cuda_device.device_line(device)}")
+    if machine["others"] is not None:
+        print(f"Other processes took {100 * machine['others']:.0f} % of the cores' time meanwhile.")
+    about = f"{cuda_suite.METHOD}. PyTorch: {cuda_suite.PYTORCH}"
+    return figures.to_json(had, machine, about, [outcome.group for outcome in outcomes])

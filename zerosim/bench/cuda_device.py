@@ -1,0 +1,125 @@
+"""The GPU that a benchmark runs on: its name and versions, its published peak, and how much fits on it.
+
+Owns what is said about the device, and the choice of rows by its free memory. Whether there is a GPU at all is
+`backends/cuda_check.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from zerosim.backends.cuda_check import check_precision, version_text
+from zerosim.backends.cuda_facts import cuda_facts, find_gpu
+from zerosim.bench import pytorch
+from zerosim.bench.suite import RANKS, over_ranks
+from zerosim.errors import InputError
+from zerosim.presets.hardware import Hardware, find_hardware
+from zerosim.scenario import RunConfig
+from zerosim.shapes import plan
+from zerosim.units import format_bytes
+
+ROWS = (8, 4)
+"""Rows of the global batch, tried in this order: whole numbers of them for each of four ranks."""
+
+LIBRARIES_BYTES = 10**9
+"""For CUDA's context, kernels, and cuBLAS's workspaces of both frameworks."""
+
+STATE_BYTES = 20
+"""Per parameter: what the side that keeps most keeps between steps (PyTorch: 2 + 2, and 16 in fp32)."""
+
+SPARE = 1.5
+"""What a step may take beyond the bytes that zerosim counts: PyTorch's own temporaries, and gaps in pools."""
+
+
+def describe() -> dict[str, Any]:
+    """The device and its software, for the report. GPU 0's name, memory in bytes; versions as text."""
+    facts = cuda_facts(probe=False)
+    gpu = find_gpu(0)
+    return {
+        "gpu": gpu.name if gpu else None,
+        "gpus": facts.num_gpus,
+        "compute_capability": gpu.compute_capability if gpu else None,
+        "memory_bytes": gpu.memory_bytes if gpu else None,
+        "free_bytes": gpu.free_bytes if gpu else None,
+        "driver": _driver(),
+        "driver_cuda": _version(facts.driver_version),
+        "cupy": facts.cupy,
+        "cupy_cuda": _version(facts.runtime_version),
+        "torch": pytorch.version() if pytorch.installed() else None,
+    }
+
+
+def device_line(device: dict[str, Any]) -> str:
+    """'NVIDIA H100 80GB HBM3 (compute capability 9.0), driver 580.65.06 for CUDA 13.0, CuPy ...'."""
+    driver = " ".join(part for part in ("driver", device["driver"]) if part)
+    return (
+        f"{device['gpu']} (compute capability {device['compute_capability']}), {driver} for CUDA "
+        f"{device['driver_cuda']}, CuPy {device['cupy']} for CUDA {device['cupy_cuda']}, "
+        f"PyTorch {device['torch'] or 'not installed'}"
+    )
+
+
+def published(name: str | None) -> Hardware | None:
+    """The device of that name with its published peak, None where it is not one that zerosim knows."""
+    try:
+        return find_hardware(name) if name and "/" not in name else None
+    except InputError:
+        return None
+
+
+def precision_fault(precision: str) -> str:
+    """'' where this GPU and this CuPy multiply that type on tensor cores, else why it is left out."""
+    try:
+        check_precision(precision)
+    except InputError as error:
+        return str(error)
+    gpu = find_gpu(0)
+    if precision == "bf16" and gpu is not None and int(gpu.compute_capability.split(".")[0]) < 8:
+        return f"bf16 needs compute capability 8.0, {gpu.name} has {gpu.compute_capability}"
+    return ""
+
+
+def fitting(model: str, config: RunConfig, square: int) -> RunConfig:
+    """`config` with the most rows that GPU 0 has room for.
+
+    Raises: InputError with what is needed and what is free, where the fewest do not fit.
+    """
+    gpu = find_gpu(0)
+    if gpu is None:
+        return config
+    for rows in ROWS:
+        tried = config.replace(micro_batch=rows)
+        needed = needed_bytes(tried, square)
+        if needed <= gpu.free_bytes:
+            return tried
+    raise InputError(
+        f"bench --backend cuda: {model} on {ROWS[-1]} rows needs {format_bytes(needed)} and "
+        f"{format_bytes(gpu.free_bytes)} of {gpu.name} are free: see with nvidia-smi who uses it, or use --model small"
+    )
+
+
+def needed_bytes(config: RunConfig, square: int) -> int:
+    """What all that is alive at once takes, while the largest contestant works: two runs' states beside four ranks,
+    four beside one rank. Counted on shapes."""
+    alone, shared = plan(config), plan(over_ranks(config))
+    states = STATE_BYTES * alone.num_parameters
+    one = int(SPARE * alone.memory[0].peak.total_bytes) + 4 * states + 6 * square**2
+    most = max(memory.peak.total_bytes for memory in shared.memory)
+    four = int(SPARE * RANKS * most) + 2 * states
+    return max(one, four) + LIBRARIES_BYTES
+
+
+def _version(number: int | None) -> str | None:
+    return None if number is None else version_text(number)
+
+
+def _driver() -> str | None:
+    """'580.65.06' of the kernel's module; None where it does not say."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return found[1] if found else None
