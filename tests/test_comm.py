@@ -500,7 +500,9 @@ def test_a_round_drops_what_was_posted() -> None:
     array = np.ones(3)
     seen: list[float] = []
     gone = weakref.ref(array)
-    round = transport.join(0, (0,), 0, Call("sum", "fp64", ()), Hop((array,), move=lambda inbox: seen.append(inbox(0)[0].sum())))
+    round = transport.join(
+        0, (0,), 0, Call("sum", "fp64", ()), Hop((array,), move=lambda inbox: seen.append(inbox(0)[0].sum()))
+    )
     del array
     assert seen == [3.0]
     assert gone() is None  # though the round is still held

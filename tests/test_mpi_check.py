@@ -14,18 +14,16 @@ from pathlib import Path
 import pytest
 
 import zerosim
-from zerosim.comm import mpi_check
+from zerosim.comm import mpi_check, mpirun
 from zerosim.comm.mpi_check import (
-    LAUNCHED,
     MpiFacts,
     check_mpi,
     check_world,
     find_mpirun,
     mpi_facts,
     mpi_fault,
-    mpirun_rank,
-    mpirun_size,
 )
+from zerosim.comm.mpirun import LAUNCHED, mpirun_rank, mpirun_size
 from zerosim.errors import InputError
 
 FAKE = """
@@ -46,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     kept = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "mpi4py"}
     for name in kept:
         del sys.modules[name]
-    for name in {*LAUNCHED, *mpi_check.RANKS, *mpi_check.GPU_AWARE}:
+    for name in {*LAUNCHED, *mpirun.RANKS, *mpi_check.GPU_AWARE}:
         monkeypatch.delenv(name, raising=False)
     plain = [folder for folder in sys.path if "-packages" not in folder]
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(Path(zerosim.__file__).parents[1]), *plain])
@@ -205,7 +203,7 @@ def run_python(code: str, *words: str) -> str:
 
 
 def test_the_environment_is_read_without_mpi4py() -> None:
-    code = "import sys; from zerosim.comm import mpi_check as m; m.mpirun_size(); m.mpi_facts(start=False); "
+    code = "import sys; from zerosim.comm import mpi_check as m; m.mpi_facts(start=False); "
     assert run_python(f"{code} print('mpi4py' in sys.modules)") == "False"
 
 
@@ -214,7 +212,8 @@ def test_a_real_world_of_two_processes_passes() -> None:
     if importlib.util.find_spec("mpi4py") is None or mpirun is None:
         pytest.skip("needs mpi4py and an MPI library: pip install 'zerosim[mpi]'")
     code = (
-        "from zerosim.comm.mpi_check import check_mpi, mpirun_size; check_mpi(); from mpi4py import MPI; "
+        "from zerosim.comm.mpi_check import check_mpi; from zerosim.comm.mpirun import mpirun_size; check_mpi(); "
+        "from mpi4py import MPI; "
         "print('worlds', mpirun_size(), MPI.COMM_WORLD.size)"
     )
     environment = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from zerosim import html
-from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Refusal, Retag, Save, Scope
+from zerosim.record import Alloc, Copy, Event, Free, Kernel, Launch, Mark, Refusal, Retag, Save, Scope
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step")
@@ -166,7 +166,8 @@ class TrafficRow(NamedTuple):
 
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
     are what crossed this rank's links, None where an engine's own collective does not tell (then
-    `modelled_bytes` is a ring's). `purpose` is 'states' or 'control' (norms and overflow flags).
+    `modelled_bytes` is a ring's). `purpose` is 'states', 'control' (norms and overflow flags) or 'staging':
+    messages of a GPU that passed through the host's memory, 'device to host' and 'host to device'.
     """
 
     step: int
@@ -198,7 +199,9 @@ class CommLedger:
 
     def read(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Launch):
+            if isinstance(event, Copy):
+                self._stage(event)
+            elif isinstance(event, Launch):
                 key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose)
                 row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
                 self._rows[key] = TrafficRow(
@@ -209,6 +212,11 @@ class CommLedger:
                     _sum(row.received_bytes, event.received_bytes),
                     None if event.modelled_bytes is None else (row.modelled_bytes or 0) + event.modelled_bytes,
                 )
+
+    def _stage(self, event: Copy) -> None:
+        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", "staging")
+        row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
+        self._rows[key] = row._replace(calls=row.calls + 1, payload_bytes=row.payload_bytes + event.nbytes)
 
     def rows(self) -> list[TrafficRow]:
         """In the order in which each first occurred."""

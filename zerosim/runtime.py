@@ -33,6 +33,7 @@ from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError
 from zerosim.record import Event, Reader, Recorder
 
 T = TypeVar("T")
+Readers = Callable[[int], tuple[Reader, ...]]
 
 BACKENDS = {"cuda": "CudaBackend", "meta": "MetaBackend", "numpy": "NumpyBackend"}
 """Class names; each lives in `backends/<name>.py`, imported when it is used."""
@@ -42,7 +43,6 @@ KINDS = ("threads", "mpi")
 GRACE_S = 0.8
 """How long the ranks of a failed run may take to end; a rank that does not listen is left behind."""
 
-POLL_S = 0.05
 MANY_RANKS = 32
 STACK_BYTES = 1 << 20
 
@@ -113,17 +113,16 @@ class Context:
 def launch(
     program: Callable[[Context], T],
     world: World,
-    readers: Callable[[int], tuple[Reader, ...]] | None = None,
+    readers: Readers | None = None,
 ) -> list[T]:
     """Run `program` once per rank; the results, in rank order. `readers(rank)` get that rank's events.
 
-    Raises: the first failure of any rank. A ZerosimError as it is, anything else as the cause of
-    a RankFailed. KeyboardInterrupt ends all ranks.
+    In a world of kind mpi every process calls this, and gets the results of its own ranks.
+
+    Raises: the first failure of any rank, on every process. A ZerosimError as it is, anything else as the
+    cause of a RankFailed. KeyboardInterrupt ends all ranks. InputError where the processes are not the world's.
     """
-    devices = _devices(world, readers)
-    transport = ThreadTransport(devices, world.parallel)
-    contexts = make_contexts(world, devices, transport)
-    run = Ranks(program, transport, contexts)
+    run = _processes(program, world, readers) if world.kind == "mpi" else _threads(program, world, readers)
     with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
         return run.results(world.patience_s)
 
@@ -165,7 +164,39 @@ def make_backend(name: str) -> Backend:
     return cast(Backend, getattr(import_module(f"zerosim.backends.{name}"), BACKENDS[name])())
 
 
-def _devices(world: World, readers: Callable[[int], tuple[Reader, ...]] | None) -> list[Device]:
+def _threads(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
+    devices = _devices(world, readers, range(world.ranks))
+    transport = ThreadTransport(devices, world.parallel)
+    return Ranks(program, transport, make_contexts(world, devices, transport))
+
+
+def _processes(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
+    """This process's ranks of a world of several. mpi4py is first imported here."""
+    from zerosim.comm.mpi import MpiTransport
+    from zerosim.comm.mpi_check import check_world
+    from zerosim.comm.mpi_session import mpi_session
+
+    session = mpi_session()
+    check_world(session.processes, world.ranks, world.per_process)
+    if world.backend == "meta":
+        raise InputError("backend meta on --world mpi: shapes need no peers; use zerosim plan, or backend numpy")
+    if world.collective == "native" and world.per_process > 1:
+        raise InputError(
+            f"collective native with {world.per_process} ranks per process: MPI's collectives are between processes; "
+            "start one process per rank, or choose direct or ring"
+        )
+    if world.collective == "native" and world.backend != "numpy":
+        raise InputError(
+            f"collective native with backend {world.backend} on --world mpi: MPI would add on the host; choose direct "
+            "or ring, or --world threads for NCCL's own collectives"
+        )
+    first = session.process * world.per_process
+    devices = _devices(world, readers, range(first, first + world.per_process))
+    transport = MpiTransport(session, world.ranks, devices, world.parallel)
+    return Ranks(program, transport, make_contexts(world, devices, transport))
+
+
+def _devices(world: World, readers: Readers | None, ranks: range) -> list[Device]:
     backend, switch = make_backend(world.backend), Switch()
     return [
         Device(
@@ -176,7 +207,7 @@ def _devices(world: World, readers: Callable[[int], tuple[Reader, ...]] | None) 
             switch=switch,
             lane=backend.open_lane(rank),
         )
-        for rank in range(world.ranks)
+        for rank in ranks
     ]
 
 
@@ -190,19 +221,20 @@ class Ranks(Generic[T]):
         self.outcomes: list[T | None] = [None] * len(contexts)
         # Daemons: a rank that is stuck in its own code must not keep the process alive.
         self._threads = [
-            threading.Thread(target=self._rank, args=(context,), name=f"rank {context.rank}", daemon=True)
-            for context in contexts
+            threading.Thread(target=self._rank, args=(index, context), name=f"rank {context.rank}", daemon=True)
+            for index, context in enumerate(contexts)
         ]
 
     def results(self, patience_s: float) -> list[T]:
         """Run to the end, on the caller's thread, which stays interruptible."""
         try:
             self.start()
-            self._watch(patience_s)
+            self._transport.serve(patience_s)
         except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
             self._scheduler.abort(error)
+        failure = self._transport.settle()
         self.join()
-        failure, self._scheduler.failure = self._scheduler.failure, None
+        self._scheduler.failure = None
         if failure is None:
             return cast(list[T], self.outcomes)
         try:
@@ -227,25 +259,14 @@ class Ranks(Generic[T]):
             if thread.ident is not None:
                 thread.join(None if self._scheduler.failure is None else max(0.0, deadline - time.monotonic()))
 
-    def _watch(self, patience_s: float) -> None:
-        """Wait for the end; a run in which nothing moves for `patience_s` has a late rank."""
-        seen, since = -1, time.monotonic()
-        while not self._scheduler.ended.wait(min(POLL_S, patience_s / 4)):
-            progress, now = self._transport.progress(), time.monotonic()
-            if progress != seen:
-                seen, since = progress, now
-            elif now - since >= patience_s:
-                self._transport.report_late(patience_s)
-                since = now
-
-    def _rank(self, context: Context) -> None:
+    def _rank(self, index: int, context: Context) -> None:
         """What the thread of one rank does."""
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
             lane = context.device.lane
             with nullcontext() if lane is None else lane.use():
-                self.outcomes[rank] = self._program(context)
+                self.outcomes[index] = self._program(context)
             context.device.recorder.drain()
             self._transport.finish(rank)
         except BaseException as error:

@@ -12,6 +12,11 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda_types import CUDA_TYPES
+from zerosim.backends.kernels import Array
+from zerosim.dtypes import DType
 
 
 class CudaLane:
@@ -47,6 +52,18 @@ class CudaLane:
     def synchronize(self) -> None:
         """The host waits until the stream has nothing left to do."""
         self.stream.synchronize()
+
+    def download(self, array: Array) -> Any:
+        """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
+        with self.use():
+            return array.get().reshape(-1).view(np.uint8)
+
+    def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A new array of this rank with these bytes; CUDA takes them from pageable memory before it returns."""
+        with self.use():
+            array = cp.empty(shape, CUDA_TYPES[dtype.name])
+            array.set(np.frombuffer(data, np.uint8).view(array.dtype).reshape(shape))
+            return array
 
     def gpu_bytes(self) -> tuple[int, str, int]:
         """The GPU's number, name and bytes in use, other programs' among them."""

@@ -47,6 +47,18 @@ class Lane(Protocol):
         """Bytes of this rank's memory pool: in use, and held."""
         ...
 
+    def synchronize(self) -> None:
+        """The host waits until the lane has nothing left to do."""
+        ...
+
+    def download(self, array: Array) -> Any:
+        """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
+        ...
+
+    def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A new array of this rank with these bytes, which may be dropped at once."""
+        ...
+
     def gpu_bytes(self) -> GpuBytes:
         """The GPU that the lane is on. Waits for it."""
         ...

@@ -9,10 +9,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.parser import Parser, stages
 from zerosim.cli.run import human_stream, json_text, output, train, write_json
+from zerosim.comm.together import together
 from zerosim.errors import OutOfMemory
+from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:
     from zerosim.report.compare import Comparison
@@ -29,7 +31,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    base = run_config(args)
+    base = training_config(args)
+    with together(base.world):
+        return _run(args, base)
+
+
+def _run(args: argparse.Namespace, base: RunConfig) -> int:
     figures = output(args, "json")
     stream = human_stream(args)
     from zerosim.report.compare import Comparison

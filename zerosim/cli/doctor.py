@@ -15,10 +15,6 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Returns 0 whatever is missing: it reports. Raises: InputError for a file that cannot be written."""
-    from zerosim.comm.mpi_check import mpirun_rank
-
-    if mpirun_rank():  # under mpirun, the first process speaks for all
-        return 0
     file = output(args, "json")
     from zerosim.doctor import diagnose
     from zerosim.report.doctor import doctor_report

@@ -21,6 +21,8 @@ from typing import Protocol, cast
 
 from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
+from zerosim.comm.mpirun import mpirun_rank
+from zerosim.comm.together import failure_of_all
 from zerosim.errors import InputError, OutOfMemory, ZerosimError
 
 VERBS = {
@@ -48,8 +50,19 @@ class Verb(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line; the exit code. Of the processes that mpirun started, the first speaks for all."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if not mpirun_rank():
+        return _run(words)
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     debug = "--debug" in words
     try:
         code = _dispatch([word for word in words if word != "--debug"])
@@ -58,9 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse's --help
         return stop.code if isinstance(stop.code, int) else 0
     except (KeyboardInterrupt, Exception) as error:
+        failure = failure_of_all(error) if isinstance(error, Exception) else error
         if debug:
-            traceback.print_exc()
-        return _report(error)
+            traceback.print_exception(failure)
+        return _report(failure)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerosim.cli.parser import Parser, count, dynamic_or_number, number, or_none, size, whole_number
+from zerosim.comm.mpirun import mpirun_size
 from zerosim.errors import InputError
 from zerosim.scenario import CHOICES, PLAN_DEFAULTS, RunConfig, read_scenario
 
@@ -205,14 +206,32 @@ def run_config(args: argparse.Namespace, defaults: Mapping[str, Any] | None = No
     given = {name: value for name, value in vars(args).items() if name in _FIELDS}
     path = args.scenario
     values = {} if path is None else read_scenario(path)
+    asked = {**(defaults or {}), **values, **given}
+    if asked.get("world") == "mpi" and "ranks" not in asked and (processes := mpirun_size()) is not None:
+        asked["ranks"] = processes * asked.get("ranks_per_process", 1)
     try:
-        return RunConfig.from_dict({**(defaults or {}), **values, **given}, source=f"scenario {path}")
+        return RunConfig.from_dict(asked, source=f"scenario {path}")
     except InputError as error:
         match = re.match(r"\w+", str(error))
         field = match[0] if match else ""
         if field in given:
             raise InputError(_flag(field) + str(error)[len(field) :]) from None
         raise InputError(f"scenario {path}: {error}" if field in values else str(error)) from None
+
+
+def training_config(args: argparse.Namespace) -> RunConfig:
+    """`run_config` for a verb that trains: not as many times over as mpirun started processes.
+
+    Raises: InputError as `run_config` does.
+    """
+    config = run_config(args)
+    processes = mpirun_size() or 1
+    if config.world == "threads" and processes > 1:
+        raise InputError(
+            f"mpirun started {processes} processes, and each would train all {config.ranks} ranks: add --world mpi, or "
+            "start one process"
+        )
+    return config
 
 
 def _flag(field: str) -> str:

@@ -10,9 +10,11 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser
+from zerosim.comm.mpirun import mpirun_rank
+from zerosim.comm.together import together
 from zerosim.errors import InputError
 from zerosim.scenario import RunConfig
 
@@ -34,7 +36,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    config = run_config(args)
+    config = training_config(args)
+    with together(config.world):
+        return _run(args, config)
+
+
+def _run(args: argparse.Namespace, config: RunConfig) -> int:
     weights, figures = output(args, "save_weights"), output(args, "json")
     if weights and figures and weights.path == figures.path:
         raise InputError(f"{weights.name}: --json names the same file: name another")
@@ -67,9 +74,10 @@ def verify_memory(result: RunResult, stream: TextIO) -> int:
 
 
 def output(args: argparse.Namespace, name: str) -> Output | None:
-    """The file that --name asks for, found to be writable. None for none, and for JSON on stdout."""
+    """The file that --name asks for, found to be writable. None for none, for JSON on stdout, and in all processes
+    of an MPI world but the first, which writes for all."""
     path = getattr(args, name)
-    if path is None or (path == "-" and name == "json"):
+    if path is None or (path == "-" and name == "json") or mpirun_rank():
         return None
     file = Output("--" + name.replace("_", "-"), path)
     file.check(read_files(args))

@@ -7,7 +7,9 @@ call the same things is checked where they do meet, in a world of threads.
 
 from __future__ import annotations
 
-from zerosim.comm.transport import Call, Hop
+from collections.abc import Sequence
+
+from zerosim.comm.transport import Call, Copied, Hop
 
 
 class DoneRound:
@@ -16,9 +18,14 @@ class DoneRound:
     def wait(self, rank: int) -> None:
         return None
 
+    def copies(self, rank: int) -> Sequence[Copied]:
+        return ()
+
 
 class FakeTransport:
     """Carries nothing. One thread can stand for any rank of a world of any size."""
+
+    is_staged = False
 
     def __init__(self) -> None:
         self._done = DoneRound()

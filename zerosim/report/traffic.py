@@ -21,9 +21,17 @@ def traffic_table(result: RunResult) -> RenderableType:
     checks, control = check_traffic(result, step), control_bytes(result, step)
     body = Adaptive(lambda look: _wide(look, checks), lambda look: _narrow(look, checks))
     notes = [words.volume_note(result), _control(result, control)]
+    if staged := _staged(result, step):
+        notes.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
     if result.is_modelled:
         notes.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
     return titled(words.traffic_title(result), body, "\n".join(notes))
+
+
+def _staged(result: RunResult, step: int) -> list[int]:
+    """Bytes that each rank copied between its device and the host for messages, in one step; none where none did."""
+    rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
+    return [sum(row.payload_bytes for row in rank) for rank in rows] if any(rows) else []
 
 
 def _control(result: RunResult, sent: Sequence[int]) -> str:

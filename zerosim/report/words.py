@@ -30,7 +30,13 @@ OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 def headline(config: RunConfig) -> str:
-    return f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}"
+    where = ""
+    if config.world == "mpi":
+        processes = config.ranks // config.ranks_per_process
+        where += f", in {counted(processes, 'process', 'processes')} over MPI"
+    if config.backend == "cuda":
+        where += ", on GPUs"
+    return f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}{where}"
 
 
 def counted(count: int, one: str, many: str = "") -> str:

@@ -1,0 +1,71 @@
+"""`mpirun` for tests: as many processes as asked for on one machine, whoever runs the tests and with how many cores."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerosim.comm.mpi_check import find_mpirun
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAMS = Path(__file__).parent / "programs.py"
+MPIRUN = find_mpirun()[0]
+
+needs_mpi = pytest.mark.skipif(
+    MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
+    reason="needs mpi4py and an mpirun: pip install 'zerosim[mpi]'",
+)
+
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",  # containers
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5: more processes than cores
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # containers that forbid process_vm_readv
+    "PYTHONPATH": str(ROOT),
+}
+
+
+def start(processes: int, *words: str) -> subprocess.Popen[str]:
+    """`mpirun -n processes python words...`, in a session of its own."""
+    assert MPIRUN is not None
+    command = [MPIRUN, "-n", str(processes), sys.executable, *words]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(processes: int, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """As `start`, to the end, which must come within `timeout` seconds."""
+    job = start(processes, *words)
+    try:
+        out, err = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, 9)
+        out, err = job.communicate()
+        pytest.fail(f"mpirun did not end within {timeout:g} s\n{out}\n{err}")
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+
+def results(processes: int, per_process: int, name: str, folder: Path, **settings: Any) -> list[Any]:
+    """What a program of `programs.py` returned on every rank, in rank order."""
+    asked, left = folder / "settings", folder / "results"
+    asked.write_bytes(pickle.dumps(settings))
+    job = run(processes, str(PROGRAMS), name, str(per_process), str(asked), str(left))
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = pickle.loads(left.read_bytes())
+    assert isinstance(found, list)
+    return found

@@ -1,0 +1,150 @@
+"""One process failing ends the job: one message, the right exit code, nobody left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import time
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from .mpirun import PROGRAMS, needs_mpi, run, start
+
+pytestmark = needs_mpi
+
+SCREEN = 24
+
+
+def fail(how: str, folder: Path, processes: int = 3, per_process: int = 1, **world: Any) -> CompletedProcess[str]:
+    asked = folder / "settings"
+    asked.write_bytes(pickle.dumps({"own": {"how": how}, "world": {"capacity": 10**8, "patience_s": 2.0, **world}}))
+    return run(processes, str(PROGRAMS), "failing", str(per_process), str(asked), str(folder / "left"))
+
+
+@pytest.mark.parametrize("per_process", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        (
+            "mismatch",
+            4,
+            r"Mismatch: rank {last} called all_reduce avg of fp32 \(8,\) in \w+ but rank \d called all_reduce",
+        ),
+        (
+            "roots",
+            4,
+            r"Mismatch: rank \d called broadcast root \d of fp32 \(1000,\) in init but rank \d called broadcast",
+        ),
+        ("exception", 4, r"RankFailed: rank {last} failed in init: ValueError: the program's own mistake"),
+        ("memory", 3, r"OutOfMemory: rank {last} is out of memory"),
+        ("returns", 4, r"Deadlock: deadlock: \d ranks? waits? in a collective and no rank is left"),
+        ("circle", 4, r"Deadlock: deadlock: \d ranks wait in a collective and no rank is left"),
+        ("sleeps", 4, r"LateRank: rank {last} did not arrive while others wait"),
+    ],
+)
+def test_a_failure_is_told_once_with_its_exit_code(
+    how: str, code: int, message: str, per_process: int, tmp_path: Path
+) -> None:
+    job = fail(how, tmp_path, per_process=per_process)
+    told = [line for line in job.stderr.splitlines() if re.match(r"\w+: ", line)]
+    last = str(3 * per_process - 1)
+    assert re.match(message.replace("{last}", last), told[0]), job.stderr
+    assert len(told) == 1, job.stderr
+    assert "Traceback" not in job.stderr
+    assert job.returncode == code
+    assert len((job.stdout + job.stderr).splitlines()) <= SCREEN
+
+
+def test_a_circle_of_waiting_ranks_is_found_before_patience_ends(tmp_path: Path) -> None:
+    job = fail("circle", tmp_path, patience_s=1000.0)
+    for rank in range(3):
+        assert f"rank {rank}: waiting in recv of fp32 (4,) in init" in job.stderr
+    assert job.returncode == 4
+
+
+def test_a_long_wait_is_no_failure_while_a_rank_works(tmp_path: Path) -> None:
+    """Process 0 has nothing to do for longer than its patience; what it waits for does something all along."""
+    program = tmp_path / "slow.py"
+    program.write_text(
+        "import time\n"
+        "from zerosim.runtime import World, launch\n"
+        "def program(ctx):\n"
+        "    for _ in range(12 * ctx.rank):\n"
+        "        time.sleep(0.1)\n"
+        "        ctx.device.count('kernel', 1, 1)\n"
+        "    ctx.comm.barrier()\n"
+        "launch(program, World(ranks=2, kind='mpi', patience_s=0.6))\n"
+    )
+    job = run(2, str(program))
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.parametrize("how", ["dies", "stops"])
+def test_a_process_that_is_gone_ends_the_job(how: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    job = fail(how, tmp_path)
+    assert job.returncode not in (0, None)
+    assert time.monotonic() - began < 25
+    assert "Traceback" not in job.stderr
+    assert len((job.stdout + job.stderr).splitlines()) <= SCREEN
+    if how == "stops":
+        assert "LateRank: rank 2 did not arrive" in job.stderr
+        assert "its process does not answer" in job.stderr
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_mpirun(sign: signal.Signals, tmp_path: Path) -> None:
+    asked = tmp_path / "settings"
+    asked.write_bytes(pickle.dumps({"own": {"how": "forever"}}))
+    job = start(2, str(PROGRAMS), "failing", "1", str(asked), str(tmp_path / "left"))
+    assert job.stdout is not None
+    found = [int(job.stdout.readline().split()[1]) for _ in range(2)]
+    job.send_signal(sign)
+    job.communicate(timeout=20)
+    deadline = time.monotonic() + 10
+    while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [pid for pid in found if _is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_objects_go_round_and_a_failure_between_launches_is_everybodys(tmp_path: Path) -> None:
+    program = tmp_path / "objects.py"
+    program.write_text(
+        "import sys\n"
+        "from zerosim.comm.mpi_session import mpi_session\n"
+        "from zerosim.errors import InputError, ZerosimError\n"
+        "session = mpi_session()\n"
+        "me = session.process\n"
+        "large = bytes([me]) * (3 << 20)\n"
+        "assert session.exchange(large) == [bytes([p]) * (3 << 20) for p in range(3)]\n"
+        "assert session.gather(me) == ([0, 1, 2] if me == 0 else None)\n"
+        "assert session.share('first' if me == 0 else None) == 'first'\n"
+        "try:\n"
+        "    if me == 1:\n"
+        "        raise session.fail(InputError('a file that only one process cannot read'))\n"
+        "    session.exchange(me)\n"
+        "except ZerosimError as error:\n"
+        "    assert error is session.agreed\n"
+        "    print(me, type(error).__name__, error, flush=True)\n"
+        "    sys.exit(error.exit_code)\n"
+    )
+    job = run(3, str(program))
+    said = "InputError a file that only one process cannot read"
+    assert sorted(job.stdout.splitlines()) == [f"{me} {said}" for me in range(3)], job.stderr
+    assert job.returncode == 2

@@ -1,0 +1,139 @@
+"""A training run over MPI leaves what it leaves on threads: weights, losses, ledgers and every event, with ==."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .mpirun import ENVIRONMENT, ROOT, needs_mpi, run
+
+pytestmark = needs_mpi
+
+SCRIPT = Path(__file__).parent / "runs.py"
+# No N below divides every unit's size, so slices are padded.
+TINY: dict[str, Any] = dict(layers=2, hidden=10, heads=2, seq=5, steps=2, micro_batch=1, seed=3, lr=1e-2)
+STAGES: list[dict[str, Any]] = [
+    dict(stage=stage, precision=precision, collective=collective)
+    for collective in ("direct", "ring")
+    for precision in ("fp32", "bf16")
+    for stage in (0, 1, 2, 3)
+]
+MORE: list[dict[str, Any]] = [
+    dict(stage=3, precision="fp16", loss_scale=2.0**40, initial_scale_power=4),  # every step overflows and is skipped
+    dict(stage=2, precision="fp64", accumulate=2, clip_norm=0.1),
+    dict(stage=3, precision="bf16", partition="owner", bucket_bytes=64),
+    dict(stage=1, precision="fp32", partition="owner", dropout=0.2, recompute="full"),
+    dict(stage=3, precision="fp32", model="llama", hidden=12, kv_heads=1, sample="ab", sample_tokens=3),
+    dict(stage=3, precision="bf16", hidden=96, collective="ring", bucket_bytes=20_000),  # larger than a note
+]
+
+
+def compared(processes: int, per_process: int, runs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    asked, left = folder / "runs.json", folder / "found.json"
+    asked.write_text(json.dumps([{**TINY, **fields} for fields in runs]))
+    job = run(processes, str(SCRIPT), str(per_process), str(asked), str(left), timeout=240)
+    assert job.returncode == 0, job.stdout + job.stderr
+    found = json.loads(left.read_text())
+    assert len(found) == len(runs)
+    return list(found)
+
+
+@pytest.mark.parametrize(
+    ("processes", "per_process", "runs"),
+    [(1, 1, STAGES), (2, 1, STAGES + MORE), (3, 1, STAGES), (4, 1, STAGES + MORE), (2, 2, STAGES + MORE)],
+    ids=["1", "2", "3", "4", "2x2"],
+)
+def test_all_stages_leave_what_threads_leave(
+    processes: int, per_process: int, runs: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    for fields, found in zip(runs, compared(processes, per_process, runs, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+CLOSE = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 2e-3, "fp64": 1e-14}
+"""Two steps' losses: sums in MPI's own order, half types rounded at each of its hops."""
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_native_collectives_are_close_and_their_wire_is_not_seen(processes: int, tmp_path: Path) -> None:
+    runs = [
+        dict(stage=stage, precision=precision, collective="native", bucket_bytes=None)
+        for precision in ("fp32", "bf16", "fp16", "fp64")
+        for stage in (0, 1, 2, 3)
+    ]
+    runs.append(dict(stage=3, precision="fp32", collective="native", partition="owner"))
+    for fields, found in zip(runs, compared(processes, 1, runs, tmp_path), strict=True):
+        assert found["distance"] < CLOSE[fields["precision"]], fields
+        assert found["sent"] == ["None"]
+        assert all(isinstance(nbytes, int) for nbytes in found["modelled"])
+        assert sum(found["modelled"]) > 0
+        assert found["payload"] == found["direct"]
+
+
+SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--micro-batch", "1", "--steps", "2"]
+
+
+def test_the_command_line_says_and_writes_what_it_does_on_threads(tmp_path: Path) -> None:
+    folders = {}
+    for world in ("mpi", "threads"):
+        folder = folders[world] = tmp_path / world
+        folder.mkdir()
+        words = ["-m", "zerosim", "run", "--stage", "3", "--world", world, *SMALL, "--sample", "ab"]
+        words += ["--json", str(folder / "run.json"), "--save-weights", str(folder / "weights.npz")]
+        if world == "mpi":
+            job = run(2, *words)
+        else:
+            environment = {**os.environ, **ENVIRONMENT}
+            words = [sys.executable, *words, "--ranks", "2"]
+            job = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+        assert job.returncode == 0, job.stderr
+        (folder / "out").write_text(job.stdout.replace("\r", ""))
+    assert (folders["mpi"] / "weights.npz").read_bytes() == (folders["threads"] / "weights.npz").read_bytes()
+    there, here = (json.loads((folder / "run.json").read_text()) for folder in folders.values())
+    assert (there["config"].pop("world"), here["config"].pop("world")) == ("mpi", "threads")
+    assert there == here
+    out = (folders["mpi"] / "out").read_text()
+    assert out.count("ZeRO-3 on 2 ranks") == 1  # one process speaks
+    assert "2 processes" in out
+
+
+@pytest.mark.parametrize(
+    ("processes", "words", "code", "said"),
+    [
+        (2, ["--ranks", "4", "--world", "mpi"], 2, "--ranks 4: mpirun started 2 processes, a world of 2"),
+        (2, ["--ranks", "4"], 2, "mpirun started 2 processes, and each would train all 4 ranks: add --world mpi"),
+        (2, ["--world", "mpi", "--data", "nowhere.txt"], 2, "cannot read data file nowhere.txt"),
+        (2, ["--world", "mpi", "--json", "/nowhere/x.json"], 2, "--json"),
+        (2, ["--world", "mpi", "--capacity", "60kB"], 3, "out of memory"),
+        (2, ["--world", "mpi", "--ranks-per-process", "2", "--collective", "native"], 2, "one rank per process"),
+        (2, ["--world", "mpi", "--stage", "7"], 2, "--stage 7"),
+    ],
+    ids=["ranks", "no world", "file", "output", "memory", "native", "flag"],
+)
+def test_bad_input_is_said_once(processes: int, words: list[str], code: int, said: str) -> None:
+    job = run(processes, "-m", "zerosim", "run", *SMALL, *words)
+    assert job.returncode == code
+    assert job.stderr.count("zerosim: error:") == 1
+    assert said in " ".join(job.stderr.split())
+    assert "Traceback" not in job.stderr
+    assert len((job.stdout + job.stderr).splitlines()) < 40  # one screen
+
+
+def test_without_mpirun_it_says_how_to_start() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
+    words = [sys.executable, "-m", "zerosim", "run", *SMALL, "--world", "mpi"]
+    job = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert (job.returncode, len(job.stderr.splitlines())) == (2, 1)
+    assert "mpirun" in job.stderr
+    assert "-n 4 zerosim run" in job.stderr
+
+
+def test_stages_are_compared_over_mpi() -> None:
+    job = run(2, "-m", "zerosim", "compare", *SMALL, "--world", "mpi", "--quiet")
+    assert (job.returncode, job.stdout) == (0, "")

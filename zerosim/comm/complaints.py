@@ -1,0 +1,57 @@
+"""What is said when the ranks' collectives do not fit together: the errors of transports, in one place.
+
+Owns the words. When they are raised is the transports' affair; the tables below them are `standing.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from zerosim.comm import standing
+from zerosim.errors import Deadlock, LateRank, Mismatch
+from zerosim.record import Scope
+
+if TYPE_CHECKING:
+    from zerosim.comm.transport import Call
+
+
+class Caller(NamedTuple):
+    """Who called what, and where in its program."""
+
+    rank: int
+    call: Call
+    where: Scope
+
+    def describe(self, group: Sequence[int]) -> str:
+        called = self.call.describe(self.rank == group[0])
+        return f"rank {self.rank} called {called} in {standing.place(self.where)}"
+
+
+def mismatch(second: Caller, first: Caller, group: Sequence[int], sequence: int) -> Mismatch:
+    """Two members of a group meet with different calls."""
+    return Mismatch(
+        f"{second.describe(group)} but {first.describe(group)}: "
+        f"they meet in number {sequence} of group {standing.numbers_text(group)}, "
+        f"where all must call the same operation with the same shapes and dtype",
+        rank=second.rank,
+    )
+
+
+def deadlock(num_waiting: int, table: str) -> Deadlock:
+    """Nobody can run any more."""
+    waiting = "1 rank waits" if num_waiting == 1 else f"{num_waiting} ranks wait"
+    return Deadlock(
+        f"deadlock: {waiting} in a collective and no rank is left to join it; "
+        f"every rank of a group must call the same collectives in the same order\n{table}"
+    )
+
+
+def late(ranks: Sequence[int], patience_s: float, table: str, rank: int | None = None) -> LateRank:
+    """Others wait for these ranks; `rank`, or the first of them, is the one to blame."""
+    blamed = ranks[0] if rank is None and ranks else rank
+    return LateRank(
+        f"{standing.ranks_text(ranks)} did not arrive while others wait, and no rank did anything "
+        f"for {patience_s:g} s: see where each stands, or raise patience_s\n{table}",
+        rank=blamed,
+    )

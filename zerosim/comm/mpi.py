@@ -1,0 +1,243 @@
+"""Rounds between processes: one MPI process holds several ranks as threads, and one thread talks to MPI.
+
+Process p holds ranks p*R .. p*R+R-1. Ranks of one process meet as in a `ThreadTransport`; what a round
+needs of other processes is the business of one thread, the one that launched (MPI_THREAD_FUNNELED is
+enough). It starts the rounds of each group one after the other, in the order in which they were joined,
+runs the moves of its own ranks in rank order once everything is there, and wakes who sleeps. So sums are
+added in the order in which threads add them, and a process may run ahead of another.
+
+Owns the ranks' side, and what processes tell each other of their end. The order of rounds is
+`mpi_queues.py`'s, one round `mpi_rounds.py`'s, the watch for stalls `mpi_watch.py`'s, failures
+`mpi_session.py`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from zerosim.comm import complaints, standing
+from zerosim.comm.mpi_queues import Queues
+from zerosim.comm.mpi_rounds import Key, RemoteRound
+from zerosim.comm.mpi_session import MpiSession, unpack
+from zerosim.comm.mpi_watch import Standing, Watch
+from zerosim.comm.mpi_wire import HostMemory, Pause, Staging, ThroughHost
+from zerosim.comm.scheduler import Scheduler, State
+from zerosim.comm.transport import Call, Hop, ThreadRound, ThreadTransport
+from zerosim.device import Device, Switch
+
+LAST_MESSAGES_S = 0.2
+"""MPI keeps messages between two processes in order, but not the moments at which sends are found to be done."""
+
+
+class LocalScheduler(Scheduler):
+    """Turns of this process's ranks; the others' places are there, and count as finished."""
+
+    def __init__(self, ranks: int, local: range, permits: int, switch: Switch) -> None:
+        super().__init__(ranks, permits, switch)
+        self.states = [State.READY if rank in local else State.FINISHED for rank in range(ranks)]
+        self._ready = deque(local)
+        self._num_unfinished = len(local)
+
+
+class MpiTransport(ThreadTransport):
+    """Rounds of the ranks of one process with each other and with those of other processes.
+
+    `devices` are those of this process's ranks, in rank order. Arrays that lie on a GPU pass through the host.
+    """
+
+    def __init__(
+        self,
+        session: MpiSession,
+        ranks: int,
+        devices: Sequence[Device],
+        permits: int = 1,
+    ) -> None:
+        own = {device.rank: device for device in devices}
+        self.local = range(devices[0].rank, devices[0].rank + len(devices))
+        scheduler = LocalScheduler(ranks, self.local, permits, devices[0].switch)
+        # By global rank; the places of ranks of other processes are never looked at.
+        super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
+        self._session = session
+        self.is_staged = devices[0].lane is not None
+        staging: Staging = ThroughHost(own) if self.is_staged else HostMemory(devices[0].backend)
+        self._queues = Queues(session, scheduler, own, staging)
+        self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not yet looked at
+        self._pause = Pause()
+        self._ended: dict[int, BaseException | None] = {}  # processes, with what failed there
+        self._adopted: BaseException | None = None
+        self._needed_since: float | None = None
+        session.begin()
+
+    @property
+    def sent_bytes(self) -> dict[int, int]:
+        """What each rank of this process has sent to other processes: payload, without letters."""
+        return self._queues.sent_bytes
+
+    # -- on the ranks' threads ----------------------------------------------------------------------
+
+    def join(
+        self, rank: int, group: tuple[int, ...], sequence: int, call: Call, hop: Hop, number: int = 0
+    ) -> ThreadRound:
+        members = [member for member, peer in enumerate(group) if peer in self.local]
+        if len(members) == len(group):
+            return super().join(rank, group, sequence, call, hop, number)
+        self.scheduler.check(rank)
+        lane = self.devices[rank].lane
+        fence = None if lane is None else lane.fence()
+        key: Key = (call.pair, group, sequence, number)
+        with self.scheduler.mutex:
+            round = self._rounds.get(key)
+            if round is None:
+                first = rank, self.devices[rank].where
+                round = self._rounds[key] = RemoteRound(self, key, call, first, members, len(self.local))
+            elif round.call != call:
+                raise self._mismatch(rank, call, round)
+            round.hops[group.index(rank)] = hop
+            if fence is not None:
+                round.fences.append(fence)
+            round.num_missing -= 1
+            self._num_joins += 1
+            if not round.num_missing:
+                del self._rounds[key]
+                assert isinstance(round, RemoteRound)
+                self._outbox.append(round)
+                self._pause.ring()
+        return round
+
+    def finish(self, rank: int) -> None:
+        super().finish(rank)
+        with self.scheduler.mutex:
+            self._pause.ring()
+
+    def _deadlock(self) -> None:
+        """Nobody runs here: no deadlock as long as another process may bring what is awaited."""
+        with self.scheduler.mutex:
+            if self._outbox or self._queues.open or self._is_busy():
+                return
+        super()._deadlock()
+
+    # -- on the thread that talks to MPI --------------------------------------------------------------
+
+    def serve(self, patience_s: float) -> None:
+        """Carry rounds until every process has ended, or this one or another one has failed."""
+        watch, queues, told = Watch(self, self._session, patience_s), self._queues, False
+        while not self.scheduler.switch.thrown:
+            happened = self._collect() | self._hear(watch) | queues.advance()
+            self._look_for_the_ended()
+            has_ended = self.scheduler.ended.is_set() and not self.scheduler.switch.thrown
+            if has_ended and not told and not self._owes():
+                self._session.tell_all("ended", None)
+                told = True
+            if told and self._all_ended():
+                return
+            watch.step(time.monotonic())
+            moving = any(round.is_moving for round in queues.open.values()) or not self._session.wire.is_quiet()
+            self._pause.rest(happened, expecting=moving or bool(queues.open), moving=moving)
+
+    def settle(self) -> BaseException | None:
+        """End together with all processes; the failure that all of them raise, or None."""
+        failure = self.scheduler.failure
+        own = None if failure is self._adopted else failure
+        if failure is None:
+            self._queues.native.close()
+        return self._session.settle(own, self._ended, told=failure is None and self._all_ended())
+
+    def _collect(self) -> bool:
+        """Take the rounds that this process's ranks have joined."""
+        happened = bool(self._outbox)
+        while self._outbox:
+            with self.scheduler.mutex:  # a rank that looks for a deadlock sees it in one of the two
+                round = self._outbox.popleft()
+                self._queues.open[round.key] = round
+            self._queues.add(round)
+        return happened
+
+    def _hear(self, watch: Watch) -> bool:
+        happened = False
+        while not self.scheduler.switch.thrown and (heard := self._session.hear()) is not None:
+            happened = True
+            process, note = heard
+            watch.heard(process)
+            if note.kind == "letter":
+                self._queues.read(process, note.body)
+            elif note.kind == "ended":
+                self._end(process, None if note.body is None else unpack(note.body))
+            elif note.kind == "ask":
+                self._session.tell(process, "answer", (note.body, self.standing()))
+            elif note.kind == "answer":
+                watch.answered(process, *note.body)
+        return happened
+
+    def _end(self, process: int, failure: BaseException | None) -> None:
+        """All ranks of a process have finished, or one of them has failed."""
+        self._ended[process] = failure
+        if failure is not None:
+            self._adopted = failure
+            self.scheduler.abort(failure)
+
+    def _all_ended(self) -> bool:
+        return len(self._ended) == self._session.processes - 1
+
+    def _owes(self) -> bool:
+        """Rounds can still end that this process has a part in, though none of its ranks waits for them."""
+        going = [process for process in self._session.wire.others if process not in self._ended]
+        rounds = self._queues.open.values()
+        return bool(self._outbox) or any(round.native or any(map(round.needs, going)) for round in rounds)
+
+    def _look_for_the_ended(self) -> None:
+        """Ranks that wait for those of a process that has ended wait for ever; its last messages may still come."""
+        if not any(self._queues.need(process) for process in self._ended):
+            self._needed_since = None
+            return
+        now = time.monotonic()
+        self._needed_since = self._needed_since or now
+        if now - self._needed_since > LAST_MESSAGES_S:
+            with self.scheduler.mutex:
+                num_waiting = sum(state is State.WAITING for state in self.scheduler.states)
+                table = self._table()
+            if num_waiting:
+                self.scheduler.abort(complaints.deadlock(num_waiting, table))
+
+    def report_late(self, patience_s: float) -> None:
+        """`Watch` does, which knows of all processes."""
+
+    # -- where everybody stands -------------------------------------------------------------------------
+
+    def head_of(self, round: RemoteRound) -> RemoteRound:
+        """The round that this one waits for: the first of its group, itself perhaps."""
+        return self._queues.head_of(round)
+
+    def progress(self) -> int:
+        ticks = sum(self.devices[rank].ticks for rank in self.local)
+        num_finished = sum(self.scheduler.states[rank] is State.FINISHED for rank in self.local)
+        return self._num_joins + num_finished + ticks
+
+    def _is_busy(self) -> bool:
+        """A rank of this process runs, or waits for its turn only."""
+        return any(self.scheduler.states[rank] in (State.RUNNING, State.READY) for rank in self.local)
+
+    def standing(self) -> Standing:
+        """Where this process's ranks are, for whoever watches."""
+        with self.scheduler.mutex:
+            rounds = self._queues.open.values()
+            return Standing(
+                progress=self.progress(),
+                is_stuck=not (self._outbox or self._is_busy() or any(round.is_landing for round in rounds)),
+                num_waiting=[self.scheduler.states[rank] for rank in self.local].count(State.WAITING),
+                num_told=self._queues.num_told,
+                num_heard=self._queues.num_heard,
+                stands=[self.stand(rank) for rank in self.local],
+            )
+
+    def _table(self) -> str:
+        stands = [self.stand(rank) if rank in self.local else self._afar(rank) for rank in range(len(self.devices))]
+        return standing.table(stands)
+
+    def _afar(self, rank: int) -> str:
+        """A rank of another process, as far as it is known here."""
+        process = rank // len(self.local)
+        has_finished = process in self._ended and self._ended[process] is None
+        return "finished" if has_finished else "in another process"

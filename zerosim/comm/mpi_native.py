@@ -1,0 +1,177 @@
+"""MPI's own collectives: Ireduce_scatter_block, Iallgather, Iallreduce, Ibcast, Ireduce.
+
+Before each, the members tell each other what they call (as letters without parts): MPI itself would hang, or
+mix up bytes, where calls do not fit. Sums are in MPI's order. fp32 and fp64 are added by MPI; for the half
+types it calls back: two parts are added in fp32 and rounded to the half type, at each of its hops. avg is
+the sum, divided by N at the end; of half types each part is divided first, as a sum of fp16 would leave its
+range where the average does not.
+
+Owns the communicators of groups and the calls. Source: MPI 4.1, chapter 6 (nonblocking collectives) and
+7.4.2 (MPI_Comm_create_group).
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from functools import partial
+from typing import Any
+
+from zerosim.backends.kernels import Backend
+from zerosim.backends.numpy_foreign import array_over
+from zerosim.comm.mpi_wire import Wire, bytes_of
+from zerosim.comm.transport import Native
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+
+MAX_COUNT = 2**31 - 1
+
+
+class NativeCall:
+    """One collective under way on one group."""
+
+    def __init__(self, engine: NativeEngine, group: tuple[int, ...], native: Native, dtype: DType) -> None:
+        self._engine = engine
+        self._group = group
+        self._native = native
+        self._dtype = dtype
+        self._requests: list[Any] | None = None
+        self._held: list[Any] = []  # temporaries that MPI reads
+        self._late: list[tuple[Any, Any]] = []  # (temporary, output): copied when all is there
+
+    def is_done(self) -> bool:
+        """Start it as soon as the group has a communicator; True once its outputs are filled."""
+        if self._requests is None:
+            communicator = self._engine.communicator(self._group)
+            if communicator is None:
+                return False
+            pairs = zip(self._native.inputs, self._native.outputs, strict=True)
+            self._requests = [self._start(communicator, source, out) for source, out in pairs]
+        if not self._engine.wire.are_done(self._requests):
+            return False
+        backend = self._engine.backend
+        for temporary, out in self._late:
+            backend.copy(temporary, out)
+        if self._dtype.is_half:
+            return True  # divided before
+        is_holder = self._native.op != "reduce" or self._group.index(self._engine.wire.process) == self._native.root
+        if self._native.reduction == "avg" and is_holder:
+            for out in self._native.outputs:
+                backend.divide(out, float(len(self._group)), out)
+        return True
+
+    def _start(self, communicator: Any, source: Any, out: Any) -> Any:
+        op, root, mpi = self._native.op, self._native.root, self._engine.wire.mpi
+        if self._native.reduction == "avg" and self._dtype.is_half:
+            source = self._divided(source, out)
+        kind = self._engine.datatype(self._dtype)
+        given, taken = self._whole(source, kind), self._whole(out, kind)
+        if op == "broadcast":
+            return communicator.Ibcast(taken, root)
+        overlap = _overlap(source, out, mpi)
+        if op == "all_gather":
+            parts = [bytes_of(out), out.size // len(self._group), kind]
+            return communicator.Iallgather(mpi.IN_PLACE if overlap else given, parts)
+        add = self._engine.reduction(self._native.reduction, self._dtype)
+        if op == "all_reduce":
+            return communicator.Iallreduce(mpi.IN_PLACE if overlap else given, taken, add)
+        if op == "reduce":
+            if communicator.Get_rank() != root:
+                return communicator.Ireduce(given, None, add, root)
+            return communicator.Ireduce(mpi.IN_PLACE if overlap else given, taken, add, root)
+        assert op == "reduce_scatter", op
+        if overlap:
+            temporary = self._engine.backend.empty((out.size,), self._dtype)
+            self._late.append((temporary, out))
+            taken = self._whole(temporary, kind)
+        return communicator.Ireduce_scatter_block([bytes_of(source), out.size, kind], taken, add)
+
+    def _divided(self, source: Any, out: Any) -> Any:
+        """This member's part of an average; in place where the whole of it is overwritten anyway."""
+        is_overwritten = self._native.op == "all_reduce" and _overlap(source, out, self._engine.wire.mpi)
+        target = source if is_overwritten else self._engine.backend.empty((source.size,), self._dtype)
+        self._engine.backend.divide(source, float(len(self._group)), target)
+        self._held.append(target)
+        return target
+
+    def _whole(self, array: Any, kind: Any) -> list[Any]:
+        if array.size > MAX_COUNT:
+            raise InputError(
+                f"collective native: {array.size} elements in one buffer, and MPI counts to {MAX_COUNT}: choose "
+                "direct or ring, which cut"
+            )
+        return [bytes_of(array), array.size, kind]
+
+
+class NativeEngine:
+    """What native calls of one process share: communicators by group, datatypes, reductions."""
+
+    def __init__(self, wire: Wire, backend: Backend) -> None:
+        self.wire = wire
+        self.backend = backend
+        self._communicators: dict[tuple[int, ...], Any] = {tuple(range(wire.processes)): wire.collective}
+        self._making: dict[tuple[int, ...], threading.Thread] = {}
+        self._datatypes: dict[str, Any] = {"fp32": wire.mpi.FLOAT, "fp64": wire.mpi.DOUBLE, "int64": wire.mpi.INT64_T}
+        self._reductions: dict[tuple[str, str], Any] = {}
+
+    def communicator(self, group: tuple[int, ...]) -> Any:
+        """The group's communicator; None as long as it is being made.
+
+        MPI makes it in a call that blocks until every member is in it, and members may come to several groups in
+        different orders: so a thread of its own waits in there.
+
+        Raises: InputError where the library may not be called by several threads.
+        """
+        found = self._communicators.get(group)
+        if found is None and group not in self._making:
+            mpi = self.wire.mpi
+            if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+                raise InputError(
+                    "collective native on a part of the ranks needs an MPI with MPI_THREAD_MULTIPLE, and this one was "
+                    "built without: choose direct or ring"
+                )
+            maker = threading.Thread(target=self._make, args=(group,), name="communicator", daemon=True)
+            self._making[group] = maker
+            maker.start()
+        return found
+
+    def _make(self, group: tuple[int, ...]) -> None:
+        members = self.wire.world.Get_group().Incl(list(group))
+        self._communicators[group] = self.wire.world.Create_group(members, zlib.crc32(repr(group).encode()) & 0x7FFF)
+
+    def datatype(self, dtype: DType) -> Any:
+        found = self._datatypes.get(dtype.name)
+        if found is None:
+            found = self.wire.mpi.BYTE.Create_contiguous(dtype.itemsize).Commit()
+            self._datatypes[dtype.name] = found
+        return found
+
+    def reduction(self, name: str, dtype: DType) -> Any:
+        """MPI's own, or one that calls the backend's kernel. avg adds: it divides later."""
+        name = "max" if name == "max" else "sum"
+        mpi = self.wire.mpi
+        if not dtype.is_half:
+            return mpi.MAX if name == "max" else mpi.SUM
+        found = self._reductions.get((name, dtype.name))
+        if found is None:
+            found = mpi.Op.Create(partial(_reduce, self.backend, name, dtype), commute=True)
+            self._reductions[name, dtype.name] = found
+        return found
+
+    def close(self) -> None:
+        """Give back what MPI made for the calls, the groups' communicators excepted: they may still be in use."""
+        for op in self._reductions.values():
+            op.Free()
+        self._reductions.clear()
+
+
+def _reduce(backend: Backend, name: str, dtype: DType, given: Any, taken: Any, datatype: Any) -> None:
+    """taken = given + taken, or their maximum, as MPI asks for it while it reduces."""
+    ours, theirs = array_over(taken, dtype), array_over(given, dtype)
+    backend.reduce((theirs, ours), name, ours)
+
+
+def _overlap(a: Any, b: Any, mpi: Any) -> bool:
+    """Whether two contiguous arrays share memory."""
+    starts = mpi.Get_address(bytes_of(a)), mpi.Get_address(bytes_of(b))
+    return bool(starts[0] < starts[1] + b.nbytes and starts[1] < starts[0] + a.nbytes)

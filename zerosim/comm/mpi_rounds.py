@@ -1,0 +1,212 @@
+"""Rounds that reach over processes: who sends what to whom, and what has come.
+
+In each process the last of its own members to join hands the round to the thread that talks to MPI. That
+sends a note to every other process with members in it: what was called, which parts follow for whom, in
+which shapes, small parts within the note and the others under a tag of their own. So no size has to be
+agreed before, and the receiver can tell a call that does not match from a message that is late.
+
+Parts between members of one process stay where they are. Owns one round from its first member here to
+its last message; in which order rounds run is `mpi_queues.py`'s affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zerosim.comm.mpi_wire import OBJECTS, Staging, Wire, sizes_of
+from zerosim.comm.transport import Call, Copied, Parts, ThreadRound
+from zerosim.dtypes import dtype as get_dtype
+from zerosim.record import Scope
+
+if TYPE_CHECKING:
+    from zerosim.comm.mpi import MpiTransport
+    from zerosim.comm.mpi_native import NativeCall
+
+INLINE_BYTES = 3072
+"""A part up to this size travels in its letter, which then still goes out at once (Open MPI: up to 4096 bytes)."""
+
+Key = tuple[bool, tuple[int, ...], int, int]
+"""(pair, group, sequence, number), as in a ThreadTransport."""
+
+
+class Part(NamedTuple):
+    """What one member sends another: the arrays' shapes, and where their bytes are."""
+
+    source: int
+    target: int
+    shapes: list[tuple[int, ...]]
+    inline: bytes | None
+    tag: int
+
+
+class Letter(NamedTuple):
+    """One process's side of a round, for another one. `rank` joined first there, at `where` in its program."""
+
+    key: Key
+    call: Call
+    rank: int
+    where: Scope
+    parts: list[Part]
+
+
+class RemoteRound(ThreadRound):
+    """A round with members in other processes. `num_missing` counts those of this one."""
+
+    __slots__ = (
+        "_copied",
+        "_held",
+        "_incoming",
+        "_landing",
+        "_outgoing",
+        "_reach",
+        "_sending",
+        "awaited",
+        "inbox",
+        "key",
+        "local",
+        "native",
+        "per_process",
+    )
+
+    def __init__(
+        self,
+        transport: MpiTransport,
+        key: Key,
+        call: Call,
+        first: tuple[int, Scope],
+        local: Sequence[int],
+        per_process: int,
+    ) -> None:
+        super().__init__(transport, key[1], key[2], call, first)
+        self._reach = transport
+        self.key = key
+        self.local = local  # indices in the group of this process's members
+        self.per_process = per_process  # ranks
+        self.num_missing = len(local)
+        self._copied: dict[int, dict[tuple[str, str], int]] = {}  # by rank and way
+        self.native: NativeCall | None = None  # once all members are there
+        self.awaited: set[tuple[int, int]] = set()  # (source, target) of parts that nobody has announced yet
+        self.inbox: dict[tuple[int, int], Parts] = {}
+        self._landing: list[tuple[tuple[int, int], list[Any]]] = []
+        self._outgoing: list[Any] = []  # requests
+        self._incoming: list[Any] = []
+        self._sending: set[int] = set()  # ranks that large parts go to
+        self._held: list[Any] = []  # bytes that messages under way are read from
+
+    def missing(self) -> list[int]:
+        """The ranks whose arrival this round, or an earlier one of its group, waits for."""
+        if self.num_missing:
+            return [self.group[member] for member in self.local if self.hops[member] is None]
+        head = self._reach.head_of(self)
+        return sorted({self.group[source] for source, _ in head.awaited} or head._sending)
+
+    def open(self, wire: Wire, staging: Staging, sent_bytes: dict[int, int]) -> list[tuple[int, Letter]]:
+        """Start every send, and say what is awaited; the letters to write, by process.
+
+        `sent_bytes` by rank grows by what goes to other processes.
+        """
+        parts: dict[int, list[Part]] = {}
+        for member in self.local:
+            hop = self.hops[member]
+            assert hop is not None
+            # Before a native collective every member hears from every other one that all are there.
+            sources, targets = (hop.sources, hop.to) if hop.native is None else (range(len(self.group)),) * 2
+            self.awaited |= {(source, member) for source in sources if source not in self.local}
+            whole: list[Any] | None = None  # the bytes, where all targets get the same
+            for target in targets:
+                if target in self.local:
+                    continue
+                arrays = hop.part_for(target)
+                views = self._bytes(staging, member, arrays) if whole is None else whole
+                whole = views if hop.part is None else None
+                sent_bytes[self.group[member]] += sum(array.nbytes for array in arrays)
+                process = self.group[target] // self.per_process
+                part = self._send(wire, process, member, target, sizes_of(arrays), views)
+                parts.setdefault(process, []).append(part)
+        rank, where = self.first
+        return [(process, Letter(self.key, self.call, rank, where, mine)) for process, mine in parts.items()]
+
+    def _bytes(self, staging: Staging, member: int, arrays: Parts) -> list[Any]:
+        rank = self.group[member]
+        views = [staging.outgoing(array, rank) for array in arrays if array.size]
+        if staging.is_copy:
+            self._copy(rank, ("device", "host"), sum(view.nbytes for view in views))
+        return views
+
+    def _copy(self, rank: int, way: tuple[str, str], nbytes: int) -> None:
+        copied = self._copied.setdefault(rank, {})
+        copied[way] = copied.get(way, 0) + nbytes
+
+    def copies(self, rank: int) -> list[Copied]:
+        """What passed through the host's memory on the rank's own way to others and back."""
+        return [(*way, nbytes) for way, nbytes in self._copied.get(rank, {}).items() if nbytes]
+
+    def _send(
+        self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]
+    ) -> Part:
+        if sum(view.nbytes for view in views) <= INLINE_BYTES:
+            return Part(member, target, shapes, b"".join(view.tobytes() for view in views), OBJECTS)
+        tag = wire.new_tag()
+        self._sending.add(self.group[target])
+        self._held += views
+        for view in views:
+            self._outgoing += wire.send(process, tag, view)
+        return Part(member, target, shapes, None, tag)
+
+    def take(self, wire: Wire, staging: Staging, process: int, letter: Letter) -> None:
+        """What another process announces: take what came along, start receiving the rest."""
+        for part in letter.parts:
+            pair = part.source, part.target
+            self.awaited.discard(pair)
+            kept, start = [], 0
+            for shape in part.shapes:
+                array, data = staging.incoming(shape, get_dtype(self.call.dtype))
+                kept.append(array)
+                if not data.nbytes:
+                    continue
+                if part.inline is None:
+                    self._incoming += wire.receive(process, part.tag, data)
+                else:
+                    memoryview(data)[:] = part.inline[start : start + data.nbytes]
+                    start += data.nbytes
+            self._landing.append((pair, kept))
+
+    def is_complete(self, wire: Wire) -> bool:
+        """Everything has come, and everything sent may be written again."""
+        if self._incoming and wire.are_done(self._incoming):
+            self._incoming = []
+        if self._outgoing and wire.are_done(self._outgoing):
+            self._outgoing, self._held = [], []
+            self._sending.clear()
+        return not (self.awaited or self._incoming or self._outgoing)
+
+    def needs(self, process: int) -> bool:
+        """Something is awaited from this process, or waits until that process takes it."""
+        ranks = self._sending | {self.group[source] for source, _ in self.awaited}
+        return any(rank // self.per_process == process for rank in ranks)
+
+    def land(self, staging: Staging) -> None:
+        """The inbox, as the moves read it."""
+        for (source, target), kept in self._landing:
+            rank = self.group[target]
+            arrays = [staging.landed(array, rank) for array in kept]
+            if staging.is_copy:
+                self._copy(rank, ("host", "device"), sum(array.nbytes for array in arrays))
+            self.inbox[source, target] = arrays
+        self._landing = []
+
+    def posted_for(self, member: int, source: int) -> Parts:
+        """What `source` posted for `member`, an index of this process."""
+        hop = self.hops[source]
+        return self.inbox[source, member] if hop is None else hop.part_for(member)
+
+    @property
+    def is_moving(self) -> bool:
+        """Large parts are on their way, from here or to here."""
+        return bool(self._incoming or self._outgoing or self.native)
+
+    @property
+    def is_landing(self) -> bool:
+        """Bytes are on their way here."""
+        return bool(self._incoming or self.native)

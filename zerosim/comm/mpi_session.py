@@ -1,0 +1,240 @@
+"""One process among those that mpirun started: what all of them do together outside of rounds.
+
+Processes do the same things in the same order: a launch, an exchange of what it left, the next launch.
+Each is an epoch. In any of them a process may find that another has failed: then all end with the same
+error, the lowest process's, so that one of them prints it and all return its code. A process that does
+not answer within a few seconds after a failure ends the job by `MPI_Abort`.
+
+Owns epochs, failures and objects; the messages are `mpi_wire.py`'s, rounds `mpi.py`'s.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from functools import cache
+from typing import Any, TypeVar
+
+from zerosim.comm.mpi_check import check_mpi
+from zerosim.comm.mpi_wire import OBJECTS, Note, Pause, Wire
+from zerosim.errors import RankFailed, ZerosimError
+
+T = TypeVar("T")
+
+ANSWER_S = 5.0
+"""How long the others may take to answer after a failure."""
+
+LONGER_S = 3.0
+"""How much longer process 0 has, which prints the error, before another one ends the job."""
+
+PARENT_POLL_S = 0.5
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an error of another process, as text: the cause that its copy here has."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class MpiSession:
+    """This process and its peers. To be used from one thread."""
+
+    def __init__(self) -> None:
+        self.wire = Wire()
+        self.process = self.wire.process
+        self.processes = self.wire.processes
+        self.is_broken = False  # a peer no longer answers
+        self.agreed: BaseException | None = None  # the last error that all processes ended something with
+        self._epoch = 0
+        self._early: list[tuple[int, Note]] = []
+        _end_with_parent()
+
+    def begin(self) -> int:
+        """Enter the next epoch; its number."""
+        self._epoch += 1
+        return self._epoch
+
+    def hear(self) -> tuple[int, Note] | None:
+        """The next note of this epoch, or a failure of an earlier one; notes of later ones wait."""
+        for index, (_, note) in enumerate(self._early):
+            if note.epoch <= self._epoch:
+                return self._early.pop(index)
+        while (heard := self.wire.hear()) is not None:
+            note = heard[1]
+            if note.epoch == self._epoch or (note.kind == "ended" and note.body is not None):
+                return heard
+            if note.epoch > self._epoch:
+                self._early.append(heard)
+        return None
+
+    def tell(self, process: int, kind: str, body: Any) -> None:
+        self.wire.tell(process, Note(self._epoch, kind, body))
+
+    def tell_all(self, kind: str, body: Any) -> None:
+        for process in self.wire.others:
+            self.tell(process, kind, body)
+
+    # -- objects ----------------------------------------------------------------------------------
+
+    def exchange(self, value: T) -> list[T]:
+        """What each process gave, by process, on all of them. Any size.
+
+        Raises: the error of a process that failed meanwhile.
+        """
+        return self._swap(value, self.wire.others, self.wire.others)
+
+    def gather(self, value: T) -> list[T] | None:
+        """What each process gave, on process 0; None on the others.
+
+        Raises: as `exchange`.
+        """
+        is_first = self.process == 0
+        values = self._swap(value, [] if is_first else [0], self.wire.others if is_first else [])
+        return values if is_first else None
+
+    def share(self, value: T) -> T:
+        """What process 0 gave, on all of them; what the others give is not looked at.
+
+        Raises: as `exchange`.
+        """
+        is_first = self.process == 0
+        return self._swap(value, self.wire.others if is_first else [], [] if is_first else [0])[0]
+
+    def _swap(self, value: T, to: list[int], sources: list[int]) -> list[T]:
+        self.begin()
+        data = pickle.dumps(value, protocol=5) if to else b""
+        values: list[Any] = [None] * self.processes
+        values[self.process] = value
+        requests: list[Any] = []
+        for process in to:
+            self.tell(process, "object", len(data))
+            requests += self.wire.send(process, OBJECTS, data)
+        landing: dict[int, tuple[bytearray, list[Any]]] = {}
+        awaited, pause = set(sources), Pause()
+        while awaited or landing or not self.wire.are_done(requests) or not self.wire.is_quiet():
+            heard = self.hear()
+            if heard is not None:
+                source, note = heard
+                if note.kind == "ended" and note.body is not None:
+                    self._raise(source, note.body)
+                if note.kind == "object":
+                    into = bytearray(note.body)
+                    landing[source] = into, self.wire.receive(source, OBJECTS, into)
+                    awaited.discard(source)
+            landed = [source for source, (_, under_way) in landing.items() if self.wire.are_done(under_way)]
+            for source in landed:
+                values[source] = pickle.loads(landing.pop(source)[0])
+            pause.rest(heard is not None or bool(landed), expecting=True)
+        return values
+
+    def _raise(self, source: int, body: bytes) -> None:
+        """Another process failed while this one was here."""
+        failure = self.settle(None, {source: unpack(body)})
+        assert failure is not None
+        raise failure
+
+    # -- how it ends ------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> BaseException:
+        """This process failed outside of any launch: tell the others; the error that all of them end with."""
+        self.begin()
+        return self.settle(error, {}) or error
+
+    def settle(
+        self, own: BaseException | None, others: dict[int, BaseException | None], told: bool = False
+    ) -> BaseException | None:
+        """End an epoch together with all processes: the failure of the lowest one, None where none has failed.
+
+        `others` are those whose end is known, with their failures; `told`: they know of this one's.
+        """
+        ended = dict(others)
+        if not self.is_broken:
+            if not told:
+                self.tell_all("ended", None if own is None else pack(own))
+            self._await_all(own, ended)
+        failure = _lowest({**ended, self.process: own})
+        if failure is not None:
+            self.agreed = failure
+        return failure
+
+    def _await_all(self, own: BaseException | None, ended: dict[int, BaseException | None]) -> None:
+        """Hear of the end of every process; once one has failed, for a few seconds."""
+        pause, deadline = Pause(), None
+        while len(ended) < self.processes - 1 or not self.wire.is_quiet():
+            heard = self.hear()
+            if heard is not None and heard[1].kind == "ended":
+                ended[heard[0]] = None if heard[1].body is None else unpack(heard[1].body)
+            failure = _lowest({**ended, self.process: own})
+            if failure is not None:
+                deadline = deadline or time.monotonic() + ANSWER_S + (LONGER_S if self.process else 0.0)
+                if time.monotonic() > deadline:
+                    self._break(failure)
+                    return
+            pause.rest(heard is not None, expecting=True)
+
+    def _break(self, failure: BaseException) -> None:
+        """A peer is gone or stuck: end whoever is left; process 0 at its exit, so that it can still say why."""
+        self.is_broken = True
+        code = int(getattr(failure, "exit_code", 1))
+        if self.process:  # process 0 is the one that is stuck, or is about to end this one
+            print(f"zerosim: error: {failure}", file=sys.stderr, flush=True)
+            self.wire.world.Abort(code)
+        atexit.register(_abort, self.wire, code)
+
+
+@cache
+def mpi_session() -> MpiSession:
+    """The session of this process: MPI starts once.
+
+    Raises: InputError where there is no MPI, or no mpirun started this process.
+    """
+    check_mpi()
+    return MpiSession()
+
+
+def pack(error: BaseException) -> bytes:
+    """An error as bytes, with its traceback as text; one that cannot be pickled as a RankFailed that says the same."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        data = pickle.dumps((error, text))
+        pickle.loads(data)
+    except Exception:  # whatever the pickling of somebody's own exception may raise
+        rank = getattr(error, "rank", None)
+        data = pickle.dumps((RankFailed(f"{type(error).__name__}: {error}", rank=rank), text))
+    return data
+
+
+def unpack(data: bytes) -> BaseException:
+    error, text = pickle.loads(data)
+    assert isinstance(error, BaseException)
+    error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
+    """The failure of the lowest process; an interruption only where there is nothing else."""
+    found = [error for _, error in sorted(failures.items()) if error is not None]
+    return next((error for error in found if isinstance(error, ZerosimError)), found[0] if found else None)
+
+
+def _abort(wire: Wire, code: int) -> None:
+    sys.stdout.flush()
+    wire.world.Abort(code)
+
+
+def _end_with_parent() -> None:
+    """End this process when whoever started it is gone (mpirun was killed): nobody else would."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

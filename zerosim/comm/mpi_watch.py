@@ -1,0 +1,143 @@
+"""Whether processes stall: process 0 asks where all stand, when its own ranks have done nothing for a while.
+
+Twice the same answers, everywhere nobody left to run, and no letter between two processes: a deadlock, told
+within half a second. The same answers for `patience_s` while a rank runs and others wait: that rank is late; so
+is a process that does not answer. The others watch process 0, in case it is the one that is stuck.
+
+Owns when to ask and what the answers mean. Source of the rule: Mattern, "Algorithms for distributed termination
+detection", 1987 (two equal counts of messages sent and received).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from zerosim.comm import complaints, standing
+from zerosim.comm.mpi_session import MpiSession
+
+if TYPE_CHECKING:
+    from zerosim.comm.mpi import MpiTransport
+
+ASK_S = 0.25
+
+
+class Standing(NamedTuple):
+    """One process's answer: counters that grow, whether nobody there can run, and its ranks in words."""
+
+    progress: int
+    is_stuck: bool
+    num_waiting: int
+    num_told: int
+    num_heard: int
+    stands: list[str]
+
+
+class Watch:
+    """One process's view of whether the others live."""
+
+    def __init__(self, transport: MpiTransport, session: MpiSession, patience_s: float) -> None:
+        self._transport = transport
+        self._session = session
+        self._patience_s = patience_s
+        self._interval = min(ASK_S, patience_s / 4)
+        self._progress = -1
+        self._next = self._since = self._heard = time.monotonic()
+        self._number = 0  # of the question that was asked last
+        self._asked: float | None = None  # when, until all have answered
+        self._answers: dict[int, Standing] = {}
+        self._before: list[Standing] = []
+
+    def heard(self, process: int) -> None:
+        """Something came from that process."""
+        if process == 0:
+            self._heard = time.monotonic()
+            if self._session.process:
+                self._asked = None
+
+    def answered(self, process: int, number: int, answer: Standing) -> None:
+        if number == self._number:
+            self._answers[process] = answer
+
+    def step(self, now: float) -> None:
+        """Look whether it is time to ask or to conclude."""
+        if now < self._next:
+            return
+        self._next = now + self._interval
+        progress = self._transport.progress()
+        if progress != self._progress:
+            self._progress, self._since, self._asked, self._before = progress, now, None, []
+        elif self._session.process == 0:
+            self._watch_all(now)
+        else:
+            self._watch_first(now)
+
+    def _watch_all(self, now: float) -> None:
+        own = self._transport.standing()
+        others = self._session.wire.others
+        if self._asked is not None:
+            silent = [process for process in others if process not in self._answers]
+            if silent:
+                if now - self._asked >= self._patience_s:
+                    self._late(own, silent)
+                return
+            answers = [own, *(self._answers[process] for process in others)]
+            if answers == self._before:
+                self._conclude(now, answers)
+            else:
+                self._before, self._since = answers, now
+        self._number += 1
+        self._answers = {}
+        self._asked = now
+        self._session.tell_all("ask", self._number)
+
+    def _conclude(self, now: float, answers: list[Standing]) -> None:
+        """Nothing has happened anywhere between two answers."""
+        num_waiting = sum(answer.num_waiting for answer in answers)
+        if not num_waiting:
+            return
+        nothing_between = sum(a.num_told for a in answers) == sum(a.num_heard for a in answers)
+        if nothing_between and all(answer.is_stuck for answer in answers):
+            self._transport.scheduler.abort(complaints.deadlock(num_waiting, _table(answers)))
+        elif now - self._since >= self._patience_s:
+            running = [process for process, answer in enumerate(answers) if not answer.is_stuck]
+            self._transport.scheduler.abort(
+                complaints.late(self._running(running, answers), self._patience_s, _table(answers))
+            )
+
+    def _running(self, processes: list[int], answers: list[Standing]) -> list[int]:
+        """The ranks of these processes that neither wait nor have finished."""
+        size = len(self._transport.local)
+        return [
+            process * size + index
+            for process in processes
+            for index, text in enumerate(answers[process].stands)
+            if text.startswith("running")
+        ]
+
+    def _late(self, own: Standing, silent: list[int]) -> None:
+        size = len(self._transport.local)
+        ranks = [process * size + index for process in silent for index in range(size)]
+        quiet = Standing(0, False, 0, 0, 0, ["its process does not answer"] * size)
+        answers = [own, *(self._answers.get(process, quiet) for process in self._session.wire.others)]
+        if any(answer.num_waiting for answer in answers):
+            self._transport.scheduler.abort(complaints.late(ranks, self._patience_s, _table(answers)))
+
+    def _watch_first(self, now: float) -> None:
+        """Process 0 asks whenever it does nothing; where it does not even answer, its ranks are late."""
+        if now - max(self._heard, self._since) < self._patience_s:
+            return
+        if self._asked is None:
+            self._asked = now
+            self._session.tell(0, "ask", 0)
+        elif now - self._asked >= self._patience_s:
+            own = self._transport.standing()
+            size = len(self._transport.local)
+            if own.num_waiting:
+                stands = ["its process does not answer"] * size
+                stands += ["in another process"] * (size * (self._session.process - 1)) + own.stands
+                self._transport.scheduler.abort(complaints.late(range(size), self._patience_s, standing.table(stands)))
+
+
+def _table(answers: list[Standing]) -> str:
+    return standing.table([text for answer in answers for text in answer.stands])

@@ -1,0 +1,212 @@
+"""What goes between processes over MPI: notes (small pickled messages) and bytes; one thread only.
+
+Everything is non-blocking and polled. Notes travel on a communicator of their own, in order between two
+processes; bytes travel under a tag that a note has named, so that the receiver knows what it takes. A run
+of bytes is cut where MPI counts in 32 bits.
+
+Owns the communicators, tags and requests. What notes say is `mpi_session.py`'s and `mpi.py`'s affair.
+mpi4py is imported when a wire is made: that starts MPI.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+from zerosim.backends.kernels import Array, Backend, Lane
+from zerosim.device import Device
+from zerosim.dtypes import DType
+
+CHUNK_BYTES = 1 << 30
+"""The most that one MPI message carries; a count of MPI_BYTE ends below 2**31."""
+
+SPINS = 40
+SHORTEST_S = 50e-6
+LONGEST_S = 200e-6
+IDLE_S = 5e-3
+
+OBJECTS = 0
+"""The tag of pickled objects; parts of rounds have tags from 1 on."""
+
+
+class Note(NamedTuple):
+    """One small message. `epoch` numbers what all processes do together: a launch, an exchange."""
+
+    epoch: int
+    kind: str
+    body: Any
+
+
+class Wire:
+    """This process's ends of all links."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi: Any = MPI
+        self.world: Any = MPI.COMM_WORLD
+        self.process: int = self.world.Get_rank()
+        self.processes: int = self.world.Get_size()
+        self._notes: Any = self.world.Dup()
+        self._bytes: Any = self.world.Dup()
+        self.collective: Any = self.world.Dup()
+        self._status: Any = MPI.Status()
+        self._under_way: list[tuple[Any, bytes]] = []
+        self._num_tags: int = self._bytes.Get_attr(MPI.TAG_UB)
+        self._tag = OBJECTS
+
+    @property
+    def others(self) -> list[int]:
+        return [process for process in range(self.processes) if process != self.process]
+
+    def tell(self, process: int, note: Note) -> None:
+        """Send a note; it leaves by itself, as long as somebody calls `hear` now and then."""
+        data = pickle.dumps(tuple(note), protocol=5)
+        self._under_way.append((self._notes.Isend([data, self.mpi.BYTE], process, 0), data))
+
+    def hear(self) -> tuple[int, Note] | None:
+        """The next note that has come, and from which process."""
+        if self._under_way:
+            self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        message = self._notes.Improbe(self.mpi.ANY_SOURCE, 0, self._status)
+        if message is None:
+            return None
+        source = self._status.Get_source()
+        data = bytearray(self._status.Get_count(self.mpi.BYTE))
+        message.Recv([data, self.mpi.BYTE])
+        return source, Note(*pickle.loads(data))
+
+    def new_tag(self) -> int:
+        """A tag that no message of this process under way has."""
+        self._tag = self._tag % (self._num_tags - 1) + 1
+        return self._tag
+
+    def send(self, process: int, tag: int, data: Any) -> list[Any]:
+        """Requests of messages with these contiguous bytes, which must stay as they are until all are done."""
+        return [self._bytes.Isend([run, self.mpi.BYTE], process, tag) for run in _runs(data)]
+
+    def receive(self, process: int, tag: int, data: Any) -> list[Any]:
+        """Requests that fill these contiguous bytes with what `send` sent under that tag."""
+        return [self._bytes.Irecv([run, self.mpi.BYTE], process, tag) for run in _runs(data)]
+
+    def are_done(self, requests: list[Any]) -> bool:
+        return not requests or bool(self.mpi.Request.Testall(requests))
+
+    def is_quiet(self) -> bool:
+        """Every note has left."""
+        self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        return not self._under_way
+
+
+def _runs(data: Any) -> list[Any]:
+    view = memoryview(data)
+    return [view[start : start + CHUNK_BYTES] for start in range(0, view.nbytes, CHUNK_BYTES)]
+
+
+class Pause:
+    """How long a thread that polls may rest: not at all while things happen, then ever longer.
+
+    It sleeps on a bell, not on the clock: work from this process's own ranks wakes it at once.
+    """
+
+    def __init__(self) -> None:
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._num_empty = 0
+        self._delay = SHORTEST_S
+
+    def ring(self) -> None:
+        """From any thread: something is there (callers take turns, by a mutex of theirs)."""
+        if self._bell.locked():
+            self._bell.release()
+
+    def rest(self, happened: bool, expecting: bool, moving: bool = False) -> None:
+        """Rest as suits: whether anything `happened` since the last rest, whether a message is expected, and
+        whether bytes are `moving`, which many a library carries on only while it is called.
+        """
+        if happened:
+            self._num_empty, self._delay = 0, SHORTEST_S
+            return
+        self._num_empty += 1
+        if not expecting:
+            self._bell.acquire(timeout=IDLE_S)
+        elif self._num_empty < SPINS:
+            time.sleep(0)  # ranks of this and of other processes may need the core
+        else:
+            self._bell.acquire(timeout=self._delay)
+            self._delay = min(2 * self._delay, SHORTEST_S if moving else LONGEST_S)
+
+
+class Staging(Protocol):
+    """How arrays become bytes that MPI can send, and back."""
+
+    is_copy: bool
+    """Whether bytes are copied on the way, between the device's memory and the host's."""
+
+    def outgoing(self, array: Array, rank: int) -> Any:
+        """The contiguous bytes of `rank`'s array; valid, and unchanged, as long as they are held."""
+        ...
+
+    def incoming(self, shape: tuple[int, ...], dtype: DType) -> tuple[Any, Any]:
+        """Something to keep, and the bytes in it to fill."""
+        ...
+
+    def landed(self, kept: Any, rank: int) -> Array:
+        """The array that `rank`'s moves read, once the bytes are filled."""
+        ...
+
+
+class HostMemory:
+    """For backends whose arrays are host memory (NumPy): MPI reads and writes them where they are."""
+
+    is_copy = False
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def outgoing(self, array: Array, rank: int) -> Any:
+        return bytes_of(array)
+
+    def incoming(self, shape: tuple[int, ...], dtype: DType) -> tuple[Array, Any]:
+        array = self._backend.empty(shape, dtype)
+        return array, bytes_of(array)
+
+    def landed(self, kept: Array, rank: int) -> Array:
+        return kept
+
+
+class ThroughHost:
+    """For backends whose arrays are on a GPU: their bytes pass through the host's memory, on the ranks' own lanes."""
+
+    is_copy = True
+
+    def __init__(self, devices: Mapping[int, Device]) -> None:
+        self._devices = devices
+
+    def outgoing(self, array: Array, rank: int) -> Any:
+        return self._lane(rank).download(array)
+
+    def incoming(self, shape: tuple[int, ...], dtype: DType) -> tuple[Any, Any]:
+        data = memoryview(bytearray(prod(shape) * dtype.itemsize))
+        return (data, shape, dtype), data
+
+    def landed(self, kept: Any, rank: int) -> Array:
+        return self._lane(rank).upload(*kept)
+
+    def _lane(self, rank: int) -> Lane:
+        lane = self._devices[rank].lane
+        assert lane is not None
+        return lane
+
+
+def bytes_of(array: Array) -> Any:
+    """A contiguous array's own memory as bytes, whatever its dtype (half types have no buffer format)."""
+    return array.reshape(-1).view("uint8")
+
+
+def sizes_of(arrays: Sequence[Array]) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in arrays]
