@@ -1,4 +1,4 @@
-"""A device to test on, the ledger of what is live there, and hypothesis held to the same examples each time.
+"""Devices and backends to test on, the ledger of what is live, and hypothesis held to the same examples each time.
 
 `import cupy` is the real CuPy where that finds a GPU, and the stand-in of `tests/standin` elsewhere.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.device import Device
 from zerosim.ledger import MemoryLedger
@@ -66,6 +68,33 @@ def _standin_reset() -> Iterator[None]:
     standin = getattr(sys.modules.get("cupy"), "standin", None)
     if standin is not None:
         standin.reset()
+
+
+@pytest.fixture(params=["numpy", "cuda"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """Every backend: CUDA's on a GPU, or on the CPU by way of the stand-in, in a stream of its own as ranks are."""
+    if request.param == "numpy":
+        yield NumpyBackend()
+        return
+    if not HAS_GPU and shutil.which("g++") is None:
+        pytest.skip("backend cuda: CuPy finds no GPU here, and its stand-in needs g++, which is not installed")
+    import cupy
+
+    from zerosim.backends.cuda import CudaBackend
+
+    with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
+        yield CudaBackend()
+
+
+@pytest.fixture
+def plain_device(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """What `cpu()` is, on every backend: outside any world, without a record. `gradcheck` gets its like."""
+
+    def make() -> Device:
+        return Device(0, backend, recorder=Recorder(enabled=False))
+
+    monkeypatch.setattr("zerosim.finite_differences.cpu", make)
+    return make()
 
 
 @pytest.fixture

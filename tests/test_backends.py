@@ -1,13 +1,14 @@
 """Every kernel of every backend against plain float64 formulas, and what shards and threads rely on:
 exact casts, the order of sums, and bits that do not depend on cuts or on alignment.
 
-A case is one call of one kernel: its inputs, its outputs' shapes, and the formula.
+A case is one call of one kernel: its inputs, its outputs' shapes, and the formula. The `backend` of conftest.py is
+NumPy's and CUDA's in turn: one set of promises holds both. What only NumPy's blocks could break is for it alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +20,8 @@ from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
-BACKENDS: list[Backend] = [NumpyBackend()]
 HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 Values = np.ndarray[Any, np.dtype[Any]]
-
-
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return request.param
 
 
 # -- arrays, placed at will ----------------------------------------------------------------------------
@@ -43,6 +38,15 @@ def put(backend: Backend, values: Values, dtype: DType, **where: Any) -> Any:
     return array
 
 
+def dtype_of(backend: Backend, array: Any) -> DType:
+    return next(d for d in FLOATING if backend.empty((0,), d).dtype == array.dtype)
+
+
+def room_for(backend: Backend, probs: Any) -> Any:
+    """attention_backward's workspace."""
+    return backend.empty(probs.shape, dtype_of(backend, probs))
+
+
 def bits(backend: Backend, array: Any) -> bytes:
     return bytes(backend.to_host(array).tobytes())
 
@@ -54,7 +58,9 @@ class Case:
 
     Inputs are float64 values, stored in the dtype under test, or integers. An output is a shape, of
     the dtype under test; `compute` lists the outputs that have its compute dtype instead, `states` the
-    inputs that do; `in_place` counts the inputs that come back as outputs.
+    inputs that do; `in_place` counts the inputs that come back as outputs; `halves` is what half types
+    may be off by besides, in last places of the largest result. `blocks`: the sizes are there for the blocks
+    that NumPy's kernels go by, and tell nothing new of others.
     """
 
     name: str
@@ -66,6 +72,8 @@ class Case:
     states: tuple[int, ...] = ()
     in_place: tuple[int, ...] = ()
     tolerance: float = 16.0
+    halves: float = 0.0
+    blocks: bool = False
 
     def dtype_of(self, i: int, dtype: DType) -> DType:
         kind = self.inputs[i].dtype
@@ -232,25 +240,8 @@ def cases() -> Iterator[Case]:
     )
     yield Case("linear", lambda k, *a: k.linear(*a), lambda a, w, b: a @ w + b, [x, weight, normal(29)], [(70, 29)])
     yield Case("linear w.T", lambda k, a, w, o: k.linear(a, w.T, None, o), lambda a, w: a @ w.T, [x, y], [(70, 70)])
-    yield Case("column_sum", lambda k, *a: k.column_sum(*a), lambda g: g.sum(0), [normal((2500, 37))], [(37,)])
-    norm = [3 * normal((2000, 48)) + 1, normal(48), normal(48)]
-    _, mean, rstd = layer_norm(*norm)
-    yield Case(
-        "layer_norm",
-        lambda k, a, w, b, *o: k.layer_norm(a, w, b, 1e-5, *o),
-        layer_norm,
-        norm,
-        [(2000, 48), (2000,), (2000,)],
-        compute=(1, 2),
-    )
-    yield Case(
-        "layer_norm_backward",
-        lambda k, *a: k.layer_norm_backward(*a),
-        layer_norm_backward,
-        [normal((2000, 48)), norm[0], norm[1], mean, rstd],
-        [(2000, 48), (48,), (48,)],
-        states=(3, 4),
-    )
+    for rows, note, blocks in ((150, "", False), (2500, " many rows", True)):
+        yield from row_cases(rows, note, blocks)
     yield Case("gelu", lambda k, *a: k.gelu(*a), gelu, [4 * flat], [flat.shape])
     yield Case(
         "gelu_backward",
@@ -260,19 +251,11 @@ def cases() -> Iterator[Case]:
         [flat.shape],
         tolerance=100.0,  # 1 - tanh(u)**2 cancels, and is multiplied by x**3
     )
-
-    yield Case(
-        "layer_norm_stats",
-        lambda k, a, *o: k.layer_norm_stats(a, 1e-5, *o),
-        lambda a: layer_norm(a, norm[1], norm[2])[1:],
-        norm[:1],
-        [(2000,), (2000,)],
-        compute=(0, 1),
-    )
-
-    sizes = {"": (24, 100, 2, 2, 4), " many heads": (2, 300, 8, 8, 2), " grouped": (3, 100, 6, 2, 4)}
-    for name, (batch, tokens, num_heads, kv, width) in sizes.items():
-        yield from attention_cases(name, batch, tokens, num_heads, kv, width)
+    yield from attention_cases("", (3, 40, 2, 2, 4), blocks=False)
+    yield from attention_cases(" grouped", (2, 35, 6, 2, 4), blocks=False)
+    yield from attention_cases(" grouped, more tokens", (3, 100, 6, 2, 4), blocks=True)
+    yield from attention_cases(" many sequences", (24, 100, 2, 2, 4), blocks=True)
+    yield from attention_cases(" many heads", (2, 300, 8, 8, 2), blocks=True)
 
     ids = rng.integers(0, 11, (4, 30))
     ids[0, 0] = 0
@@ -342,7 +325,49 @@ def cases() -> Iterator[Case]:
     )
 
 
-def attention_cases(name: str, batch: int, tokens: int, num_heads: int, kv: int, width: int) -> Iterator[Case]:
+def row_cases(rows: int, note: str, blocks: bool) -> Iterator[Case]:
+    normal = np.random.default_rng(2).standard_normal
+    x, weight, bias = 3 * normal((rows, 48)) + 1, normal(48), normal(48)
+    _, mean, rstd = layer_norm(x, weight, bias)
+    yield Case(
+        f"column_sum{note}",
+        lambda k, *a: k.column_sum(*a),
+        lambda g: g.sum(0),
+        [normal((rows, 37))],
+        [(37,)],
+        blocks=blocks,
+    )
+    yield Case(
+        f"layer_norm{note}",
+        lambda k, a, w, b, *o: k.layer_norm(a, w, b, 1e-5, *o),
+        layer_norm,
+        [x, weight, bias],
+        [(rows, 48), (rows,), (rows,)],
+        compute=(1, 2),
+        blocks=blocks,
+    )
+    yield Case(
+        f"layer_norm_backward{note}",
+        lambda k, *a: k.layer_norm_backward(*a),
+        layer_norm_backward,
+        [normal((rows, 48)), x, weight, mean, rstd],
+        [(rows, 48), (48,), (48,)],
+        states=(3, 4),
+        blocks=blocks,
+    )
+    yield Case(
+        f"layer_norm_stats{note}",
+        lambda k, a, *o: k.layer_norm_stats(a, 1e-5, *o),
+        lambda a: layer_norm(a, weight, bias)[1:],
+        [x],
+        [(rows,), (rows,)],
+        compute=(0, 1),
+        blocks=blocks,
+    )
+
+
+def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bool) -> Iterator[Case]:
+    batch, tokens, num_heads, kv, width = sizes
     rng = np.random.default_rng(1)
     n = (num_heads, kv)
     qkv = rng.standard_normal((batch, tokens, (num_heads + 2 * kv) * width))
@@ -359,16 +384,20 @@ def attention_cases(name: str, batch: int, tokens: int, num_heads: int, kv: int,
         k.attention(q, *n, m, 0.8, None, o, p, d)
 
     def back(k: Any, g: Any, q: Any, p: Any, d: Any) -> None:
-        k.attention_backward(g, q, *n, p, None, None, 1.0, np.empty_like(p), d)
+        k.attention_backward(g, q, *n, p, None, None, 1.0, room_for(k, p), d)
 
     def back_dropout(k: Any, g: Any, q: Any, p: Any, m: Any, d: Any) -> None:
-        k.attention_backward(g, q, *n, p, m, None, 0.8, np.empty_like(p), d)
+        k.attention_backward(g, q, *n, p, m, None, 0.8, room_for(k, p), d)
 
     def dropout_formula(q: Values, m: Values) -> list[Values]:
         out, p = attention(q, *n, m, 0.8)
         return [out, p, p * m]
 
-    loose = {"tolerance": 4.0 * 1000}  # a score of 1,000 is off by 1,000 roundings of 1, and exp(score) with it
+    # Tensor cores multiply v with probabilities, and q and k with gradients of scores, as they are stored: rounded to
+    # the half type, where NumPy keeps them in float32. Half a last place of each, of a row that adds up to 1.
+    rounded: dict[str, Any] = {"blocks": blocks, "halves": 1.5}
+    # A score of 1,000 is off by 1,000 roundings of 1, and exp(score) with it.
+    loose: dict[str, Any] = {"tolerance": 4.0 * 1000, **rounded}
     yield Case(f"attention{name}", run, lambda q: attention(q, *n), [qkv], [grad.shape, shape], **loose)
     yield Case(
         f"attention dropout{name}", run_dropout, dropout_formula, [qkv, mask], [grad.shape, shape, shape], **loose
@@ -379,6 +408,7 @@ def attention_cases(name: str, batch: int, tokens: int, num_heads: int, kv: int,
         lambda g, q, p: attention_backward(g, q, p, *n),
         [grad, qkv, probs],
         [qkv.shape],
+        **rounded,
     )
     yield Case(
         f"attention_backward dropout{name}",
@@ -386,6 +416,7 @@ def attention_cases(name: str, batch: int, tokens: int, num_heads: int, kv: int,
         lambda g, q, p, m: attention_backward(g, q, p, *n, m, 0.8),
         [grad, qkv, probs, mask],
         [qkv.shape],
+        **rounded,
     )
     for dropout in (0.0, 0.2):
         kept = np.empty(shape, np.uint8)
@@ -417,7 +448,16 @@ def attention_cases(name: str, batch: int, tokens: int, num_heads: int, kv: int,
 
 FLASH_KEY = (123, 456)
 CASES = list(cases())
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def every_case(numpy: Sequence[DType], cuda: Sequence[DType]) -> pytest.MarkDecorator:
+    """Each case on both backends, in the types in which it can tell something on each."""
+    found = [("numpy", case, dtype) for case in CASES for dtype in numpy]
+    found += [("cuda", case, dtype) for case in CASES for dtype in cuda if not case.blocks]
+    ids = [f"{name}-{case.name}-{dtype}" for name, case, dtype in found]
+    return pytest.mark.parametrize(("backend", "case", "dtype"), found, indirect=["backend"], ids=ids)
+
+
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
 
 
@@ -427,47 +467,46 @@ def check(backend: Backend, case: Case, dtype: DType, before: list[Values], outp
     for output, wanted in zip(outputs, expected if isinstance(expected, list) else [expected], strict=True):
         got = backend.to_host(output).astype(np.float64)
         assert got.shape == wanted.shape
-        stored = next(d for d in FLOATING if backend.empty((0,), d).dtype == output.dtype)
+        stored = dtype_of(backend, output)
         compute = compute_dtype(dtype)
         scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max()))
         bound = 0.51 * stored.eps * np.maximum(np.abs(wanted), stored.min_normal) + case.tolerance * compute.eps * scale
+        if dtype.is_half and backend.name != "numpy":
+            bound += case.halves * dtype.eps * scale
         worst = np.abs(got - wanted) - bound
         assert worst.max() <= 0, f"{case.name} {dtype}: off by {np.abs(got - wanted).max()}"
 
 
 # -- values ------------------------------------------------------------------------------------------------
-@every_case
-@every_dtype
+@every_case(numpy=FLOATING, cuda=FLOATING)
 def test_kernel_computes_its_formula(backend: Backend, case: Case, dtype: DType) -> None:
     check(backend, case, dtype, *case.run(backend, dtype))
 
 
-@every_case
-@pytest.mark.parametrize("dtype", [fp16, bf16], ids=str)
+@every_case(numpy=[fp16, bf16], cuda=[fp16, bf16])
 def test_outputs_may_be_wider_than_inputs(backend: Backend, case: Case, dtype: DType) -> None:
     check(backend, case, dtype, *case.run(backend, dtype, fp32))
 
 
-@every_case
-@pytest.mark.parametrize("dtype", [fp32, fp16, bf16], ids=str)
+@every_case(numpy=[fp32, fp16, bf16], cuda=[fp32, bf16])
 def test_arrays_may_be_strided(backend: Backend, case: Case, dtype: DType) -> None:
+    """CUDA's kernels have one path for elements of one size."""
     check(backend, case, dtype, *case.run(backend, dtype, strided=True))
 
 
-@every_case
-@every_dtype
+@every_case(numpy=FLOATING, cuda=[fp32, bf16])
 def test_alignment_never_changes_a_bit(backend: Backend, case: Case, dtype: DType) -> None:
     first = [bits(backend, a) for a in case.run(backend, dtype)[1]]
-    for offset in (1, 2, 4, 7, 17) if "attention" in case.name else range(1, 18):
+    every = (1, 3) if backend.name == "cuda" else (1, 2, 4, 7, 17) if "attention" in case.name else range(1, 18)
+    for offset in every:  # CUDA's kernels read element by element; the one that writes words has a test of its own
         assert [bits(backend, a) for a in case.run(backend, dtype, offset=offset)[1]] == first, f"offset {offset}"
 
 
-@every_case
-@every_dtype
+@every_case(numpy=FLOATING, cuda=FLOATING)
 def test_inf_and_nan_are_results_like_others(backend: Backend, case: Case, dtype: DType) -> None:
-    """No warning (warnings are errors), and a nan in an input comes out."""
+    """No warning (warnings are errors; only NumPy has any), and a nan in an input comes out."""
     which = next(i for i, x in enumerate(case.inputs) if x.dtype.kind == "f")
-    for poison in (np.nan, np.inf, -np.inf, dtype.max):
+    for poison in (np.nan,) if backend.name == "cuda" else (np.nan, np.inf, -np.inf, dtype.max):
         inputs = [x.copy() for x in case.inputs]
         inputs[which].reshape(-1)[:1] = poison
         poisoned = Case(**{**vars(case), "inputs": inputs})
@@ -477,9 +516,11 @@ def test_inf_and_nan_are_results_like_others(backend: Backend, case: Case, dtype
 
 
 def test_the_contract_is_whole(backend: Backend) -> None:
-    for name in [n for n in vars(Backend) if not n.startswith("_")]:
+    for name in [n for n in vars(Backend) if not n.startswith("_") and n != "name"]:
         kernel = getattr(backend, name)
-        assert name == "name" or kernel.__name__ == name  # what a device records is the kernel's name
+        assert callable(kernel)
+        if name != "native_collective":  # which no device records by its name
+            assert kernel.__name__ == name
 
 
 # -- casts ---------------------------------------------------------------------------------------------------
@@ -634,10 +675,13 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
     for later in (0.0, 100.0):
         changed = qkv.copy()
         changed[:, 90:] += later
-        out, probs = place(backend, (2, 150, 8), dtype), place(backend, (2, 4, 150, 150), dtype)
-        backend.attention(put(backend, changed, dtype), 4, 4, None, 1.0, None, out, probs, None)
+        sent = put(backend, changed, dtype)
+        out, flash = (place(backend, (2, 150, 8), dtype) for _ in range(2))
+        probs, lse = place(backend, (2, 4, 150, 150), dtype), place(backend, (2, 4, 150), compute_dtype(dtype))
+        backend.attention(sent, 4, 4, None, 1.0, None, out, probs, None)
         assert not np.triu(backend.to_host(probs), 1).any()
-        outs.append(bits(backend, out[:, :90]))
+        backend.flash_attention(sent, 4, 4, FLASH_KEY, 0.0, flash, lse)
+        outs.append([bits(backend, a) for a in (out[:, :90], flash[:, :90], lse[:, :, :90])])
     assert outs[0] == outs[1]
 
 
@@ -650,7 +694,7 @@ def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, n
     qkv = put(backend, rng.standard_normal((2, 70, (num_heads + 2 * kv) * 8)), dtype)
     grad = put(backend, rng.standard_normal((2, 70, num_heads * 8)), dtype)
     mask = put(backend, (rng.random(shape) < 0.7).astype(np.uint8), uint8)
-    probs, dropped = place(backend, shape, dtype), place(backend, shape, dtype)
+    probs, dropped, room = (place(backend, shape, dtype) for _ in range(3))
     out, plain, kept = (
         place(backend, grad.shape, dtype),
         place(backend, qkv.shape, dtype),
@@ -658,8 +702,8 @@ def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, n
     )
     backend.attention(qkv, num_heads, kv, mask, 0.7, None, out, probs, dropped)
     assert (backend.to_host(dropped) == backend.to_host(probs) * backend.to_host(mask)).all()
-    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, None, 0.7, np.empty_like(probs), plain)
-    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, dropped, 0.7, np.empty_like(probs), kept)
+    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, None, 0.7, room, plain)
+    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, dropped, 0.7, room, kept)
     assert bits(backend, plain) == bits(backend, kept)
 
 

@@ -20,7 +20,8 @@ from zerosim import dtypes
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.plan import RangeCut, SliceCut, buckets, spans
-from zerosim.comm.transport import Call, Hop, ThreadTransport
+from zerosim.comm.threads import ThreadTransport
+from zerosim.comm.transport import Call, Hop
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, fp16, fp32, fp64, int64
 from zerosim.errors import InputError

@@ -91,12 +91,12 @@ def near(pair: tuple[Any, Any], dtype: DType, ulps: float = 1.0, scale: Any = 0.
 
 # -- arrays -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("layout", ["whole", "columns", "transposed"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [*FLOATING, int64, uint8], ids=str)
-def test_a_round_trip_rounds_as_numpy_does(dtype: DType, shape: tuple[int, ...], layout: str) -> None:
-    values = draw(shape) * 1e-3 if dtype.floating else np.abs(draw(shape) * 50)
-    [pair] = run(lambda b, x, out: b.copy(x, out), [(values, dtype)], [(shape, dtype)], layout)
-    same(pair)
+def test_a_round_trip_rounds_as_numpy_does(dtype: DType, layout: str) -> None:
+    for shape in SHAPES:
+        values = draw(shape) * 1e-3 if dtype.floating else np.abs(draw(shape) * 50)
+        [pair] = run(lambda b, x, out: b.copy(x, out), [(values, dtype)], [(shape, dtype)], layout)
+        same(pair)
 
 
 def test_a_round_trip_keeps_inf_nan_and_small_numbers() -> None:
@@ -256,7 +256,7 @@ def test_column_sum(dtype: DType, shape: tuple[int, int]) -> None:
         near(pair, dtype, 1, scale=np.abs(values).sum(0))
 
 
-ROWS = [(1, 1), (3, 5), (5, 32), (6, 100), (300, 33), (4, 1024), (3, 1025), (2, 16500), (0, 8)]
+ROWS = [(1, 1), (3, 5), (5, 32), (6, 100), (70, 33), (4, 1024), (3, 1025), (2, 16500), (0, 8)]
 
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)
@@ -274,16 +274,14 @@ def test_layer_norm(dtype: DType, shape: tuple[int, int]) -> None:
     near(rstd, wide, 16)
     near(out, dtype, 1, scale=8 * (1 if columns > 1 else 300))
     for layout in ("columns", "transposed"):
-        for backend in (CUDA, NUMPY):
-            x, target = place(backend, inputs[0][0], dtype, layout), place(backend, np.zeros(shape), dtype, layout)
-            others = [place(backend, *item) for item in inputs[1:]]
-            backend.layer_norm(x, *others, 1e-5, target, *(backend.empty((rows,), wide) for _ in range(2)))
-            if backend is CUDA:
-                np.testing.assert_array_equal(backend.to_host(target), out[0])
+        x, target = place(CUDA, inputs[0][0], dtype, layout), place(CUDA, np.zeros(shape), dtype, layout)
+        others = [place(CUDA, *item) for item in inputs[1:]]
+        CUDA.layer_norm(x, *others, 1e-5, target, *(CUDA.empty((rows,), wide) for _ in range(2)))
+        np.testing.assert_array_equal(CUDA.to_host(target), out[0])
 
 
 @pytest.mark.parametrize("shape", ROWS, ids=str)
-@floating
+@pytest.mark.parametrize("dtype", [fp64, bf16], ids=str)  # every type: test_backends.py
 def test_layer_norm_stats_have_layer_norms_bits(dtype: DType, shape: tuple[int, int]) -> None:
     rows, columns, wide = *shape, compute_dtype(dtype)
     x = place(CUDA, draw(shape) + 1, dtype)
@@ -358,7 +356,7 @@ def test_dropout_has_numpys_bits(dtype: DType, layout: str) -> None:
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
 def test_the_dropout_mask_is_numpys(probability: float) -> None:
     for key in ((0, 0), (12345, 2**64 - 1), (2**63, 2**63 + 7)):
-        for shape in ((0,), (1,), (7,), (8,), (9,), (4099,), (3, 5, 7)):
+        for shape in ((0,), (1,), (7,), (8,), (9,), (1031,), (3, 5, 7)):
             for layout in ("whole", "columns"):
                 call = lambda b, out, k=key: b.dropout_mask(k, probability, out)  # noqa: E731
                 same(run(call, [], [(shape, uint8)], layout)[0])
@@ -456,11 +454,11 @@ def test_cross_entropy_divides_by_the_count() -> None:
 
 
 # -- sums over ranks, norms, optimizers ---------------------------------------------------------------
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 9, 15, 16, 64])
-@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+@pytest.mark.parametrize(("ranks", "op"), [(1, "avg"), (9, "sum"), (9, "max"), (15, "sum"), (16, "avg")])
 @floating
 def test_reduce_has_numpys_bits(dtype: DType, op: str, ranks: int) -> None:
-    for size in (0, 1, 37):
+    """Eight go into a launch; 1, 2, 3 and 5 of them are test_backends.py's."""
+    for size in (0, 37):
         for layout in ("whole", "columns"):
             parts = [(draw((size,), rank), dtype) for rank in range(ranks)]
             call = lambda b, *arrays: b.reduce(arrays[:-1], op, arrays[-1])  # noqa: E731

@@ -12,7 +12,8 @@ from zerosim.backends import cuda_llama, numpy_llama
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp32
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
-ROWS = pytest.mark.parametrize("shape", [(1, 1), (5, 37), (700, 48), (3, 1500), (2, 17000), (0, 4)], ids=str)
+EVERY_ROWS = [(1, 1), (5, 37), (130, 48), (3, 1500), (2, 17000), (0, 4)]
+ROWS = pytest.mark.parametrize("shape", EVERY_ROWS, ids=str)
 
 
 def numbers(*shape: int, seed: int = 0) -> Values:
@@ -26,8 +27,7 @@ def stats_of(x: Values, dtype: DType) -> Values:
 
 
 @every_dtype
-@ROWS
-@pytest.mark.parametrize("place", [to_device, strided])
+@pytest.mark.parametrize(("shape", "place"), [((5, 37), strided), *((shape, to_device) for shape in EVERY_ROWS)])
 def test_rms_norm(dtype: DType, shape: tuple[int, int], place: Any) -> None:
     x, weight = rounded(3 * numbers(*shape), dtype), rounded(numbers(shape[1], seed=1), dtype)
     outputs = [junk(x.shape, x.dtype), junk(shape[:1], stats_of(x, dtype).dtype)]
@@ -99,8 +99,9 @@ def test_rotary(dtype: DType, shape: tuple[int, ...], inverse: bool) -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("shape", [(1, 1), (5, 37), (70, 48), (0, 3)], ids=str)
-@pytest.mark.parametrize("place", [to_device, strided])
+@pytest.mark.parametrize(
+    ("shape", "place"), [((1, 1), to_device), ((5, 37), to_device), ((5, 37), strided), ((0, 3), to_device)]
+)
 def test_swiglu(dtype: DType, shape: tuple[int, int], place: Any) -> None:
     x, grad = rounded(4 * numbers(shape[0], 2 * shape[1]), dtype), rounded(numbers(*shape, seed=1), dtype)
     ((got, wanted),) = both(numpy_llama.swiglu, cuda_llama.swiglu, [x], [junk(shape, x.dtype)], place)

@@ -61,6 +61,7 @@ POSITIVE = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3))
         pytest.param(lambda x: P.mask_future(x, -2.0), [(2, 3, 3)], id="mask_future"),
     ],
 )
+@pytest.mark.usefixtures("plain_device")
 def test_gradients(function: Callable[..., Tensor], inputs: list[Any]) -> None:
     gradcheck(function, inputs)
 

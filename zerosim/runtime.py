@@ -27,7 +27,8 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.fake import FakeTransport
 from zerosim.comm.group import ALGORITHMS
 from zerosim.comm.standing import place
-from zerosim.comm.transport import ThreadTransport, Transport
+from zerosim.comm.threads import ThreadTransport
+from zerosim.comm.transport import Transport
 from zerosim.device import Device, Switch
 from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError
 from zerosim.record import Event, Reader, Recorder

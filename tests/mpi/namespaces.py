@@ -220,7 +220,8 @@ def main() -> int:
         parser.error(why)
     if (args.mpirun or find_mpirun()[0]) is None:
         parser.error("there is no mpirun: pip install 'zerosim[mpi]'")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in (signal.SIGINT, signal.SIGTERM):  # the hosts go first
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     with cluster(args.hosts, args.n) as there:
         words = [sys.executable, "-m", "zerosim", *args.words]
         command, environment = mpirun(there, args.n, *words, program=args.mpirun)

@@ -1,6 +1,6 @@
 """What a collective refuses before it joins: each an InputError that names rank, call and numbers.
 
-A rank can only judge its own arguments here; that ranks agree is checked where they meet (`transport.py`).
+A rank can only judge its own arguments here; that ranks agree is checked where they meet (`threads.py`, `mpi.py`).
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def in_place(device: Device, call: str, part: Buffer, full: Buffer, rank: int) -
 
 
 def _address(array: Array) -> int | None:
-    """Where the first element lies, by NumPy's protocol or CuPy's; None for arrays without memory."""
-    for protocol in ("__array_interface__", "__cuda_array_interface__"):
-        found = getattr(array, protocol, None)
-        if found is not None:
-            return int(found["data"][0])
-    return None
+    """Where the first element lies, as NumPy says it or CuPy; None for arrays without memory."""
+    found = getattr(array, "__array_interface__", None)
+    if found is not None:
+        return int(found["data"][0])
+    memory = getattr(array, "data", None)
+    return None if memory is None else int(memory.ptr)

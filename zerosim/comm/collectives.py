@@ -2,7 +2,7 @@
 
 Owns which verbs there are, what they are given and return, and buckets. How a call is made of rounds
 is `direct.py`'s and `ring.py`'s affair, how it is recorded `group.py`'s, how a round runs
-`transport.py`'s, what is refused `checks.py`'s.
+`threads.py`'s, what is refused `checks.py`'s.
 
 Every verb waits, unless told `wait=False`: then it returns a `Work`, and until that is waited for
 its inputs must not be written nor its outputs read. One buffer or, where the signature says so,

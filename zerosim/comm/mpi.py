@@ -19,13 +19,16 @@ from collections.abc import Sequence
 from typing import cast
 
 from zerosim.comm import complaints, standing
+from zerosim.comm.mpi_check import is_gpu_aware
 from zerosim.comm.mpi_queues import Queues
 from zerosim.comm.mpi_rounds import Key, RemoteRound
 from zerosim.comm.mpi_session import MpiSession, unpack
+from zerosim.comm.mpi_staging import GpuAware, HostMemory, Staging, ThroughHost
 from zerosim.comm.mpi_watch import Standing, Watch
-from zerosim.comm.mpi_wire import HostMemory, Pause, Staging, ThroughHost
+from zerosim.comm.mpi_wire import Pause
 from zerosim.comm.scheduler import Scheduler, State
-from zerosim.comm.transport import Call, Hop, ThreadRound, ThreadTransport
+from zerosim.comm.threads import ThreadRound, ThreadTransport
+from zerosim.comm.transport import Call, Hop
 from zerosim.device import Device, Switch
 
 LAST_MESSAGES_S = 0.2
@@ -42,10 +45,17 @@ class LocalScheduler(Scheduler):
         self._num_unfinished = len(local)
 
 
+def _staging(devices: dict[int, Device], first: Device) -> Staging:
+    if first.lane is None:
+        return HostMemory(first.backend)
+    return GpuAware(devices) if is_gpu_aware() else ThroughHost(devices)
+
+
 class MpiTransport(ThreadTransport):
     """Rounds of the ranks of one process with each other and with those of other processes.
 
-    `devices` are those of this process's ranks, in rank order. Arrays that lie on a GPU pass through the host.
+    `devices` are those of this process's ranks, in rank order. Arrays that lie on a GPU pass through the host, unless
+    the library says that it reads a GPU's memory.
     """
 
     def __init__(
@@ -61,8 +71,8 @@ class MpiTransport(ThreadTransport):
         # By global rank; the places of ranks of other processes are never looked at.
         super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
         self._session = session
-        self.is_staged = devices[0].lane is not None
-        staging: Staging = ThroughHost(own) if self.is_staged else HostMemory(devices[0].backend)
+        staging = _staging(own, devices[0])
+        self.is_staged = staging.is_copy
         self._queues = Queues(session, scheduler, own, staging)
         self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not yet looked at
         self._pause = Pause()

@@ -19,7 +19,7 @@ from zerosim.comm.complaints import Caller
 from zerosim.comm.mpi_native import NativeCall, NativeEngine
 from zerosim.comm.mpi_rounds import Key, Letter, RemoteRound
 from zerosim.comm.mpi_session import MpiSession
-from zerosim.comm.mpi_wire import Staging
+from zerosim.comm.mpi_staging import Staging
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transport import meet
 from zerosim.device import Device

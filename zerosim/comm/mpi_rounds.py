@@ -14,17 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerosim.comm.mpi_wire import OBJECTS, Staging, Wire, sizes_of
-from zerosim.comm.transport import Call, Copied, Parts, ThreadRound
+from zerosim.comm.mpi_staging import Staging
+from zerosim.comm.mpi_wire import OBJECTS, Wire, sizes_of
+from zerosim.comm.threads import ThreadRound
+from zerosim.comm.transport import Call, Copied, Parts
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.record import Scope
 
 if TYPE_CHECKING:
     from zerosim.comm.mpi import MpiTransport
     from zerosim.comm.mpi_native import NativeCall
-
-INLINE_BYTES = 3072
-"""A part up to this size travels in its letter, which then still goes out at once (Open MPI: up to 4096 bytes)."""
 
 Key = tuple[bool, tuple[int, ...], int, int]
 """(pair, group, sequence, number), as in a ThreadTransport."""
@@ -122,7 +121,9 @@ class RemoteRound(ThreadRound):
                 whole = views if hop.part is None else None
                 sent_bytes[self.group[member]] += sum(array.nbytes for array in arrays)
                 process = self.group[target] // self.per_process
-                part = self._send(wire, process, member, target, sizes_of(arrays), views)
+                at_once = sum(view.nbytes for view in views) <= staging.inline_bytes
+                send = self._inline if at_once else self._send
+                part = send(wire, process, member, target, sizes_of(arrays), views)
                 parts.setdefault(process, []).append(part)
         rank, where = self.first
         return [(process, Letter(self.key, self.call, rank, where, mine)) for process, mine in parts.items()]
@@ -142,11 +143,14 @@ class RemoteRound(ThreadRound):
         """What passed through the host's memory on the rank's own way to others and back."""
         return [(*way, nbytes) for way, nbytes in self._copied.get(rank, {}).items() if nbytes]
 
+    def _inline(
+        self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]
+    ) -> Part:
+        return Part(member, target, shapes, b"".join(view.tobytes() for view in views), OBJECTS)
+
     def _send(
         self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]
     ) -> Part:
-        if sum(view.nbytes for view in views) <= INLINE_BYTES:
-            return Part(member, target, shapes, b"".join(view.tobytes() for view in views), OBJECTS)
         tag = wire.new_tag()
         self._sending.add(self.group[target])
         self._held += views
@@ -161,7 +165,7 @@ class RemoteRound(ThreadRound):
             self.awaited.discard(pair)
             kept, start = [], 0
             for shape in part.shapes:
-                array, data = staging.incoming(shape, get_dtype(self.call.dtype))
+                array, data = staging.incoming(shape, get_dtype(self.call.dtype), self.group[part.target])
                 kept.append(array)
                 if not data.nbytes:
                     continue

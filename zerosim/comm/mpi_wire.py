@@ -13,13 +13,10 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from math import prod
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from zerosim.backends.kernels import Array, Backend, Lane
-from zerosim.device import Device
-from zerosim.dtypes import DType
+from zerosim.backends.kernels import Array
 
 CHUNK_BYTES = 1 << 30
 """The most that one MPI message carries; a count of MPI_BYTE ends below 2**31."""
@@ -103,7 +100,7 @@ class Wire:
 
 
 def _runs(data: Any) -> list[Any]:
-    view = memoryview(data)
+    view = data if hasattr(data, "__cuda_array_interface__") else memoryview(data)
     return [view[start : start + CHUNK_BYTES] for start in range(0, view.nbytes, CHUNK_BYTES)]
 
 
@@ -139,73 +136,6 @@ class Pause:
         else:
             self._bell.acquire(timeout=self._delay)
             self._delay = min(2 * self._delay, SHORTEST_S if moving else LONGEST_S)
-
-
-class Staging(Protocol):
-    """How arrays become bytes that MPI can send, and back."""
-
-    is_copy: bool
-    """Whether bytes are copied on the way, between the device's memory and the host's."""
-
-    def outgoing(self, array: Array, rank: int) -> Any:
-        """The contiguous bytes of `rank`'s array; valid, and unchanged, as long as they are held."""
-        ...
-
-    def incoming(self, shape: tuple[int, ...], dtype: DType) -> tuple[Any, Any]:
-        """Something to keep, and the bytes in it to fill."""
-        ...
-
-    def landed(self, kept: Any, rank: int) -> Array:
-        """The array that `rank`'s moves read, once the bytes are filled."""
-        ...
-
-
-class HostMemory:
-    """For backends whose arrays are host memory (NumPy): MPI reads and writes them where they are."""
-
-    is_copy = False
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def outgoing(self, array: Array, rank: int) -> Any:
-        return bytes_of(array)
-
-    def incoming(self, shape: tuple[int, ...], dtype: DType) -> tuple[Array, Any]:
-        array = self._backend.empty(shape, dtype)
-        return array, bytes_of(array)
-
-    def landed(self, kept: Array, rank: int) -> Array:
-        return kept
-
-
-class ThroughHost:
-    """For backends whose arrays are on a GPU: their bytes pass through the host's memory, on the ranks' own lanes."""
-
-    is_copy = True
-
-    def __init__(self, devices: Mapping[int, Device]) -> None:
-        self._devices = devices
-
-    def outgoing(self, array: Array, rank: int) -> Any:
-        return self._lane(rank).download(array)
-
-    def incoming(self, shape: tuple[int, ...], dtype: DType) -> tuple[Any, Any]:
-        data = memoryview(bytearray(prod(shape) * dtype.itemsize))
-        return (data, shape, dtype), data
-
-    def landed(self, kept: Any, rank: int) -> Array:
-        return self._lane(rank).upload(*kept)
-
-    def _lane(self, rank: int) -> Lane:
-        lane = self._devices[rank].lane
-        assert lane is not None
-        return lane
-
-
-def bytes_of(array: Array) -> Any:
-    """A contiguous array's own memory as bytes, whatever its dtype (half types have no buffer format)."""
-    return array.reshape(-1).view("uint8")
 
 
 def sizes_of(arrays: Sequence[Array]) -> list[tuple[int, ...]]:

@@ -5,7 +5,7 @@ With one permit the ranks run one at a time, in an order that is the same in eve
 permits up to K ranks run side by side. A rank is handed its turn by releasing its own lock: one
 wake-up per hand-over, however many ranks sleep (a Condition or a Barrier would wake them all).
 
-Owns turns, the end of a run and nothing else: what a rank sleeps for is `transport.py`'s affair.
+Owns turns, the end of a run and nothing else: what a rank sleeps for is `threads.py`'s affair.
 """
 
 from __future__ import annotations

@@ -1,38 +1,24 @@
-"""The one primitive under every collective: a round; and its implementation over threads.
+"""The one primitive under every collective: a round, and what carries it.
 
 Each rank of a group joins a round with a `Hop`: a few arrays, which part of them is for which peer, and
-a `move` that fills the rank's own outputs out of what its peers posted for it. The last to join runs
-every `move`, in rank order, then wakes those that sleep. So a round needs one hand-over; and waiting
-needs nobody's help, so that handles may be waited for in any order, and a rank may join several rounds
-before it waits.
+a `move` that fills the rank's own outputs out of what its peers posted for it. Moves run when all are there; waiting
+needs nobody's help, so that handles may be waited for in any order, and a rank may join several rounds before it waits.
 
-Rounds of one group run in the order in which they are joined: whoever is last to join a round has
-completed (or seen completed) all earlier ones. A collective of several rounds rests on that.
+Rounds of one group run in the order in which they are joined. A collective of several rounds rests on that.
 
 Where ranks queue their work (a GPU's streams), moves are queued behind all that was posted, and what
 any rank queues afterwards behind all moves (`meet`).
 
-Owns rounds, their checks (`Mismatch`) and the ways a run can stall (`Deadlock`, `LateRank`). Knows no
-collective (`collectives.py`) and no bytes. Rounds hold arrays, never Buffers, and drop them when run.
+Owns what a round is. How it is carried: between threads (`threads.py`), between processes (`mpi.py`), or not at all
+(`fake.py`). Knows no collective (`collectives.py`) and no bytes.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Fence, Lane
-from zerosim.comm import complaints, standing
-from zerosim.comm.complaints import Caller
-from zerosim.comm.scheduler import Scheduler, State
-from zerosim.device import Device
-from zerosim.errors import Mismatch
-from zerosim.record import Scope
-
-POLL_S = 0.05
 
 Parts = Sequence[Array]
 Inbox = Callable[[int], Parts]
@@ -133,48 +119,6 @@ class Transport(Protocol):
         ...
 
 
-class ThreadRound:
-    """One round between the first to join it and the last to be woken."""
-
-    __slots__ = (
-        "_transport",
-        "call",
-        "done",
-        "fences",
-        "first",
-        "group",
-        "hops",
-        "num_missing",
-        "sequence",
-        "sleepers",
-    )
-
-    def __init__(
-        self, transport: ThreadTransport, group: tuple[int, ...], sequence: int, call: Call, first: tuple[int, Scope]
-    ) -> None:
-        self._transport = transport
-        self.group = group
-        self.sequence = sequence
-        self.call = call
-        self.first = first  # who fixed the call, and where in its program that was
-        self.hops: list[Hop | None] = [None] * len(group)
-        self.fences: list[Fence] = []  # where the members' queues stood when they joined
-        self.num_missing = len(group)
-        self.sleepers: list[int] = []
-        self.done = False
-
-    def wait(self, rank: int) -> None:
-        if not self.done:
-            self._transport.sleep(rank, self)
-
-    def copies(self, rank: int) -> Sequence[Copied]:
-        return ()
-
-    def missing(self) -> list[int]:
-        """The ranks that have not joined."""
-        return [rank for rank, hop in zip(self.group, self.hops, strict=False) if hop is None]
-
-
 def meet(lanes: Sequence[Lane], fences: Sequence[Fence]) -> None:
     """What any of these lanes is given from here on runs after all the fences. The first stands in for the rest."""
     first, *others = lanes
@@ -183,165 +127,3 @@ def meet(lanes: Sequence[Lane], fences: Sequence[Fence]) -> None:
     joint = first.fence()
     for lane in others:
         lane.wait_for(joint)
-
-
-def _posted_for(hops: Sequence[Hop], member: int, peer: int) -> Parts:
-    return hops[peer].part_for(member)
-
-
-class ThreadTransport:
-    """Rounds between threads of one process, one thread per device."""
-
-    is_staged = False
-
-    def __init__(self, devices: Sequence[Device], permits: int = 1, scheduler: Scheduler | None = None) -> None:
-        self.devices = devices
-        self.scheduler = scheduler or Scheduler(len(devices), permits, devices[0].switch)
-        self._rounds: dict[tuple[bool, tuple[int, ...], int, int], ThreadRound] = {}
-        self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
-        self._num_joins = 0
-
-    def join(
-        self,
-        rank: int,
-        group: tuple[int, ...],
-        sequence: int,
-        call: Call,
-        hop: Hop,
-        number: int = 0,
-    ) -> ThreadRound:
-        self.scheduler.check(rank)
-        lane = self.devices[rank].lane
-        fence = None if lane is None else lane.fence()
-        key = (call.pair, group, sequence, number)
-        with self.scheduler.mutex:
-            round = self._rounds.get(key)
-            if round is None:
-                round = ThreadRound(self, group, sequence, call, (rank, self.devices[rank].where))
-                self._rounds[key] = round
-            elif round.call != call:
-                raise self._mismatch(rank, call, round)
-            round.hops[group.index(rank)] = hop
-            if fence is not None:
-                round.fences.append(fence)
-            round.num_missing -= 1
-            self._num_joins += 1
-            if round.num_missing:
-                return round
-            del self._rounds[key]
-        self._run(rank, round)
-        return round
-
-    def _run(self, rank: int, round: ThreadRound) -> None:
-        """Every move, on the thread of the last to join; outside the mutex, so that other groups go on."""
-        hops = [hop for hop in round.hops if hop is not None]
-        lanes = [lane for lane in (self.devices[peer].lane for peer in round.group) if lane is not None]
-        if lanes:
-            meet(lanes, round.fences)
-        round.hops, round.fences = [], []
-        native = hops[0].native
-        if native is not None:
-            inputs, outputs = zip(*((hop.native.inputs, hop.native.outputs) for hop in hops if hop.native), strict=True)
-            backend = self.devices[rank].backend
-            backend.native_collective(lanes, native.op, inputs, outputs, native.reduction, native.root)
-        for member, hop in enumerate(hops):
-            if hop.move is not None:
-                self.scheduler.check(rank)
-                with lanes[member].use() if lanes else nullcontext():
-                    hop.move(partial(_posted_for, hops, member))
-        if lanes:
-            meet(lanes, [lane.fence() for lane in lanes])
-        with self.scheduler.mutex:
-            round.done = True
-            self.scheduler.wake(sorted(round.sleepers))
-
-    def sleep(self, rank: int, round: ThreadRound) -> None:
-        """Pass the turn on until `round` is done.
-
-        Raises: Aborted when the run ends first.
-        """
-        with self.scheduler.mutex:
-            self.scheduler.check(rank)  # in the mutex: an abort after it finds this rank asleep, and wakes it
-            if round.done:
-                return
-            round.sleepers.append(rank)
-            self._sleeps_in[rank] = round
-            stuck = self.scheduler.give_way(rank)
-        if stuck:
-            self._deadlock()
-        self.scheduler.sleep(rank)
-        self._sleeps_in[rank] = None
-
-    def finish(self, rank: int) -> None:
-        """This rank's program has returned; if others wait and nobody can run, that is a deadlock."""
-        if self.scheduler.finish(rank):
-            self._deadlock()
-
-    def under_way(self) -> list[ThreadRound]:
-        """The rounds that some ranks have joined and others have not, oldest first."""
-        with self.scheduler.mutex:
-            return list(self._rounds.values())
-
-    def serve(self, patience_s: float) -> None:
-        """Wait for the end, on the caller's thread; a run in which nothing moves for `patience_s` has a late rank."""
-        seen, since = -1, time.monotonic()
-        while not self.scheduler.ended.wait(min(POLL_S, patience_s / 4)):
-            progress, now = self.progress(), time.monotonic()
-            if progress != seen:
-                seen, since = progress, now
-            elif now - since >= patience_s:
-                self.report_late(patience_s)
-                since = now
-
-    def settle(self) -> BaseException | None:
-        """How the run ended: its failure, or None."""
-        return self.scheduler.failure
-
-    # -- what goes wrong ------------------------------------------------------------------------
-
-    def progress(self) -> int:
-        """A number that grows as long as any rank does anything."""
-        num_finished = sum(state is State.FINISHED for state in self.scheduler.states)
-        return self._num_joins + num_finished + sum(device.ticks for device in self.devices)
-
-    def report_late(self, patience_s: float) -> None:
-        """Nothing has moved for `patience_s`: end the run with LateRank, if anyone waits for somebody or for a turn."""
-        with self.scheduler.mutex:
-            states = self.scheduler.states
-            rounds = [round for round in self._sleeps_in if round is not None and not round.done]
-            missing = sorted({rank for round in rounds for rank in round.missing()})
-            late = [rank for rank in missing if states[rank] is not State.WAITING] or missing
-            running = [rank for rank in late or range(len(states)) if states[rank] is State.RUNNING]
-            if not late and State.READY in states:
-                late = running  # it keeps a turn that others need to arrive anywhere at all
-            table = self._table()
-        if late:
-            self.scheduler.abort(complaints.late(late, patience_s, table, rank=(running or late)[0]))
-
-    def _deadlock(self) -> None:
-        with self.scheduler.mutex:
-            num_waiting = sum(state is State.WAITING for state in self.scheduler.states)
-            table = self._table()
-        self.scheduler.abort(complaints.deadlock(num_waiting, table))
-
-    def _mismatch(self, rank: int, call: Call, round: ThreadRound) -> Mismatch:
-        peer, where = round.first
-        second, first = Caller(rank, call, self.devices[rank].where), Caller(peer, round.call, where)
-        return complaints.mismatch(second, first, round.group, round.sequence)
-
-    def _table(self) -> str:
-        return standing.table([self.stand(rank) for rank in range(len(self.devices))])
-
-    def stand(self, rank: int) -> str:
-        """Where a rank is and what it waits for, in words."""
-        state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
-        place = standing.place(device.where)
-        if state is State.FINISHED:
-            return "finished"
-        if state is State.WAITING and round is not None:
-            missing = standing.ranks_text(round.missing()) or "nobody"
-            what = round.call.describe(rank == round.group[0])
-            group = standing.numbers_text(round.group)
-            return f"waiting in {what} in {place} (number {round.sequence} of group {group}) for {missing}"
-        verb = "running" if state is State.RUNNING else "waiting for its turn"
-        return f"{verb} in {place}, after {device.ticks} kernels"

@@ -17,7 +17,7 @@ from zerosim.allocator import Exact
 from zerosim.build import build_strategy
 from zerosim.comm.collectives import Comm
 from zerosim.comm.standing import place, ranks_text
-from zerosim.comm.transport import ThreadTransport
+from zerosim.comm.threads import ThreadTransport
 from zerosim.device import Device, Switch
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch
 from zerosim.experiment import Books, Experiment, RankOutcome, world_of

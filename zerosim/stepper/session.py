@@ -14,7 +14,7 @@ from zerosim.allocator import Allocator, Exact
 from zerosim.backends.kernels import Backend
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
-from zerosim.comm.transport import ThreadTransport
+from zerosim.comm.threads import ThreadTransport
 from zerosim.device import Buffer, Device, Kind, Switch
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, InputError

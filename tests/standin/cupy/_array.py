@@ -171,6 +171,17 @@ class ndarray:
             with LOCK:
                 self._touch(launch(current_stream(), "fill"), True)[...] = value
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """For libraries that take a GPU's pointers, such as MPI; the memory is the host's in truth."""
+        return {
+            "shape": self.shape,
+            "strides": None if self.flags.c_contiguous else self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.data.ptr, False),
+            "version": 3,
+        }
+
     # -- refusals -------------------------------------------------------------------------------
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError(NUMPY)
