@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "zerosim"
 
 # Lowest first. A module may import its own layer and those below.
 LAYERS = [
-    {"dtypes", "units", "errors", "html"},
+    {"dtypes", "units", "errors", "html", "mpirun"},
     {"record", "backends", "presets"},
     {"scenario"},  # plain data over plain data: errors, units and presets are all it knows
     {"device", "allocator"},

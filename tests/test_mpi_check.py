@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import zerosim
-from zerosim.comm import mpi_check, mpirun
+from zerosim import mpirun
+from zerosim.comm import mpi_check
 from zerosim.comm.mpi_check import (
     MpiFacts,
     check_mpi,
@@ -23,8 +24,8 @@ from zerosim.comm.mpi_check import (
     mpi_facts,
     mpi_fault,
 )
-from zerosim.comm.mpirun import LAUNCHED, mpirun_rank, mpirun_size
 from zerosim.errors import InputError
+from zerosim.mpirun import LAUNCHED, mpirun_rank, mpirun_size
 
 FAKE = """
 import sys, types
@@ -212,7 +213,7 @@ def test_a_real_world_of_two_processes_passes() -> None:
     if importlib.util.find_spec("mpi4py") is None or mpirun is None:
         pytest.skip("needs mpi4py and an MPI library: pip install 'zerosim[mpi]'")
     code = (
-        "from zerosim.comm.mpi_check import check_mpi; from zerosim.comm.mpirun import mpirun_size; check_mpi(); "
+        "from zerosim.comm.mpi_check import check_mpi; from zerosim.mpirun import mpirun_size; check_mpi(); "
         "from mpi4py import MPI; "
         "print('worlds', mpirun_size(), MPI.COMM_WORLD.size)"
     )

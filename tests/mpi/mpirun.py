@@ -48,7 +48,7 @@ def start(processes: int, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def run(processes: int, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(processes: int, *words: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
     """As `start`, to the end, which must come within `timeout` seconds."""
     job = start(processes, *words)
     try:

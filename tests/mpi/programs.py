@@ -20,6 +20,7 @@ import numpy as np
 
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.backends.numpy_foreign import array_over
+from zerosim.comm import mpi_session as mpi_session_module
 from zerosim.comm.mpi_session import mpi_session
 from zerosim.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype
@@ -166,6 +167,7 @@ def main(name: str, per_process: str, asked: str, left: str) -> int:
     world, own = settings.get("world", {}), settings.get("own", {})
     if settings.get("staged"):
         NumpyBackend.open_lane = lambda self, rank: HostLane()  # type: ignore[method-assign, assignment, return-value]
+    mpi_session_module.ANSWER_S = settings.get("answer_s", mpi_session_module.ANSWER_S)
     session = mpi_session()
     ranks = session.processes * int(per_process)
     try:

@@ -22,7 +22,10 @@ SCREEN = 24
 
 def fail(how: str, folder: Path, processes: int = 3, per_process: int = 1, **world: Any) -> CompletedProcess[str]:
     asked = folder / "settings"
-    asked.write_bytes(pickle.dumps({"own": {"how": how}, "world": {"capacity": 10**8, "patience_s": 2.0, **world}}))
+    settings: dict[str, Any] = {"own": {"how": how}, "world": {"capacity": 10**8, "patience_s": 2.0, **world}}
+    if how == "stops":
+        settings["answer_s"] = 3.0
+    asked.write_bytes(pickle.dumps(settings))
     return run(processes, str(PROGRAMS), "failing", str(per_process), str(asked), str(folder / "left"))
 
 

@@ -21,9 +21,9 @@ from typing import Protocol, cast
 
 from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
-from zerosim.comm.mpirun import mpirun_rank
 from zerosim.comm.together import failure_of_all
 from zerosim.errors import InputError, OutOfMemory, ZerosimError
+from zerosim.mpirun import mpirun_rank
 
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",

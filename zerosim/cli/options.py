@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerosim.cli.parser import Parser, count, dynamic_or_number, number, or_none, size, whole_number
-from zerosim.comm.mpirun import mpirun_size
 from zerosim.errors import InputError
+from zerosim.mpirun import mpirun_size
 from zerosim.scenario import CHOICES, PLAN_DEFAULTS, RunConfig, read_scenario
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(RunConfig) if field.init}
@@ -86,6 +86,7 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
         )  # fmt: skip
     group.value(
         "ranks", "N", "virtual ranks, each a device of its own", convert=whole_number,
+        default="4; with --world mpi what mpirun started",
         also=("--world-size", "--num-gpus", "--nproc-per-node"),
     )  # fmt: skip
     group.value("partition", "", "what a rank owns: equal slices of every unit, or whole units")
@@ -206,11 +207,8 @@ def run_config(args: argparse.Namespace, defaults: Mapping[str, Any] | None = No
     given = {name: value for name, value in vars(args).items() if name in _FIELDS}
     path = args.scenario
     values = {} if path is None else read_scenario(path)
-    asked = {**(defaults or {}), **values, **given}
-    if asked.get("world") == "mpi" and "ranks" not in asked and (processes := mpirun_size()) is not None:
-        asked["ranks"] = processes * asked.get("ranks_per_process", 1)
     try:
-        return RunConfig.from_dict(asked, source=f"scenario {path}")
+        return RunConfig.from_dict({**(defaults or {}), **values, **given}, source=f"scenario {path}")
     except InputError as error:
         match = re.match(r"\w+", str(error))
         field = match[0] if match else ""

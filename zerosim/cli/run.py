@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser
-from zerosim.comm.mpirun import mpirun_rank
 from zerosim.comm.together import together
 from zerosim.errors import InputError
+from zerosim.mpirun import mpirun_rank
 from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:

