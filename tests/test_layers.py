@@ -126,3 +126,15 @@ def test_public_names_are_sorted_and_exist() -> None:
     assert set(zerosim.__all__) <= set(dir(zerosim))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = zerosim.no_such_name
+
+
+def test_a_run_on_numpy_touches_neither_gpus_nor_mpi() -> None:
+    sizes = "layers=1, hidden=16, heads=2, seq=8, micro_batch=1, steps=1, ranks=2"
+    code = (
+        f"import sys, zerosim; zerosim.run(zerosim.RunConfig({sizes})); "
+        "seen = {name.split('.')[0] for name in sys.modules}\n"
+        "print(sorted(seen & {'cupy', 'cupy_backends', 'mpi4py'}))\n"
+        "print([name for name in sys.modules if name.startswith(('zerosim.backends.cuda', 'zerosim.comm.mpi'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=True)
+    assert done.stdout.split() == ["[]", "[]"]

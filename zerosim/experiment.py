@@ -15,7 +15,6 @@ import numpy as np
 from zerosim import data, engine
 from zerosim.backends.kernels import GpuBytes
 from zerosim.build import MakeStrategy, build_model, build_rank, build_updater, place_rank
-from zerosim.comm.mpi_check import check_world
 from zerosim.comm.together import together
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
@@ -101,7 +100,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     """
     with together(config.world) as session:
         if session is not None:
-            check_world(session.processes, config.ranks, config.ranks_per_process)
+            session.check_world(config.ranks, config.ranks_per_process)
         experiment = Experiment(config)
         check_alike(session, config)
     books = Books(config.ranks)

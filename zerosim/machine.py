@@ -1,12 +1,13 @@
-"""What this machine can hold and do: a run that it cannot carry is refused here, before any rank starts."""
+"""What this machine can hold and do: a run that it cannot carry is refused here, before any rank starts.
+
+What looks for GPUs is imported when a run wants them: others need not wait for it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 
-from zerosim.backends.cuda_check import check_cuda, check_nccl, check_precision, check_room
-from zerosim.backends.cuda_facts import basic_facts
 from zerosim.errors import InputError
 from zerosim.models.model import Model
 from zerosim.scenario import RunConfig
@@ -16,12 +17,15 @@ from zerosim.units import format_bytes
 
 def check_libraries(config: RunConfig) -> None:
     """The backend's library, driver and devices. Raises: InputError with the command that mends it."""
-    if config.backend == "cuda":
-        check_cuda()
-        check_precision(config.precision)
-        if config.collective == "native" and config.world == "threads":
-            check_nccl()
-            _check_own_gpus(config)
+    if config.backend != "cuda":
+        return
+    from zerosim.backends.cuda_check import check_cuda, check_nccl, check_precision
+
+    check_cuda()
+    check_precision(config.precision)
+    if config.collective == "native" and config.world == "threads":
+        check_nccl()
+        _check_own_gpus(config)
 
 
 def check_room_for(config: RunConfig, layout: Model) -> None:
@@ -76,6 +80,9 @@ def _check_host(config: RunConfig, layout: Model) -> None:
 
 def _check_gpus(config: RunConfig) -> None:
     """Ranks are dealt out to GPUs in turn; each GPU holds all of its ranks' bytes."""
+    from zerosim.backends.cuda_check import check_room
+    from zerosim.backends.cuda_facts import basic_facts
+
     num_gpus, local = basic_facts().num_gpus, _local_ranks(config)
     most = max(_peak_bytes(config))
     for gpu, sharing in sorted(Counter(rank % num_gpus for rank in range(local)).items()):
@@ -83,6 +90,8 @@ def _check_gpus(config: RunConfig) -> None:
 
 
 def _check_own_gpus(config: RunConfig) -> None:
+    from zerosim.backends.cuda_facts import basic_facts
+
     num_gpus = basic_facts().num_gpus
     if config.ranks > num_gpus:
         raise InputError(

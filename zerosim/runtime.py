@@ -174,11 +174,10 @@ def _threads(program: Callable[[Context], T], world: World, readers: Readers | N
 def _processes(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
     """This process's ranks of a world of several. mpi4py is first imported here."""
     from zerosim.comm.mpi import MpiTransport
-    from zerosim.comm.mpi_check import check_world
     from zerosim.comm.mpi_session import mpi_session
 
     session = mpi_session()
-    check_world(session.processes, world.ranks, world.per_process)
+    session.check_world(world.ranks, world.per_process)
     if world.backend == "meta":
         raise InputError("backend meta on --world mpi: shapes need no peers; use zerosim plan, or backend numpy")
     if world.collective == "native" and world.per_process > 1:

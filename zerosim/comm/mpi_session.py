@@ -20,7 +20,7 @@ import traceback
 from functools import cache
 from typing import Any, TypeVar
 
-from zerosim.comm.mpi_check import check_mpi
+from zerosim.comm.mpi_check import check_mpi, check_world
 from zerosim.comm.mpi_wire import OBJECTS, Note, Pause, Wire
 from zerosim.errors import RankFailed, ZerosimError
 
@@ -54,6 +54,10 @@ class MpiSession:
         self._epoch = 0
         self._early: list[tuple[int, Note]] = []
         _end_with_parent()
+
+    def check_world(self, ranks: int, per_process: int) -> None:
+        """Raises: InputError where these processes do not hold so many ranks."""
+        check_world(self.processes, ranks, per_process)
 
     def begin(self) -> int:
         """Enter the next epoch; its number."""
