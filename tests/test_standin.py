@@ -253,6 +253,28 @@ def test_pinned_memory_under_way_must_be_left_alone() -> None:
         own.synchronize()
 
 
+def test_a_pinned_block_is_handed_out_again_as_soon_as_it_is_dropped() -> None:
+    block, x, own = cp.cuda.alloc_pinned_memory(5000), cp.empty(5000, np.uint8), stream()
+    place = block.ptr
+    runtime.memcpyAsync(x.data.ptr, block.ptr, 5000, runtime.memcpyHostToDevice, own.ptr)
+    del block
+    other, again = cp.cuda.alloc_pinned_memory(4000), cp.cuda.alloc_pinned_memory(8000)
+    assert other.ptr != place == again.ptr
+    np.frombuffer(again, np.uint8)[0] = 7
+    with pytest.raises(Race, match="pinned memory was changed"):
+        own.synchronize()
+
+
+def test_an_event_is_of_one_device() -> None:
+    cp.standin.set_device_count(2)
+    event = cp.cuda.Event(disable_timing=True)
+    with cp.cuda.Device(1):
+        other = stream()
+        with pytest.raises(Error, match=r"an event of device 0 records stream .* of device 1"):
+            event.record(other)
+        other.wait_event(event)
+
+
 def test_elapsed_time_wants_recorded_events_with_a_clock() -> None:
     start, end, bare = cp.cuda.Event(), cp.cuda.Event(), cp.cuda.Event(disable_timing=True)
     for event in (start, bare, end):
@@ -264,6 +286,18 @@ def test_elapsed_time_wants_recorded_events_with_a_clock() -> None:
 
 
 # -- memory -----------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_pool_keeps_what_it_held() -> None:
+    pool, before = cp.cuda.MemoryPool(), cp.cuda.Device(0).mem_info[0]
+    with cp.cuda.using_allocator(pool.malloc):
+        cp.empty(1000, np.uint8)
+    pool.free_all_blocks()
+    assert cp.cuda.Device(0).mem_info[0] == before
+    with cp.cuda.using_allocator(pool.malloc):
+        cp.empty(1000, np.uint8)
+    del pool
+    assert cp.cuda.Device(0).mem_info[0] == before - 1024
 
 
 def test_a_pool_rounds_splits_merges_and_refuses() -> None:

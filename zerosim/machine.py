@@ -24,8 +24,8 @@ def check_libraries(config: RunConfig) -> None:
     check_cuda()
     check_precision(config.precision)
     if config.collective == "native" and config.world == "threads":
-        check_nccl()
         _check_own_gpus(config)
+        check_nccl()
 
 
 def check_room_for(config: RunConfig, layout: Model) -> None:

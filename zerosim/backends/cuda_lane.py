@@ -4,12 +4,16 @@ Rank r works on GPU r mod G; ranks that share a GPU have streams of their own th
 Streams know nothing of each other: what one rank may read of another's arrays, and when memory may be
 used again, is ordered by events (`comm/threads.py`). Blocks that a pool took back are handed out again in
 the same stream alone, so that a rank needs no order with itself. A pool per rank tells ranks apart that share a GPU.
+CuPy 14 never frees what a pool holds when the pool is dropped: a lane gives it back as it ends.
+
+Source: CuPy 14.2, `cupy/cuda/memory.pyx` (free chunks and their arena hold one another until `free_all_blocks`).
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+from weakref import finalize
 
 import cupy as cp
 import numpy as np
@@ -28,6 +32,7 @@ class CudaLane:
         self.pool = cp.cuda.MemoryPool()
         with self.device:
             self.stream = cp.cuda.Stream(non_blocking=True)
+        finalize(self, _give_back, self.device, self.pool).atexit = False
 
     def use(self) -> AbstractContextManager[object]:
         """Kernels launched inside run in this rank's stream, arrays made inside come from its pool."""
@@ -76,3 +81,9 @@ class CudaLane:
         """Bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and held."""
         with self.device:
             return self.pool.used_bytes(), self.pool.total_bytes()
+
+
+def _give_back(device: Any, pool: Any) -> None:
+    """Free what the pool holds on that GPU and nobody uses."""
+    with device:
+        pool.free_all_blocks()

@@ -6,14 +6,17 @@ in place: rows or columns contiguous, any distance between them, leading dims br
 of two types, every other element) passes through scratch of the operand's or the result's size.
 
 CuPy keeps one cuBLAS handle for each thread and device, in host pointer mode, and sets its stream at every call.
+One rank multiplies in one stream through one handle, so the same call gives the same bits. What is the same call,
+alignment decides too: addresses count modulo 512 bytes (a pool's blocks begin at multiples), and a parameter lies at
+one offset of its block in every stage.
 
 Source: cuBLAS library, 2.1.4 (reproducibility), 2.2.10 (math modes), 2.8.13 (cublasGemmStridedBatchedEx).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product as every
 from types import MappingProxyType
 from typing import Any
@@ -143,9 +146,8 @@ def _pitch(a: Array) -> int:
 
 def _gemm(left: _Operand, right: _Operand, out: Array, compute: np.dtype[Any], factors: Any) -> None:
     """Row-major out = left @ right is column-major out^T = right^T @ left^T: the operands change places."""
-    lead = out.shape[:-2]
     arrays = (left.array, right.array, out)
-    starts, (batch, steps) = _batches(lead, [_lead_strides(a, lead) for a in arrays])
+    starts, batch, steps = _batches(out.shape[:-2], tuple((a.shape[:-2], a.strides[:-2]) for a in arrays))
     (rows, columns), inner = out.shape[-2:], left.array.shape[-1]
     kind, out_kind = _DATA_TYPES[left.array.dtype], _DATA_TYPES[out.dtype]
     mode = cublas.CUBLAS_COMPUTE_64F if compute == FLOAT64 else cublas.CUBLAS_COMPUTE_32F
@@ -182,29 +184,37 @@ def _gemm(left: _Operand, right: _Operand, out: Array, compute: np.dtype[Any], f
         )
 
 
-def _lead_strides(a: Array, lead: tuple[int, ...]) -> list[int]:
-    """Bytes from one matrix of `a` to the next along each leading dim of the result; 0 along those it is repeated."""
-    lacking = len(lead) - (a.ndim - 2)
-    own = [0 if size == 1 else int(stride) for size, stride in zip(a.shape[:-2], a.strides[:-2], strict=True)]
-    return [0] * lacking + own
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides, in bytes, of an array's leading dims."""
 
 
-def _batches(lead: tuple[int, ...], strides: list[list[int]]) -> tuple[Iterator[list[int]], tuple[int, list[int]]]:
-    """Where each call's matrices begin, in bytes, and its batch: how many, and the bytes from one to the next.
+@lru_cache(maxsize=4096)
+def _batches(
+    lead: tuple[int, ...], layouts: tuple[Layout, ...]
+) -> tuple[tuple[tuple[int, ...], ...], int, tuple[int, ...]]:
+    """Where each call's matrices begin, in bytes; how many a batch has; and the bytes from one to the next.
 
-    Neighbouring dims become one where all three arrays step through them evenly; the longest is the batch.
+    Neighbouring dims become one where all three arrays step through them evenly; the longest is the batch. Kept, since
+    a model multiplies by few layouts and often: to work one out takes the host as long as several launches.
     """
-    dims: list[tuple[int, list[int]]] = []
-    for size, *steps in zip(lead, *strides, strict=True):
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    for size, *steps in zip(lead, *(_lead_strides(layout, len(lead)) for layout in layouts), strict=True):
         if size == 1:
             continue
         if dims and all(before == step * size for before, step in zip(dims[-1][1], steps, strict=True)):
-            dims[-1] = (dims[-1][0] * size, steps)
+            dims[-1] = (dims[-1][0] * size, tuple(steps))
         else:
-            dims.append((size, steps))
-    dims = dims or [(1, [0, 0, 0])]
-    longest = max(range(len(dims)), key=lambda i: dims[i][0])
-    batch = dims.pop(longest)
+            dims.append((size, tuple(steps)))
+    dims = dims or [(1, (0,) * len(layouts))]
+    batch = dims.pop(max(range(len(dims)), key=lambda i: dims[i][0]))
     places = every(*(range(size) for size, _ in dims))
-    starts = ([sum(i * d[1][n] for i, d in zip(at, dims, strict=True)) for n in range(3)] for at in places)
-    return starts, batch
+    starts = (
+        tuple(sum(i * d[1][n] for i, d in zip(at, dims, strict=True)) for n in range(len(layouts))) for at in places
+    )
+    return tuple(starts), *batch
+
+
+def _lead_strides(layout: Layout, count: int) -> list[int]:
+    """Bytes from one matrix to the next along each of `count` leading dims; 0 along those it is repeated."""
+    own = [0 if size == 1 else stride for size, stride in zip(*layout, strict=True)]
+    return [0] * (count - len(own)) + own

@@ -116,7 +116,16 @@ class ThreadTransport:
         return round
 
     def _run(self, rank: int, round: ThreadRound) -> None:
-        """Every move, on the thread of the last to join; outside the mutex, so that other groups go on."""
+        """Every move, on the thread of the last to join; outside the mutex, so that other groups go on.
+
+        When sleepers wake, nothing here holds their arrays any more: what they free is free.
+        """
+        self._move(rank, round)
+        with self.scheduler.mutex:
+            round.done = True
+            self.scheduler.wake(sorted(round.sleepers))
+
+    def _move(self, rank: int, round: ThreadRound) -> None:
         hops = [hop for hop in round.hops if hop is not None]
         lanes = [lane for lane in (self.devices[peer].lane for peer in round.group) if lane is not None]
         if lanes:
@@ -134,9 +143,6 @@ class ThreadTransport:
                     hop.move(partial(_posted_for, hops, member))
         if lanes:
             meet(lanes, [lane.fence() for lane in lanes])
-        with self.scheduler.mutex:
-            round.done = True
-            self.scheduler.wake(sorted(round.sleepers))
 
     def sleep(self, rank: int, round: ThreadRound) -> None:
         """Pass the turn on until `round` is done.

@@ -56,6 +56,7 @@ class MemoryPool:
         self._limit: dict[int, int] = {}
 
     def __del__(self) -> None:
+        """Free chunks and their arena hold one another in CuPy 14: a dropped pool's memory is never cudaFree'd."""
         if ENDED is not None:  # the interpreter is not going down
             ENDED.extend(chunk.segment for free in self._free.values() for chunk in free if chunk.offset == 0)
 
@@ -118,11 +119,11 @@ class MemoryPool:
                     free.remove(b)
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Give whole free segments back; cudaFree waits for the device, and is counted as such."""
+        """Give the current device's whole free segments back; cudaFree waits for it, and is counted as such."""
         with LOCK:
             put_back()
             for (device, ptr), free in self._free.items():
-                if stream is not None and ptr != stream.ptr:
+                if device != THREAD.device or (stream is not None and ptr != stream.ptr):
                     continue
                 for chunk in [chunk for chunk in free if chunk.size == chunk.segment.size]:
                     wait_device(device, "cudaFree")

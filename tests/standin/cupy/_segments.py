@@ -53,6 +53,7 @@ _bases: list[int] = []
 _segments: dict[int, Segment] = {}
 DROPPED: deque[tuple[Any, Chunk]] = deque()  # freed by finalizers, put back at the next chance
 ENDED: deque[Segment] = deque()  # of pools that are gone
+LEAKED: dict[int, int] = {}  # bytes by device that such pools never gave back
 
 
 def put_back() -> None:
@@ -60,7 +61,9 @@ def put_back() -> None:
         pool, chunk = DROPPED.popleft()
         pool._release(chunk)
     while ENDED:
-        remove(ENDED.popleft())
+        segment = ENDED.popleft()
+        remove(segment)  # as real memory; the device's stays taken
+        LEAKED[segment.device] = LEAKED.get(segment.device, 0) + segment.size
 
 
 def add(segment: Segment) -> None:
@@ -74,7 +77,8 @@ def remove(segment: Segment) -> None:
 
 
 def device_used(device: int) -> int:
-    return sum(segment.size for segment in _segments.values() if segment.device == device)
+    put_back()
+    return sum(segment.size for segment in _segments.values() if segment.device == device) + LEAKED.get(device, 0)
 
 
 def find(ptr: int, nbytes: int, what: str) -> tuple[Segment, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cupy._clock import NULL, STREAMS, finish
+from cupy._segments import LEAKED
 from cupy._state import LOCK, MACHINE, RaceError, StandinError, Wait
 
 __all__ = [
@@ -43,6 +44,7 @@ def reset() -> None:
             stream.pending.clear()
             finish(dict(stream.seen))
         MACHINE.waits.clear()
+        LEAKED.clear()
     MACHINE.num_devices, MACHINE.device_bytes = 1, 80 * 10**9
     MACHINE.thread_order, MACHINE.patience_s = "alternate", 10.0
 

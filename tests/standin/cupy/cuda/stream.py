@@ -26,12 +26,18 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self._timing = not disable_timing
+        self._device = THREAD.device
         self._clock: Clock = {}
         self._time: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         with LOCK:
             clock = current_stream() if stream is None else stream_of(stream.ptr)
+            if clock.device != self._device:
+                raise StandinError(
+                    f"cudaErrorInvalidResourceHandle: an event of device {self._device} records {clock.name} of device "
+                    f"{clock.device}"
+                )
             legacy_order(clock)
             self._clock = dict(clock.seen)
             self._time = time.perf_counter()
