@@ -32,7 +32,7 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
             reduce_kernel(parts, op, out)
 
     return Plan(
-        rounds=[Hop(fulls, lambda owner: cut.chunk(fulls, owner), everyone, everyone, move)],
+        rounds=[Hop(fulls, lambda owner: cut.chunk(fulls, owner), everyone, everyone, move if own else None)],
         messages=messages_of(EVERYBODY, cut.sizes_but(rank), me.itemsize),
         received_bytes=num_peers * own * me.itemsize,
         flops=num_peers * own,
@@ -45,10 +45,10 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
 
     def move(inbox: Inbox) -> None:
         for peer in everyone:
-            if peer == rank and in_place:
-                continue
-            for shard, out in zip(inbox(peer), cut.chunk(outs, peer), strict=True):
-                copy(shard, out)
+            posted = () if peer == rank and in_place else inbox(peer)
+            if posted:  # of very many ranks most may have nothing
+                for shard, out in zip(posted, cut.chunk(outs, peer), strict=True):
+                    copy(shard, out)
 
     own = cut.size_of(rank)
     return Plan(
