@@ -23,7 +23,7 @@ LAYERS = [
     {"parallel"},
     {"engine", "runtime", "data", "build"},
     {"ledger", "planner", "pools", "result"},
-    {"experiment", "machine", "shapes", "report", "bench", "expect", "doctor"},
+    {"books", "experiment", "machine", "shapes", "report", "bench", "expect", "doctor"},
     {"stepper", "grading", "lessons"},
     {"cli", "__init__", "__main__"},
 ]

@@ -8,33 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zerosim import data, engine
 from zerosim.backends.kernels import GpuBytes
+from zerosim.books import Books, check_alike
 from zerosim.build import MakeStrategy, build_model, build_rank, build_updater, place_rank
 from zerosim.comm.together import together
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
-from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.machine import check_libraries, check_room_for
 from zerosim.models.model import Model, check_weights, draw_flat, load_flat
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.parallel.base import Strategy
 from zerosim.planner.search import cheapest_fit
-from zerosim.pools import PoolLedger
-from zerosim.record import Event, Reader
+from zerosim.record import Event
 from zerosim.result import GpuUse, RankMemory, RunResult, unit_infos
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
 from zerosim.shapes import peak_of
 from zerosim.sharding import Flat
-
-if TYPE_CHECKING:
-    from zerosim.comm.mpi_session import MpiSession
 
 DEFAULT_STEPS = 60
 Progress = Callable[[int, int, float], None]
@@ -64,32 +60,6 @@ class RankOutcome:
     gpu: GpuBytes | None
 
 
-Ledgers = tuple[MemoryLedger, CommLedger, PoolLedger, ActivationLedger]
-
-
-class Books:
-    """The ledgers of one run: memory, traffic and pool of every rank, activations of rank 0 (all save the same)."""
-
-    def __init__(self, ranks: int) -> None:
-        self.memory = [MemoryLedger() for _ in range(ranks)]
-        self.traffic = [CommLedger() for _ in range(ranks)]
-        self.pools = [PoolLedger() for _ in range(ranks)]
-        self.activations = ActivationLedger()
-
-    def readers(self, rank: int) -> tuple[Reader, ...]:
-        return self.of(rank) if rank == 0 else self.of(rank)[:3]
-
-    def of(self, rank: int) -> Ledgers:
-        """A rank's ledgers, and the activations."""
-        return self.memory[rank], self.traffic[rank], self.pools[rank], self.activations
-
-    def put(self, rank: int, ledgers: Ledgers) -> None:
-        """What another process counted."""
-        self.memory[rank], self.traffic[rank], self.pools[rank], activations = ledgers
-        if rank == 0:
-            self.activations = activations
-
-
 def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:
     """Train as `config` says.
 
@@ -101,10 +71,9 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     with together(config.world) as session:
         if session is not None:
             session.check_world(config.ranks, config.ranks_per_process)
+            check_alike(session, config)
         experiment = Experiment(config)
-        check_alike(session, config)
     books = Books(config.ranks)
-    histories: list[list[Event]] = [[] for _ in range(config.ranks)]
 
     def program(ctx: Context) -> RankOutcome:
         try:
@@ -115,7 +84,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
             error.live = dict(refusal.by_kind) if refusal else {}
             raise
         finally:
-            histories[ctx.rank] = ctx.device.recorder.history
+            books.histories[ctx.rank] = ctx.device.recorder.history
 
     try:
         outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
@@ -123,41 +92,9 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
         assert config.capacity is not None
         error.advice = cheapest_fit(config.replace(capacity=None, steps=1), config.capacity, peak_of)
         raise
-    outcomes = _of_all(session, config, outcomes, books, histories)
-    return experiment.result(outcomes, books, histories if keep_events else [])
-
-
-def check_alike(session: MpiSession | None, config: RunConfig) -> None:
-    """Refuse processes that were asked for different runs. Raises: InputError naming a field and both values."""
-    if session is None:
-        return
-    for process, other in enumerate(session.exchange(config.to_dict())):
-        for name, value in config.to_dict().items():
-            if other[name] != value:
-                raise InputError(
-                    f"{name} is {other[name]!r} in process {process} and {value!r} in process {session.process}: "
-                    "all processes of a world must be asked for the same run"
-                )
-
-
-def _of_all(
-    session: MpiSession | None,
-    config: RunConfig,
-    outcomes: list[RankOutcome],
-    books: Books,
-    histories: list[list[Event]],
-) -> list[RankOutcome]:
-    """The outcomes of all ranks; what other processes counted is put into `books` and `histories`."""
-    if session is None:
-        return outcomes
-    first = session.process * config.ranks_per_process
-    here = range(first, first + config.ranks_per_process)
-    own = [(rank, outcome, books.of(rank), histories[rank]) for rank, outcome in zip(here, outcomes, strict=True)]
-    everyone = [record for records in session.exchange(own) for record in records]
-    for rank, _, ledgers, history in everyone:
-        books.put(rank, ledgers)
-        histories[rank] = history
-    return [outcome for _, outcome, _, _ in everyone]
+    if session is not None:
+        outcomes = books.of_all_processes(session, config.ranks_per_process, outcomes)
+    return experiment.result(outcomes, books, books.histories if keep_events else [])
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:

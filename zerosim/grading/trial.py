@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zerosim.allocator import Exact
+from zerosim.books import Books
 from zerosim.build import build_strategy
 from zerosim.comm.collectives import Comm
 from zerosim.comm.standing import place, ranks_text
 from zerosim.comm.threads import ThreadTransport
 from zerosim.device import Device, Switch
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch
-from zerosim.experiment import Books, Experiment, RankOutcome, world_of
+from zerosim.experiment import Experiment, RankOutcome, world_of
 from zerosim.grading.source import line_of_frame, line_of_trace
 from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Over, Update, WatchedUpdater
 from zerosim.models.model import Model

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from zerosim.allocator import Allocator, Exact
 from zerosim.backends.kernels import Backend
+from zerosim.books import Books
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
 from zerosim.comm.threads import ThreadTransport
 from zerosim.device import Buffer, Device, Kind, Switch
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, InputError
-from zerosim.experiment import Books, Experiment, RankOutcome, world_of
+from zerosim.experiment import Experiment, RankOutcome, world_of
 from zerosim.models.model import Model
 from zerosim.parallel.base import Strategy
 from zerosim.record import Event

@@ -1,0 +1,61 @@
+"""What was counted on every rank of a run, and how the processes of an MPI world put theirs together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from zerosim.errors import InputError
+from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
+from zerosim.pools import PoolLedger
+from zerosim.record import Event, Reader
+from zerosim.scenario import RunConfig
+
+if TYPE_CHECKING:
+    from zerosim.comm.mpi_session import MpiSession
+
+T = TypeVar("T")
+Page = tuple[MemoryLedger, CommLedger, PoolLedger, ActivationLedger, list[Event]]
+
+
+class Books:
+    """By rank: memory, traffic, pool, and the events that were kept; activations of rank 0 (all save the same)."""
+
+    def __init__(self, ranks: int) -> None:
+        self.memory = [MemoryLedger() for _ in range(ranks)]
+        self.traffic = [CommLedger() for _ in range(ranks)]
+        self.pools = [PoolLedger() for _ in range(ranks)]
+        self.activations = ActivationLedger()
+        self.histories: list[list[Event]] = [[] for _ in range(ranks)]
+
+    def readers(self, rank: int) -> tuple[Reader, ...]:
+        own = (self.memory[rank], self.traffic[rank], self.pools[rank])
+        return (*own, self.activations) if rank == 0 else own
+
+    def of_all_processes(self, session: MpiSession, per_process: int, outcomes: list[T]) -> list[T]:
+        """The outcomes of all ranks, given this process's; what the other processes counted is put in here."""
+        first = session.process * per_process
+        own = [(first + index, outcome, self._page(first + index)) for index, outcome in enumerate(outcomes)]
+        everyone = [record for records in session.exchange(own) for record in records]
+        for rank, _, page in everyone:
+            self._put(rank, page)
+        return [outcome for _, outcome, _ in everyone]
+
+    def _page(self, rank: int) -> Page:
+        return self.memory[rank], self.traffic[rank], self.pools[rank], self.activations, self.histories[rank]
+
+    def _put(self, rank: int, page: Page) -> None:
+        self.memory[rank], self.traffic[rank], self.pools[rank], activations, self.histories[rank] = page
+        if rank == 0:
+            self.activations = activations
+
+
+def check_alike(session: MpiSession, config: RunConfig) -> None:
+    """Refuse processes that were asked for different runs. Raises: InputError naming a field and both values."""
+    asked = [other.to_dict() for other in session.exchange(config)]
+    for process, other in enumerate(asked):
+        for name, value in asked[0].items():
+            if other[name] != value:
+                raise InputError(
+                    f"{name} is {value!r} in process 0 and {other[name]!r} in process {process}: "
+                    "all processes of a world must be asked for the same run"
+                )
