@@ -8,6 +8,7 @@ are first uploaded; beyond `most_bytes` the host waits for what is under way.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ class Transfers:
         if not out.size:
             return
         block = self._pinned(out.nbytes)
-        rounded = _as_array(block, out)
+        rounded = _as_array(block, out.shape, out.dtype)
         with np.errstate(all="ignore"):  # inf and nan are results like others here
             store(np.asarray(values), rounded)
         with unpacked(out) as target:
@@ -53,8 +54,8 @@ class Transfers:
 
         What is written to `array` later in this stream does not change them. A strided array takes scratch.
         """
+        shape, dtype = array.shape, array.dtype
         if not array.size:
-            shape, dtype = array.shape, array.dtype
             return lambda: raised(np.empty(shape, dtype))
         with cp.cuda.Device(array.device.id):
             block = self._pinned(array.nbytes)
@@ -62,10 +63,10 @@ class Transfers:
             kind = cp.cuda.runtime.memcpyDeviceToHost
             cp.cuda.runtime.memcpyAsync(block.ptr, source.data.ptr, array.nbytes, kind, stream.ptr)
             done = self._hold(block, array.nbytes)
-        values = _as_array(block, array)
 
-        def wait() -> Any:
+        def wait() -> Any:  # holds on to the block, not to the device's array
             done.synchronize()
+            values = _as_array(block, shape, dtype)
             found = raised(values)
             return found.copy() if found is values else found
 
@@ -94,6 +95,7 @@ class Transfers:
         return event
 
 
-def _as_array(block: Any, like: Array) -> Any:
-    """A NumPy view of pinned memory, of the shape and type of a device array."""
-    return np.frombuffer(block, np.uint8, like.nbytes).view(like.dtype).reshape(like.shape)
+def _as_array(block: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A NumPy view of pinned memory, good for as long as the block is held."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return np.frombuffer(block, np.uint8, nbytes).view(dtype).reshape(shape)
