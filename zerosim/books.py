@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, TypeVar
 
 from zerosim.errors import InputError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from zerosim.comm.mpi_session import MpiSession
 
 T = TypeVar("T")
+FILES = ("data", "tokens", "weights")
 Page = tuple[MemoryLedger, CommLedger, PoolLedger, ActivationLedger, list[Event]]
 
 
@@ -50,12 +52,32 @@ class Books:
 
 
 def check_alike(session: MpiSession, config: RunConfig) -> None:
-    """Refuse processes that were asked for different runs. Raises: InputError naming a field and both values."""
-    asked = [other.to_dict() for other in session.exchange(config)]
-    for process, other in enumerate(asked):
-        for name, value in asked[0].items():
+    """Refuse processes that were asked for different runs, or that read different files under one name.
+
+    Raises: InputError naming a field and both values.
+    """
+    read = {name: _digest(path) for name in FILES if (path := getattr(config, name)) is not None}
+    answers = session.exchange((config.to_dict(), read))
+    asked, digests = answers[0]
+    for process, (other, others) in enumerate(answers):
+        for name, value in asked.items():
             if other[name] != value:
                 raise InputError(
                     f"{name} is {value!r} in process 0 and {other[name]!r} in process {process}: "
                     "all processes of a world must be asked for the same run"
                 )
+        for name, digest in digests.items():
+            if digest and others[name] and digest != others[name]:
+                raise InputError(
+                    f"{name} {asked[name]}: process 0 and process {process} read different files under this name; "
+                    "give every machine the same one"
+                )
+
+
+def _digest(path: str) -> str | None:
+    """Of a file's bytes. None where it cannot be read: who reads it in earnest says why."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

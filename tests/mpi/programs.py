@@ -172,12 +172,12 @@ def main(name: str, per_process: str, asked: str, left: str) -> int:
     ranks = session.processes * int(per_process)
     try:
         mine = launch(program(name, **own), World(ranks=ranks, kind="mpi", per_process=int(per_process), **world))
-        found = session.gather(mine)
+        found = session.exchange(mine)
     except ZerosimError as error:
         if session.process == 0:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    if found is not None:
+    if session.process == 0:
         Path(left).write_bytes(pickle.dumps([result for results in found for result in results]))
     return 0
 

@@ -71,7 +71,7 @@ def _run(words: list[str]) -> int:
     except SystemExit as stop:  # argparse's --help
         return stop.code if isinstance(stop.code, int) else 0
     except (KeyboardInterrupt, Exception) as error:
-        failure = failure_of_all(error) if isinstance(error, Exception) else error
+        failure = failure_of_all(error, "mpi" in words) if isinstance(error, Exception) else error
         if debug:
             traceback.print_exception(failure)
         return _report(failure)

@@ -97,12 +97,17 @@ def human_stream(args: argparse.Namespace) -> TextIO:
 
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     """Run with progress on `stream`."""
+    from zerosim.comm.standing import ranks_text
     from zerosim.experiment import DEFAULT_STEPS, run
     from zerosim.report.progress import make_reporter
     from zerosim.report.words import STAGES
 
     steps = config.steps or (None if config.tokens else DEFAULT_STEPS)
-    with make_reporter(config.ranks, steps, f"{STAGES[config.stage]:6}", stream, quiet=quiet) as reporter:
+    here = config.ranks if config.world == "threads" else config.ranks_per_process
+    title = f"{STAGES[config.stage]:6}"
+    if here < config.ranks:  # a process hears of its own ranks' losses until the run is over
+        title += f" {ranks_text(range(here))}"
+    with make_reporter(here, steps, title, stream, quiet=quiet) as reporter:
         return run(config, progress=reporter)
 
 

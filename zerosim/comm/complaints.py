@@ -47,6 +47,15 @@ def deadlock(num_waiting: int, table: str) -> Deadlock:
     )
 
 
+def unanswered(caller: Caller, group: Sequence[int], sequence: int, missing: Sequence[int]) -> Deadlock:
+    """A call that goes out of one process, and that `missing` have ended without."""
+    return Deadlock(
+        f"deadlock: {caller.describe(group)}, number {sequence} of group {standing.numbers_text(group)}, and "
+        f"{standing.ranks_text(missing)} ended without joining it; every rank of a group must call the same "
+        "collectives in the same order"
+    )
+
+
 def late(ranks: Sequence[int], patience_s: float, table: str, rank: int | None = None) -> LateRank:
     """Others wait for these ranks; `rank`, or the first of them, is the one to blame."""
     blamed = ranks[0] if rank is None and ranks else rank

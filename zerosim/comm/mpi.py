@@ -144,16 +144,19 @@ class MpiTransport(ThreadTransport):
             if told and self._all_ended():
                 return
             watch.step(time.monotonic())
-            moving = any(round.is_moving for round in queues.open.values()) or not self._session.wire.is_quiet()
+            moving = queues.is_moving() or not self._session.wire.is_quiet()
             self._pause.rest(happened, expecting=moving or bool(queues.open), moving=moving)
 
     def settle(self) -> BaseException | None:
         """End together with all processes; the failure that all of them raise, or None."""
         failure = self.scheduler.failure
         own = None if failure is self._adopted else failure
-        if failure is None:
-            self._queues.native.close()
-        return self._session.settle(own, self._ended, told=failure is None and self._all_ended())
+        if failure is not None or not self._all_ended():
+            return self._session.settle(own, self._ended)
+        # All letters have come by now, and those that no rank here ever answered to are a program's mistake.
+        self._queues.native.close()
+        self._session.begin()
+        return self._session.settle(self._queues.unanswered(), {})
 
     def _collect(self) -> bool:
         """Take the rounds that this process's ranks have joined."""

@@ -24,7 +24,7 @@ from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transport import meet
 from zerosim.device import Device
 from zerosim.dtypes import dtype as get_dtype
-from zerosim.errors import RankFailed, ZerosimError
+from zerosim.errors import Deadlock, RankFailed, ZerosimError
 
 REMEMBERED = 256
 """Calls kept after their rounds, to name what a late letter does not fit."""
@@ -86,6 +86,19 @@ class Queues:
             if not queue:
                 del self._queues[key]
         return happened
+
+    def is_moving(self) -> bool:
+        """Large parts are on their way. Only the first round of a group can be under way."""
+        return any(queue[0].is_moving for queue in self._queues.values() if queue)
+
+    def unanswered(self) -> Deadlock | None:
+        """What is wrong where a rank elsewhere called something that ranks here have never joined."""
+        for letters in self._early.values():
+            for _, letter in letters:
+                _, group, sequence, _ = letter.key
+                caller = Caller(letter.rank, letter.call, letter.where)
+                return complaints.unanswered(caller, group, sequence, [rank for rank in group if rank in self._devices])
+        return None
 
     def head_of(self, round: RemoteRound) -> RemoteRound:
         """The round that this one waits for: the first of its group, itself perhaps."""

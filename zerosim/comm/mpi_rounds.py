@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.comm.mpi_staging import Staging
-from zerosim.comm.mpi_wire import OBJECTS, Wire, sizes_of
+from zerosim.comm.mpi_wire import NO_TAG, Wire, sizes_of
 from zerosim.comm.threads import ThreadRound
 from zerosim.comm.transport import Call, Copied, Parts
 from zerosim.dtypes import dtype as get_dtype
@@ -146,7 +146,7 @@ class RemoteRound(ThreadRound):
     def _inline(
         self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]
     ) -> Part:
-        return Part(member, target, shapes, b"".join(view.tobytes() for view in views), OBJECTS)
+        return Part(member, target, shapes, b"".join(view.tobytes() for view in views), NO_TAG)
 
     def _send(
         self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]

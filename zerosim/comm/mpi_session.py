@@ -20,14 +20,18 @@ import traceback
 from functools import cache
 from typing import Any, TypeVar
 
+from zerosim.comm import standing
 from zerosim.comm.mpi_check import check_mpi, check_world
-from zerosim.comm.mpi_wire import OBJECTS, Note, Pause, Wire
-from zerosim.errors import RankFailed, ZerosimError
+from zerosim.comm.mpi_wire import Note, Pause, Wire
+from zerosim.errors import InputError, RankFailed, ZerosimError
 
 T = TypeVar("T")
 
 ANSWER_S = 20.0
 """How long the others may take to answer after a failure."""
+
+LATE_S = 30.0
+"""After how long processes that have not come to an exchange are named; they may yet come."""
 
 LONGER_S = 3.0
 """How much longer process 0 has, which prints the error, before another one ends the job."""
@@ -53,6 +57,7 @@ class MpiSession:
         self.agreed: BaseException | None = None  # the last error that all processes ended something with
         self._epoch = 0
         self._early: list[tuple[int, Note]] = []
+        self._unfinished: list[Any] = []  # messages that a failure left behind, and their bytes
         _end_with_parent()
 
     def check_world(self, ranks: int, per_process: int) -> None:
@@ -64,18 +69,27 @@ class MpiSession:
         self._epoch += 1
         return self._epoch
 
-    def hear(self) -> tuple[int, Note] | None:
-        """The next note of this epoch, or a failure of an earlier one; notes of later ones wait."""
+    def hear(self, ending: bool = False) -> tuple[int, Note] | None:
+        """The next note of this epoch, or a failure in any; notes of later epochs wait, those of earlier ones are gone.
+
+        A failure takes this process along to the epoch that it happened in. `ending`: everybody's end counts,
+        whatever epoch they were in.
+        """
         for index, (_, note) in enumerate(self._early):
-            if note.epoch <= self._epoch:
+            if self._is_due(note, ending):
                 return self._early.pop(index)
         while (heard := self.wire.hear()) is not None:
-            note = heard[1]
-            if note.epoch == self._epoch or (note.kind == "ended" and note.body is not None):
+            if self._is_due(heard[1], ending):
                 return heard
-            if note.epoch > self._epoch:
+            if heard[1].epoch > self._epoch:
                 self._early.append(heard)
         return None
+
+    def _is_due(self, note: Note, ending: bool) -> bool:
+        if note.kind == "ended" and (ending or note.body is not None):
+            self._epoch = max(self._epoch, note.epoch)
+            return True
+        return note.epoch == self._epoch
 
     def tell(self, process: int, kind: str, body: Any) -> None:
         self.wire.tell(process, Note(self._epoch, kind, body))
@@ -91,46 +105,32 @@ class MpiSession:
 
         Raises: the error of a process that failed meanwhile.
         """
-        return self._swap(value, self.wire.others, self.wire.others)
-
-    def gather(self, value: T) -> list[T] | None:
-        """What each process gave, on process 0; None on the others.
-
-        Raises: as `exchange`.
-        """
-        is_first = self.process == 0
-        values = self._swap(value, [] if is_first else [0], self.wire.others if is_first else [])
-        return values if is_first else None
-
-    def share(self, value: T) -> T:
-        """What process 0 gave, on all of them; what the others give is not looked at.
-
-        Raises: as `exchange`.
-        """
-        is_first = self.process == 0
-        return self._swap(value, self.wire.others if is_first else [], [] if is_first else [0])[0]
-
-    def _swap(self, value: T, to: list[int], sources: list[int]) -> list[T]:
         self.begin()
-        data = pickle.dumps(value, protocol=5) if to else b""
+        data = pickle.dumps(value, protocol=5)
         values: list[Any] = [None] * self.processes
         values[self.process] = value
         requests: list[Any] = []
-        for process in to:
-            self.tell(process, "object", len(data))
-            requests += self.wire.send(process, OBJECTS, data)
+        for process in self.wire.others:
+            tag = self.wire.new_tag()  # its own: what nobody takes after a failure must not be taken for another
+            self.tell(process, "object", (tag, len(data)))
+            requests += self.wire.send(process, tag, data)
         landing: dict[int, tuple[bytearray, list[Any]]] = {}
-        awaited, pause = set(sources), Pause()
+        awaited, pause, late = set(self.wire.others), Pause(), time.monotonic() + LATE_S
         while awaited or landing or not self.wire.are_done(requests) or not self.wire.is_quiet():
             heard = self.hear()
             if heard is not None:
                 source, note = heard
                 if note.kind == "ended" and note.body is not None:
+                    self._unfinished.append((requests, data, landing))  # MPI may still read and write them
                     self._raise(source, note.body)
                 if note.kind == "object":
-                    into = bytearray(note.body)
-                    landing[source] = into, self.wire.receive(source, OBJECTS, into)
+                    tag, size = note.body
+                    into = bytearray(size)
+                    landing[source] = into, self.wire.receive(source, tag, into)
                     awaited.discard(source)
+            if awaited and time.monotonic() > late:
+                _say_who_is_late(self.process, awaited)
+                late = float("inf")
             landed = [source for source, (_, under_way) in landing.items() if self.wire.are_done(under_way)]
             for source in landed:
                 values[source] = pickle.loads(landing.pop(source)[0])
@@ -150,28 +150,27 @@ class MpiSession:
         self.begin()
         return self.settle(error, {}) or error
 
-    def settle(
-        self, own: BaseException | None, others: dict[int, BaseException | None], told: bool = False
-    ) -> BaseException | None:
+    def settle(self, own: BaseException | None, others: dict[int, BaseException | None]) -> BaseException | None:
         """End an epoch together with all processes: the failure of the lowest one, None where none has failed.
 
-        `others` are those whose end is known, with their failures; `told`: they know of this one's.
+        `others` are those whose end is known, with their failures.
         """
         ended = dict(others)
         if not self.is_broken:
-            if not told:
-                self.tell_all("ended", None if own is None else pack(own))
+            self.tell_all("ended", None if own is None else pack(own))
             self._await_all(own, ended)
         failure = _lowest({**ended, self.process: own})
         if failure is not None:
             self.agreed = failure
+            _locate(failure, {**ended, self.process: own})
         return failure
 
     def _await_all(self, own: BaseException | None, ended: dict[int, BaseException | None]) -> None:
         """Hear of the end of every process; once one has failed, for a few seconds."""
         pause, deadline = Pause(), None
+        failure = _lowest({**ended, self.process: own})
         while len(ended) < self.processes - 1 or not self.wire.is_quiet():
-            heard = self.hear()
+            heard = self.hear(ending=failure is not None)
             if heard is not None and heard[1].kind == "ended":
                 ended[heard[0]] = None if heard[1].body is None else unpack(heard[1].body)
             failure = _lowest({**ended, self.process: own})
@@ -225,6 +224,23 @@ def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
     """The failure of the lowest process; an interruption only where there is nothing else."""
     found = [error for _, error in sorted(failures.items()) if error is not None]
     return next((error for error in found if isinstance(error, ZerosimError)), found[0] if found else None)
+
+
+def _say_who_is_late(process: int, awaited: set[int]) -> None:
+    late = standing.numbers_text(sorted(awaited))
+    who = f"process {late} has" if len(awaited) == 1 else f"processes {late} have"
+    print(
+        f"zerosim: process {process} waits, and {who} not come for {LATE_S:g} s; did the program end there?",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _locate(failure: BaseException, ended: dict[int, BaseException | None]) -> None:
+    """Bad input that only some processes have: say which one speaks."""
+    process = next(process for process, error in ended.items() if error is failure)
+    if process and isinstance(failure, InputError):
+        failure.args = (f"{failure} (in process {process}, of {len(ended)})",)
 
 
 def _abort(wire: Wire, code: int) -> None:

@@ -26,8 +26,8 @@ SHORTEST_S = 50e-6
 LONGEST_S = 200e-6
 IDLE_S = 5e-3
 
-OBJECTS = 0
-"""The tag of pickled objects; parts of rounds have tags from 1 on."""
+NO_TAG = 0
+"""Of what travels within its note; tags begin at 1."""
 
 
 class Note(NamedTuple):
@@ -54,7 +54,7 @@ class Wire:
         self._status: Any = MPI.Status()
         self._under_way: list[tuple[Any, bytes]] = []
         self._num_tags: int = self._bytes.Get_attr(MPI.TAG_UB)
-        self._tag = OBJECTS
+        self._tag = NO_TAG
 
     @property
     def others(self) -> list[int]:

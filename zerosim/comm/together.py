@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
 
 FIRST_SPEAKS_S = 2.0
-"""How long the other processes let the first say what is wrong, where there is no MPI to agree over."""
+"""How long the other processes let the first one say what is wrong, where they do not agree on it."""
 
 
-def failure_of_all(error: Exception) -> BaseException:
+def failure_of_all(error: Exception, is_shared: bool) -> BaseException:
     """The one error that all processes which mpirun started end with, now that this one has failed.
 
-    mpirun ends a job at the first process that returns an error, even before the first process has said why: so
-    none may go before all know.
+    `is_shared`: the processes work together, or were asked to; else each ends on its own, the first one, which
+    speaks, before the others: mpirun ends a job at the first process that returns an error.
     """
     if (mpirun_size() or 1) < 2:
         return error
-    from zerosim.comm.mpi_session import mpi_session
+    if is_shared:
+        from zerosim.comm.mpi_session import mpi_session
 
-    try:
-        session = mpi_session()
-    except InputError:
-        if mpirun_rank():
-            time.sleep(FIRST_SPEAKS_S)
-        return error
-    return error if error is session.agreed else session.fail(error)
+        try:
+            session = mpi_session()
+            return error if error is session.agreed else session.fail(error)
+        except InputError:  # there is no MPI to agree over
+            pass
+    if mpirun_rank():
+        time.sleep(FIRST_SPEAKS_S)
+    return error
 
 
 @contextmanager

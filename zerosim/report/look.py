@@ -21,6 +21,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from zerosim.mpirun import is_launched
+
 PIPE_WIDTH = 160
 PROSE_WIDTH = 96
 _ASCII = str.maketrans(
@@ -137,13 +139,19 @@ def emit(shown: RenderableType, stream: TextIO) -> None:
     stream.flush()
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it. Open MPI gives the first process a terminal of its own, whatever mpirun's is."""
+    return stream.isatty() and not is_launched()
+
+
 def make_console(stream: TextIO) -> Console:
     """A console on a stream. A pipe is as wide as COLUMNS says, else wide enough for every table."""
-    if stream.isatty():
+    if is_terminal(stream):
         if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):  # rich would take it for 80 wide
             columns, lines = shutil.get_terminal_size()
             return Console(file=stream, highlight=False, width=columns, height=lines)
         return Console(file=stream, highlight=False)
+    plain = False if stream.isatty() else None
     wanted = os.environ.get("COLUMNS", "")
     width = int(wanted) if wanted.isdigit() and int(wanted) > 0 else PIPE_WIDTH
-    return Console(file=stream, highlight=False, width=width)
+    return Console(file=stream, highlight=False, width=width, force_terminal=plain)

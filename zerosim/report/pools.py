@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import RenderableType
 from rich.table import Table
 
+from zerosim.comm.standing import numbers_text
 from zerosim.errors import InputError
+from zerosim.ledger import MARKS
 from zerosim.pools import PoolRow
 from zerosim.report.look import Adaptive, Look, titled
+from zerosim.report.words import counted
 from zerosim.result import RunResult
 from zerosim.units import format_bytes
+
+LAYOUTS = (
+    ("ledger", "rounding", "pool", "unexplained", "held"),
+    ("ledger", "rounding", "pool", "unexplained"),
+    ("ledger", "pool"),
+)
 
 
 def pools_agree(result: RunResult) -> bool:
@@ -18,7 +29,7 @@ def pools_agree(result: RunResult) -> bool:
 
 
 def pools_table(result: RunResult) -> RenderableType:
-    """The marks of the last step by rank, then how many marks there were and whether all are explained.
+    """The marks of the last step, ranks that are alike in one line; then whether all marks of all steps are explained.
 
     Raises: InputError for a run on a backend whose memory is not a pool's.
     """
@@ -26,33 +37,35 @@ def pools_table(result: RunResult) -> RenderableType:
     if not rows:
         raise InputError("verify_memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
     last = max(row.step for _, row in rows)
-    shown = [(rank, row) for rank, row in rows if row.step in (-1, last)]
     wrong = [(rank, row) for rank, row in rows if row.unexplained_bytes]
-    body = Adaptive(lambda look: _table(look, [*shown, *_first(wrong, shown)]))
+    shown = [(rank, row) for rank, row in rows if row.step in (-1, last) or (rank, row) in wrong[:1]]
+    alike: dict[PoolRow, list[int]] = {}
+    for rank, row in sorted(shown, key=lambda pair: (pair[1].step, MARKS.index(pair[1].mark))):
+        alike.setdefault(row, []).append(rank)
+    body = Adaptive(*(partial(_table, alike=alike, columns=columns) for columns in LAYOUTS))
     return titled("The ledger and CuPy's memory pool, in bytes", body, _note(result, rows, wrong))
 
 
-def _first(wrong: list[tuple[int, PoolRow]], shown: list[tuple[int, PoolRow]]) -> list[tuple[int, PoolRow]]:
-    """The first mark that is not explained, where it is of an earlier step than those shown."""
-    return [pair for pair in wrong[:1] if pair not in shown]
-
-
-def _table(look: Look, rows: list[tuple[int, PoolRow]]) -> Table:
+def _table(look: Look, alike: dict[PoolRow, list[int]], columns: tuple[str, ...]) -> Table:
     table = look.table()
-    for name in ("rank", "mark"):
-        table.add_column(name)
-    for name in ("ledger", "rounding", "pool", "unexplained", "held"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("agree")
-    for rank, row in rows:
+    for name in ("ranks", "step", "mark"):
+        table.add_column(name, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("agree" if len(columns) > 3 else "")
+    for row, ranks in alike.items():
+        figures = {
+            "ledger": row.live_bytes,
+            "rounding": row.rounding_bytes,
+            "pool": row.used_bytes,
+            "unexplained": row.unexplained_bytes,
+            "held": row.held_bytes,
+        }
         table.add_row(
-            str(rank),
-            row.mark if row.step < 0 else f"{row.mark}, step {row.step}",
-            f"{row.live_bytes:,}",
-            f"{row.rounding_bytes:,}",
-            f"{row.used_bytes:,}",
-            f"{row.unexplained_bytes:,}",
-            f"{row.held_bytes:,}",
+            numbers_text(ranks),
+            "" if row.step < 0 else str(row.step),
+            row.mark.replace("end_of_", "").replace("_", " "),
+            *(f"{figures[name]:,}" for name in columns),
             look.mark(row.unexplained_bytes == 0),
         )
     return table
@@ -60,7 +73,7 @@ def _table(look: Look, rows: list[tuple[int, PoolRow]]) -> Table:
 
 def _note(result: RunResult, rows: list[tuple[int, PoolRow]], wrong: list[tuple[int, PoolRow]]) -> str:
     lines = [
-        f"{len(rows):,} marks of {len(result.memory)} rank(s): "
+        f"{len(rows):,} marks of {counted(len(result.memory), 'rank')}: "
         + ("all explained to the byte." if not wrong else f"{len(wrong):,} are NOT explained."),
         "rounding: each allocation takes whole blocks of 512 bytes. held: what the pool keeps, in use or not.",
     ]

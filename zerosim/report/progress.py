@@ -14,7 +14,7 @@ from typing import TextIO
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from zerosim.report.look import make_console
+from zerosim.report.look import is_terminal, make_console
 
 LINES = 12
 """About how many lines a whole run prints."""
@@ -99,6 +99,6 @@ def make_reporter(ranks: int, steps: int | None, title: str, stream: TextIO, *, 
     if quiet:
         return Reporter(ranks, steps, title)
     console = make_console(stream)
-    if stream.isatty() and not console.is_dumb_terminal:
+    if is_terminal(stream) and not console.is_dumb_terminal:
         return Bar(ranks, steps, title, stream)
     return Lines(ranks, steps, title, stream)

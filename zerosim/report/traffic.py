@@ -20,6 +20,8 @@ def traffic_table(result: RunResult) -> RenderableType:
         return prose(words.traffic_title(result), "bold")
     checks, control = check_traffic(result, step), control_bytes(result, step)
     body = Adaptive(lambda look: _wide(look, checks), lambda look: _narrow(look, checks))
+    if result.is_modelled:
+        body = Adaptive(lambda look: _unseen(look, checks))
     notes = [words.volume_note(result), _control(result, control)]
     if staged := _staged(result, step):
         notes.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
@@ -46,9 +48,7 @@ def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
     table.add_column("operation")
     table.add_column("dtype")
     table.add_column("calls", justify="right")
-    if modelled := any(check.modelled for check in checks):
-        table.add_column("payload", justify="right")
-    table.add_column("a ring's" if modelled else "sent", justify="right")
+    table.add_column("sent", justify="right")
     if has_padding := any(check.padding for check in checks):
         table.add_column("padding", justify="right")
     table.add_column("volume", justify="right", style="cyan")
@@ -59,12 +59,11 @@ def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
             check.op,
             " ".join(check.dtypes),
             f"{check.calls:,}",
-            *([show(check.payload)] if modelled else []),
             _sent(check),
             *([show(check.padding)] if has_padding else []),
             look.text(check.text),
             show(check.formula),
-            "" if check.modelled else look.mark(check.agrees),
+            look.mark(check.agrees),
             end_section=index == len(checks) - 2,
         )
     return table
@@ -73,8 +72,7 @@ def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
 def _narrow(look: Look, checks: Sequence[TrafficCheck]) -> Table:
     table = look.table()
     table.add_column("operation")
-    modelled = any(check.modelled for check in checks)
-    table.add_column("a ring's" if modelled else "sent", justify="right", overflow="fold")
+    table.add_column("sent", justify="right", overflow="fold")
     table.add_column("volume", justify="right", style="cyan")
     table.add_column("in bytes", justify="right", style="cyan", overflow="fold")
     table.add_column("")
@@ -85,9 +83,22 @@ def _narrow(look: Look, checks: Sequence[TrafficCheck]) -> Table:
             _sent(check) + padding,
             look.text(stacked(check.text)),
             show(check.formula),
-            "" if check.modelled else look.mark(check.agrees),
+            look.mark(check.agrees),
             end_section=index == len(checks) - 2,
         )
+    return table
+
+
+def _unseen(look: Look, checks: Sequence[TrafficCheck]) -> Table:
+    """Native collectives: what they were given is counted, what they sent is not; so nothing agrees with a formula."""
+    table = look.table()
+    table.add_column("operation")
+    table.add_column("dtype")
+    for name in ("calls", "payload", "a ring's"):
+        table.add_column(name, justify="right", overflow="fold")
+    for index, check in enumerate(checks):
+        figures = (f"{check.calls:,}", show(check.payload), _sent(check))
+        table.add_row(check.op, " ".join(check.dtypes), *figures, end_section=index == len(checks) - 2)
     return table
 
 

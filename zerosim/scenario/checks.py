@@ -178,8 +178,8 @@ def _check_world(config: RunConfig) -> None:
         )
     if config.world == "mpi" and config.ranks % config.ranks_per_process:
         raise InputError(
-            f"ranks {config.ranks} is no multiple of ranks_per_process = {config.ranks_per_process}: "
-            "ranks = processes x ranks_per_process"
+            f"ranks {config.ranks}: {config.ranks_per_process} in each process do not make as many; choose a multiple "
+            f"of {config.ranks_per_process}, or leave ranks out"
         )
 
 

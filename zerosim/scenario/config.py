@@ -210,7 +210,7 @@ class RunConfig:
 def _started_ranks(config: RunConfig) -> int:
     """How many ranks a run has that does not say: in a world of processes, what they hold."""
     processes = mpirun_size() if config.world == "mpi" else None
-    if processes is None or not isinstance(config.ranks_per_process, int):
+    if processes is None or not isinstance(config.ranks_per_process, int) or config.ranks_per_process < 1:
         return RANKS
     return processes * config.ranks_per_process
 
