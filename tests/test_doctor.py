@@ -21,7 +21,7 @@ import zerosim
 from zerosim import doctor
 from zerosim.backends.cuda_facts import CudaFacts, Gpu
 from zerosim.cli.main import main
-from zerosim.comm.mpi_check import MpiFacts
+from zerosim.comm.mpi.check import MpiFacts
 from zerosim.doctor import Blas, Diagnosis, Fault, Library, Machine, Standing, diagnose
 from zerosim.mpirun import LAUNCHED
 from zerosim.report.doctor import doctor_report

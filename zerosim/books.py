@@ -12,7 +12,7 @@ from zerosim.record import Event, Reader
 from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi_session import MpiSession
+    from zerosim.comm.mpi.session import MpiSession
 
 T = TypeVar("T")
 FILES = ("data", "tokens", "weights")

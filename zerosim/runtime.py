@@ -173,8 +173,8 @@ def _threads(program: Callable[[Context], T], world: World, readers: Readers | N
 
 def _processes(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
     """This process's ranks of a world of several. mpi4py is first imported here."""
-    from zerosim.comm.mpi import MpiTransport
-    from zerosim.comm.mpi_session import mpi_session
+    from zerosim.comm.mpi.session import mpi_session
+    from zerosim.comm.mpi.transport import MpiTransport
 
     session = mpi_session()
     session.check_world(world.ranks, world.per_process)

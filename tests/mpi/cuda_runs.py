@@ -17,8 +17,8 @@ if os.environ["ZEROSIM_TESTS_GPU"] == "0":  # conftest.py found none
     sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
 
 import zerosim
-from zerosim.comm import mpi
-from zerosim.comm.mpi_session import mpi_session
+from zerosim.comm.mpi import transport as mpi
+from zerosim.comm.mpi.session import mpi_session
 from zerosim.scenario import RunConfig
 
 TINY: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, micro_batch=1, steps=2, precision="fp32")

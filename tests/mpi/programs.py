@@ -20,8 +20,8 @@ import numpy as np
 
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.backends.numpy_foreign import array_over
-from zerosim.comm import mpi_session as mpi_session_module
-from zerosim.comm.mpi_session import mpi_session
+from zerosim.comm.mpi import session as mpi_session_module
+from zerosim.comm.mpi.session import mpi_session
 from zerosim.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype
 from zerosim.errors import ZerosimError

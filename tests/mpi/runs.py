@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import zerosim
-from zerosim.comm.mpi_session import mpi_session
+from zerosim.comm.mpi.session import mpi_session
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 

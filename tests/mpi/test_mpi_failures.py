@@ -130,7 +130,7 @@ def test_objects_go_round_and_a_failure_between_launches_is_everybodys(tmp_path:
     program = tmp_path / "objects.py"
     program.write_text(
         "import sys\n"
-        "from zerosim.comm.mpi_session import mpi_session\n"
+        "from zerosim.comm.mpi.session import mpi_session\n"
         "from zerosim.errors import InputError, ZerosimError\n"
         "session = mpi_session()\n"
         "me = session.process\n"

@@ -1,6 +1,6 @@
 """What a collective refuses before it joins: each an InputError that names rank, call and numbers.
 
-A rank can only judge its own arguments here; that ranks agree is checked where they meet (`threads.py`, `mpi.py`).
+A rank can only judge its own arguments here; that ranks agree is checked where they meet (`threads.py`, `mpi/`).
 """
 
 from __future__ import annotations

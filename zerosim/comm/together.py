@@ -14,7 +14,7 @@ from zerosim.errors import InputError
 from zerosim.mpirun import mpirun_rank, mpirun_size
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi_session import MpiSession
+    from zerosim.comm.mpi.session import MpiSession
 
 
 FIRST_SPEAKS_S = 2.0
@@ -30,7 +30,7 @@ def failure_of_all(error: Exception, is_shared: bool) -> BaseException:
     if (mpirun_size() or 1) < 2:
         return error
     if is_shared:
-        from zerosim.comm.mpi_session import mpi_session
+        from zerosim.comm.mpi.session import mpi_session
 
         try:
             session = mpi_session()
@@ -54,7 +54,7 @@ def together(world: str) -> Iterator[MpiSession | None]:
     if world != "mpi":
         yield None
         return
-    from zerosim.comm.mpi_session import mpi_session
+    from zerosim.comm.mpi.session import mpi_session
 
     session = mpi_session()
     try:

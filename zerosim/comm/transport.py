@@ -9,7 +9,7 @@ Rounds of one group run in the order in which they are joined. A collective of s
 Where ranks queue their work (a GPU's streams), moves are queued behind all that was posted, and what
 any rank queues afterwards behind all moves (`meet`).
 
-Owns what a round is. How it is carried: between threads (`threads.py`), between processes (`mpi.py`), or not at all
+Owns what a round is. How it is carried: between threads (`threads.py`), between processes (`mpi/`), or not at all
 (`fake.py`). Knows no collective (`collectives.py`) and no bytes.
 """
 

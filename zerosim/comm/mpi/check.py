@@ -1,8 +1,7 @@
 """Whether mpi4py, an MPI library and mpirun are there and fit together, and what mends it when they do not.
 
-Owns the checks before the first message and the facts that `zerosim doctor` shows. Messages are `mpi.py`'s. mpi4py
-is imported inside functions only; to import its `MPI` starts MPI, so what the environment can tell (`mpirun.py`) is
-told without.
+Owns the checks before the first message and the facts that `zerosim doctor` shows. mpi4py is imported inside
+functions only; to import its `MPI` starts MPI, so what the environment can tell (`mpirun.py`) is told without.
 
 Source: `MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
 """

@@ -6,7 +6,7 @@ which shapes, small parts within the note and the others under a tag of their ow
 agreed before, and the receiver can tell a call that does not match from a message that is late.
 
 Parts between members of one process stay where they are. Owns one round from its first member here to
-its last message; in which order rounds run is `mpi_queues.py`'s affair.
+its last message; in which order rounds run is `queues.py`'s affair.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerosim.comm.mpi_staging import Staging
-from zerosim.comm.mpi_wire import NO_TAG, Wire, sizes_of
+from zerosim.comm.mpi.staging import Staging
+from zerosim.comm.mpi.wire import NO_TAG, Wire, sizes_of
 from zerosim.comm.threads import ThreadRound
 from zerosim.comm.transport import Call, Copied, Parts
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.record import Scope
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi import MpiTransport
-    from zerosim.comm.mpi_native import NativeCall
+    from zerosim.comm.mpi.native import NativeCall
+    from zerosim.comm.mpi.transport import MpiTransport
 
 Key = tuple[bool, tuple[int, ...], int, int]
 """(pair, group, sequence, number), as in a ThreadTransport."""

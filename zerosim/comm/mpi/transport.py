@@ -7,8 +7,8 @@ runs the moves of its own ranks in rank order once everything is there, and wake
 added in the order in which threads add them, and a process may run ahead of another.
 
 Owns the ranks' side, and what processes tell each other of their end. The order of rounds is
-`mpi_queues.py`'s, one round `mpi_rounds.py`'s, the watch for stalls `mpi_watch.py`'s, failures
-`mpi_session.py`'s.
+`queues.py`'s, one round `rounds.py`'s, the watch for stalls `watch.py`'s, failures
+`session.py`'s.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from zerosim.comm import complaints, standing
-from zerosim.comm.mpi_check import is_gpu_aware
-from zerosim.comm.mpi_queues import Queues
-from zerosim.comm.mpi_rounds import Key, RemoteRound
-from zerosim.comm.mpi_session import MpiSession, unpack
-from zerosim.comm.mpi_staging import GpuAware, HostMemory, Staging, ThroughHost
-from zerosim.comm.mpi_watch import Standing, Watch
-from zerosim.comm.mpi_wire import Pause
+from zerosim.comm.mpi.check import is_gpu_aware
+from zerosim.comm.mpi.queues import Queues
+from zerosim.comm.mpi.rounds import Key, RemoteRound
+from zerosim.comm.mpi.session import MpiSession, unpack
+from zerosim.comm.mpi.staging import GpuAware, HostMemory, Staging, ThroughHost
+from zerosim.comm.mpi.watch import Standing, Watch
+from zerosim.comm.mpi.wire import Pause
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.threads import ThreadRound, ThreadTransport
 from zerosim.comm.transport import Call, Hop

@@ -14,10 +14,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from zerosim.comm import complaints, standing
-from zerosim.comm.mpi_session import MpiSession
+from zerosim.comm.mpi.session import MpiSession
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi import MpiTransport
+    from zerosim.comm.mpi.transport import MpiTransport
 
 ASK_S = 0.25
 

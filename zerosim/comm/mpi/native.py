@@ -19,8 +19,8 @@ from typing import Any
 
 from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy_foreign import array_over
-from zerosim.comm.mpi_staging import bytes_of
-from zerosim.comm.mpi_wire import Wire
+from zerosim.comm.mpi.staging import bytes_of
+from zerosim.comm.mpi.wire import Wire
 from zerosim.comm.transport import Native
 from zerosim.dtypes import DType
 from zerosim.errors import InputError

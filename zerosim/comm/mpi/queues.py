@@ -4,7 +4,7 @@ The rounds of a group run one after the other, in the order in which they were j
 each other. Letters of other processes come when they come: those for a later round wait, those for a round that is
 over do not fit what was called in it.
 
-Owns queues, letters and moves. One round's messages are `mpi_rounds.py`'s.
+Owns queues, letters and moves. One round's messages are `rounds.py`'s.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import partial
 
 from zerosim.comm import complaints
 from zerosim.comm.complaints import Caller
-from zerosim.comm.mpi_native import NativeCall, NativeEngine
-from zerosim.comm.mpi_rounds import Key, Letter, RemoteRound
-from zerosim.comm.mpi_session import MpiSession
-from zerosim.comm.mpi_staging import Staging
+from zerosim.comm.mpi.native import NativeCall, NativeEngine
+from zerosim.comm.mpi.rounds import Key, Letter, RemoteRound
+from zerosim.comm.mpi.session import MpiSession
+from zerosim.comm.mpi.staging import Staging
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transport import meet
 from zerosim.device import Device

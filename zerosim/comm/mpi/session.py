@@ -5,7 +5,7 @@ Each is an epoch. In any of them a process may find that another has failed: the
 error, the lowest process's, so that one of them prints it and all return its code. A process that does
 not answer within a few seconds after a failure ends the job by `MPI_Abort`.
 
-Owns epochs, failures and objects; the messages are `mpi_wire.py`'s, rounds `mpi.py`'s.
+Owns epochs, failures and objects; the messages are `wire.py`'s, rounds `transport.py`'s.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 from zerosim.comm import standing
-from zerosim.comm.mpi_check import check_mpi, check_world
-from zerosim.comm.mpi_wire import Note, Pause, Wire
+from zerosim.comm.mpi.check import check_mpi, check_world
+from zerosim.comm.mpi.wire import Note, Pause, Wire
 from zerosim.errors import InputError, RankFailed, ZerosimError
 
 T = TypeVar("T")
