@@ -146,6 +146,6 @@ def test_objects_go_round_and_a_failure_between_launches_is_everybodys(tmp_path:
         "    sys.exit(error.exit_code)\n"
     )
     job = run(3, str(program))
-    said = "InputError a file that only one process cannot read"
+    said = "InputError a file that only one process cannot read (in process 1, of 3)"
     assert sorted(job.stdout.splitlines()) == [f"{me} {said}" for me in range(3)], job.stderr
     assert job.returncode == 2
