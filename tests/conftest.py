@@ -47,11 +47,25 @@ if not HAS_GPU:
     sys.path.insert(0, str(STANDIN))
 
 
+NO_COMPILER = "backend cuda: CuPy finds no GPU here, and its stand-in needs g++, which is not installed"
+RUN_KERNELS = {
+    *(f"test_cuda{part}.py" for part in ("", "_attention", "_kernels", "_llama", "_products")),
+    "test_bench_cuda.py",
+    "test_mpi_cuda.py",
+    "test_standin.py",
+}
+
+
+def can_run_kernels() -> bool:
+    return HAS_GPU or shutil.which("g++") is not None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not HAS_GPU:
-        for item in items:
-            if item.get_closest_marker("cuda"):
-                item.add_marker(pytest.mark.skip(reason="needs a real GPU, and CuPy finds none here"))
+    for item in items:
+        if item.get_closest_marker("cuda") and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs a real GPU, and CuPy finds none here"))
+        elif item.path.name in RUN_KERNELS and not can_run_kernels():
+            item.add_marker(pytest.mark.skip(reason=NO_COMPILER))
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +90,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     if request.param == "numpy":
         yield NumpyBackend()
         return
-    if not HAS_GPU and shutil.which("g++") is None:
-        pytest.skip("backend cuda: CuPy finds no GPU here, and its stand-in needs g++, which is not installed")
+    if not can_run_kernels():
+        pytest.skip(NO_COMPILER)
     import cupy
 
     from zerosim.backends.cuda import CudaBackend
