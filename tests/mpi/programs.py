@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.numpy import NumpyBackend
-from zerosim.backends.numpy_foreign import array_over
+from zerosim.backends.numpy_ops import array_over
 from zerosim.comm.mpi import session as mpi_session_module
 from zerosim.comm.mpi.session import mpi_session
 from zerosim.device import Buffer, Kind

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.backends.numpy_foreign import array_over
+from zerosim.backends.numpy_ops import array_over
 from zerosim.dtypes import dtype
 from zerosim.record import Launch
 from zerosim.runtime import World, launch

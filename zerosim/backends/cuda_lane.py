@@ -18,8 +18,9 @@ from weakref import finalize
 import cupy as cp
 import numpy as np
 
+from zerosim.backends.cuda_facts import find_gpu
 from zerosim.backends.cuda_types import CUDA_TYPES
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, GpuBytes
 from zerosim.dtypes import DType
 
 
@@ -70,12 +71,12 @@ class CudaLane:
             array.set(np.frombuffer(data, np.uint8).view(array.dtype).reshape(shape))
             return array
 
-    def gpu_bytes(self) -> tuple[int, str, int]:
+    def gpu_bytes(self) -> GpuBytes:
         """The GPU's number, name and bytes in use, other programs' among them."""
         self.synchronize()
-        name = cp.cuda.runtime.getDeviceProperties(self.gpu)["name"]
-        free, total = self.device.mem_info
-        return self.gpu, name.decode() if isinstance(name, bytes) else str(name), int(total - free)
+        gpu = find_gpu(self.gpu)
+        assert gpu is not None, f"GPU {self.gpu} worked a moment ago"
+        return gpu.index, gpu.name, gpu.memory_bytes - gpu.free_bytes
 
     def memory(self) -> tuple[int, int]:
         """Bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and held."""

@@ -33,6 +33,11 @@ def empty(shape: tuple[int, ...], dtype: DType) -> Array:
     return np.empty(shape, NUMPY_TYPES[dtype.name])
 
 
+def array_over(memory: Any, dtype: DType) -> Array:
+    """The flat array that these bytes are, in memory that somebody else owns: MPI's buffers, while it adds."""
+    return np.frombuffer(memory, NUMPY_TYPES[dtype.name])
+
+
 def from_host(values: Any, out: Array) -> None:
     store(np.asarray(values), out)
 

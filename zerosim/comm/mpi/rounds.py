@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.comm.mpi.staging import Staging
-from zerosim.comm.mpi.wire import NO_TAG, Wire, sizes_of
+from zerosim.comm.mpi.wire import NO_TAG, Wire
 from zerosim.comm.threads import ThreadRound
 from zerosim.comm.transport import Call, Copied, Parts
 from zerosim.dtypes import dtype as get_dtype
@@ -123,7 +123,7 @@ class RemoteRound(ThreadRound):
                 process = self.group[target] // self.per_process
                 at_once = sum(view.nbytes for view in views) <= staging.inline_bytes
                 send = self._inline if at_once else self._send
-                part = send(wire, process, member, target, sizes_of(arrays), views)
+                part = send(wire, process, member, target, [tuple(array.shape) for array in arrays], views)
                 parts.setdefault(process, []).append(part)
         rank, where = self.first
         return [(process, Letter(self.key, self.call, rank, where, mine)) for process, mine in parts.items()]

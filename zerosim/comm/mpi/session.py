@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from zerosim.comm import standing
 from zerosim.comm.mpi.check import check_mpi, check_world
 from zerosim.comm.mpi.wire import Note, Pause, Wire
-from zerosim.errors import InputError, RankFailed, ZerosimError
+from zerosim.errors import InputError, RankFailed
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ def unpack(data: bytes) -> BaseException:
 def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
     """The failure of the lowest process; an interruption only where there is nothing else."""
     found = [error for _, error in sorted(failures.items()) if error is not None]
-    return next((error for error in found if isinstance(error, ZerosimError)), found[0] if found else None)
+    return next((error for error in found if isinstance(error, Exception)), found[0] if found else None)
 
 
 def _say_who_is_late(process: int, awaited: set[int]) -> None:

@@ -13,10 +13,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-from zerosim.backends.kernels import Array
 
 CHUNK_BYTES = 1 << 30
 """The most that one MPI message carries; a count of MPI_BYTE ends below 2**31."""
@@ -136,7 +133,3 @@ class Pause:
         else:
             self._bell.acquire(timeout=self._delay)
             self._delay = min(2 * self._delay, SHORTEST_S if moving else LONGEST_S)
-
-
-def sizes_of(arrays: Sequence[Array]) -> list[tuple[int, ...]]:
-    return [tuple(array.shape) for array in arrays]
