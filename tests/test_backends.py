@@ -240,7 +240,12 @@ def cases() -> Iterator[Case]:
     )
     yield Case("linear", lambda k, *a: k.linear(*a), lambda a, w, b: a @ w + b, [x, weight, normal(29)], [(70, 29)])
     yield Case("linear w.T", lambda k, a, w, o: k.linear(a, w.T, None, o), lambda a, w: a @ w.T, [x, y], [(70, 70)])
-    for rows, note, blocks in ((150, "", False), (2500, " many rows", True)):
+    # A row times a column, which NumPy hands to another part of BLAS than other products.
+    yield Case("matmul one number", lambda k, *a: k.matmul(*a), np.matmul, [x[:1], weight[:, :1]], [(1, 1)])
+    yield Case(
+        "linear one number", lambda k, a, w, o: k.linear(a, w, None, o), np.matmul, [row[None], weight[:, :1]], [(1, 1)]
+    )
+    for rows, note, blocks in ((150, "", False), (2500, " many rows", True), (1, " one row", False)):
         yield from row_cases(rows, note, blocks)
     yield Case("gelu", lambda k, *a: k.gelu(*a), gelu, [4 * flat], [flat.shape])
     yield Case(
@@ -252,6 +257,7 @@ def cases() -> Iterator[Case]:
         tolerance=100.0,  # 1 - tanh(u)**2 cancels, and is multiplied by x**3
     )
     yield from attention_cases("", (3, 40, 2, 2, 4), blocks=False)
+    yield from attention_cases(" one token", (2, 1, 2, 2, 5), blocks=False)
     yield from attention_cases(" grouped", (2, 35, 6, 2, 4), blocks=False)
     yield from attention_cases(" grouped, more tokens", (3, 100, 6, 2, 4), blocks=True)
     yield from attention_cases(" many sequences", (24, 100, 2, 2, 4), blocks=True)
@@ -286,6 +292,14 @@ def cases() -> Iterator[Case]:
         [logits.shape],
         states=(2,),
         tolerance=100.0,
+    )
+    yield Case(
+        "cross_entropy one row",
+        lambda k, *a: k.cross_entropy(*a),
+        lambda z, t: [log_sum_exp(z) - z[np.arange(1), t], log_sum_exp(z)],
+        [logits[:1], targets[:1]],
+        [(1,), (1,)],
+        compute=(0, 1),
     )
     kept = (rng.random(2003) < 0.8).astype(np.uint8)
     yield Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import reference
 
 from zerosim import data
+from zerosim.backends import numpy_ops
+from zerosim.backends.numpy import NumpyBackend
+from zerosim.dtypes import DType
 from zerosim.errors import NonFiniteGradient
 from zerosim.experiment import run
 from zerosim.result import RunResult
@@ -92,6 +96,28 @@ def test_options_keep_the_references_bits(train: Any, options: dict[str, Any]) -
     assert equal(ddp.weights, weights)
     for stage, partition in ZERO:
         assert equal(train(stage=stage, partition=partition, ranks=3, **options).weights, weights), (stage, partition)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("model", [dict(), dict(seq=1, dropout=0.1), dict(model="llama", heads=1, kv_heads=1)], ids=str)
+def test_stages_agree_wherever_in_memory_arrays_start(
+    train: Any, model: dict[str, Any], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An allocator promises no alignment beyond that of one element, and no stage asks it for what another does."""
+    random = np.random.default_rng(1)
+
+    def anywhere(shape: tuple[int, ...], dtype: DType) -> Any:
+        offset, numel = int(random.integers(0, 64 // dtype.itemsize)), math.prod(shape)
+        return numpy_ops.empty((numel + offset,), dtype)[offset:].reshape(shape)
+
+    monkeypatch.setattr(NumpyBackend, "empty", staticmethod(anywhere))
+    options = dict(ranks=2, precision=precision, clip_norm=0.05, **model)
+    first = train(stage=0, **options)
+    for stage, partition in [(0, "slices"), *ZERO]:
+        result = train(stage=stage, partition=partition, **options)
+        assert result.losses == first.losses
+        assert [step.grad_norm for step in result.steps] == [step.grad_norm for step in first.steps]
+        assert equal(result.weights, first.weights), (stage, partition)
 
 
 @pytest.mark.parametrize("options", [dict(keep_last_unit=True), dict(reshard_after_forward=False)], ids=str)

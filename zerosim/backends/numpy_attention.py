@@ -20,6 +20,7 @@ import numpy as np
 
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy_cast import land, landing, raised, store, wide
+from zerosim.backends.numpy_products import product
 
 QUERIES = 64
 """Queries in a block: fewer leave out more of the future half, more keep the matrices thick."""
@@ -54,7 +55,7 @@ def attention(
             scores = causal_scores(q, k, rows, future)
             scores -= scores.max(axis=-1, keepdims=True)
             np.exp(scores, out=scores)
-            scores /= (scores @ ones[: rows.stop])[..., None]
+            scores /= product(scores, ones[: rows.stop])[..., None]
             store(scores, stored[..., rows, : rows.stop])
             stored[..., rows, rows.stop :] = 0
             if kept is not None:
@@ -62,7 +63,7 @@ def attention(
             if left is not None:
                 store(scores, left[..., rows, : rows.stop])
                 left[..., rows, rows.stop :] = 0
-            np.matmul(scores, v[..., : rows.stop, :], out=y[..., rows, :])
+            product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
         if mask is not None:
             result /= keep
         land(result, target)
@@ -97,7 +98,7 @@ def attention_backward(
         totals = Totals(dqkv, num_heads, num_kv_heads, batch, group, compute)
         for rows in reversed(blocks(tokens)):  # the last block has every key: it sets dk and dv, the others add
             p = raised(stored[..., rows, : rows.stop])
-            ds = np.matmul(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
+            ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
             after = p
             if kept is not None:
                 ds *= kept[..., rows, : rows.stop]
@@ -129,9 +130,9 @@ class Totals:
 
     def add(self, rows: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
         """What one block of queries adds; blocks come from the last to the first."""
-        np.matmul(ds, k[..., : rows.stop, :], out=self.dq[..., rows, :])
+        product(ds, k[..., : rows.stop, :], out=self.dq[..., rows, :])
         for total, left, right in ((self.dk, ds, q), (self.dv, dropped, g)):
-            part = np.matmul(left.swapaxes(-1, -2), right[..., rows, :])
+            part = product(left.swapaxes(-1, -2), right[..., rows, :])
             part = part[:, :, 0] if part.shape[2] == 1 else part.sum(axis=2)
             if rows.stop == self.tokens:
                 total[...] = part
@@ -148,7 +149,7 @@ class Totals:
 
 def causal_scores(q: Array, k: Array, rows: slice, future: Array) -> Array:
     """q k^T for a block of queries and the keys up to its end, -inf where the key is later than the query."""
-    scores: Array = np.matmul(q[..., rows, :], k[..., : rows.stop, :].swapaxes(-1, -2))
+    scores = product(q[..., rows, :], k[..., : rows.stop, :].swapaxes(-1, -2))
     diagonal = scores[..., rows]
     np.copyto(diagonal, -np.inf, where=future[: diagonal.shape[-2], : diagonal.shape[-1]])
     return scores

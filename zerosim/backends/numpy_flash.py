@@ -24,6 +24,7 @@ from zerosim.backends.numpy_attention import (
     split_qkv,
 )
 from zerosim.backends.numpy_cast import land, landing, raised, wide
+from zerosim.backends.numpy_products import product
 
 
 def flash_attention(
@@ -44,12 +45,12 @@ def flash_attention(
             top = scores.max(axis=-1, keepdims=True)
             scores -= top
             np.exp(scores, out=scores)
-            total = scores @ ones[: rows.stop]
+            total = product(scores, ones[: rows.stop])
             sums[batch, group, :, rows] = np.log(total) + top[..., 0]
             scores /= total[..., None]
             if dropout:
                 scores *= _mask(key, dropout, num_heads, num_kv_heads, tokens, batch, group, rows, len(qkv))
-            np.matmul(scores, v[..., : rows.stop, :], out=y[..., rows, :])
+            product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
         if dropout:
             result /= 1.0 - dropout
         land(result, target)
@@ -83,7 +84,7 @@ def flash_attention_backward(
             p = causal_scores(scaled, k, rows, future)
             p -= sums[batch, group, :, rows, None]
             np.exp(p, out=p)
-            ds = np.matmul(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
+            ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
             dropped = p
             if dropout:
                 kept = _mask(key, dropout, num_heads, num_kv_heads, tokens, batch, group, rows, len(qkv))

@@ -13,6 +13,7 @@ import numpy as np
 
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy_cast import land, landing, raised, row_blocks, store, wide, windows
+from zerosim.backends.numpy_products import product
 
 # Python floats: they take an array's type, where NumPy's own float64 numbers would raise it.
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
@@ -22,7 +23,7 @@ PHILOX_WORDS = 64 * 1024
 
 def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
     y = landing(out, wide(x, weight))
-    np.matmul(raised(x), raised(weight), out=y)
+    product(raised(x), raised(weight), out=y)
     if bias is not None:
         y += raised(bias)
     land(y, out)
@@ -33,7 +34,7 @@ def column_sum(grad: Array, out: Array) -> None:
     total = np.zeros(out.shape, compute)
     for rows in row_blocks(*grad.shape):
         block = raised(grad[rows])
-        total += np.ones(len(block), compute) @ block
+        total += product(np.ones(len(block), compute), block)
     store(total, out)
 
 
@@ -43,7 +44,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mea
     weight, bias = raised(weight), raised(bias)
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
-        np.divide(block @ ones, columns, out=mean[rows])
+        np.divide(product(block, ones), columns, out=mean[rows])
         y = landing(out[rows], compute)
         np.subtract(block, mean[rows, None], out=y)
         variance = np.einsum("ij,ij->i", y, y) / columns
@@ -59,7 +60,7 @@ def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
     ones = np.ones(columns, compute)
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
-        np.divide(block @ ones, columns, out=mean[rows])
+        np.divide(product(block, ones), columns, out=mean[rows])
         y = np.subtract(block, mean[rows, None])
         variance = np.einsum("ij,ij->i", y, y) / columns
         np.divide(1.0, np.sqrt(variance + eps), out=rstd[rows])
@@ -76,14 +77,14 @@ def layer_norm_backward(
         g, scale = raised(grad[rows]), rstd[rows, None]
         normed = np.subtract(raised(x[rows]), mean[rows, None])
         normed *= scale
-        product = g * normed
+        scaled = g * normed
         ones = np.ones(len(g), compute)
-        weight_sum += ones @ product
-        bias_sum += ones @ g
+        weight_sum += product(ones, scaled)
+        bias_sum += product(ones, g)
         if dx is None:
             continue
         # Averages of g * weight and of g * weight * normed, as products with the vector `weight`.
-        average, slope = (g @ weight) / columns, (product @ weight) / columns
+        average, slope = product(g, weight) / columns, product(scaled, weight) / columns
         normed *= slope[:, None]
         result = landing(dx[rows], compute)
         np.multiply(g, weight, out=result)

@@ -10,6 +10,7 @@ import numpy as np
 
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy_cast import land, landing, raised, row_blocks, store, wide, windows
+from zerosim.backends.numpy_products import product
 
 
 def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
@@ -41,11 +42,11 @@ def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Arr
     for rows in row_blocks(*x.shape):
         g, scale = raised(grad[rows]), rstd[rows, None]
         normed = raised(x[rows]) * scale
-        product = g * normed
-        weight_sum += np.ones(len(g), compute) @ product
+        scaled = g * normed
+        weight_sum += product(np.ones(len(g), compute), scaled)
         if dx is None:
             continue
-        normed *= ((product @ weight) / columns)[:, None]
+        normed *= (product(scaled, weight) / columns)[:, None]
         result = landing(dx[rows], compute)
         np.multiply(g, weight, out=result)
         result -= normed

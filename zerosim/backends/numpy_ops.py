@@ -14,6 +14,7 @@ import numpy as np
 
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy_cast import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, land, landing, raised, store, wide, windows
+from zerosim.backends.numpy_products import product
 from zerosim.dtypes import DType
 
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
@@ -139,7 +140,7 @@ def mask_future(scores: Array, value: float, out: Array) -> None:
 
 def matmul(a: Array, b: Array, out: Array) -> None:
     result = landing(out, wide(a, b)) if _blas_reads(out) else np.empty(out.shape, wide(a, b))
-    np.matmul(_for_blas(raised(a)), _for_blas(raised(b)), out=result)
+    product(_for_blas(raised(a)), _for_blas(raised(b)), out=result)
     land(result, out)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy_cast import land, landing, raised, row_blocks, wide
+from zerosim.backends.numpy_products import product
 
 
 def embedding(ids: Array, weight: Array, out: Array) -> None:
@@ -29,7 +30,7 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
     ones = np.ones(ids.size, rows.dtype)
     sums = np.empty((found.size, dweight.shape[1]), rows.dtype)
     for i, (start, end) in enumerate(pairwise([*starts.tolist(), ids.size])):
-        np.matmul(ones[start:end], rows[start:end], out=sums[i])
+        product(ones[start:end], rows[start:end], out=sums[i])
     rounded = landing(sums, dweight.dtype)
     land(sums, rounded)
     dweight[found] = rounded
@@ -41,7 +42,7 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> N
         block = raised(logits[rows])
         top = block.max(axis=1)
         shifted = block - top[:, None]
-        sums = np.exp(shifted, out=shifted) @ ones
+        sums = product(np.exp(shifted, out=shifted), ones)
         np.add(np.log(sums), top, out=lse[rows])
         picked = block[np.arange(len(block)), targets[rows]]
         np.subtract(lse[rows], picked, out=losses[rows])

@@ -16,7 +16,8 @@ from zerosim.backends.kernels import Array
 from zerosim.backends.numpy_cast import FLOAT64, raised, store, wide, windows
 
 SQUARES = 8 * 1024
-"""Elements in a partial sum of squares: below the length from which BLAS would share a dot among threads."""
+"""Elements in a partial sum of squares: what stays in the cache. NumPy adds them in an order that their number decides,
+where BLAS's dot may go by where in memory they start."""
 
 
 def reduce(parts: Sequence[Array], op: str, out: Array) -> None:
@@ -41,7 +42,7 @@ def sum_squares(a: Array, run: int, out: Array) -> None:
         stop = min((index + 1) * run, a.size)
         for start in range(index * run, stop, SQUARES):
             piece = raised(a[start : min(start + SQUARES, stop)]).astype(FLOAT64, copy=False)
-            total += float(np.dot(piece, piece))
+            total += float(np.add.reduce(np.square(piece)))
         out[index] = total
 
 

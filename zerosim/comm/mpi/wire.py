@@ -50,7 +50,8 @@ class Wire:
         self.collective: Any = self.world.Dup()
         self._status: Any = MPI.Status()
         self._under_way: list[tuple[Any, bytes]] = []
-        self._num_tags: int = self._bytes.Get_attr(MPI.TAG_UB)
+        tags: Any = self._bytes.Get_attr(MPI.TAG_UB)
+        self._num_tags = int(tags)
         self._tag = NO_TAG
 
     @property
