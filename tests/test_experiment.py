@@ -14,6 +14,7 @@ from zerosim.errors import InputError, OutOfMemory
 from zerosim.experiment import run
 from zerosim.planner.search import changes, cheapest_fit, fewest_ranks, most_that_fits
 from zerosim.scenario import RunConfig, read_scenario
+from zerosim.shapes import peak_of, peak_within
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro_batch=2, ranks=2)
 
@@ -112,10 +113,40 @@ def test_changes_are_tried_from_the_cheapest() -> None:
     assert flags[-1].endswith("--ranks 64")
     for changed, text in changes(config):
         assert changed.global_batch == config.global_batch or ("--ranks" in text and changed.accumulate == 1)
-    assert cheapest_fit(config, 10**6, lambda changed: 999 if changed.micro_batch == 2 else 10**6 + 1) == (
+
+    def trial(changed: RunConfig, capacity: int) -> dict[str, int]:
+        return {"param": 900, "temp": 99 if changed.micro_batch == 2 else capacity}
+
+    assert cheapest_fit(config, 10**6, trial) == (
         "--micro-batch 2 --accumulate 3 would fit: its peak is 999 B of 1.00 MB"
     )
-    assert cheapest_fit(config, 10**6, lambda _: 10**6 + 1) is None
+    assert cheapest_fit(config, 10**6, lambda changed, capacity: {"param": capacity + 1}) is None
+
+
+def test_more_ranks_are_not_tried_where_they_cannot_help() -> None:
+    """What is no model state is as large on every number of ranks."""
+
+    def ranks_tried(kind: str) -> list[int]:
+        tried: list[int] = []
+
+        def trial(changed: RunConfig, capacity: int) -> dict[str, int]:
+            tried.append(changed.ranks)
+            return {"param": 10, kind: capacity + 1}
+
+        assert cheapest_fit(RunConfig(stage=3, micro_batch=1, recompute="full", ranks=4), 10**6, trial) is None
+        return [ranks for ranks in tried if ranks > 4]
+
+    assert ranks_tried("optim") == [8, 16, 32, 64]
+    assert ranks_tried("unsharded_grad") == [8]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_trial_within_a_capacity_ends_where_more_is_asked_for(stage: int) -> None:
+    config = RunConfig(**{**SMALL, "steps": None}, stage=stage)
+    peak = peak_of(config)
+    assert sum(peak_within(config, peak).values()) == peak
+    for capacity in (peak - 1, peak // 2, 1000):
+        assert capacity < sum(peak_within(config, capacity).values()) <= peak
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 6, 7, 8, 1000, 10**9])

@@ -29,7 +29,7 @@ from zerosim.result import GpuUse, RankMemory, RunResult, unit_infos
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
-from zerosim.shapes import peak_of
+from zerosim.shapes import peak_within
 from zerosim.sharding import Flat
 
 DEFAULT_STEPS = 60
@@ -90,7 +90,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
         outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
     except OutOfMemory as error:
         assert config.capacity is not None
-        error.advice = cheapest_fit(config.replace(capacity=None, steps=1), config.capacity, peak_of)
+        error.advice = cheapest_fit(config.replace(capacity=None), config.capacity, peak_within)
         raise
     if session is not None:
         outcomes = books.of_all_processes(session, config.ranks_per_process, outcomes)

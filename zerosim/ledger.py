@@ -50,6 +50,7 @@ class MemoryLedger:
         self._total = 0
         self._peak = Snapshot(Scope(), {}, {}, {})
         self._peak_bytes = 0
+        self._rising: Scope | None = None  # where a peak was reached of which no snapshot was made yet
 
     @property
     def live_bytes(self) -> int:
@@ -80,11 +81,12 @@ class MemoryLedger:
                 self._live[event.id] = event
                 self._count(event, 1)
                 if self._total > self._peak_bytes:
-                    self._peak_bytes = self._total
-                    self._peak = self.now(event.scope)
+                    self._peak_bytes, self._rising = self._total, event.scope
             elif isinstance(event, Free):
+                self._keep_peak()
                 self._count(self._live.pop(event.id), -1)
             elif isinstance(event, Retag):
+                self._keep_peak()
                 before = self._live[event.id]
                 after = self._live[event.id] = before._replace(kind=event.kind)
                 self._count(before, -1)
@@ -93,6 +95,12 @@ class MemoryLedger:
                 self.refusal = self.now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
+        self._keep_peak()
+
+    def _keep_peak(self) -> None:
+        """A snapshot of a new peak, before anything goes: of all that leads up to it none is needed."""
+        if self._rising is not None:
+            self._peak, self._rising = self.now(self._rising), None
 
     def _repr_html_(self) -> str:
         marks = [html.memory_html(shot.by_kind, name) for name, shot in self.marks.items()]

@@ -12,7 +12,7 @@ that agree in all of them leave the same bytes, and one stands for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from zerosim.build import build_model, build_rank, build_updater, place_rank
 from zerosim.comm.plan import RangeCut
 from zerosim.device import Device
 from zerosim.dtypes import dtype, int64
+from zerosim.errors import OutOfMemory
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport, Updater
@@ -77,7 +78,17 @@ def plan(
 
 def peak_of(config: RunConfig) -> int:
     """The highest peak over ranks of one step, in bytes."""
-    return max(memory.peak.total_bytes for memory in plan(config).memory)
+    return sum(peak_within(config, None).values())
+
+
+def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
+    """Bytes by kind at the highest peak over ranks of one step; the first rank that asks for more than `capacity`
+    ends it, and the bytes are those that it would have had then."""
+    try:
+        memory = plan(config.replace(capacity=capacity, steps=1)).memory
+    except OutOfMemory as error:
+        return {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
+    return max((rank.peak for rank in memory), key=lambda peak: peak.total_bytes).by_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,11 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
         capacity=config.capacity,
         keep_events=keep_events,
     )
-    updater, events = launch_alone(program, world, rank, (memory, traffic, activations, uneven))
+    try:
+        updater, events = launch_alone(program, world, rank, (memory, traffic, activations, uneven))
+    except OutOfMemory as error:
+        error.live = dict(memory.refusal.by_kind) if memory.refusal else {}
+        raise
     return _RankOutcome(
         RankMemory(dict(memory.marks), memory.peak),
         traffic.rows(),

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.errors import ZerosimError
+from zerosim.errors import OutOfMemory, ZerosimError
 from zerosim.scenario import RunConfig
 
 START_UP_LIMIT_S = 30.0
 TRAINING_LIMIT_S = 240.0
+TOO_SMALL = "1,024 ranks, devices too small"
 FLAGS = ("stage", "ranks", "layers", "hidden", "heads", "seq", "vocab", "micro_batch", "precision", "lr", "parallel")
 
 
@@ -34,10 +35,13 @@ class ProcessFailed(ZerosimError):
 class Processes:
     """A contestant: commands started together; a step ends when all have."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], limit_s: float, environment: dict[str, str]) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], limit_s: float, environment: dict[str, str], code: int = 0
+    ) -> None:
         self._commands = commands
         self._limit_s = limit_s
         self._environment = {**os.environ, **environment}
+        self._code = code  # that each of them ends with
 
     def step(self) -> float:
         """Raises: ProcessFailed, with the last line that a failed one wrote."""
@@ -58,7 +62,7 @@ class Processes:
                 )
             for process in running:
                 _, errors = process.communicate(timeout=max(0.1, started + self._limit_s - time.perf_counter()))
-                if process.returncode != 0:
+                if process.returncode != self._code:
                     last = (errors.strip().splitlines() or ["no message"])[-1]
                     raise ProcessFailed(f"{_shown(process.args)} ended with {process.returncode}: {last}")
         except subprocess.TimeoutExpired:
@@ -89,14 +93,16 @@ def start_up() -> dict[str, Processes]:
     }
 
 
-def plans(model: str) -> dict[str, Processes]:
-    """A plan of stage 3 with full recompute on many and on few ranks, and Python itself."""
+def plans(model: str, limit: str) -> dict[str, Processes]:
+    """A plan of stage 3 with full recompute on many and on few ranks, for no device and for one of `limit`
+    bytes that it does not fit (where something is looked for that does), and Python itself."""
 
-    def planned(ranks: int) -> Processes:
-        flags = ["--model", model, "--stage", "3", "--ranks", str(ranks), "--recompute", "full"]
-        return Processes([[sys.executable, "-m", "zerosim", "plan", *flags]], START_UP_LIMIT_S, {})
+    def planned(ranks: int, *device: str, code: int = 0) -> Processes:
+        flags = ["--model", model, "--stage", "3", "--ranks", str(ranks), "--recompute", "full", *device]
+        return Processes([[sys.executable, "-m", "zerosim", "plan", *flags]], START_UP_LIMIT_S, {}, code)
 
     return {
+        TOO_SMALL: planned(1024, "--limit", limit, code=OutOfMemory.exit_code),
         "1,024 ranks": planned(1024),
         "8 ranks": planned(8),
         "python -c pass": Processes([[sys.executable, "-c", "pass"]], START_UP_LIMIT_S, {}),

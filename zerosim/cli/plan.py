@@ -84,9 +84,9 @@ def main(args: argparse.Namespace) -> int:
 def _advice(config: RunConfig, limit: Limit) -> str:
     """The cheapest change that fits, tried on shapes."""
     from zerosim.planner.search import cheapest_fit
-    from zerosim.shapes import peak_of
+    from zerosim.shapes import peak_within
 
-    found = cheapest_fit(config, limit.nbytes, peak_of)
+    found = cheapest_fit(config, limit.nbytes, peak_within)
     return f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."
 
 

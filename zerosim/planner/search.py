@@ -6,10 +6,11 @@ trial runs is the caller's affair (`shapes.plan`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.planner.formulas import STATES
 from zerosim.scenario import RunConfig
 from zerosim.units import format_bytes
 
@@ -17,13 +18,23 @@ MOST_RANKS = 64
 Trial = Callable[[RunConfig], int]
 """The highest peak over ranks, in bytes, of one step of a configuration on devices without a limit."""
 
+LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
+"""Bytes by kind at the highest peak over ranks of one step or, where a rank asks for more than that capacity, then."""
 
-def cheapest_fit(config: RunConfig, capacity: int, trial: Trial) -> str | None:
-    """The first change that fits, as flags and the peak it was measured with; None when none tried does."""
+
+def cheapest_fit(config: RunConfig, capacity: int, trial: LimitedTrial) -> str | None:
+    """The first change that fits, as flags and the peak it was measured with; None when none tried does.
+
+    More ranks, the last changes of all, make nothing smaller but model states: where the rest alone is too much for
+    some number of ranks, no larger one is tried.
+    """
     for changed, flags in changes(config):
-        peak = trial(changed)
+        by_kind = trial(changed, capacity)
+        peak = sum(by_kind.values())
         if peak <= capacity:
             return f"{flags} would fit: its peak is {format_bytes(peak)} of {format_bytes(capacity)}"
+        if changed.ranks > config.ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > capacity:
+            return None
     return None
 
 
