@@ -686,6 +686,25 @@ def test_sums_of_squares_by_runs_are_those_of_the_runs_alone(backend: Backend, d
     assert backend.to_host(runs)[4] == 0.0
 
 
+@every_dtype
+def test_finite_probe(backend: Backend, dtype: DType) -> None:
+    """Whatever is finite counts as such, and one value that is not is found wherever it stands."""
+    out = backend.empty((1,), fp64)
+    largest = dtype.max if dtype is not fp64 else 1e150  # CUDA's is a sum of squares
+    for size in (1, 7, 8193, 70_001):
+        values = np.random.default_rng(size).standard_normal(size)
+        values[:3] = [0.0, largest, -largest][:size]
+        for offset in (0, 1, 3):
+            array = put(backend, values, dtype, offset=offset)
+            backend.finite_probe(array, out)
+            assert backend.to_host(out)[0] == 0.0
+            for place_of, poison in ((0, np.nan), (size // 2, np.inf), (size - 1, -np.inf)):
+                spoiled = values.copy()
+                spoiled[place_of] = poison
+                backend.finite_probe(put(backend, spoiled, dtype, offset=offset), out)
+                assert np.isnan(backend.to_host(out)[0])
+
+
 # -- single kernels ----------------------------------------------------------------------------------------------
 @every_dtype
 def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:

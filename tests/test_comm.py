@@ -230,7 +230,8 @@ def test_traffic_of_rooted_collectives(n: int) -> None:
             assert sent[r].bytes == (nbytes, (n - 1) * nbytes, 0)
             assert sent[r].messages == ([(-1, nbytes, n - 1)] if n > 1 else [])
             assert got[r].bytes == (nbytes, 0, (n - 1) * nbytes)
-            assert [k.flops for k in got[r].kernels] == ([(n - 1) * numel] if n > 1 else [])
+            sums = [((n - 1) * numel, (n + 1) * nbytes)] if n > 1 else []
+            assert [(k.flops, k.nbytes) for k in got[r].kernels] == sums
         else:
             assert sent[r].bytes == (nbytes, 0, nbytes)
             assert got[r].bytes == (nbytes, nbytes, 0)
@@ -245,6 +246,7 @@ def test_traffic_of_rooted_collectives(n: int) -> None:
         first = (root + 1) % n
         assert got[r].bytes == (nbytes, nbytes * (r != root), nbytes * (r != first))
         assert got[r].messages == ([(right, nbytes, 1)] if r != root else [])
+        assert [(k.flops, k.nbytes) for k in got[r].kernels] == ([(numel, 3 * nbytes)] if r != first else [])
 
 
 @pytest.mark.parametrize("numel", [0, 1, 5, 8, 9, 10, 11])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from zerosim.device import Device, Kind
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
+from zerosim.ledger import MemoryLedger
 from zerosim.sharding import Flat, Slice, assign_owners, nothing, slice_of, slice_size, whole
 from zerosim.tensor import cpu
 
@@ -89,6 +90,7 @@ def test_owners_by_hand() -> None:
     assert assign_owners([5, 3, 3, 2, 1], 2) == [0, 1, 1, 0, 1]  # loads 5 0; 5 3; 5 6; 7 6; 7 7
     assert assign_owners([4, 4, 4], 2) == [0, 1, 0]
     assert assign_owners([1, 9], 4) == [1, 0]
+    assert assign_owners([4, 4], 2) == [0, 1]  # of equal ones the first goes first
 
 
 # -- flats -------------------------------------------------------------------------------------------------
@@ -189,14 +191,60 @@ def test_micro_batches_add_onto_what_is_kept(device: Device) -> None:
     assert flat.grad_shard is None
 
 
-def test_the_first_kept_gradient_is_not_copied(device: Device, live: Callable[[], int]) -> None:
-    """DDP and ZeRO-1 add into, reduce in and update from one buffer, that of the first micro-batch."""
+def test_the_first_kept_gradient_is_not_copied(device: Device, ledger: MemoryLedger) -> None:
+    """DDP and ZeRO-1 add into, reduce in and update from one buffer, that of the first micro-batch; later ones pass."""
     flat = declared([(4,)], fp32, device)
     flat.padded_numel, flat.keeps_whole_grad = 4, True
-    for _ in range(3):
+    for later in (False, True, True):
         flat.collect_grad(0, _full(device, 1.0, (4,)))
+        device.recorder.drain()
+        assert ledger.now().by_kind == {"grad": 16, **({"unsharded_grad": 16} if later else {})}
         flat.add_grad_whole(flat.take_grad())
-        assert live() == 16
+        device.recorder.drain()
+        assert ledger.now().by_kind == {"grad": 16}
+
+
+def test_a_parameter_that_is_used_twice_gets_one_window_and_the_sum(device: Device) -> None:
+    """Whoever comes second must not be given the window that holds the first one's gradient."""
+    flat = declared([(2,)], fp64, device)
+    flat.padded_numel = 2
+    first, second = flat.grad_window(0), flat.grad_window(0)
+    assert second.storage is not first.storage
+    first.array[...], second.array[...] = 1, 10
+    for grad in (first, second):
+        flat.collect_grad(0, grad)
+    assert flat.take_grad().array.tolist() == [11, 11]
+    flat.collect_grad(0, _full(device, 5.0, (2,)))  # one that was made elsewhere
+    third = flat.grad_window(0)
+    third.array[...] = 100
+    flat.collect_grad(0, third)
+    assert flat.take_grad().array.tolist() == [105, 105]
+
+
+def test_a_bad_gradient_is_remembered_over_later_micro_batches(device: Device) -> None:
+    flat = declared([(2,)], fp32, device)
+    flat.padded_numel, flat.watches = 2, True
+    seen = []
+    for value in (1.0, np.inf, 1.0):
+        flat.collect_grad(0, _full(device, value, (2,)))
+        flat.take_grad()
+        assert flat.local_probe is not None
+        seen.append(float(flat.local_probe.array[0]))
+    assert seen[0] == 0.0
+    assert np.isnan(seen[1:]).all()
+    flat.drop_grads()
+    assert flat.local_probe is None
+
+
+def test_an_fp32_copy_of_the_own_slice_names_its_padding(device: Device, ledger: MemoryLedger) -> None:
+    flat = declared([(7,)], bf16, device)
+    flat.own = slice_of(7, 2, 3)  # elements 6 to 8, of which two are padding
+    flat.grad_shard = flat.new_grad_shard()
+    copy = flat.upcast_grad_shard()
+    assert copy is not None
+    device.recorder.drain()
+    assert ledger.now().by_kind == {"grad": 3 * 2 + 3 * 4}
+    assert ledger.now().padding == {"grad": 2 * 2 + 2 * 4}
 
 
 def _full(device: Device, value: float, shape: tuple[int, ...]) -> Any:

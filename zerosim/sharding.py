@@ -115,7 +115,7 @@ class Flat:
         self.grad: Buffer | None = None
         self.grad_whole: Buffer | None = None
         self.grad_shard: Buffer | None = None
-        self.local_squares: Buffer | None = None
+        self.local_probe: Buffer | None = None
         self.master: Buffer | None = None
         self.moments: list[Buffer] = []
         self._given: set[int] = set()
@@ -250,10 +250,9 @@ class Flat:
 
     def _watch(self, grad: Buffer) -> None:
         """Remember, on the device, whether this rank's own gradient was finite: an error can name its rank."""
-        squares = self.device.alloc((1,), fp64, Kind.TEMP)
-        k = self.device.backend
-        self.device.kernel(2 * grad.numel, k.sum_squares, grad.array, grad.numel, squares.array)
-        self.local_squares = self._added(self.local_squares, squares)
+        probe = self.device.alloc((1,), fp64, Kind.TEMP)
+        self.device.kernel(grad.numel, self.device.backend.finite_probe, grad.array, probe.array)
+        self.local_probe = self._added(self.local_probe, probe)
 
     def add_grad_whole(self, grad: Buffer) -> None:
         """Keep a finished gradient whole; a later micro-batch's is added."""
@@ -284,7 +283,7 @@ class Flat:
 
     def drop_grads(self) -> None:
         """Gradients end with the step."""
-        self.grad = self.grad_whole = self.grad_shard = self.local_squares = None
+        self.grad = self.grad_whole = self.grad_shard = self.local_probe = None
 
     def _added(self, kept: Buffer | None, grad: Buffer) -> Buffer:
         if kept is None:

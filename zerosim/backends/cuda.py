@@ -86,5 +86,6 @@ class CudaBackend:
 
     reduce = staticmethod(cuda_update.reduce)
     sum_squares = staticmethod(cuda_update.sum_squares)
+    finite_probe = staticmethod(cuda_update.finite_probe)
     adam = staticmethod(cuda_update.adam)
     sgd = staticmethod(cuda_update.sgd)

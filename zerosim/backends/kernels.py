@@ -338,6 +338,10 @@ class Backend(Protocol):
         """
         ...
 
+    def finite_probe(self, a: Array, out: Array) -> None:
+        """out (1), fp64: 0 where every value of a (1-D) is finite, else nan. Probes may be added up."""
+        ...
+
     def adam(
         self,
         param: Array,

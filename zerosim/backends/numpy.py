@@ -92,5 +92,6 @@ class NumpyBackend:
 
     reduce = _kernel(numpy_update.reduce)
     sum_squares = _kernel(numpy_update.sum_squares)
+    finite_probe = _kernel(numpy_update.finite_probe)
     adam = _kernel(numpy_update.adam)
     sgd = _kernel(numpy_update.sgd)

@@ -31,6 +31,9 @@ def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
 
 def column_sum(grad: Array, out: Array) -> None:
     compute = wide(grad)
+    if grad.dtype == compute:  # nothing to raise: one product reads it where it stands
+        store(product(np.ones(len(grad), compute), grad), out)
+        return
     total = np.zeros(out.shape, compute)
     for rows in row_blocks(*grad.shape):
         block = raised(grad[rows])

@@ -16,7 +16,7 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b, as np.matmul has it: vectors and stacks of matrices included."""
     rows = a.shape[-2] if a.ndim > 1 else 1
     columns = b.shape[-1] if b.ndim > 1 else 1
-    if rows > 1 or columns > 1:
+    if rows != 1 or columns != 1:
         return np.matmul(a, b, out=out)
     row, column = a[..., 0, :] if a.ndim > 1 else a, b[..., 0] if b.ndim > 1 else b
     result = np.asarray(np.add.reduce(row * column, axis=-1))

@@ -8,16 +8,23 @@ is what lets ZeRO's shards be compared with `==`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy_cast import FLOAT64, raised, store, wide, windows
+from zerosim.backends.numpy_cast import BFLOAT16, FLOAT16, FLOAT64, raised, store, wide, windows
 
 SQUARES = 8 * 1024
 """Elements in a partial sum of squares: what stays in the cache. NumPy adds them in an order that their number decides,
 where BLAS's dot may go by where in memory they start."""
+
+EXPONENTS: Mapping[np.dtype[Any], np.uint16] = MappingProxyType(
+    {FLOAT16: np.uint16(0x7C00), BFLOAT16: np.uint16(0x7F80)}
+)
+"""A half type's exponent bits: all ones in inf and nan, and nowhere else."""
 
 
 def reduce(parts: Sequence[Array], op: str, out: Array) -> None:
@@ -44,6 +51,16 @@ def sum_squares(a: Array, run: int, out: Array) -> None:
             piece = raised(a[start : min(start + SQUARES, stop)]).astype(FLOAT64, copy=False)
             total += float(np.add.reduce(np.square(piece)))
         out[index] = total
+
+
+def finite_probe(a: Array, out: Array) -> None:
+    """Half types by their bits, which NumPy reads ten times as fast as their values."""
+    ones = EXPONENTS.get(a.dtype)
+    if ones is None:
+        finite = np.isfinite(a).all()
+    else:
+        finite = (np.bitwise_and(a.view(np.uint16), ones) != ones).all()
+    out[0] = 0.0 if finite else np.nan
 
 
 def adam(

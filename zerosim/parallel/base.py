@@ -123,9 +123,9 @@ class Strategy:
         flags = self.device.alloc((self.comm.size, len(self.flats)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
         for i, flat in enumerate(self.flats):
-            if flat.local_squares is not None:
+            if flat.local_probe is not None:
                 out = flags.array[self.comm.rank, i : i + 1]
-                self.device.kernel(0, self.device.backend.copy, flat.local_squares.array, out)
+                self.device.kernel(0, self.device.backend.copy, flat.local_probe.array, out)
         self.comm.all_reduce(flags, op="sum", purpose="control")
         seen = self.device.backend.to_host(flags.array)
         for i in reversed(range(len(self.flats))):  # backward's order: the first unit to go wrong
