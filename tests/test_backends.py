@@ -20,6 +20,8 @@ from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
+pytestmark = pytest.mark.bits
+
 HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 Values = np.ndarray[Any, np.dtype[Any]]
 

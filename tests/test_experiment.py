@@ -16,6 +16,8 @@ from zerosim.planner.search import changes, cheapest_fit, fewest_ranks, most_tha
 from zerosim.scenario import RunConfig, read_scenario
 from zerosim.shapes import peak_of, peak_within
 
+pytestmark = pytest.mark.bits
+
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro_batch=2, ranks=2)
 
 

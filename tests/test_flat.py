@@ -20,6 +20,8 @@ from zerosim.scenario import RunConfig
 from zerosim.shapes import plan
 from zerosim.tensor import Tensor, cpu, tensor
 
+pytestmark = pytest.mark.bits
+
 SIZES = [(1, 1), (7, 7), (100, 3), (256, 1), (300, 2), (1000, 7)]  # fewer, as many and more than the 19 of a vocabulary
 TINY: dict[str, Any] = dict(model="flat", seq=5, vocab=19, steps=2, micro_batch=1, seed=3, lr=1e-2)
 

@@ -11,6 +11,8 @@ from zerosim.errors import InputError
 from zerosim.lessons import formats
 from zerosim.scenario import RunConfig
 
+pytestmark = pytest.mark.bits
+
 TINY = RunConfig(stage=0, ranks=1, steps=3, layers=1, hidden=16, heads=2, seq=16, micro_batch=2)
 
 

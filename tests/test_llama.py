@@ -25,6 +25,8 @@ from zerosim.models.llama import LlamaConfig
 from zerosim.scenario import RunConfig
 from zerosim.tensor import Operand, Tensor, cpu, tensor
 
+pytestmark = pytest.mark.bits
+
 BACKEND = NumpyBackend()
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
 

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from notebook_outputs import differences, outputs, read, text_difference, texts
 
+pytestmark = pytest.mark.bits
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS = 60.0

@@ -24,6 +24,8 @@ from zerosim.precision import LossScaler
 from zerosim.sharding import Flat, Slice, slice_of, whole
 from zerosim.tensor import cpu
 
+pytestmark = pytest.mark.bits
+
 Formula = Callable[..., np.ndarray]
 
 

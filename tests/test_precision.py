@@ -16,6 +16,8 @@ from zerosim.precision import LossScaler, norm_partials, total_norm
 from zerosim.sharding import Flat, Slice, nothing, slice_of, slice_size, whole
 from zerosim.tensor import cpu
 
+pytestmark = pytest.mark.bits
+
 
 def scales(scaler: LossScaler, overflows: list[bool]) -> list[float]:
     """The scale after each step."""

@@ -9,6 +9,8 @@ import pytest
 
 from zerosim.cli.main import main
 
+pytestmark = pytest.mark.bits
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 

@@ -13,6 +13,8 @@ from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 from zerosim.stepper import debug
 
+pytestmark = pytest.mark.bits
+
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, steps=3, micro_batch=1, ranks=4)
 
 

@@ -23,6 +23,8 @@ from zerosim.shapes import plan
 from zerosim.sharding import whole
 from zerosim.tensor import Tensor, cpu, tensor
 
+pytestmark = pytest.mark.bits
+
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, dropout=0.2)
 
 

@@ -20,6 +20,8 @@ from zerosim.record import Alloc, Free, Launch
 from zerosim.scenario import RunConfig
 from zerosim.stepper import DebugWorld, debug
 
+pytestmark = pytest.mark.bits
+
 TINY: dict[str, Any] = dict(steps=2, layers=2, hidden=16, heads=2, seq=8, micro_batch=1, vocab=256)
 
 

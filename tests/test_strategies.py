@@ -13,11 +13,21 @@ import reference
 from zerosim import data
 from zerosim.backends import numpy_ops
 from zerosim.backends.numpy import NumpyBackend
-from zerosim.dtypes import DType
+from zerosim.build import build_updater
+from zerosim.comm.collectives import Comm
+from zerosim.comm.fake import FakeTransport
+from zerosim.device import Kind
+from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.experiment import run
+from zerosim.parallel.ddp import DDP
+from zerosim.record import Alloc, Free, Launch
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
+from zerosim.sharding import Flat
+from zerosim.tensor import cpu
+
+pytestmark = pytest.mark.bits
 
 STEPS = 2
 # 12 * 5 + ... : no N below divides every unit's size, so slices are padded.
@@ -211,6 +221,34 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_names_rank_unit_and_ste
         run(config)
     result = run(config.replace(skip_nonfinite=True))
     assert any(step.skipped for step in result.steps)
+
+
+def test_of_several_bad_gradients_the_one_that_backward_met_first_is_named() -> None:
+    """What comes after it in backward is spoiled by it."""
+    device = cpu()
+    strategy = DDP(Comm(device, FakeTransport(), (0,)), device, build_updater(RunConfig(precision="fp32"), 1))
+    for name, value in (("first", np.nan), ("middle", np.nan), ("last", 0.0)):
+        flat = Flat(name, device, fp32, fp32)
+        flat.local_probe = device.alloc((1,), fp64, Kind.TEMP)
+        flat.local_probe.array[...] = value
+        strategy.flats.append(flat)
+    assert "rank 0's gradient of middle is not finite" in str(strategy._blame())
+
+
+@pytest.mark.parametrize("options", [dict(stage=1), dict(stage=2), dict(stage=3, persistent_numel=10**9)], ids=str)
+def test_gradients_go_before_new_parameters_are_gathered(options: dict[str, Any]) -> None:
+    """So that the two never add up to a peak."""
+    [events, _] = run(RunConfig(**{**SMALL, "steps": 1}, **options), keep_events=True).events
+    held: set[int] = set()
+    left: list[int] = []
+    for event in events:
+        if isinstance(event, Alloc) and event.kind == "grad":
+            held.add(event.id)
+        elif isinstance(event, Free):
+            held.discard(event.id)
+        elif isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase == "optimizer":
+            left.append(len(held))
+    assert left == [3, 2, 1, 0]  # of four flats
 
 
 def test_the_mlp_trains_the_same_in_every_stage() -> None:

@@ -1,0 +1,50 @@
+"""other_kernels.py [PYTEST ARGUMENTS]: run pytest as an older CPU would, once for each of some BLAS kernels.
+
+OpenBLAS and NumPy choose their kernels by the CPU; both can be told to take older ones. `pytest -m bits` is what
+promises equal bits, and what people read: the notebooks, the README. Exit code 1 where some run failed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # type: ignore[attr-defined]
+
+V3 = {"AVX", "F16C", "FMA3", "AVX2", "X86_V3"}
+"""What a Haswell has beyond what NumPy is built for, in the names of NumPy 2.0 and of later ones."""
+
+KERNELS: dict[str, set[str]] = {"Prescott": set(), "Haswell": V3}
+"""OpenBLAS's name for them, and what NumPy may use besides: SSE3 alone; AVX2 and FMA."""
+
+SHOW = "import numpy, threadpoolctl as t; print(*(f'{p.get(\"architecture\")}' for p in t.threadpool_info()))"
+
+
+def environment(kernels: str) -> dict[str, str]:
+    """The variables under which OpenBLAS and NumPy take these kernels, as far as this CPU has more."""
+    more = [name for name in __cpu_dispatch__ if __cpu_features__.get(name) and name not in KERNELS[kernels]]
+    changed = {"OPENBLAS_CORETYPE": kernels, "NPY_DISABLE_CPU_FEATURES": " ".join(more)}
+    return {**os.environ, **{name: value for name, value in changed.items() if value}}
+
+
+def main(arguments: list[str]) -> int:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        print(f"{platform.machine()}: the older kernels are those of x86-64; nothing was run")
+        return 0
+    failed = []
+    for kernels in KERNELS:
+        found = environment(kernels)
+        shown = subprocess.run([sys.executable, "-c", SHOW], env=found, capture_output=True, text=True, timeout=60)
+        print(f"== {kernels}: NumPy {np.__version__}, OpenBLAS says {shown.stdout.strip()}", flush=True)
+        if subprocess.run([sys.executable, "-m", "pytest", *arguments], env=found).returncode:
+            failed.append(kernels)
+    if failed:
+        print(f"failed with the kernels of {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
