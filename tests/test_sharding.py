@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from zerosim.device import Device, Kind
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
 from zerosim.ledger import MemoryLedger
+from zerosim.parallel.bucket import Bucket
 from zerosim.sharding import Flat, Slice, assign_owners, nothing, slice_of, slice_size, whole
 from zerosim.tensor import cpu
 
@@ -245,6 +246,17 @@ def test_an_fp32_copy_of_the_own_slice_names_its_padding(device: Device, ledger:
     device.recorder.drain()
     assert ledger.now().by_kind == {"grad": 3 * 2 + 3 * 4}
     assert ledger.now().padding == {"grad": 2 * 2 + 2 * 4}
+
+
+@pytest.mark.parametrize(("capacity", "left"), [(None, [0, 1, 1]), (15, [0, 1, 1]), (16, [0, 0, 2]), (24, [0, 0, 0])])
+def test_a_bucket_holds_as_many_bytes_as_it_may(capacity: int | None, left: list[int], device: Device) -> None:
+    """Padding is sent, so it counts: three flats of three elements, padded to four, of 2 bytes each."""
+    bucket, flats = Bucket(capacity), [declared([(3,)], fp16, device) for _ in range(3)]
+    for flat in flats:
+        flat.padded_numel = 4
+    assert [len(bucket.add(flat)) for flat in flats] == left
+    assert len(bucket.flush()) == 3 - sum(left)
+    assert bucket.flush() == []
 
 
 def _full(device: Device, value: float, shape: tuple[int, ...]) -> Any:

@@ -236,19 +236,21 @@ def test_of_several_bad_gradients_the_one_that_backward_met_first_is_named() -> 
 
 
 @pytest.mark.parametrize("options", [dict(stage=1), dict(stage=2), dict(stage=3, persistent_numel=10**9)], ids=str)
-def test_gradients_go_before_new_parameters_are_gathered(options: dict[str, Any]) -> None:
-    """So that the two never add up to a peak."""
+def test_what_is_over_goes_before_new_parameters_are_gathered(options: dict[str, Any]) -> None:
+    """A flat's gradient, and where it stays gathered for good its old parameters: none adds to the new ones' peak."""
     [events, _] = run(RunConfig(**{**SMALL, "steps": 1}, **options), keep_events=True).events
-    held: set[int] = set()
-    left: list[int] = []
+    held: dict[int, str] = {}
+    left: list[tuple[int, int]] = []
     for event in events:
-        if isinstance(event, Alloc) and event.kind == "grad":
-            held.add(event.id)
+        if isinstance(event, Alloc):
+            held[event.id] = event.kind
         elif isinstance(event, Free):
-            held.discard(event.id)
+            del held[event.id]
         elif isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase == "optimizer":
-            left.append(len(held))
-    assert left == [3, 2, 1, 0]  # of four flats
+            kinds = list(held.values())
+            left.append((kinds.count("grad"), kinds.count("unsharded_param")))
+    whole = 4 if options["stage"] == 3 else 0  # of four flats
+    assert left == [(3, whole), (2, whole), (1, whole), (0, whole)]
 
 
 def test_the_mlp_trains_the_same_in_every_stage() -> None:
