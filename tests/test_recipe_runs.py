@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zerosim.experiment import run
+from zerosim.record import Alloc
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 from zerosim.stepper import debug
@@ -132,3 +133,15 @@ def test_the_root_stays_until_backward_ends() -> None:
         world.until("end_of_backward", rank=0)
         assert world.ranks[0].parameters["lm_head.weight"].state == "sharded"
         assert "unsharded_grad" not in world.ranks[0].memory().by_kind
+
+
+@pytest.mark.parametrize("partition", ["slices", "owner"])
+def test_a_shard_that_is_cast_for_use_is_what_it_is_used_as(partition: str) -> None:
+    """A slice is cast to be sent, and goes when the whole is there; an owner's cast copy is the whole."""
+    for events in run(small(stage=3, cast_shards=True, partition=partition, steps=1), keep_events=True).events:
+        cast = {
+            e.kind
+            for e in events
+            if isinstance(e, Alloc) and e.scope.unit == "h.0" and e.kind in ("comm", "unsharded_param")
+        }
+        assert cast == ({"comm", "unsharded_param"} if partition == "slices" else {"unsharded_param"})

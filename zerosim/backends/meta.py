@@ -65,6 +65,8 @@ class MetaArray:
             at = parts.index(Ellipsis)
             missing = len(self.shape) - len(parts) + 1
             parts = (*parts[:at], *[slice(None)] * missing, *parts[at + 1 :])
+        if len(parts) > len(self.shape):
+            raise IndexError(f"{len(parts)} indices for an array of {len(self.shape)} dimensions")
         shape: list[int] = []
         strides: list[int] = []
         for dim, (length, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
