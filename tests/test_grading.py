@@ -1,4 +1,8 @@
-"""The grader: unsolved is unsolved, every seeded bug is named with rank and event, nothing a strategy does hangs."""
+"""The grader's verdicts: unsolved is unsolved, every seeded bug is named with rank and event, no strategy hangs it.
+
+Answers are judged in this process, which is quick. That `grade` judges them in another one, and what only that
+can hold, is in test_grading_apart.py.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grading_here import grade
 
 from zerosim.device import Kind
 from zerosim.errors import InputError
@@ -24,7 +29,6 @@ from zerosim.grading import (
     Zero2,
     Zero3,
     find_exercise,
-    grade,
     step_into,
 )
 from zerosim.parallel.all_reduce import AllReduceZero1
@@ -87,18 +91,20 @@ def test_a_skeleton_is_unsolved_and_says_what_is_to_be_written(exercise: Exercis
 @pytest.mark.parametrize(
     ("name", "answer"), [("ddp", DDP), ("zero1", Zero1), ("zero2", Zero2), ("zero3", Zero3), ("tied", Zero3)]
 )
-def test_the_packages_own_strategies_are_graded_full(name: str, answer: Any) -> None:
+def test_the_packages_own_strategies_pass_every_check_and_are_nobodys_answer(name: str, answer: Any) -> None:
     found = grade(answer, name)
-    assert found.passed, str(found)
+    assert all(check.passed for check in found.checks), str(found)
+    assert found.state == "failed"
+    assert found.points == 0
+    assert ", zerosim's own, did the work: write it yourself" in str(found).splitlines()[0]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, **NAMES)
-def test_grading_is_quick_and_always_the_same(exercise: Exercise) -> None:
-    begun = time.monotonic()
+def test_grading_is_always_the_same(exercise: Exercise) -> None:
     first = grade(exercise.given, exercise)
-    assert time.monotonic() - begun < 3.0
-    assert str(grade(exercise.given, exercise)) == str(first)
-    assert grade(exercise.given, exercise)._repr_html_() == first._repr_html_()
+    again = grade(exercise.given, exercise)
+    assert str(again) == str(first)
+    assert again._repr_html_() == first._repr_html_()
 
 
 # -- seeded bugs: the check, the rank, the event ----------------------------------------------------
@@ -539,7 +545,7 @@ BAD = [
     (Unwaited, "zero3", None, "'Work' object", "its wait() gives the buffer"),
     (Misspelt, "zero3", None, "no attribute 'reshrad'", "did you mean reshard"),
     (WithoutSuper, "zero3", None, "no attribute", "super().__init__"),
-    (Leaving, "zero3", None, "SystemExit: 3", "that line of yours"),
+    (Leaving, "zero3", None, "SystemExit: 3", "a point of a strategy returns"),
     (Sharing, "zero3", None, "lies on rank", "belongs in self"),
     (OutOfRange, "zero3", None, "", ""),
 ]
@@ -547,9 +553,7 @@ BAD = [
 
 @pytest.mark.parametrize(("answer", "exercise", "rank", "words", "hint"), BAD, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | None, words: str, hint: str) -> None:
-    begun = time.monotonic()
     found = grade(answer, exercise)
-    assert time.monotonic() - begun < 8.0
     assert found.state == "failed"
     check = found["runs"]
     assert check.passed is False
@@ -584,9 +588,7 @@ def test_bounds_that_never_come_are_ended() -> None:
     def leaving(numel: int, rank: int, world_size: int) -> tuple[int, int]:
         raise SystemExit(3)
 
-    begun = time.monotonic()
     found = grade(slice_of, "bounds")
-    assert time.monotonic() - begun < 6.0
     assert found.state == "failed"
     check = found["slices"]
     assert check.counted == "slice_of(12, 0, 4) did nothing for 1.5 s"

@@ -37,6 +37,9 @@ _HINTS = (
     (r"unexpected keyword|positional argument", "keep the arguments that the points have in the skeleton"),
     (r"object has no attribute '(comm|device|updater|flats|last)'",
      "call super().__init__(comm, device, updater) first in your own __init__"),
+    (r"SystemExit", "what leaves ends the whole run: a point of a strategy returns"),
+    (r"RecursionError", "a method calls itself: is a super() missing?"),
+    (r"record is not whole", "the record belongs to the grader: leave self.device.recorder alone"),
     (r"not finite|NonFinite", "a new buffer holds anything until it is written: is one used that nothing filled?"),
     (r"expected (fp32|bf16)", "parameters travel as flat.shard() and gradients as take_grad() gives them, in bf16"),
     (r"NoneType", "something is not there: parameters before they are gathered, a gradient before it is taken, "
@@ -61,6 +64,7 @@ def blame(trial: Trial) -> Blame:
     hint = {
         "stuck": "a loop without an end, or a sleep, in your own code: nothing that zerosim counts happens in it",
         "endless": "a loop without an end: it goes on calling kernels or collectives",
+        "late": "a solution takes a second: what else does yours do? a sleep, a thread of its own?",
     }.get(failure.reason, "")
     words = failure.text
     if failure.shape:

@@ -113,7 +113,7 @@ def gathered(one: Comparison) -> Check:
 
 
 def volume(one: Comparison) -> Check:
-    """Bytes sent per rank and step (the mean over ranks) are at most the closed form's."""
+    """Bytes sent per rank and step (the mean over ranks) are at most the closed form's, and not too few to be all."""
     result, config, text = _result(one.mine), one.case.config, one.exercise.volume[0]
     tied = result.tied_numel
     padded = _psi(result, one.exercise.stage)
@@ -123,9 +123,35 @@ def volume(one: Comparison) -> Check:
     per_step = [Fraction(sum(step), config.ranks) for step in _sent(one.mine, config)]
     worst = max(per_step)
     words = f"at most {text} (N-1)/N elements = {_bytes(expected)} B sent per rank and step"
-    if worst <= expected:
-        return Check("volume", True, words, f"{_bytes(worst)} B")
-    return Check("volume", False, words, f"{_bytes(worst)} B", hint=_extra(one), where=_parting(one))
+    if worst > expected:
+        return Check("volume", False, words, f"{_bytes(worst)} B", hint=_extra(one), where=_parting(one))
+    least = _least_elements(one, elements, table) * 2 * Fraction(config.ranks - 1, config.ranks)
+    if min(per_step) < least:
+        counted = f"{_bytes(min(per_step))} B, too few: at least {_bytes(least)} B have to travel"
+        return Check("volume", False, words, counted, hint=_ASIDE, where=_parting(one))
+    return Check("volume", True, words, f"{_bytes(worst)} B")
+
+
+_ASIDE = (
+    "something went past self.comm, or was kept outside of the device's memory: between ranks only collectives carry, "
+    "and a rank keeps what it keeps in buffers"
+)
+
+
+def _least_elements(one: Comparison, most: Fraction, table: int) -> Fraction:
+    """What no strategy can do without, times N/(N-1): each gradient is reduced and each parameter gathered once.
+
+    Where parameters are gathered for use, as many units as may be there at once can stay where the direction turns, or
+    at the next micro-batch, and with room for two a tied table all the time.
+    """
+    info = _result(one.mine).units
+    once = Fraction(2 * sum(unit.numel for unit in info))
+    room = one.exercise.gathered
+    if room is None:
+        return once
+    turns = 2 * one.case.config.accumulate - 1
+    padded = max(unit.numel for unit in info) + one.case.config.ranks
+    return max(once, most - turns * room * padded - 2 * (room - 1) * table)
 
 
 def number(one: Comparison) -> Check:

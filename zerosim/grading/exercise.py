@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from zerosim.errors import InputError
 from zerosim.grading.looking import Where
 from zerosim.grading.trial import Make, Trial
+from zerosim.grading.watch import Watch
 from zerosim.scenario import RunConfig
 
 
@@ -22,6 +23,11 @@ class Case(NamedTuple):
 
     label: str
     config: RunConfig
+
+
+def run_to_the_end(config: RunConfig) -> str:
+    """What is expected of a run, in words."""
+    return f"{config.steps} steps on {config.ranks} ranks, to the end"
 
 
 class Comparison(NamedTuple):
@@ -51,6 +57,31 @@ class Check:
     where: Where | None = None
 
 
+class Unsolved(NamedTuple):
+    """What is still to be written, in words, and the line where it is reached."""
+
+    words: str
+    line: str = ""
+
+
+class Verdict(NamedTuple):
+    """What came of an answer. `void`: why nothing of it counts, '' where it does."""
+
+    checks: tuple[Check, ...] = ()
+    unsolved: Unsolved | None = None
+    void: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it; `of` makes it a verdict again."""
+        checks = [{**asdict(check), "where": check.where and check.where.plain()} for check in self.checks]
+        return {"checks": checks, "unsolved": self.unsolved, "void": self.void}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Verdict:
+        checks = (Check(**{**check, "where": check["where"] and Where.of(check["where"])}) for check in plain["checks"])
+        return cls(tuple(checks), plain["unsolved"] and Unsolved(*plain["unsolved"]), plain["void"])
+
+
 Judge = Callable[[Comparison], Check]
 
 
@@ -66,6 +97,8 @@ class Exercise:
     gathered   how many whole parameter buffers may be there at once; None: not asked
     slack      how many units the peak may lie above the reference's
     adapt      makes strategies of what the student hands in
+    decisive   the checks without which no other counts: right weights and, of a bug, what it fails
+    yours      what must not be zerosim's own: names of a strategy's methods, or of functions (`borrowed.py`)
     examine    checks of what is handed in by itself, before any run
     """
 
@@ -80,9 +113,11 @@ class Exercise:
     volume: tuple[str, Callable[[RunConfig, int, int], Fraction]]
     hints: tuple[str, ...]
     adapt: Callable[[Any], Make]
+    yours: tuple[str, ...] = ()
+    decisive: tuple[str, ...] = ("weights",)
     gathered: int | None = None
     slack: int = 0
-    examine: Callable[[Any], list[Check]] | None = None
+    examine: Callable[[Any, Watch], list[Check] | Unsolved] | None = None
 
     @property
     def skeleton(self) -> str:

@@ -6,7 +6,7 @@ Owns moments (`Where`) and what is held at them. Reads events; touches no device
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Retag
 from zerosim.stepper.match import describe
@@ -32,6 +32,15 @@ class Where(NamedTuple):
 
     def __str__(self) -> str:
         return f"rank {self.rank}, event {self.number}: {self.text}"
+
+    def plain(self) -> list[Any]:
+        """As JSON can hold it; `of` makes it a moment again."""
+        return [self.rank, self.number, self.text, self.live]
+
+    @classmethod
+    def of(cls, plain: list[Any]) -> Where:
+        rank, number, text, live = plain
+        return cls(rank, number, text, tuple(Held(*held) for held in live))
 
 
 class _Live:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Check, Exercise
+from zerosim.grading.exercise import Check, Exercise, Unsolved, Verdict
 from zerosim.grading.looking import Held, Where
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
@@ -20,15 +20,17 @@ _MOST_UNITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What came of an answer. `unsolved` says what is still to be written, '' where all is; `line` where.
+    """What came of an answer: its checks, what is still to be written, or why nothing of it counts.
 
-    A check gives one point.
+    A check gives one point; none does where one that the exercise names as decisive fails.
     """
 
     exercise: Exercise
-    checks: tuple[Check, ...]
-    unsolved: str = ""
-    line: str = ""
+    verdict: Verdict
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.verdict.checks
 
     @property
     def title(self) -> str:
@@ -36,16 +38,26 @@ class Grade:
 
     @property
     def passed(self) -> bool:
-        return not self.unsolved and bool(self.checks) and all(check.passed for check in self.checks)
+        return self.state == "solved"
 
     @property
     def state(self) -> str:
         """'solved', 'failed' or 'unsolved'."""
-        return "unsolved" if self.unsolved else "solved" if self.passed else "failed"
+        if self.verdict.unsolved is not None:
+            return "unsolved"
+        holds = bool(self.checks) and all(check.passed for check in self.checks) and not self.verdict.void
+        return "solved" if holds else "failed"
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The decisive checks that do not hold."""
+        held = {check.name for check in self.checks if check.passed}
+        return tuple(name for name in self.exercise.decisive if name not in held)
 
     @property
     def points(self) -> int:
-        return 0 if self.unsolved else sum(check.passed is True for check in self.checks)
+        counts = self.verdict.unsolved is None and not self.verdict.void and not self.undecided
+        return sum(check.passed is True for check in self.checks) if counts else 0
 
     @property
     def possible(self) -> int:
@@ -66,8 +78,8 @@ class Grade:
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {_verdict(self)}"]
-        if self.unsolved:
-            return "\n".join([*lines, *(f"  {words}" for words in _unsolved(self))])
+        if self.verdict.unsolved is not None:
+            return "\n".join([*lines, *(f"  {words}" for words in _unsolved(self, self.verdict.unsolved))])
         shown: list[Where] = []
         for check in self.checks:
             lines.append(f"  {_MARKS[check.passed]} {check.name:<9} {_sentence(check)}")
@@ -79,21 +91,31 @@ class Grade:
 
     def _repr_html_(self) -> str:
         head = f"<p><b>{escape(self.title)}</b>: {escape(_verdict(self))}</p>"
-        if self.unsolved:
-            return head + "".join(f"<p>{escape(words)}</p>" for words in _unsolved(self))
+        if self.verdict.unsolved is not None:
+            return head + "".join(f"<p>{escape(words)}</p>" for words in _unsolved(self, self.verdict.unsolved))
         shown: list[Where] = []
         return head + f"<table>{''.join(_row(check, shown) for check in self.checks)}</table>"
 
 
 def _verdict(grade: Grade) -> str:
-    if grade.unsolved:
+    if grade.state == "unsolved":
         return "not solved yet"
-    return f"{grade.points} of {grade.possible} points" + (", solved" if grade.passed else "")
+    return f"{grade.points} of {grade.possible} points" + (", solved" if grade.passed else _why_none(grade))
 
 
-def _unsolved(grade: Grade) -> list[str]:
-    where = [f"It is reached at {grade.line.split(':')[0]}."] if grade.line else []
-    return [f"To be written: {grade.unsolved}.", *where, f"Hint: {grade.exercise.hint(1)}"]
+def _why_none(grade: Grade) -> str:
+    """Why checks that hold give no point, '' where they do or none holds."""
+    if grade.verdict.void:
+        return f": {grade.verdict.void}"
+    failed = [check.name for check in grade.failures if check.name in grade.undecided]
+    if not failed or not any(check.passed for check in grade.checks[1:]):
+        return ""
+    return ": the weights are wrong" if "weights" in failed else f": nothing counts without {' and '.join(failed)}"
+
+
+def _unsolved(grade: Grade, unsolved: Unsolved) -> list[str]:
+    where = [f"It is reached at {unsolved.line.split(':')[0]}."] if unsolved.line else []
+    return [f"To be written: {unsolved.words}.", *where, f"Hint: {grade.exercise.hint(1)}"]
 
 
 def _sentence(check: Check) -> str:

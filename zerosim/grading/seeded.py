@@ -12,6 +12,8 @@ from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs
 from zerosim.grading.targets import GATHERED, PLAIN, SHARDED, case_of, elements
 
+_ZERO3 = ("pre_forward", "post_forward", "pre_backward", "post_backward", "finish")
+
 SEEDED: tuple[Exercise, ...] = (
     Exercise(
         11,
@@ -25,6 +27,8 @@ SEEDED: tuple[Exercise, ...] = (
         ("3Ψ", elements(3)),
         ("Bytes live as long as any name holds the buffer.", "Who still holds the buffer after reshard()?"),
         adapting.strategy,
+        yours=_ZERO3,
+        decisive=("weights", "bytes", "gathered"),
         gathered=1,
     ),
     Exercise(
@@ -39,6 +43,7 @@ SEEDED: tuple[Exercise, ...] = (
         ("2Ψ", elements(0)),
         ("By what factor is the gradient off?", "What is the op of all_reduce, when none is given?"),
         adapting.strategy,
+        yours=("post_backward",),
     ),
     Exercise(
         13,
@@ -52,6 +57,8 @@ SEEDED: tuple[Exercise, ...] = (
         ("(3Ψ + 2VD)", elements(3)),
         ("How often is the table reduced per step?", "What does unit.reduces say?"),
         adapting.strategy,
+        yours=_ZERO3,
+        decisive=("weights", "volume", "calls"),
         gathered=1,
     ),
     Exercise(
@@ -70,6 +77,7 @@ SEEDED: tuple[Exercise, ...] = (
         ("(3Ψ + VD)", lambda config, psi, tied: Fraction(3 * psi + tied)),
         ("Which point let go of the table, and which should have brought it back?", "Look at lm_head in backward."),
         adapting.strategy,
+        yours=_ZERO3,
         gathered=2,
     ),
     Exercise(
@@ -84,6 +92,7 @@ SEEDED: tuple[Exercise, ...] = (
         ("2Ψ", elements(1)),
         ("How many micro-batches are in the sum?", "What happens to the last one when grad_whole is there already?"),
         adapting.strategy,
+        yours=("post_backward", "spread"),
     ),
     Exercise(
         16,
@@ -100,5 +109,6 @@ SEEDED: tuple[Exercise, ...] = (
         ("2Ψ", elements(2)),
         ("What does a rank own of 20 elements cut into 6 slices?", "A collective needs every rank of its group."),
         adapting.strategy,
+        yours=("post_backward", "spread"),
     ),
 )

@@ -1,7 +1,7 @@
 """The line of a student's own code that ran: read off a traceback or a thread's frames.
 
 A frame is the student's if its file lies neither in zerosim (what is given with an exercise apart) nor
-in Python's library.
+in Python's library, nor among installed packages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GIVEN = os.path.join(_PACKAGE, "grading", "given") + os.sep
+_INSTALLED = {"site-packages", "dist-packages"}  # also those of the user, which no path below names
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -20,8 +21,8 @@ def line_of_trace(trace: TracebackType | None) -> str:
     """The innermost line that is the student's: 'file.py, line 7: its text', or ''."""
     found = ""
     while trace is not None:
-        if _is_own(trace.tb_frame.f_code.co_filename):
-            found = _words(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        if is_own(trace.tb_frame.f_code.co_filename):
+            found = line_words(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found
 
@@ -29,19 +30,22 @@ def line_of_trace(trace: TracebackType | None) -> str:
 def line_of_frame(frame: FrameType | None) -> str:
     """The same of a thread that still runs."""
     while frame is not None:
-        if _is_own(frame.f_code.co_filename):
-            return _words(frame.f_code.co_filename, frame.f_lineno)
+        if is_own(frame.f_code.co_filename):
+            return line_words(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Whether a file, or what stands for one in a code object, is the student's."""
     if file.startswith(_PACKAGE):
         return file.startswith(_GIVEN)
-    return not file.startswith(_LIBRARIES) and not file.startswith("<frozen")
+    is_loose = _INSTALLED.isdisjoint(file.replace(os.sep, "/").split("/"))
+    return is_loose and not file.startswith((*_LIBRARIES, "<frozen"))
 
 
-def _words(file: str, number: int) -> str:
+def line_words(file: str, number: int) -> str:
+    """'file.py, line 7: its text'."""
     # A notebook's cells are files of a name that changes with every kernel.
     name = "your cell" if "ipykernel_" in file else os.path.basename(file)
     text = linecache.getline(file, number).strip()

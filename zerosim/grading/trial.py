@@ -1,7 +1,8 @@
 """One run of a strategy that may do anything: ended in words, whatever it does, within seconds.
 
-Owns the threads of such a run, how long it may stand still, how much it may do, and what is kept of
-it: every rank's record and the gradients that reached the optimizer. What a failure means is `blame.py`'s.
+Owns the threads of such a run, how much it may do, and what is kept of it: every rank's record and the
+gradients that reached the optimizer. How long it may take is `watch.py`'s, what a failure means `blame.py`'s;
+what never gives the interpreter back to these threads is ended from outside, by `apart.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.standing import place, ranks_text
 from zerosim.comm.threads import ThreadTransport
 from zerosim.device import Device, Switch
-from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch
+from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
 from zerosim.experiment import Experiment, RankOutcome, world_of
 from zerosim.grading.source import line_of_frame, line_of_trace
+from zerosim.grading.watch import LIMIT_S, PATIENCE_S, POLL_S, Watch
 from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Over, Update, WatchedUpdater
+from zerosim.grading.words import error_words, text_of
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
@@ -34,18 +37,13 @@ from zerosim.scenario import RunConfig
 from zerosim.sharding import slice_size
 from zerosim.stepper.match import place as place_in_step
 
-PATIENCE_S = 1.5
-"""How long a run may stand without any kernel or collective before it is ended."""
-
-POLL_S = 0.05
-
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
 
 
 class Failure(NamedTuple):
     """Why a run ended early: the first failure.
 
-    reason   unsolved, deadlock, mismatch, stuck, endless or error
+    reason   unsolved, deadlock, mismatch, stuck, endless, late or error
     text     one line, with where in the program it was
     line     the strategy's own line that ran then, or ''
     shape    words on a gathered buffer that is too small, or ''
@@ -83,14 +81,15 @@ class _Ranks:
         self.ended = [False] * count
         self.running = [False] * count
         self.updates: list[list[Update]] = [[] for _ in range(count)]
-        self.errors: list[tuple[int, BaseException]] = []  # in the order in which they came
+        self.raised: list[Failure] = []  # in the order in which they came
 
 
-def attempt(config: RunConfig, make: Make | None = None) -> Trial:
+def attempt(config: RunConfig, make: Make | None = None, watch: Watch | None = None) -> Trial:
     """Run `config` with the strategies of `make` (None: the stage's own) to its end or its first failure.
 
     Raises: InputError for a bad configuration; nothing that the strategy does is raised.
     """
+    before = set(sys._current_frames())
     books, ranks, switch = Books(config.ranks), _Ranks(config.ranks), Switch()
     limit = EVENTS_PER_STEP * (config.steps or 1)
     recorders = [BoundedRecorder(books.readers(rank), switch, limit) for rank in range(config.ranks)]
@@ -103,12 +102,19 @@ def attempt(config: RunConfig, make: Make | None = None) -> Trial:
     transport = ThreadTransport(devices)
     contexts = make_contexts(world_of(config), devices, transport)
     threads = Ranks(_program(experiment, ranks), transport, contexts)
-    failure = _watched(threads, transport, ranks, recorders)
+    failure = _watched(threads, transport, ranks, recorders, watch or Watch())
+    _end_left(before)
     records = [recorder.history for recorder in recorders]
     result = None
     if failure is None:
+        failure = _not_whole(devices, recorders)
+    if failure is None:
         outcomes = [outcome for outcome in threads.outcomes if outcome is not None]
-        result = experiment.result(outcomes, books, records)
+        try:
+            result = experiment.result(outcomes, books, records)
+        except Exception as error:
+            words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
+            failure = Failure("error", 0, words, "")
     sizes = {
         flat.name: slice_size(flat.numel, config.ranks) * config.ranks * flat.dtype.itemsize
         for flat in experiment.layout.flats
@@ -136,8 +142,10 @@ def _program(experiment: Experiment, ranks: _Ranks) -> Callable[[Context], RankO
             ranks.lines[rank] = ranks.lines[rank] or line_of_trace(error.__traceback__)
             ranks.shapes[rank] = _too_small(models)
             if isinstance(error, Endless) or not isinstance(error, Aborted | Over):
-                ranks.errors.append((rank, error))
-            raise
+                ranks.raised.append(_raised(rank, error, ranks))
+            if isinstance(error, ZerosimError | Over):
+                raise
+            raise RankFailed(error_words(error), rank=rank) from None  # nobody else asks a student's error for words
         finally:
             ranks.running[rank] = False  # a thread's number is used again after its end
 
@@ -151,8 +159,20 @@ def _too_small(models: list[Model]) -> str:
     return ""
 
 
+def _not_whole(devices: list[Device], recorders: list[BoundedRecorder]) -> Failure | None:
+    """A record of which something is missing counts nothing."""
+    for rank, (device, recorder) in enumerate(zip(devices, recorders, strict=True)):
+        if device.recorder is not recorder or not recorder.is_whole:
+            return Failure("error", rank, f"rank {rank}'s record is not whole: what it did was taken out of it", "")
+    return None
+
+
 def _watched(
-    threads: Ranks[RankOutcome], transport: ThreadTransport, ranks: _Ranks, recorders: list[BoundedRecorder]
+    threads: Ranks[RankOutcome],
+    transport: ThreadTransport,
+    ranks: _Ranks,
+    recorders: list[BoundedRecorder],
+    watch: Watch,
 ) -> Failure | None:
     """Run to the end; no thread outlives it that can be ended."""
     scheduler = transport.scheduler
@@ -161,7 +181,10 @@ def _watched(
         seen, still = -1, 0
         while not scheduler.ended.wait(POLL_S):
             progress = transport.progress()
-            if any(recorder.is_over for recorder in recorders):  # and its strategy swallowed the error
+            watch.look()
+            if watch.is_over:
+                _stop(transport, ranks, f"did not end within {LIMIT_S:g} s")
+            elif any(recorder.is_over for recorder in recorders):  # and its strategy swallowed the error
                 _stop(transport, ranks, f"did more than {EVENTS_PER_STEP:,} things a step, and goes on")
             elif progress != seen:
                 seen, still = progress, 0
@@ -174,6 +197,8 @@ def _watched(
         raise
     _end_threads(threads, ranks)
     for recorder in recorders:
+        if scheduler.failure is not None:  # nobody asks its ledgers, which what was cut off may not add up in
+            recorder.readers = ()
         recorder.drain()
     return _failure(scheduler.failure, ranks) if scheduler.failure is not None else None
 
@@ -199,32 +224,46 @@ def _end_threads(threads: Ranks[RankOutcome], ranks: _Ranks) -> None:
         time.sleep(POLL_S)
 
 
+def _end_left(before: set[int]) -> None:
+    """Threads that the strategy has started, and that would take time from what follows."""
+    for _ in range(20):
+        left = set(sys._current_frames()) - before
+        if not left:
+            return
+        for number in left:
+            end_thread(number, SystemExit)  # of which threading says nothing
+        time.sleep(POLL_S)
+
+
 def _end_stuck(ranks: _Ranks, stuck: list[int]) -> None:
     for rank in stuck:
         end_thread(ranks.threads[rank])
 
 
-def end_thread(number: int) -> None:
+def end_thread(number: int, error: type[BaseException] = Over) -> None:
     """A thread in a loop of its own looks at no switch: an exception is put into it, at its next line."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(Over))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(error))
 
 
 def _failure(error: BaseException, ranks: _Ranks) -> Failure:
     if isinstance(error, LateRank):
-        rank = error.rank or 0
-        reason = "endless" if "goes on" in str(error) else "stuck"
-        return Failure(reason, rank, str(error), ranks.lines[rank])
+        rank, words = error.rank or 0, text_of(error)
+        reason = "endless" if "goes on" in words else "late" if "did not end" in words else "stuck"
+        return Failure(reason, rank, words, ranks.lines[rank])
     if isinstance(error, Deadlock):
         rank = next((rank for rank, ended in enumerate(ranks.ended) if not ended), 0)
-        return Failure("deadlock", rank, str(error), ranks.lines[rank])
-    rank, first = ranks.errors[0] if ranks.errors else (0, error)
-    text = " ".join(str(first).split())
-    if isinstance(first, NotImplementedError):
-        return Failure("unsolved", rank, text, ranks.lines[rank])
-    reason = "mismatch" if isinstance(first, Mismatch) else "endless" if isinstance(first, Endless) else "error"
-    if not isinstance(first, InputError | Mismatch | Endless):
-        text = f"{type(first).__name__}: {text}" if text else type(first).__name__
-    scope = first.__dict__.get("zerosim_scope")
+        return Failure("deadlock", rank, text_of(error), ranks.lines[rank])
+    return ranks.raised[0] if ranks.raised else Failure("error", 0, error_words(error), ranks.lines[0])
+
+
+def _raised(rank: int, error: BaseException, ranks: _Ranks) -> Failure:
+    """What a rank raised, put into words on its own thread: they are a student's object's, and may take their time."""
+    line, shape = ranks.lines[rank], ranks.shapes[rank]
+    if isinstance(error, NotImplementedError):
+        return Failure("unsolved", rank, text_of(error) or "what raises NotImplementedError", line)
+    reason = "mismatch" if isinstance(error, Mismatch) else "endless" if isinstance(error, Endless) else "error"
+    text = text_of(error) if isinstance(error, InputError | Mismatch | Endless) else error_words(error)
+    scope = error.__dict__.get("zerosim_scope")
     if scope is not None and reason == "error":
         text = f"in {place_in_step(scope)}: {text}"
-    return Failure(reason, rank, text, ranks.lines[rank], ranks.shapes[rank])
+    return Failure(reason, rank, text, line, shape)

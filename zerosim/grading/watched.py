@@ -48,12 +48,27 @@ class BoundedRecorder(Recorder):
     def __init__(self, readers: tuple[Reader, ...], switch: Switch, limit: int) -> None:
         super().__init__(readers, keep=True)
         self._switch = switch
+        self._limit = limit
         self._left = limit
         self.is_over = False
 
     @property
     def count(self) -> int:
         return len(self.history) + len(self.events)
+
+    @property
+    def enabled(self) -> bool:
+        return True
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if not value:
+            raise InputError("the record is what is graded: it cannot be switched off")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was added is there."""
+        return self.count == self._limit - self._left
 
     def add(self, event: Event) -> None:
         is_free = isinstance(event, Free)  # from a destructor, which must not raise

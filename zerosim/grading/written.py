@@ -25,6 +25,7 @@ WRITTEN: tuple[Exercise, ...] = (
         ("3Ψ", elements(3)),
         ("How long must every slice be, so that N of them cover numel?", "Round up: -(-numel // world_size)."),
         adapting.bounds,
+        yours=("slice_of", "slice_size"),
         gathered=1,
         examine=adapting.examine_bounds,
     ),
@@ -44,6 +45,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "own = grad[rank * c : (rank + 1) * c] is a window, not a copy: reduce_scatter(grad, out=own).",
         ),
         adapting.reduction,
+        decisive=("weights", "halves"),
     ),
     Exercise(
         3,
@@ -66,6 +68,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "A tied table comes by twice: only the unit whose .reduces is true has the complete gradient.",
         ),
         adapting.strategy,
+        yours=("owned", "post_backward"),
     ),
     Exercise(
         4,
@@ -87,6 +90,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "spread: all_gather flat.shard(), out=flat.whole_param(), over the old parameters.",
         ),
         adapting.strategy,
+        yours=("post_backward", "spread"),
     ),
     Exercise(
         5,
@@ -103,6 +107,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "add_grad_shard keeps the slice. Do not call add_grad_whole: that keeps the whole.",
         ),
         adapting.strategy,
+        yours=("post_backward", "spread"),
     ),
     Exercise(
         6,
@@ -111,7 +116,11 @@ WRITTEN: tuple[Exercise, ...] = (
         "A rank holds only its slice of the parameters. Each unit is gathered before it is used and freed after.",
         skeletons.MyZero3,
         3,
-        (case_of("4 ranks", 3, ranks=4), case_of("5 ranks", 3, ranks=5)),
+        (
+            case_of("4 ranks", 3, ranks=4),
+            case_of("5 ranks", 3, ranks=5),
+            case_of("2 ranks, a slice half as long as its unit", 3, ranks=2),
+        ),
         SHARDED,
         ("3Ψ", elements(3)),
         (
@@ -120,6 +129,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "After a unit's backward, free the parameters first: then the reduced slice finds room.",
         ),
         adapting.strategy,
+        yours=("pre_forward", "post_forward", "pre_backward", "post_backward"),
         gathered=1,
     ),
     Exercise(
@@ -142,6 +152,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "unit.reduces is False at lm_head. Leave the gradient where it is and do not take it.",
         ),
         adapting.strategy,
+        yours=("post_backward", "finish"),
         gathered=1,
     ),
     Exercise(
@@ -164,6 +175,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "The first time flat.grad_shard is None: then the reduced slice is the sum so far.",
         ),
         adapting.strategy,
+        yours=("post_backward",),
     ),
     Exercise(
         9,
@@ -184,6 +196,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "Squares add up over ranks, norms do not: all_reduce with op='sum' and purpose='control'.",
         ),
         adapting.strategy,
+        yours=("agree",),
     ),
     Exercise(
         10,
@@ -206,6 +219,7 @@ WRITTEN: tuple[Exercise, ...] = (
             "The last unit of forward is the first of backward: it has no next one in its direction.",
         ),
         adapting.strategy,
+        decisive=("weights", "overlap"),
         gathered=2,
         slack=1,
     ),

@@ -1,0 +1,387 @@
+"""`grade` runs an answer where it can be ended: whatever it does, it neither stays nor takes this process along."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import enum
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from grading_here import Own2, Own3
+
+from zerosim.errors import InputError, ZerosimError
+from zerosim.grading import Flat, Unit, Zero2, Zero3, find_exercise, grade
+from zerosim.grading.apart import MOST_SHOWN
+from zerosim.grading.carrying import pack, unpack
+
+needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    deadline = time.monotonic() + 2.0
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() == before
+
+
+# -- what cannot be ended inside a process ----------------------------------------------------------
+class Holds(Own3):
+    def pre_forward(self, unit: Unit) -> None:
+        if unit.name == "h.1":
+            sum(iter(int, 1))  # goes round in C: no other thread of its process runs any more
+        super().pre_forward(unit)
+
+
+def holds(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+    return sum(iter(int, 1)), world_size
+
+
+class Crashes(Own3):
+    def post_forward(self, unit: Unit) -> None:
+        ctypes.string_at(0)
+
+
+class Killed(Own3):
+    def post_forward(self, unit: Unit) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Leaves(Own3):
+    def post_forward(self, unit: Unit) -> None:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "exercise", "check", "words", "line"),
+    [
+        (
+            Holds,
+            "zero3",
+            "runs",
+            "did not end within 1 s, and let nothing else run, in pre_forward",
+            "sum(iter(int, 1))",
+        ),
+        (holds, "bounds", "slices", "did not end within 1 s, and let nothing else run, in holds", "sum(iter(int, 1))"),
+        (Crashes, "zero3", "runs", "in post_forward", "ctypes.string_at(0)"),
+        pytest.param(Killed, "zero3", "runs", "ended the process: SIGKILL", "", marks=needs_posix),
+        (Leaves, "zero3", "runs", "SystemExit: os._exit(0)", "os._exit(0)"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_what_nothing_inside_could_end_is_ended_and_named(
+    answer: Any, exercise: str, check: str, words: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerosim.grading.apart.SILENCE_S", 1.0)
+    found = grade(answer, exercise)
+    assert found.state == "failed"
+    assert found.points == 0
+    failed = found[check]
+    assert failed.passed is False
+    assert words in failed.counted
+    assert line in failed.line
+    assert not line or failed.line.startswith("test_grading_apart.py, line ")
+    assert failed.hint
+    if check == "runs":
+        assert failed.case == "4 ranks"
+        assert failed.expected == "2 steps on 4 ranks, to the end"
+    assert [one.passed for one in found.checks if one.name != check] == [None] * len(find_exercise(exercise).judges)
+    assert "Traceback" not in str(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system is told nowhere else")
+def test_memory_without_end_is_refused() -> None:
+    class Takes(Own2):
+        def spread(self, flat: Flat) -> None:
+            self.much = bytearray(5 << 30)
+
+    check = grade(Takes, "zero2")["runs"]
+    assert "MemoryError" in check.counted
+    assert check.line.endswith("self.much = bytearray(5 << 30)")
+
+
+# -- what it prints ---------------------------------------------------------------------------------
+def test_what_an_answer_prints_is_shown_up_to_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    class Prints(Own2):
+        def spread(self, flat: Flat) -> None:
+            print(f"rank {self.comm.rank} spreads {flat.name} ∇")
+            os.write(2, b"and stderr\n")
+            super().spread(flat)
+            if flat.name == "lm_head" and self.device.where.step == 1:
+                print("x" * 30_000, end="")
+
+    assert grade(Prints, "zero2").passed
+    shown = capsys.readouterr().out
+    assert "rank 3 spreads lm_head ∇\n" in shown
+    assert "and stderr\n" in shown
+    assert len(shown) < MOST_SHOWN + 100
+    assert shown.splitlines()[-1].startswith("... and ")
+    assert shown.endswith(" characters more\n")
+
+
+# -- how an answer gets there -----------------------------------------------------------------------
+class Way(enum.Enum):
+    FORWARD = 1
+    BACKWARD = -1
+
+    def next(self, index: int) -> int:
+        return index + self.value
+
+
+class Place(NamedTuple):
+    index: int
+    count: int
+
+    @property
+    def is_inside(self) -> bool:
+        return 0 <= self.index < self.count
+
+
+@dataclasses.dataclass
+class Coming:
+    flat: Flat
+    work: Any
+    others: list[str] = dataclasses.field(default_factory=list)
+
+
+@functools.cache
+def no_lock_holds(name: str) -> bool:
+    with LOCK:
+        return name in SEEN
+
+
+SEEN: list[str] = []
+LOCK = threading.Lock()
+
+
+def remembering(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        SEEN.append(args[1].name)
+        return function(*args)
+
+    return wrapped
+
+
+class Launches:
+    coming: dict[str, Coming]
+    comm: Any
+
+    def launch(self, flat: Flat) -> None:
+        if flat.name not in self.coming:
+            self.coming[flat.name] = Coming(flat, self.comm.all_gather(flat.shard(), wait=False))
+
+
+class Prefetches(Launches, Zero3):
+    """In all styles that a notebook has."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.coming = {}
+
+    @functools.cached_property
+    def order(self) -> dict[str, int]:
+        return {flat.name: index for index, flat in enumerate(self.flats)}
+
+    @staticmethod
+    def spot(index: int, count: int) -> Place:
+        return Place(index, count)
+
+    def use(self, flat: Flat, way: Way) -> None:
+        self.launch(flat)
+        place = self.spot(way.next(self.order[flat.name]), len(self.flats))
+        if place.is_inside:
+            self.launch(self.flats[place.index])
+        arrived = self.coming.pop(flat.name)
+        assert dataclasses.replace(arrived, others=["a"]).others == ["a"]
+        assert len(dataclasses.fields(Coming)) == 3
+        flat.unshard(arrived.work.wait())
+
+    @remembering
+    def pre_forward(self, unit: Unit) -> None:
+        self.use(unit.flat, Way.FORWARD)
+
+    def pre_backward(self, unit: Unit) -> None:
+        assert no_lock_holds(unit.name)  # what another function of the module has put there
+        self.use(unit.flat, Way.BACKWARD)
+
+
+def test_an_answer_goes_with_all_that_it_uses_and_changes_nothing_here() -> None:
+    found = grade(Prefetches, "prefetch")
+    assert found.passed, str(found)
+    assert SEEN == []
+
+
+def test_an_answer_that_no_module_has_is_graded(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a notebook's cell or an exec'd text leaves it: in a module that cannot be imported."""
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    source = """
+        from zerosim.grading import Strategy
+        scale = 2
+        class Mine(Strategy):
+            keeps_grads = False
+            def post_backward(self, unit):
+                if unit.reduces:
+                    unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
+            def spread(self, flat):
+                global scale
+                scale += 1
+                self.comm.all_gather(flat.shard(), out=flat.whole_param())
+                if flat.name == "lm_head":
+                    missing
+    """
+    exec(compile(textwrap.dedent(source), "a cell", "exec"), cell)
+    check = grade(cell["Mine"], "zero2")["runs"]
+    assert "NameError: name 'missing' is not defined" in check.counted
+    assert check.line == "a cell, line 14"
+    assert cell["scale"] == 2
+
+
+def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Own2):
+        def spread(self, flat: Flat) -> None: ...
+
+    monkeypatch.setattr("zerosim.grading.checks.different_weights", lambda mine, reference: [])
+    monkeypatch.setattr(Zero2, "spread", lambda self, flat: None)
+    found = grade(Mine, "zero2")
+    assert found["weights"].passed is False
+    assert found.points == 0
+
+
+def test_an_exercise_of_ones_own_goes_too() -> None:
+    exercise = dataclasses.replace(find_exercise("zero2"), name="mine", cases=find_exercise("zero2").cases[:1])
+    assert grade(Own2, exercise).passed
+
+
+HELD = open(os.devnull)  # noqa: SIM115
+
+
+def test_what_cannot_go_is_named() -> None:
+    class Reads(Own2):
+        def spread(self, flat: Flat) -> None:
+            HELD.read()
+
+    found = grade(Reads, "zero2")
+    check = found["answer"]
+    assert "`HELD`, a TextIOWrapper, cannot go into the process that runs it" in check.counted
+    assert check.hint.startswith("make it where it is used")
+
+    class Refuses:
+        def __reduce__(self) -> Any:
+            raise ValueError("never")
+
+    refuses = Refuses()
+    assert "ValueError: never" in grade(lambda *parts: refuses, "bounds")["answer"].counted
+
+
+def test_what_cannot_be_made_again_is_said() -> None:
+    class Bombs:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    bomb = Bombs()
+    found = grade(lambda *parts: bomb, "bounds")
+    assert "it cannot be made again in the process that runs it: ValueError" in found["answer"].counted
+
+
+@pytest.mark.parametrize("answer", [Own2, Prefetches, lambda a, b, c: (a, b), functools.partial(max, 3), max])
+def test_what_is_carried_is_what_it_was(answer: Any) -> None:
+    again = unpack(pack(answer)[0])
+    assert (again is answer) == (answer is max)
+    assert getattr(again, "__qualname__", "") == getattr(answer, "__qualname__", "")
+    if isinstance(answer, type):
+        assert set(vars(again)) >= set(vars(answer)) - {"__annotations__"}
+        assert [base.__name__ for base in again.__mro__] == [base.__name__ for base in answer.__mro__]
+
+
+def test_closures_share_what_they_shared() -> None:
+    def pair() -> Any:
+        count = 0
+
+        def add() -> None:
+            nonlocal count
+            count += 1
+
+        def read() -> int:
+            return count if count else read.__code__.co_argcount  # names itself
+
+        return add, read
+
+    add, read = unpack(pack(pair())[0])
+    assert read() == 0
+    add()
+    assert read() == 1
+
+
+# -- who calls, and when ----------------------------------------------------------------------------
+def test_an_answer_does_not_grade() -> None:
+    class Nests(Own2):
+        def spread(self, flat: Flat) -> None:
+            grade(Own2, "zero2")
+
+    assert "grade is called by what is being graded" in grade(Nests, "zero2")["runs"].counted
+
+
+def test_without_a_python_to_start_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    with pytest.raises(ZerosimError, match="grade starts Python in a process of its own, which failed"):
+        grade(Own2, "zero2")
+    monkeypatch.setenv("ZEROSIM_GRADING", "1")
+    with pytest.raises(InputError, match="call it outside of the answer"):
+        grade(Own2, "zero2")
+
+
+SCRIPT = """
+import os, sys, time
+from zerosim.grading import Strategy, grade
+
+class Mine(Strategy):
+    def pre_forward(self, unit):
+        print(os.getpid(), flush=True)
+        while True:
+            time.sleep(1)
+            self.comm.barrier()
+
+try:
+    print(grade(Mine, "zero1"))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@needs_posix
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> None:
+    """Also: a script's own class is graded, and the script, which has no main guard, is not run again for it."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        process = int(script.stdout.readline())
+        script.send_signal(getattr(signal, how))
+        assert ("interrupted" in script.stdout.read()) == (how == "SIGINT")
+    deadline = time.monotonic() + 20.0
+    while _runs(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(process)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

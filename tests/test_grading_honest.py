@@ -1,0 +1,426 @@
+"""A point means something: wrong weights, the work of others, a bug that is still there, a forged record earn none."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from grading_here import Own2, Own3, grade
+
+from zerosim.device import Kind
+from zerosim.errors import InputError
+from zerosim.grading import EXERCISES, Exercise, Flat, Slice, Strategy, Unit, Zero2, Zero3, find_exercise
+from zerosim.grading.borrowed import _owners
+from zerosim.grading.targets import case_of
+from zerosim.grading.trial import attempt
+from zerosim.parallel.ddp import DDP
+from zerosim.parallel.zero1 import Zero1
+from zerosim.sharding import slice_of, slice_size
+
+BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
+
+
+# -- points -----------------------------------------------------------------------------------------
+def test_right_answers_get_all_points() -> None:
+    assert grade(Own2, "zero2").points == 6
+    assert grade(Own3, "zero3").points == grade(Own3, "tied").points == 7
+
+
+def test_wrong_weights_leave_no_point_to_the_other_checks() -> None:
+    class Half(Own2):
+        def post_backward(self, unit: Unit) -> None:
+            super().post_backward(unit)
+            shard = unit.flat.grad_shard
+            if shard is not None:
+                self.device.kernel(0, self.device.backend.multiply, shard.array, 0.5, shard.array)
+
+    found = grade(Half, "zero2")
+    assert [check.name for check in found.failures] == ["weights"]
+    assert found.points == 0
+    assert str(found).splitlines()[0] == "Exercise 5, ZeRO-2: 0 of 6 points: the weights are wrong"
+    assert "the weights are wrong" in found._repr_html_()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda one: one.name)
+def test_a_bug_as_it_was_given_earns_nothing(bug: Exercise) -> None:
+    found = grade(bug.given, bug)
+    assert found.points == 0
+    assert found.state == "failed"
+
+
+def test_what_is_missing_to_any_point_is_named() -> None:
+    thrifty = find_exercise("bug_thrifty")
+    assert str(grade(thrifty.given, thrifty)).splitlines()[0].endswith(": nothing counts without bytes and gathered")
+
+
+def test_a_right_answer_that_takes_too_much_keeps_its_other_points() -> None:
+    class ReducesFirst(Own3):
+        def post_backward(self, unit: Unit) -> None:
+            unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
+            unit.flat.reshard()
+
+    found = grade(ReducesFirst, "zero3")
+    assert [check.name for check in found.failures] == ["peak"]
+    assert found.points == found.possible - 1
+    assert "reshard before the gradient is reduced" in found["peak"].hint
+    assert found["peak"].case == "2 ranks, a slice half as long as its unit"
+
+
+# -- somebody else's work ---------------------------------------------------------------------------
+class Inherits(Zero2): ...
+
+
+class Gives(Strategy):
+    def __new__(cls, *parts: Any) -> Any:
+        return Zero2(*parts)
+
+
+class Delegates(Own2):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)  # type: ignore[arg-type]
+        self.inner = Zero2(*parts)
+
+    def post_backward(self, unit: Unit) -> None:
+        self.inner.post_backward(unit)
+
+
+class Calls(Own2):
+    reduce = Zero2.reduce
+
+    def post_backward(self, unit: Unit) -> None:
+        Zero2.post_backward(self, unit)  # type: ignore[arg-type]
+
+
+class InheritsHalf(Zero1):
+    """Its gradients are its own work, its parameters are spread by ZeRO-1, as ZeRO-2 does."""
+
+    keeps_grads = False
+    post_backward = Own2.post_backward  # type: ignore[assignment]
+
+
+class CallsFinish(Zero3):
+    def post_backward(self, unit: Unit) -> None:
+        self.finish(unit)
+
+
+class InheritsDDP(DDP): ...
+
+
+def cut_by_zerosim(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+    part = slice_of(numel, rank, world_size)
+    return part.start, part.stop
+
+
+def size_by_zerosim(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+    size = slice_size(numel, world_size)
+    return rank * size, (rank + 1) * size
+
+
+@pytest.mark.parametrize(
+    ("answer", "exercise", "words"),
+    [
+        (Inherits, "zero2", "Zero2.post_backward and Zero2.spread"),
+        (Gives, "zero2", "Zero2.post_backward and Zero2.spread"),
+        (Delegates, "zero2", "Zero2.post_backward"),
+        (Calls, "zero2", "Zero2.post_backward"),
+        (InheritsHalf, "zero2", "Zero1.spread"),
+        (CallsFinish, "tied", "Zero3.finish"),
+        (Inherits, "accumulation", "Zero2.post_backward"),
+        (Inherits, "clipping", "Strategy.agree"),
+        (InheritsDDP, "bug_mean", "DDP.post_backward"),
+        (Zero3, "bug_thrifty", "Zero3.finish, Zero3.post_backward and 3 more"),
+        (cut_by_zerosim, "bounds", "sharding.slice_of"),
+        (size_by_zerosim, "bounds", "sharding.slice_size"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_zerosims_own_answer_is_nobodys(answer: Any, exercise: str, words: str) -> None:
+    found = grade(answer, exercise, carried=True)
+    assert found.points == 0
+    assert not found.passed
+    assert f": {words}, zerosim's own, did the work: write it yourself" in str(found).splitlines()[0]
+    assert "did the work" in found._repr_html_()
+
+
+def test_what_must_be_ones_own_is_something_that_zerosim_has() -> None:
+    """A name with a slip in it would be watched in vain."""
+    for one in EXERCISES:
+        assert all(_owners(name) for name in one.yours), one.name
+        assert one.yours or set(one.decisive) > {"weights"}
+
+
+def test_a_function_that_the_exercise_asks_to_be_made_of_others_is_not_called() -> None:
+    found = grade(lambda comm, grad: comm.all_reduce(grad), "all_reduce")
+    assert found.points == 0
+    assert str(found).splitlines()[0].endswith(": nothing counts without halves")
+
+
+def test_prefetch_without_prefetch_earns_nothing() -> None:
+    found = grade(Zero3, "prefetch")
+    assert found.points == 0
+    assert str(found).splitlines()[0].endswith(": nothing counts without overlap")
+
+
+def test_the_skeletons_own_base_may_be_used() -> None:
+    """MyTied is given a ZeRO-3; what it must write is one point of it."""
+
+    class Mine(Zero3):
+        def post_backward(self, unit: Unit) -> None:
+            self.reshard(unit.flat)
+            if unit.reduces:
+                unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
+
+    assert grade(Mine, "tied").passed
+
+
+# -- around the collectives, and around the record --------------------------------------------------
+def test_parameters_that_reach_other_ranks_past_comm_are_seen() -> None:
+    board: dict[tuple[str, int], Any] = {}
+
+    class Board(Own2):
+        def spread(self, flat: Flat) -> None:
+            board[flat.name, self.comm.rank] = np.array(flat.shard().array)
+            self.comm.barrier()
+            for rank in range(self.comm.size):
+                start = rank * flat.own.size
+                flat.whole_param().array[start : start + flat.own.size] = board[flat.name, rank]
+            self.comm.barrier()
+
+    found = grade(Board, "zero2")
+    assert found["weights"].passed
+    assert [check.name for check in found.failures] == ["volume"]
+    assert found["volume"].counted == "40,356 B, too few: at least 80,712 B have to travel"
+    assert "past self.comm" in found["volume"].hint
+
+
+def test_parameters_that_are_kept_where_nobody_counts_are_seen() -> None:
+    class Stash(Own3):
+        def pre_forward(self, unit: Unit) -> None:
+            super().pre_forward(unit)
+            vars(self).setdefault("stash", {})[unit.name] = np.array(unit.flat.whole_param().array)
+
+        def pre_backward(self, unit: Unit) -> None:
+            whole = self.device.alloc((unit.flat.padded_numel,), unit.flat.dtype, Kind.UNSHARDED_PARAM)
+            whole.array[:] = vars(self)["stash"].pop(unit.name)
+            unit.flat.unshard(whole)
+
+    found = grade(Stash, "zero3")
+    assert found["weights"].passed
+    assert found["volume"].passed is False
+    assert "too few" in found["volume"].counted
+
+
+def test_fewer_bytes_that_can_be_had_honestly_are_no_fault() -> None:
+    """The last unit of forward is the first of backward: it may stay."""
+
+    class Keeps(Own3):
+        def post_forward(self, unit: Unit) -> None:
+            if unit.flat is not self.flats[-1]:
+                unit.flat.reshard()
+
+        def pre_backward(self, unit: Unit) -> None:
+            if unit.flat.param is None:
+                super().pre_backward(unit)
+
+    assert grade(Keeps, "zero3")["volume"].passed
+
+
+def test_a_record_cannot_be_switched_off_nor_shortened() -> None:
+    class Off(Own2):
+        def spread(self, flat: Flat) -> None:
+            self.device.recorder.enabled = False
+
+    class Short(Own2):
+        def spread(self, flat: Flat) -> None:
+            super().spread(flat)
+            self.device.recorder.events.pop()
+
+    assert "it cannot be switched off" in grade(Off, "zero2")["runs"].counted
+    found = grade(Short, "zero2")
+    assert found["runs"].counted == "rank 0's record is not whole: what it did was taken out of it"
+    assert "leave self.device.recorder alone" in found["runs"].hint
+
+
+@pytest.mark.parametrize("which", ["method", "module", "new", "code"])
+def test_an_answer_that_changes_zerosim_is_refused_with_the_name(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zerosim.grading import compare
+
+    def nothing(*parts: Any) -> list[str]:
+        return []
+
+    class Patches(Own2):
+        def spread(self, flat: Flat) -> None:
+            if which == "method":
+                monkeypatch.setattr(Zero2, "spread", nothing)
+            elif which == "module":
+                monkeypatch.setattr(compare, "different_weights", nothing)
+            elif which == "new":
+                monkeypatch.setattr(Zero2, "step", nothing, raising=False)
+            else:
+                monkeypatch.setattr(compare.different_weights, "__code__", nothing.__code__)
+
+    with monkeypatch.context():
+        found = grade(Patches, "zero2")
+    name = {
+        "method": "zerosim.parallel.zero2.Zero2.spread",
+        "new": "zerosim.parallel.zero2.Zero2.step",
+        "module": "zerosim.grading.compare.different_weights",
+        "code": "zerosim.grading.compare.different_weights",
+    }[which]
+    assert [check.name for check in found.checks] == ["answer"]
+    assert name in found["answer"].counted
+    assert found.points == 0
+
+
+def test_an_answer_that_changes_its_run_is_refused() -> None:
+    exercise = find_exercise("zero2")
+    config = exercise.cases[0].config
+
+    class Shortens(Own2):
+        def spread(self, flat: Flat) -> None:
+            super().spread(flat)
+            object.__setattr__(config, "steps", 1)
+
+    try:
+        found = grade(Shortens, "zero2")
+    finally:
+        object.__setattr__(config, "steps", 2)
+    assert found["answer"].counted == "the run's configuration changed while it ran"
+
+
+# -- what cannot be judged is said ------------------------------------------------------------------
+def test_slices_that_do_not_make_up_the_weights_end_in_words() -> None:
+    class First(Strategy):
+        def owned(self, flat: Flat) -> Slice:
+            return Slice(0, 1, flat.numel)
+
+        def post_backward(self, unit: Unit) -> None:
+            unit.flat.grad_shard = unit.flat.take_grad()[:1]
+
+    check = grade(First, "zero1")["runs"]
+    assert check.passed is False
+    assert check.counted.startswith("the slices that the ranks own do not make up the weights")
+
+
+def test_a_bare_not_implemented_error_is_unsolved() -> None:
+    class Bare(Own2):
+        def spread(self, flat: Flat) -> None:
+            raise NotImplementedError
+
+    def bare(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    assert grade(Bare, "zero2").state == "unsolved"
+    assert grade(bare, "bounds").state == "unsolved"
+
+
+def test_a_pair_is_asked_for() -> None:
+    def pair(numel: int, rank: int, world_size: int) -> Any:
+        yield rank
+        yield rank + 1
+
+    for answer in (pair, lambda numel, rank, world_size: [rank * -(-numel // world_size), 3]):
+        check = grade(answer, "bounds")["slices"]
+        assert check.hint == "return a pair: return start, stop"
+        assert "0x" not in check.counted  # the same text each time
+
+
+# -- exceptions without words -----------------------------------------------------------------------
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no words")
+
+    __repr__ = __str__
+
+
+class Numeric(InputError):
+    def __str__(self) -> str:
+        return 3  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Silent, "in step 0, forward of h.1: Silent: (no text: its __str__ raises KeyError)"),
+        (Numeric, "in step 0, forward of h.1: (no text: its __str__ raises TypeError)"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_exception_whose_text_raises_ends_a_run_like_any_other(
+    error: type[Exception], words: str, ranks: int
+) -> None:
+    class Raises(Own3):
+        def post_forward(self, unit: Unit) -> None:
+            if unit.name == "h.1" and self.comm.rank == ranks - 1:
+                raise error
+            super().post_forward(unit)
+
+    exercise = find_exercise("zero3")
+    trial = attempt(case_of("few", 3, ranks=ranks).config, exercise.adapt(Raises))
+    assert trial.failure is not None
+    assert trial.failure.reason == "error"
+    assert trial.failure.rank == ranks - 1
+    assert trial.failure.text == words
+    assert trial.failure.line.endswith("raise error")
+
+
+def test_functions_and_values_without_words_are_no_trouble() -> None:
+    class Mute:
+        __repr__ = Silent.__str__
+
+    def raises(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        raise Silent
+
+    def gives(numel: int, rank: int, world_size: int) -> Any:
+        return Mute()
+
+    assert "raised Silent: (no text: its __str__ raises KeyError)" in grade(raises, "bounds")["slices"].counted
+    assert "is (no text: its __repr__ raises KeyError)" in grade(gives, "bounds")["slices"].counted
+
+
+def test_a_long_text_is_shortened() -> None:
+    class Long(Own2):
+        def spread(self, flat: Flat) -> None:
+            raise ValueError("x" * 1_000_000)
+
+    assert len(str(grade(Long, "zero2"))) < 5_000
+
+
+# -- time -------------------------------------------------------------------------------------------
+def test_an_answer_that_goes_on_for_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("watch", "trial"):
+        monkeypatch.setattr(f"zerosim.grading.{module}.LIMIT_S", 0.5)
+
+    class Sleepy(Own2):
+        def spread(self, flat: Flat) -> None:
+            time.sleep(0.2)
+            super().spread(flat)
+
+    check = grade(Sleepy, "zero2")["runs"]
+    assert "did not end within 0.5 s, in optimizer" in check.counted
+    assert check.line.endswith("time.sleep(0.2)")
+    assert "what else does yours do" in check.hint
+
+
+def test_threads_that_an_answer_leaves_end_with_its_run(capfd: pytest.CaptureFixture[str]) -> None:
+    before = set(sys._current_frames())
+
+    class Leaves(Own2):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)  # type: ignore[arg-type]
+            self.counted = 0
+            _thread.start_new_thread(self.count, ())
+
+        def count(self) -> None:
+            while True:
+                self.counted += 1
+
+    exercise = find_exercise("zero2")
+    trial = attempt(exercise.cases[0].config, exercise.adapt(Leaves))
+    assert trial.failure is None
+    assert set(sys._current_frames()) == before
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,85 @@
+"""What an answer took of zerosim's own: the functions that would answer the exercise, and changes to the package.
+
+Owns the two ways in which an answer passes every check and is nobody's work. Both are seen while it runs: however it
+comes to call zerosim's own answer (it inherits it, calls it, gives it back), that function is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from zerosim import sharding
+from zerosim.grading.source import is_own
+from zerosim.parallel.base import Strategy
+
+
+@contextmanager
+def noted(names: Sequence[str]) -> Iterator[set[str]]:
+    """While this is open, calls of zerosim's own answers under these names are noted, as 'Zero2.spread'."""
+    seen: set[str] = set()
+    own = [(owner, name, vars(owner)[name]) for name in names for owner in _owners(name)]
+    for owner, name, function in own:
+        called = f"{owner.__name__.removeprefix('zerosim.')}.{name}"
+        setattr(owner, name, _noting(function, called, seen, from_anywhere=isinstance(owner, type)))
+    try:
+        yield seen
+    finally:
+        for owner, name, function in own:
+            setattr(owner, name, function)
+
+
+def _owners(name: str) -> list[type | ModuleType]:
+    """The strategies (the base only where no other has it: its own points are empty) and the module with that name."""
+    shipped = [each for each in _strategies(Strategy) if each.__module__.startswith("zerosim.parallel.")]
+    strategies = [each for each in shipped if name in vars(each)] or [each for each in [Strategy] if name in vars(each)]
+    return [*strategies, *(module for module in [sharding] if name in vars(module))]
+
+
+def _strategies(base: type[Strategy]) -> Iterator[type[Strategy]]:
+    for one in base.__subclasses__():
+        yield one
+        yield from _strategies(one)
+
+
+def _noting(function: Callable[..., Any], name: str, seen: set[str], *, from_anywhere: bool) -> Callable[..., Any]:
+    """A strategy's method may be called for the student by the engine; a function is used by zerosim itself too."""
+
+    @functools.wraps(function)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        if from_anywhere or is_own(sys._getframe(1).f_code.co_filename):
+            seen.add(name)
+        return function(*args, **kwargs)
+
+    return noting
+
+
+# -- changes ----------------------------------------------------------------------------------------
+def state_of_zerosim() -> dict[str, Any]:
+    """What zerosim's modules and classes hold by name, and the code of functions. To be compared by identity."""
+    held: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name == "zerosim" or name.startswith("zerosim."):
+            for key, value in list(vars(module).items()):
+                held[f"{name}.{key}"] = value
+                if isinstance(value, type) and value.__module__ == name:
+                    held |= {f"{name}.{key}.{each}": inner for each, inner in vars(value).items()}
+    codes = {f"{name}()": value.__code__ for name, value in held.items() if hasattr(value, "__code__")}
+    return held | codes
+
+
+def changed(before: dict[str, Any]) -> list[str]:
+    """The names of what is not what it was, or is new in a class of zerosim's."""
+    now = state_of_zerosim()
+    classes = {name for name, value in before.items() if isinstance(value, type)}
+    other = [name for name in before if now.get(name, _GONE) is not before[name]]
+    added = [name for name in now if name not in before and name.rpartition(".")[0] in classes]
+    names = [*other, *(name for name in added if not name.rpartition(".")[2].startswith("__"))]  # Python's own caches
+    return sorted({name.removesuffix("()") for name in names})
+
+
+_GONE = object()

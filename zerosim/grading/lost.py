@@ -1,0 +1,97 @@
+"""An answer whose process ended without a verdict: what it did, and at which line, as far as can be told.
+
+Owns the reading of what faulthandler wrote, and the words. The line is that of the thread that crashed or held on.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import NamedTuple
+
+from zerosim.grading.exercise import Check, Exercise, Verdict, run_to_the_end
+from zerosim.grading.source import is_own, line_words
+
+_THREAD = re.compile(r"(Current )?[Tt]hread 0x")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_FATAL = re.compile(r"(?:Fatal Python error|Windows fatal exception): (.*)")
+_KILLED = -9
+
+
+class Last(NamedTuple):
+    """What is known of the process: the case under way ('': none yet), what faulthandler wrote, its exit code.
+
+    `code` is None where it went on until it was ended. `files`: those that the student's code comes from; `silence_s`:
+    how long it may hold the interpreter.
+    """
+
+    label: str
+    dump: list[str]
+    code: int | None
+    files: list[str]
+    silence_s: float
+
+
+class _Frame(NamedTuple):
+    file: str
+    number: int
+    function: str
+
+
+def lost(one: Exercise, last: Last) -> Verdict:
+    """The check that was under way fails; those behind it were not reached."""
+    case = next((case for case in one.cases if case.label == last.label), None)
+    name = "runs" if case is not None or one.examine is None else "slices"
+    frame = _frame(last)
+    counted, hint = _words(last)
+    check = Check(
+        name,
+        False,
+        run_to_the_end(case.config) if case is not None else "an answer that ends",
+        counted + (f", in {frame.function}" if frame else ""),
+        last.label,
+        line_words(frame.file, frame.number) if frame else "",
+        hint,
+    )
+    return Verdict((check, *(Check(name, None) for name, _ in one.judges)))
+
+
+def _words(last: Last) -> tuple[str, str]:
+    fatal = next((found[1] for line in last.dump if (found := _FATAL.match(line))), "")
+    if any(line.startswith("Timeout") for line in last.dump):
+        return f"did not end within {last.silence_s:g} s, and let nothing else run", _HELD
+    if last.code is None:
+        return "did not end, and was not heard of any more", "did it stop its own process?"
+    if fatal or last.code < 0:
+        name = fatal.lower() or _signal_name(last.code)
+        return f"ended the process: {name}", _KILLED_HINT if last.code == _KILLED else _CRASH
+    return f"ended the process with exit code {last.code}", "an answer returns, or raises: it ends no process"
+
+
+_HELD = "a call that never returns, such as sum() or list() over an iterator without an end, or C code that waits"
+_CRASH = "C code touched memory that is not its own (ctypes?), or a recursion had no end"
+_KILLED_HINT = "the system ended it: for want of memory?"
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return f"{signal.Signals(-code).name}, {signal.strsignal(-code)}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _frame(last: Last) -> _Frame | None:
+    """The student's innermost frame of the thread that crashed, else of the one that is in a line of theirs."""
+    files = {name.encode("ascii", "backslashreplace").decode(): name for name in last.files}  # as it is dumped
+    threads: list[tuple[bool, list[_Frame]]] = []
+    for line in last.dump:
+        if (thread := _THREAD.match(line)) is not None:
+            threads.append((bool(thread[1]), []))
+        elif threads and (found := _FRAME.match(line)) is not None:
+            threads[-1][1].append(_Frame(files.get(found[1], found[1]), int(found[2]), found[3]))
+
+    def is_students(frame: _Frame) -> bool:
+        return frame.file in last.files or (is_own(frame.file) and not frame.file.startswith("<"))
+
+    threads.sort(key=lambda thread: (not thread[0], not (thread[1] and is_students(thread[1][0]))))
+    return next((frame for _, frames in threads for frame in frames if is_students(frame)), None)
