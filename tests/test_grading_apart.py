@@ -368,7 +368,7 @@ def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> Non
     """Also: a script's own class is graded, and the script, which has no main guard, is not run again for it."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as script:
+    with subprocess.Popen([sys.executable, "-u", str(path)], stdout=subprocess.PIPE, text=True) as script:
         assert script.stdout is not None
         process = int(script.stdout.readline())
         script.send_signal(getattr(signal, how))

@@ -157,7 +157,6 @@ class _Said:
 
     def show(self, text: str) -> None:
         sys.stdout.write(text)
-        sys.stdout.flush()
         self._line_is_open = not text.endswith("\n")
 
     def close_line(self) -> None:
