@@ -214,6 +214,26 @@ def test_parameters_that_are_kept_where_nobody_counts_are_seen() -> None:
     assert "too few" in found["volume"].counted
 
 
+def test_parameters_that_travel_under_another_name_are_counted() -> None:
+    class Hides(Own2):
+        def spread(self, flat: Flat) -> None:
+            super().spread(flat)
+            self.comm.all_gather(flat.shard(), purpose="control")
+
+    found = grade(Hides, "zero2")
+    assert [check.name for check in found.failures] == ["volume", "calls"]
+    assert found["calls"].counted == "18"
+
+
+def test_a_barrier_costs_no_bytes_and_no_call() -> None:
+    class Meets(Own2):
+        def spread(self, flat: Flat) -> None:
+            self.comm.barrier()
+            super().spread(flat)
+
+    assert grade(Meets, "zero2").passed
+
+
 def test_fewer_bytes_that_can_be_had_honestly_are_no_fault() -> None:
     """The last unit of forward is the first of backward: it may stay."""
 

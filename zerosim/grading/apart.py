@@ -41,8 +41,10 @@ MOST_SHOWN = 20_000
 """Characters of what an answer prints that are shown."""
 
 _MARK = "ZEROSIM_GRADING"
-_BEGIN = (
-    "import sys, pickle; parcel = pickle.load(sys.stdin.buffer); sys.path[:] = parcel['path']; "
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BEGIN = (  # zerosim is found before the folders of the answer are: a queue.py there is none of Python's
+    "import sys, pickle; parcel = pickle.load(sys.stdin.buffer); "
+    "sys.path[:] = [p for p in [parcel['home']] if p not in sys.path] + sys.path + parcel['path']; "
     "from zerosim.grading.inside import main; main(parcel)"
 )
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -61,7 +63,14 @@ def judged_apart(answer: Any, one: Exercise) -> Verdict:
         hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
         return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
     wanted = one.name if one in EXERCISES else pack(one)[0]
-    sent = {"path": sys.path, "files": files, "exercise": wanted, "answer": parcel, "silence_s": SILENCE_S}
+    sent = {
+        "home": _HOME,
+        "path": sys.path,
+        "files": files,
+        "exercise": wanted,
+        "answer": parcel,
+        "silence_s": SILENCE_S,
+    }
     with _process() as process:
         said = _hear(process, pickle.dumps(sent))
         if said.verdict is not None:
@@ -91,7 +100,7 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
     try:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-c", _BEGIN],
+            [sys.executable, "-P", "-u", "-c", _BEGIN],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

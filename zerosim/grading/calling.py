@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from zerosim.grading.ending import end_thread
 from zerosim.grading.source import line_of_frame, line_of_trace
-from zerosim.grading.trial import end_thread
 from zerosim.grading.watch import PATIENCE_S, POLL_S, Watch
 from zerosim.grading.words import error_words, text_of
 

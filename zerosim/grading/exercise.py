@@ -1,6 +1,6 @@
 """What an exercise is: a question, what is given, the runs it must pass and their targets.
 
-Owns the data types. The exercises themselves are in `catalogue.py`, the checks in `checks.py`.
+Owns the data types. The exercises themselves are in `catalogue.py`, the checks in `checks.py` and `traffic.py`.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def main(parcel: dict[str, Any]) -> NoReturn:
     os.dup2(2, 1)
     faulthandler.enable(out)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one outside, which ends this one
+    sys.path[:] = parcel["path"]
     for name, lines in parcel["files"].items():
         linecache.cache[name] = (len(lines), None, lines, name)
     _bar_the_door()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from zerosim.ledger import TrafficRow
 from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Retag
 from zerosim.stepper.match import describe
 
@@ -144,12 +145,17 @@ class Call(NamedTuple):
         return f"{op} of {payload:,} B in step {step}, {phase}{f' of {unit}' if unit else ''}{batch}"
 
 
+def carries_states(call: Launch | TrafficRow) -> bool:
+    """Whatever purpose it names: norms and flags are fp64, and a barrier has no dtype."""
+    return call.purpose == "states" or call.dtype not in ("fp64", "")
+
+
 def calls(record: Sequence[Event], *, control: bool = False) -> list[Call]:
     """The collectives of model states, in order; with `control` those of norms and flags too."""
     return [
         Call(number, (*event.scope, event.op, event.payload_bytes))
         for number, event in enumerate(record)
-        if isinstance(event, Launch) and (control or event.purpose == "states")
+        if isinstance(event, Launch) and (control or carries_states(event))
     ]
 
 

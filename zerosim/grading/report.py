@@ -169,7 +169,8 @@ def _units(names: Iterable[str]) -> str:
 
 def _row(check: Check, shown: list[Where]) -> str:
     details = _details(check, shown)
-    more = f'<pre style="margin:0;text-align:left;white-space:pre-wrap">{escape(chr(10).join(details))}</pre>' if details else ""
+    style = "margin:0;text-align:left;white-space:pre-wrap"
+    more = f'<pre style="{style}">{escape(chr(10).join(details))}</pre>' if details else ""
     mark = f'<td style="color:{_COLOURS[check.passed]};vertical-align:top"><b>{_MARKS[check.passed]}</b></td>'
     name = f'<td style="text-align:left;vertical-align:top">{escape(check.name)}</td>'
     return f'<tr>{mark}{name}<td style="text-align:left">{escape(_sentence(check))}{more}</td></tr>'

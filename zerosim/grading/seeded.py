@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from zerosim.grading import adapting, checks
+from zerosim.grading import adapting, checks, traffic
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs
 from zerosim.grading.targets import GATHERED, PLAIN, SHARDED, case_of, elements
@@ -73,7 +73,7 @@ SEEDED: tuple[Exercise, ...] = (
             case_of("4 ranks, tied", 3, ranks=4, tie_embeddings=True),
             case_of("3 ranks, tied", 3, ranks=3, tie_embeddings=True),
         ),
-        (("weights", checks.weights), ("bytes", checks.states), *GATHERED, ("volume", checks.volume)),
+        (("weights", checks.weights), ("bytes", checks.states), *GATHERED, ("volume", traffic.volume)),
         ("(3Ψ + VD)", lambda config, psi, tied: Fraction(3 * psi + tied)),
         ("Which point let go of the table, and which should have brought it back?", "Look at lm_head in backward."),
         adapting.strategy,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from zerosim.grading import checks
+from zerosim.grading import checks, traffic
 from zerosim.grading.exercise import Case
 from zerosim.planner.formulas.traffic import volume
 from zerosim.scenario import RunConfig
@@ -36,6 +36,6 @@ def elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
 
 
 RUN = (("weights", checks.weights), ("bytes", checks.states), ("peak", checks.highest))
-SENT = (("volume", checks.volume), ("calls", checks.number))
+SENT = (("volume", traffic.volume), ("calls", traffic.number))
 GATHERED = (("gathered", checks.gathered),)
 PLAIN, SHARDED = (*RUN, *SENT), (*RUN, *GATHERED, *SENT)

@@ -7,7 +7,6 @@ what never gives the interpreter back to these threads is ended from outside, by
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from zerosim.comm.threads import ThreadTransport
 from zerosim.device import Device, Switch
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
 from zerosim.experiment import Experiment, RankOutcome, world_of
+from zerosim.grading.ending import end_left, end_thread
 from zerosim.grading.source import line_of_frame, line_of_trace
 from zerosim.grading.watch import LIMIT_S, PATIENCE_S, POLL_S, Watch
 from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Over, Update, WatchedUpdater
@@ -103,7 +103,7 @@ def attempt(config: RunConfig, make: Make | None = None, watch: Watch | None = N
     contexts = make_contexts(world_of(config), devices, transport)
     threads = Ranks(_program(experiment, ranks), transport, contexts)
     failure = _watched(threads, transport, ranks, recorders, watch or Watch())
-    _end_left(before)
+    end_left(before)
     records = [recorder.history for recorder in recorders]
     result = None
     if failure is None:
@@ -224,25 +224,9 @@ def _end_threads(threads: Ranks[RankOutcome], ranks: _Ranks) -> None:
         time.sleep(POLL_S)
 
 
-def _end_left(before: set[int]) -> None:
-    """Threads that the strategy has started, and that would take time from what follows."""
-    for _ in range(20):
-        left = set(sys._current_frames()) - before
-        if not left:
-            return
-        for number in left:
-            end_thread(number, SystemExit)  # of which threading says nothing
-        time.sleep(POLL_S)
-
-
 def _end_stuck(ranks: _Ranks, stuck: list[int]) -> None:
     for rank in stuck:
         end_thread(ranks.threads[rank])
-
-
-def end_thread(number: int, error: type[BaseException] = Over) -> None:
-    """A thread in a loop of its own looks at no switch: an exception is put into it, at its next line."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(error))
 
 
 def _failure(error: BaseException, ranks: _Ranks) -> Failure:

@@ -5,7 +5,7 @@ Owns questions, cases, targets and hints. The skeletons stand in `given/skeleton
 
 from __future__ import annotations
 
-from zerosim.grading import adapting, checks
+from zerosim.grading import adapting, checks, traffic
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import skeletons
 from zerosim.grading.halves import halves
@@ -38,7 +38,7 @@ WRITTEN: tuple[Exercise, ...] = (
         skeletons.all_reduce,
         0,
         (case_of("4 ranks", 0, ranks=4), case_of("2 ranks, tied", 0, ranks=2, tie_embeddings=True)),
-        (*RUN, ("halves", halves), ("volume", checks.volume)),
+        (*RUN, ("halves", halves), ("volume", traffic.volume)),
         ("2Ψ", elements(0)),
         (
             "Which part of grad may hold this rank's slice of the sum?",
@@ -211,7 +211,7 @@ WRITTEN: tuple[Exercise, ...] = (
             case_of("5 ranks, clip 0.05", 3, ranks=5, clip_norm=0.05),
             case_of("2 ranks, 3 micro-batches, clip 0.05", 3, ranks=2, accumulate=3, clip_norm=0.05),
         ),
-        (("overlap", checks.overlap), *SHARDED),
+        (("overlap", traffic.overlap), *SHARDED),
         ("3AΨ", elements(3)),
         (
             "Keep the Work under way, for instance a dict by flat.name; make it in __init__, after super().__init__.",
