@@ -70,6 +70,16 @@ def test_a_right_answer_that_takes_too_much_keeps_its_other_points() -> None:
     assert found["peak"].case == "2 ranks, a slice half as long as its unit"
 
 
+def test_fewer_bytes_than_the_stage_has_are_another_stage() -> None:
+    class Gathers(Own3):
+        """ZeRO-3, where ZeRO-2 was asked for."""
+
+    check = grade(Gathers, "zero2")["bytes"]
+    assert check.passed is False
+    assert check.counted == "107,616 B on rank 0"
+    assert check.hint == "something that must stay is gone"
+
+
 # -- somebody else's work ---------------------------------------------------------------------------
 class Inherits(Zero2): ...
 
@@ -175,6 +185,25 @@ def test_the_skeletons_own_base_may_be_used() -> None:
                 unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
 
     assert grade(Mine, "tied").passed
+
+
+def test_prefetch_in_one_direction_is_half_of_it() -> None:
+    class Forward(Zero3):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            self.coming: dict[str, Any] = {}
+
+        def pre_forward(self, unit: Unit) -> None:
+            index = self.flats.index(unit.flat)
+            for flat in self.flats[index : index + 2]:
+                if flat.name not in self.coming:
+                    self.coming[flat.name] = self.comm.all_gather(flat.shard(), wait=False)
+            unit.flat.unshard(self.coming.pop(unit.flat.name).wait())
+
+    found = grade(Forward, "prefetch")
+    assert [check.name for check in found.failures] == ["overlap"]
+    assert found["overlap"].counted == "5 on rank 0"
+    assert found.points == 0
 
 
 # -- around the collectives, and around the record --------------------------------------------------
