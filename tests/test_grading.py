@@ -205,6 +205,15 @@ def test_a_norm_of_each_ranks_own_is_seen() -> None:
     assert "is multiplied by" in found["weights"].counted
 
 
+def test_a_norm_that_is_wrong_in_a_later_step_is_seen() -> None:
+    class Later(Zero2):
+        def agree(self) -> float | None:
+            self.agrees_alone = self.device.where.step == 1
+            return super().agree()
+
+    assert grade(Later, "clipping")["norm"].passed is False
+
+
 def test_gathers_that_are_not_ahead_are_seen() -> None:
     found = grade(Zero3, "prefetch")
     assert [check.name for check in found.failures] == ["overlap"]

@@ -298,7 +298,13 @@ def test_what_cannot_go_is_named() -> None:
             raise ValueError("never")
 
     refuses = Refuses()
-    assert "ValueError: never" in grade(lambda *parts: refuses, "bounds")["answer"].counted
+    counted = grade(lambda *parts: refuses, "bounds")["answer"].counted
+    assert counted == "`refuses`, a Refuses, cannot go into the process that runs it: ValueError: never"
+
+    class Holds(Own2):
+        step_by_step = refuses
+
+    assert grade(Holds, "zero2")["answer"].counted.startswith("`step_by_step`, a Refuses, cannot go")
 
 
 def test_what_cannot_be_made_again_is_said() -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.standing import ranks_text
 from zerosim.device import Buffer
 from zerosim.grading.looking import Call, Where, calls, where
-from zerosim.grading.trial import Failure, Trial, attempt
+from zerosim.grading.trial import Failure, Trial
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
 from zerosim.record import Alloc, Free
@@ -55,12 +56,12 @@ class Blame(NamedTuple):
     where: Where
 
 
-def blame(trial: Trial) -> Blame:
-    """Of a failed trial."""
+def blame(trial: Trial, reference: Callable[[], Trial]) -> Blame:
+    """Of a failed trial; `reference` runs the same case as it should be."""
     failure = trial.failure
     assert failure is not None
     if failure.reason in ("deadlock", "mismatch"):
-        return _parted(trial, failure)
+        return _parted(trial, failure, reference)
     hint = {
         "stuck": "a loop without an end, or a sleep, in your own code: nothing that zerosim counts happens in it",
         "endless": "a loop without an end: it goes on calling kernels or collectives",
@@ -118,9 +119,9 @@ class _Odd(NamedTuple):
     theirs: Call | None
 
 
-def _parted(trial: Trial, failure: Failure) -> Blame:
+def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> Blame:
     """Collectives that do not fit together: the first place where some ranks' are not the others'."""
-    odd = _odd_ones_out(trial)
+    odd = _odd_ones_out(trial, reference)
     first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
     if odd is None:
         return Blame(first, ALIKE, _last(trial, failure.rank))
@@ -139,7 +140,7 @@ def _did(ranks: list[int], call: Call | None) -> str:
     return f"{ranks_text(ranks)} call{'s' * (len(ranks) == 1)} {call or 'nothing more'}"
 
 
-def _odd_ones_out(trial: Trial) -> _Odd | None:
+def _odd_ones_out(trial: Trial, reference: Callable[[], Trial]) -> _Odd | None:
     sequences = [calls(record, control=True) for record in trial.records]
     for index in range(max(len(sequence) for sequence in sequences)):
         here: dict[int, Call | None] = {}
@@ -152,19 +153,19 @@ def _odd_ones_out(trial: Trial) -> _Odd | None:
         for rank, call in here.items():
             sides.setdefault(call.what if call else None, []).append(rank)
         if len(sides) > 1:
-            right = _right(trial, index, here, list(sides.values()))
+            right = _right(reference(), index, here, list(sides.values()))
             odd = next(ranks for ranks in sides.values() if ranks is not right)
             return _Odd(odd, here[odd[0]], right, here[right[0]])
     return None
 
 
-def _right(trial: Trial, index: int, here: dict[int, Call | None], sides: list[list[int]]) -> list[int]:
+def _right(reference: Trial, index: int, here: dict[int, Call | None], sides: list[list[int]]) -> list[int]:
     """The side that calls what the reference does there, be it one rank alone; else the larger.
 
     A majority says little: often only two ranks have come so far when a run ends. Where sides are equal and neither
     has the reference's very call, its op and size decide, then its op.
     """
-    sequence = calls(attempt(trial.config).records[0], control=True)
+    sequence = calls(reference.records[0], control=True)
     theirs = sequence[index].what if index < len(sequence) else None
 
     def likeness(ranks: list[int]) -> tuple[bool, int, bool, bool]:

@@ -71,7 +71,10 @@ class _Carrier(pickle.Pickler):
         if isinstance(value, types.FunctionType):
             return NotImplemented if _is_importable(value) else self._function(value)
         if isinstance(value, type):
-            return NotImplemented if _is_importable(value) or not _is_made_by_python(value) else _class(value)
+            if _is_importable(value) or not _is_made_by_python(value):
+                return NotImplemented
+            self._uses += vars(value).items()
+            return _class(value)
         if kind is types.BuiltinFunctionType:
             return NotImplemented
         if kind is types.ModuleType:
@@ -96,6 +99,8 @@ class _Carrier(pickle.Pickler):
     def _function(self, function: types.FunctionType) -> Any:
         code, space = function.__code__, function.__globals__
         used = {name: space[name] for name in _global_names(code) if name in space}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._uses += [(name, value) for value in _contents(cell)]
         self._uses += used.items()
         there = self._spaces.setdefault(id(space), {"__name__": space.get("__name__", "")})
         state = {

@@ -106,15 +106,19 @@ def _ran(
 
 
 def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[Check]:
+    def reference(stage: int) -> Trial:
+        return attempt(
+            case.config.replace(stage=stage), build_strategy, Watch(watch.beat)
+        )  # in no time of the answer's
+
     expected = run_to_the_end(case.config)
     if mine.failure is not None:
-        found = blame(mine)
+        found = blame(mine, lambda: reference(one.stage))
         yield Check("runs", False, expected, found.words, case.label, mine.failure.line, found.hint, found.where)
         return
     yield Check("runs", True, expected, "ended", case.label)
-    alive = Watch(watch.beat)  # the references take no time of the answer's
-    schedule = attempt(case.config, build_strategy, alive)
-    ddp = schedule if one.stage == 0 else attempt(case.config.replace(stage=0), build_strategy, alive)
+    schedule = reference(one.stage)
+    ddp = schedule if one.stage == 0 else reference(0)
     comparison = Comparison(case, one, mine, schedule, ddp)
     for name, judge in one.judges:
         try:

@@ -141,11 +141,13 @@ def _program(experiment: Experiment, ranks: _Ranks) -> Callable[[Context], RankO
         except BaseException as error:
             ranks.lines[rank] = ranks.lines[rank] or line_of_trace(error.__traceback__)
             ranks.shapes[rank] = _too_small(models)
-            if isinstance(error, Endless) or not isinstance(error, Aborted | Over):
-                ranks.raised.append(_raised(rank, error, ranks))
+            if isinstance(error, Aborted | Over) and not isinstance(error, Endless):
+                raise
+            failure = _raised(rank, error, ranks)
+            ranks.raised.append(failure)
             if isinstance(error, ZerosimError | Over):
                 raise
-            raise RankFailed(error_words(error), rank=rank) from None  # nobody else asks a student's error for words
+            raise RankFailed(failure.text, rank=rank) from None  # nobody else asks a student's error for its words
         finally:
             ranks.running[rank] = False  # a thread's number is used again after its end
 
