@@ -211,7 +211,12 @@ def test_parameters_that_reach_other_ranks_past_comm_are_seen() -> None:
     board: dict[tuple[str, int], Any] = {}
 
     class Board(Own2):
+        """In the last step only: one step is enough."""
+
         def spread(self, flat: Flat) -> None:
+            if self.device.where.step == 0:
+                super().spread(flat)
+                return
             board[flat.name, self.comm.rank] = np.array(flat.shard().array)
             self.comm.barrier()
             for rank in range(self.comm.size):
@@ -245,12 +250,16 @@ def test_parameters_that_are_kept_where_nobody_counts_are_seen() -> None:
 
 def test_parameters_that_travel_under_another_name_are_counted() -> None:
     class Hides(Own2):
+        """In the last step only: one step is enough."""
+
         def spread(self, flat: Flat) -> None:
             super().spread(flat)
-            self.comm.all_gather(flat.shard(), purpose="control")
+            if self.device.where.step == 1:
+                self.comm.all_gather(flat.shard(), purpose="control")
 
     found = grade(Hides, "zero2")
     assert [check.name for check in found.failures] == ["volume", "calls"]
+    assert found["volume"].counted == "121,068 B"
     assert found["calls"].counted == "18"
 
 
@@ -376,6 +385,19 @@ def test_a_pair_is_asked_for() -> None:
         check = grade(answer, "bounds")["slices"]
         assert check.hint == "return a pair: return start, stop"
         assert "0x" not in check.counted  # the same text each time
+
+
+def test_after_a_run_that_failed_no_other_is_begun() -> None:
+    ranks: list[int] = []
+
+    class Fails(Own2):
+        def pre_forward(self, unit: Unit) -> None:
+            ranks.append(self.comm.size)
+            raise ValueError("at once")
+
+    assert len({case.config.ranks for case in find_exercise("zero2").cases}) > 1
+    assert grade(Fails, "zero2")["runs"].case == "4 ranks"
+    assert set(ranks) == {4}
 
 
 # -- exceptions without words -----------------------------------------------------------------------
