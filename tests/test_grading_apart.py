@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import functools
 import importlib
+import linecache
 import os
 import signal
 import subprocess
@@ -21,10 +22,12 @@ from typing import Any, NamedTuple
 import pytest
 from grading_here import Own2, Own3
 
+from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
 from zerosim.grading import Flat, Unit, Zero2, Zero3, find_exercise, grade
 from zerosim.grading.apart import MOST_SHOWN
 from zerosim.grading.carrying import pack, unpack
+from zerosim.grading.lost import Last, lost
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -101,6 +104,35 @@ def test_what_nothing_inside_could_end_is_ended_and_named(
         assert failed.expected == "2 steps on 4 ranks, to the end"
     assert [one.passed for one in found.checks if one.name != check] == [None] * len(find_exercise(exercise).judges)
     assert "Traceback" not in str(found)
+
+
+WAITS = f"""Thread 0x00007f01 (most recent call first):
+  File "{scheduler.__file__}", line 64 in sleep
+  File "/home/ada/caf\\xe9.py", line 3 in post_backward
+"""
+DOES = """hread 0x00007f02 [rank 1] (most recent call first):
+  File "/home/ada/caf\\xe9.py", line 9 in spread
+  File "/home/ada/caf\\xe9.py", line 2 in post_backward
+"""
+
+
+@pytest.mark.parametrize(
+    ("dump", "code", "words"),
+    [
+        (f"Timeout (0:00:05)!\n{WAITS}T{DOES}", 1, "did not end within 5 s, and let nothing else run, in spread"),
+        (f"Fatal Python error: Bus error\n\n{WAITS}Current t{DOES}", -7, "ended the process: bus error, in spread"),
+        (f"Windows fatal exception: access violation\n\nCurrent t{DOES}", 3221225477, "access violation, in spread"),
+        ("", 3, "ended the process with exit code 3"),
+        ("", None, "did not end, and was not heard of any more"),
+    ],
+)
+def test_the_line_is_that_of_the_thread_that_did_it(dump: str, code: int | None, words: str) -> None:
+    """Others may wait in lines of the same answer; what is no ASCII is escaped in a dump."""
+    one = find_exercise("zero2")
+    check = lost(one, Last("4 ranks", dump.splitlines(), code, ["/home/ada/café.py"], 5.0)).checks[0]
+    assert check.counted.endswith(words)
+    assert check.line == ("café.py, line 9" if dump else "")
+    assert check.case == "4 ranks"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is told nowhere else")
@@ -226,10 +258,10 @@ def test_an_answer_goes_with_all_that_it_uses_and_changes_nothing_here() -> None
     assert SEEN == []
 
 
-def test_an_answer_that_no_module_has_is_graded(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a notebook's cell or an exec'd text leaves it: in a module that cannot be imported."""
+def test_an_answer_that_no_module_has_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a notebook's cell or an exec'd text leaves it: in a module that cannot be imported, its lines in linecache."""
     cell: dict[str, Any] = {"__name__": "__main__"}
-    source = """
+    source = textwrap.dedent("""
         from zerosim.grading import Strategy
         scale = 2
         class Mine(Strategy):
@@ -243,11 +275,12 @@ def test_an_answer_that_no_module_has_is_graded(capsys: pytest.CaptureFixture[st
                 self.comm.all_gather(flat.shard(), out=flat.whole_param())
                 if flat.name == "lm_head":
                     missing
-    """
-    exec(compile(textwrap.dedent(source), "a cell", "exec"), cell)
+    """)
+    monkeypatch.setitem(linecache.cache, "a cell", (len(source), None, source.splitlines(True), "a cell"))
+    exec(compile(source, "a cell", "exec"), cell)
     check = grade(cell["Mine"], "zero2")["runs"]
     assert "NameError: name 'missing' is not defined" in check.counted
-    assert check.line == "a cell, line 14"
+    assert check.line == "a cell, line 14: missing"
     assert cell["scale"] == 2
 
 
@@ -327,6 +360,25 @@ def test_what_is_carried_is_what_it_was(answer: Any) -> None:
         assert [base.__name__ for base in again.__mro__] == [base.__name__ for base in answer.__mro__]
 
 
+def count_up() -> None:
+    global counted
+    counted += 1
+
+
+def count_is() -> int:
+    return counted
+
+
+counted = 0
+
+
+def test_functions_share_the_globals_of_their_module_and_no_others() -> None:
+    up, read = unpack(pack((count_up, count_is))[0])
+    up()
+    assert read() == 1
+    assert counted == 0
+
+
 def test_closures_share_what_they_shared() -> None:
     def pair() -> Any:
         count = 0
@@ -364,6 +416,19 @@ def test_without_a_python_to_start_it_is_said(monkeypatch: pytest.MonkeyPatch, t
         grade(Own2, "zero2")
 
 
+@needs_posix
+def test_what_an_answer_starts_ends_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    class Starts(Own2):
+        def end_backward(self) -> None:
+            if self.comm.rank == 0:
+                print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
+
+    assert grade(Starts, "zero2").passed
+    started = [int(line) for line in capsys.readouterr().out.split()]
+    assert len(started) == 4
+    _await_end(*started)
+
+
 SCRIPT = """
 import os, signal, time
 from zerosim.grading import Strategy, grade
@@ -372,7 +437,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the ba
 
 class Mine(Strategy):
     def pre_forward(self, unit):
-        print(os.getpid(), flush=True)
+        if self.comm.rank == 0:
+            print(os.getpid())
         while True:
             time.sleep(1)
             self.comm.barrier()
@@ -395,15 +461,21 @@ def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> Non
         process = int(script.stdout.readline())
         script.send_signal(getattr(signal, how))
         assert ("interrupted" in script.stdout.read()) == (how == "SIGINT")
+    _await_end(process)
+
+
+def _await_end(*processes: int) -> None:
     deadline = time.monotonic() + 20.0
-    while _runs(process) and time.monotonic() < deadline:
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _runs(process)
+    assert not any(map(_runs, processes))
 
 
 def _runs(process: int) -> bool:
+    """Not so: one that has ended and that nobody has waited for (its parent is gone)."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+        status = Path(f"/proc/{process}/stat")
+        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return True
