@@ -583,6 +583,18 @@ def test_a_rank_that_waits_alone_is_said_to_wait() -> None:
     assert "; ranks 0-1, 3 wait for ever" in words
 
 
+def test_one_rank_alone_may_be_right() -> None:
+    class Skips(Zero2):
+        def spread(self, flat: Flat) -> None:
+            if self.comm.rank == 0 or self.device.where.step == 0 or flat is not self.flats[-1]:
+                super().spread(flat)
+
+    assert grade(Skips, "zero2")["runs"].counted == (
+        "deadlock: ranks 1-3 call nothing more, where rank 0 calls all_gather of 12,288 B in step 1, optimizer; "
+        "rank 0 waits for ever"
+    )
+
+
 def test_bounds_that_never_come_are_ended() -> None:
     def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
         start = 0

@@ -188,19 +188,42 @@ def test_the_skeletons_own_base_may_be_used() -> None:
     assert grade(Mine, "tied").passed
 
 
+class Forward(Zero3):
+    """Prefetches in forward; so many units at a time, the one that is used among them."""
+
+    ahead = 2
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.coming: dict[str, Any] = {}
+
+    def use(self, flats: list[Flat]) -> None:
+        for flat in flats[: self.ahead]:
+            if flat.name not in self.coming:
+                self.coming[flat.name] = self.comm.all_gather(flat.shard(), wait=False)
+        flats[0].unshard(self.coming.pop(flats[0].name).wait())
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.use(self.flats[self.flats.index(unit.flat) :])
+
+
+class BothWays(Forward):
+    def pre_backward(self, unit: Unit) -> None:
+        self.use(self.flats[self.flats.index(unit.flat) :: -1])
+
+
+class TwoAhead(BothWays):
+    ahead = 3
+
+
+def test_prefetch_of_two_units_takes_the_room_of_one_more() -> None:
+    assert grade(BothWays, "prefetch").passed
+    found = grade(TwoAhead, "prefetch")
+    assert [check.name for check in found.failures] == ["peak", "gathered"]
+    assert found.points == found.possible - 2
+
+
 def test_prefetch_in_one_direction_is_half_of_it() -> None:
-    class Forward(Zero3):
-        def __init__(self, *parts: Any) -> None:
-            super().__init__(*parts)
-            self.coming: dict[str, Any] = {}
-
-        def pre_forward(self, unit: Unit) -> None:
-            index = self.flats.index(unit.flat)
-            for flat in self.flats[index : index + 2]:
-                if flat.name not in self.coming:
-                    self.coming[flat.name] = self.comm.all_gather(flat.shard(), wait=False)
-            unit.flat.unshard(self.coming.pop(unit.flat.name).wait())
-
     found = grade(Forward, "prefetch")
     assert [check.name for check in found.failures] == ["overlap"]
     assert found["overlap"].counted == "5 on rank 0"
