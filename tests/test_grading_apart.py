@@ -296,10 +296,13 @@ def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.Mon
 
 
 def test_files_beside_the_answer_are_none_of_pythons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A student's queue.py is theirs; and where they have changed to, zerosim is found all the same."""
+    """A student's queue.py is theirs; and it is the same zerosim that judges, wherever one has changed to."""
     for name in ("queue", "random", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not yours')")
     (tmp_path / "helper.py").write_text("def size(numel, ranks): return -(-numel // ranks)")
+    (tmp_path / "other" / "zerosim").mkdir(parents=True)
+    (tmp_path / "other" / "zerosim" / "__init__.py").write_text("raise SystemExit('not the one that grades')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     monkeypatch.syspath_prepend("")
     monkeypatch.chdir(tmp_path)
     helper = importlib.import_module("helper")

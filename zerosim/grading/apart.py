@@ -42,11 +42,17 @@ MOST_SHOWN = 20_000
 
 _MARK = "ZEROSIM_GRADING"
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_BEGIN = (  # zerosim is found before the folders of the answer are: a queue.py there is none of Python's
-    "import sys, pickle; parcel = pickle.load(sys.stdin.buffer); "
-    "sys.path[:] = [p for p in [parcel['home']] if p not in sys.path] + sys.path + parcel['path']; "
-    "from zerosim.grading.inside import main; main(parcel)"
-)
+_BEGIN = """\
+import importlib, pickle, sys, typing
+parcel = pickle.load(sys.stdin.buffer)
+sys.path.insert(0, parcel["home"])
+import zerosim
+del sys.path[0]
+sys.path += parcel["path"]
+from zerosim.grading.inside import main
+main(parcel)
+"""
+"""This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
