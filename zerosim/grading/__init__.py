@@ -6,6 +6,8 @@
 
     print(grade(MyZero2, "zero2"))
 
+An answer runs in a process of its own (`apart.py`), on a copy of itself (`carrying.py`).
+
 Owns exercises and their checks. Runs are `experiment.py`'s, closed forms `planner/formulas`'s.
 """
 
