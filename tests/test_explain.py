@@ -161,7 +161,7 @@ def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None
         (["--ranks", "0"], "--ranks 0: expected at least 1"),
         (["--ranks", "-1"], "--ranks -1: expected at least 1"),
         (["--ranks", "x"], "--ranks: 'x': expected a whole number"),
-        (["--ranks", "9" * 400], "--ranks of that size: expected at least 1"),
+        (["--ranks", "9" * 400], "--ranks: '99999999999999999999'... of 400 characters: expected a whole"),
         (["--recipe", "deepsped"], "--recipe: unknown recipe 'deepsped': did you mean deepspeed?"),
         (["--precision", "fp8"], "--precision 'fp8': expected one of bf16, fp16, fp32"),
         (["--optimizer", "adm"], "--optimizer 'adm': expected one of adam, adamw, sgd: did you mean adam?"),

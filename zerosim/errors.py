@@ -18,6 +18,11 @@ Messages are one line, or one line and a table: what was seen, what was expected
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """Lines of text, and spelled out (\\x1b) what would move a terminal's cursor or is in no encoding."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class ZerosimError(Exception):
     """The root of the tree; `exit_code` is what the command line returns for it."""
 
@@ -25,9 +30,19 @@ class ZerosimError(Exception):
 
 
 class InputError(ZerosimError, ValueError):
-    """Bad input: says what was wrong, what was expected and what to do."""
+    """Bad input: says what was wrong, what was expected and what to do.
 
+    What is named in it comes from outside: it is made `printable`, and of more than `LONGEST` letters the middle is
+    left out.
+    """
+
+    LONGEST = 2000
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        half = self.LONGEST // 2
+        text = message if len(message) <= self.LONGEST else f"{message[:half]} [...] {message[-half:]}"
+        super().__init__(printable(text))
 
 
 class OutOfMemory(ZerosimError):

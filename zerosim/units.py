@@ -14,6 +14,9 @@ from zerosim.errors import InputError
 MOST_BYTES = 10**18
 """More than any device has: a limit beyond it is a slip of the pen."""
 
+LONGEST_NUMBER = 100
+"""Letters and digits of a number that is read, be it only to say that it is out of bounds."""
+
 _BYTE_UNITS = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
@@ -24,11 +27,13 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,3})
 
 
 def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST_NUMBER else None
     if match is None or match.group(3).upper() not in units:
-        raise InputError(f"{text!r} is not {what}: write it like {example}")
+        raise InputError(f"{shown(text)} is not {what}: write it like {example}")
     value = Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or 0)
     value *= units[match.group(3).upper()]
+    if value > 10**LONGEST_NUMBER:
+        raise InputError(f"{text!r} is too large: write it like {example}")
     if value.denominator != 1:
         raise InputError(f"{text!r} is not a whole number: write it like {example}")
     return int(value)
@@ -48,6 +53,11 @@ def parse_count(text: str | int) -> int:
     Raises: InputError for anything else, fractions of one included.
     """
     return text if isinstance(text, int) else _parse(text, _COUNT_UNITS, "a count", "7.5B or 350M")
+
+
+def shown(text: str) -> str:
+    """A word in quotes, as errors name it; of a long one its beginning."""
+    return repr(text) if len(text) <= LONGEST_NUMBER else f"{text[:20]!r}... of {len(text):,} characters"
 
 
 def _scaled(value: int, units: tuple[str, ...], space: str) -> str:

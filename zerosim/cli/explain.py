@@ -127,7 +127,7 @@ def _check_sizes(args: argparse.Namespace) -> None:
 
 def _within(flag: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        shown = str(value) if abs(value) < 10**20 else f"{value:.3g}" if abs(value) < 10**300 else "of that size"
+        shown = str(value) if abs(value) < 10**20 else f"{value:.3g}"
         raise InputError(f"{flag} {shown}: expected at least {low:,} and at most {high:,}")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
 from zerosim.errors import InputError
-from zerosim.units import parse_bytes, parse_count
+from zerosim.units import LONGEST_NUMBER, parse_bytes, parse_count, shown
 
 T = TypeVar("T")
 
@@ -68,6 +68,8 @@ def nearest(word: str, known: Iterable[str], instead: str) -> str:
 
 
 def whole_number(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a whole number of at most {LONGEST_NUMBER} digits")
     try:
         return int(text)
     except ValueError:
@@ -78,7 +80,7 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a number") from None
 
 
 def size(text: str) -> int:
@@ -103,7 +105,7 @@ def dynamic_or_number(text: str) -> str | float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 'dynamic' or a number") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected 'dynamic' or a number") from None
 
 
 def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
@@ -119,5 +121,5 @@ def stages(text: str) -> tuple[int, ...]:
     """'0,1,3': ZeRO stages, each once, in the order given."""
     words = [word.strip() for word in text.split(",")]
     if not all(word in ("0", "1", "2", "3") for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected stages 0 to 3 with commas between, such as 0,1,2,3")
+        raise argparse.ArgumentTypeError(f"{shown(text)}: expected stages 0 to 3 with commas between, such as 0,1,2,3")
     return tuple(dict.fromkeys(int(word) for word in words))

@@ -13,6 +13,7 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from zerosim.errors import InputError
+from zerosim.units import LONGEST_NUMBER, shown
 
 UNITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -67,9 +68,11 @@ def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
         raise InputError(f'{text!r}: expected a string, with the digits that are printed, like "31.4"')
     if text == NOT_PRINTED:
         return None
-    match = _CELL.fullmatch(text)
+    match = _CELL.fullmatch(text) if len(text) <= LONGEST_NUMBER else None
     if match is None or bool(match[1]) != bool(match[4]):
-        raise InputError(f'{text!r} is no printed figure: write "31.4", "**31.4**" for bold, "0.5T", or "-" for none')
+        raise InputError(
+            f'{shown(text)} is no printed figure: write "31.4", "**31.4**" for bold, "0.5T", or "-" for none'
+        )
     scales = UNITS[dimension]
     used = match[3] or unit
     if used not in scales:

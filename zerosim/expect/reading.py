@@ -31,7 +31,7 @@ from zerosim.expect.keys import check_keys, check_options, find_known
 from zerosim.expect.sweeps import MP, Axis, Point, describe, grid, read_axes
 from zerosim.scenario import PLAN_DEFAULTS, RunConfig
 from zerosim.scenario.files import ScenarioFile
-from zerosim.units import parse_bytes
+from zerosim.units import LONGEST_NUMBER, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,8 @@ def _bold(
     names = [axis.name for axis in axes]
     if set(rule) != {"smallest", "at_most"} or rule["smallest"] not in names:
         raise InputError(f'bold {rule!r}: expected {{ smallest = one of {", ".join(names)}, at_most = "32GB" }}')
-    if not all(label.isdigit() for axis in axes if axis.name == rule["smallest"] for label in axis.labels):
+    labels = [label for axis in axes if axis.name == rule["smallest"] for label in axis.labels]
+    if not all(label.isdecimal() and len(label) <= LONGEST_NUMBER for label in labels):
         raise InputError(f"bold: {rule['smallest']} has no smallest value: expected an axis of whole numbers")
     if dimension != "bytes":
         raise InputError(f"bold: the rule is about bytes, and these figures are a {dimension}")

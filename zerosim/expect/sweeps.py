@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from zerosim.scenario import RunConfig
 
 MP = "mp"
 """An axis that is no field: the model-parallel degree, over which parameters or checkpoints are divided."""
+
+MOST_PLACES = 10_000
+"""Of a grid: axes multiply, and a few lines could ask for more runs than there is time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,12 @@ class Point:
 def read_axes(sweep: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[Axis, ...]:
     """The axes of a [sweep] table. `beside` are the values given where it stands.
 
-    Raises: InputError for a name that is no field, an axis without values, a value twice, a field given twice.
+    Raises: InputError for a name that is no field, an axis without values, a value twice, a field given twice, and
+    more than `MOST_PLACES`.
     """
     axes = tuple(_axis(name, values) for name, values in sweep.items())
+    if (places := math.prod(len(axis.labels) for axis in axes)) > MOST_PLACES:
+        raise InputError(f"sweep: {places:,} runs, expected at most {MOST_PLACES:,}")
     given = [name for name in sweep if name in beside]
     if given:
         raise InputError(f"sweep: {given[0]} has a value of its own too: leave one of them out")
@@ -82,6 +89,8 @@ def _axis(name: str, values: object) -> Axis:
         )
     if not isinstance(values, list) or not values:
         raise InputError(f"sweep: {name} {values!r}: expected a list of values")
+    if len(values) > MOST_PLACES:
+        raise InputError(f"sweep: {name} has {len(values):,} values, expected at most {MOST_PLACES:,}")
     for index, value in enumerate(values):
         if value in values[:index]:
             raise InputError(f"sweep: {name} holds {value!r} twice")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerosim.errors import InputError
 from zerosim.presets.recipes import find_recipe
-from zerosim.units import MOST_BYTES
+from zerosim.units import LONGEST_NUMBER, MOST_BYTES
 
 if TYPE_CHECKING:
     from zerosim.scenario.config import RunConfig
@@ -47,6 +47,9 @@ def types(config: RunConfig) -> None:
         value = getattr(config, field.name)
         if value is None and field.default is None:  # what a model's name, or a default, fills
             continue
+        for part in value if isinstance(value, tuple) else [value]:
+            if isinstance(part, int) and abs(part) >= 10**LONGEST_NUMBER:
+                raise InputError(f"{field.name}: a whole number of more than {LONGEST_NUMBER} digits is too large")
         if field.name == "betas":
             if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(b, float | int) for b in value)):
                 raise InputError(f"betas {value!r}: expected two numbers")
