@@ -260,5 +260,5 @@ def test_npz_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a readable"):
         run(RunConfig(**SMALL, weights=str(tmp_path / "in.npz")))
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(InputError, match="not a readable"):
+    with pytest.raises(InputError, match="is a single array"):
         run(RunConfig(**SMALL, weights=str(tmp_path / "one.npy")))

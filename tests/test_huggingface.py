@@ -158,8 +158,8 @@ def test_what_is_refused_is_named(read: Any, base: dict[str, Any], changes: dict
     [
         (b"", "is not JSON"),
         (b"{'model_type': 'gpt2'}", "is not JSON"),
-        (b"\xff\xfe\x00", "is not JSON"),
-        (b"[" * 200_000, "is not JSON"),
+        (b"\xff\xfe\x00", "is not UTF-8"),
+        (b"[" * 200_000, "deep"),
         (b"[1]", "holds a JSON list: expected an object"),
         (b"null", "expected an object"),
     ],

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "zerosim"
 
 # Lowest first. A module may import its own layer and those below.
 LAYERS = [
-    {"dtypes", "units", "errors", "html", "mpirun"},
+    {"dtypes", "units", "errors", "html", "mpirun", "inputs"},
     {"record", "backends", "presets"},
     {"scenario"},  # plain data over plain data: errors, units and presets are all it knows
     {"device", "allocator"},
@@ -21,7 +21,7 @@ LAYERS = [
     {"sharding", "functional", "primitives", "tensor", "autograd", "rng", "finite_differences"},
     {"models", "nn", "optim", "precision"},
     {"parallel"},
-    {"engine", "runtime", "data", "build"},
+    {"engine", "runtime", "data", "npz", "build"},
     {"ledger", "planner", "pools", "result"},
     {"books", "experiment", "machine", "shapes", "report", "bench", "expect", "doctor"},
     {"stepper", "grading", "lessons"},
@@ -43,6 +43,7 @@ ONLY_IN = {
 NUMPY_ROOMS = {
     "backends",
     "data",
+    "npz",
     "rng",
     "experiment",
     "models",

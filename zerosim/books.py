@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, TypeVar
 
 from zerosim.errors import InputError
+from zerosim.inputs import open_file
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.pools import PoolLedger
 from zerosim.record import Event, Reader
@@ -77,7 +78,7 @@ def check_alike(session: MpiSession, config: RunConfig) -> None:
 def _digest(path: str) -> str | None:
     """Of a file's bytes. None where it cannot be read: who reads it in earnest says why."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (InputError, OSError):
         return None

@@ -20,7 +20,7 @@ from zerosim.comm.together import together
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.machine import check_libraries, check_room_for
-from zerosim.models.model import Model, check_weights, draw_flat, load_flat
+from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.parallel.base import Strategy
 from zerosim.planner.search import cheapest_fit
@@ -185,8 +185,7 @@ class Experiment:
 def _read_inputs(config: RunConfig, layout: Model) -> _Inputs:
     weights = None
     if config.weights is not None:
-        weights = data.read_weights(config.weights)
-        check_weights({name: array.shape for name, array in weights.items()}, layout.shapes())
+        weights = data.read_weights(config.weights, layout.shapes())
     rows, seq = config.global_batch, config.seq
     if config.tokens is not None:
         if config.data is not None:

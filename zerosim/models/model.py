@@ -7,7 +7,7 @@ flat after the other (`parallel/base.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zerosim.errors import InputError
@@ -54,22 +54,28 @@ class Model:
 
         Raises: InputError naming what is missing, unknown, or of another shape.
         """
-        check_weights({name: tuple(array.shape) for name, array in weights.items()}, self.shapes())
+        check_names(weights, self.shapes())
+        check_shapes({name: tuple(array.shape) for name, array in weights.items()}, self.shapes())
         for flat in self.flats:
             load_flat(flat, weights, exact_master=exact_master)
 
 
-def check_weights(given: Shapes, expected: Shapes) -> None:
-    """Raises: InputError naming the first few names that are missing, unknown, or of another shape."""
+def check_names(given: Iterable[str], expected: Shapes, whose: str = "the weights") -> None:
+    """Raises: InputError naming the first few names that are missing or unknown."""
+    given = set(given)
     missing = [name for name in expected if name not in given]
-    unknown = [name for name in given if name not in expected]
+    unknown = sorted(given - set(expected))
     if missing or unknown:
         parts = [f"missing {_some(missing)}"] if missing else []
         parts += [f"unknown {_some(unknown)}"] if unknown else []
-        raise InputError(f"the weights do not fit the model: {'; '.join(parts)}")
+        raise InputError(f"{whose} do not fit the model: {'; '.join(parts)}")
+
+
+def check_shapes(given: Shapes, expected: Shapes, whose: str = "the weights") -> None:
+    """Raises: InputError naming the first of another shape."""
     for name, shape in expected.items():
         if given[name] != shape:
-            raise InputError(f"the weights do not fit the model: {name} has shape {given[name]}, expected {shape}")
+            raise InputError(f"{whose} do not fit the model: {name} has shape {given[name]}, expected {shape}")
 
 
 def _some(names: list[str]) -> str:

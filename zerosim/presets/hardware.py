@@ -16,13 +16,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zerosim.errors import InputError
+from zerosim.inputs import read_toml
 from zerosim.units import parse_bytes
 
 
@@ -159,10 +158,9 @@ def read_hardware(path: str) -> Hardware:
     Raises: InputError for a file that cannot be read, an unknown or missing key, or a bad value, by name.
     """
     try:
-        values = tomllib.loads(Path(path).read_bytes().decode())
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"hardware {path}: cannot be read: {why}: give a TOML file with {', '.join(KEYS)}") from None
+        values = read_toml(path, "hardware")
+    except InputError as error:
+        raise InputError(f"{error}: give a TOML file with {', '.join(KEYS)}") from None
     for key in values:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, 1)

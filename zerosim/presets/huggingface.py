@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, printable
+from zerosim.inputs import read_json
 from zerosim.presets.models import ModelPreset, Size, family_sizes
 
 HIDDEN = ("hidden_size", "d_model", "n_embd")
@@ -73,14 +75,9 @@ def read_config_json(path: str | Path) -> ModelPreset:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path} is a directory: pass the file, {path / 'config.json'}")
-    try:
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+    values = read_json(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} holds a JSON {type(values).__name__}: expected an object, {{'model_type': ...}}")
     return values
@@ -207,7 +204,9 @@ def _rope(config: _Config) -> tuple[float, str]:
         kind = inner.get("rope_type", inner.get("type", "default"))
         outer = config.number("rope_theta", 10000.0)
         base = _Config(f"{config.name}: {key}", inner).number("rope_theta", outer)
-        return base, "" if kind == "default" else f"{key} {kind}"
+        if not isinstance(kind, str):
+            raise config.fail(f"{key}: rope_type {kind!r}: expected text")
+        return base, "" if kind == "default" else f"{key} {printable(kind[:40])}"
     return config.number("rope_theta", 10000.0), ""
 
 

@@ -7,12 +7,11 @@ Owns what a file is made of: the keys of a run on top, a table [sweep] and one o
 from __future__ import annotations
 
 import difflib
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zerosim.errors import InputError
+from zerosim.inputs import read_toml
 
 TABLES = ("sweep", "expect")
 
@@ -54,14 +53,13 @@ def read_scenario_file(path: str) -> ScenarioFile:
 
 
 def _read(path: str) -> dict[str, Any]:
-    try:
-        text = Path(path).read_bytes().decode()
-        values = tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read scenario {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"scenario {path} is not valid TOML: {error}") from None
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    values: dict[str, Any] = {}
+    for key, value in read_toml(path, "scenario").items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise InputError(f"scenario {path}: {name} is there twice, with - and with _: keep one")
+        values[name] = value
+    return values
 
 
 def _is_table(value: object) -> bool:
