@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zerosim
@@ -257,3 +261,85 @@ def test_from_python_too(name: str) -> None:
     huge = 10**5000
     with pytest.raises(InputError, match=f"{name}: a whole number of more than 100 digits is too large"):
         RunConfig(model="flat", **{name: (huge, 0.9) if name == "betas" else huge})
+
+
+# -- outputs ----------------------------------------------------------------------------------------
+def test_two_outputs_are_two_files(folder: Path, refused: Any) -> None:
+    Path("one").write_text("old")
+    os.link("one", "hard")
+    os.symlink("one", "soft")
+    os.symlink("none", "dangling")
+    Path("inner").mkdir()
+    for other in ("one", "./one", "inner/../one", f"{folder}/one", "hard", "soft"):
+        assert "names the same file" in refused("run", *SMALL, "--save-weights", "one", "--json", other)
+    assert "names the same file" in refused("run", *SMALL, "--save-weights", "dangling", "--json", "./inner/../none")
+    os.symlink("one", "soft.svg")
+    assert "names the same file" in refused("plot", "memory", "-o", "soft.svg", "--json", "hard")
+    assert Path("one").read_text() == "old"
+
+
+def test_nothing_that_is_read_is_written_over(folder: Path, refused: Any) -> None:
+    """Files that a scenario names, the scenarios of a check, and other names of either."""
+    text = "ranks = 2\n" * 100
+    Path("corpus").write_text(text)
+    os.link("corpus", "hard")
+    np.savez("tokens.npz", tokens=np.zeros((1, 2, 9), np.int64))
+    Path("config.json").write_text(f"{GPT2}}}")
+    Path("run.toml").write_text('data = "corpus"\n')
+    Path("tokens.toml").write_text('tokens = "tokens.npz"\n')
+    Path("model.toml").write_text('model = "./config.json"\n')
+    Path("scenarios").mkdir()
+    Path("scenarios/a.toml").write_text(f'model = "./config.json"\n{EXPECT}printed = "1"\n')
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for words in (
+        ("run", "run.toml", *SMALL, "--json", "corpus"),
+        ("run", "run.toml", *SMALL, "--save-weights", "hard"),
+        ("run", "run.toml", *SMALL, "--json", "run.toml"),
+        ("compare", "tokens.toml", *SMALL, "--json", "tokens.npz"),
+        ("plan", "model.toml", "--json", "config.json"),
+        ("fit", "model.toml", "--limit", "1GB", "--json", "config.json"),
+        ("plot", "memory", "model.toml", "-o", "a.svg", "--json", "config.json"),
+        ("check", "scenarios", "--json", "scenarios/a.toml"),
+        ("check", "scenarios/a.toml", "--json", "./scenarios/a.toml"),
+        ("check", "scenarios/a.toml", "--json", "config.json"),
+    ):
+        assert "would be written over the file that is read" in refused(*words)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_what_cannot_be_replaced_is_not_written(folder: Path, refused: Any) -> None:
+    os.mkfifo("pipe")
+    Path("inner").mkdir()
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind("socket")
+        for path, message in (
+            ("pipe", "is a pipe, and would wait for a reader"),
+            ("socket", "is a socket: name a file"),
+            ("inner", "is a folder: name a file"),
+            ("inner/", "is a folder: name a file"),
+            ("none/", "is a folder: name a file"),
+            ("none/out.json", "does not exist: make it first"),
+            ("a\0b", "cannot be written: no file has such a name"),
+            ("/proc/out.json", "cannot be written"),
+        ):
+            for words in (("run", *SMALL), ("plan",), ("explain", "--stage", "1", "--params", "1B", "--ranks", "2")):
+                assert message in refused(*words, "--json", path)
+    assert sorted(os.listdir()) == ["inner", "pipe", "socket"]
+
+
+def test_names_that_are_no_text_can_be_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stdout that takes UTF-8 and nothing else, as a terminal's is."""
+    stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", "strict")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert main(["plot", "memory", "--stages", "3", "--ranks", "2", "-o", "\udcff.svg"]) == 0
+    assert stdout.buffer.getvalue() == b"wrote \\udcff.svg\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_what_is_open_already_is_written_to(folder: Path) -> None:
+    command = f"{sys.executable} -m zerosim explain --stage 1 --params 1B --ranks 2 --json"
+    for shell in (f"{command} /dev/stdout > out", f"{command} /dev/stderr 2>&1 >/dev/null | cat > out"):
+        assert os.system(f"bash -c '{shell}'") == 0
+        with Path("out").open() as file:
+            assert json.loads(file.readline())["schema"] == 1
+    assert os.system(f"bash -c '{command} >(cat > sub) > /dev/null; wait'") == 0

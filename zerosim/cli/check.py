@@ -8,6 +8,7 @@ Every file is read and validated before anything runs.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -30,8 +31,7 @@ def main(args: argparse.Namespace) -> int:
     figures = None
     if args.json is not None and args.json != "-":
         figures = Output("--json", args.json)
-        figures.check()
-    from zerosim.cli.run import human_stream, json_text, write_json
+    from zerosim.cli.run import human_stream, json_text, read_files, write_json
     from zerosim.expect import judge, read_expectations
     from zerosim.expect.asked import Runs
     from zerosim.report.check import CheckedFile, CheckReport
@@ -46,6 +46,10 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"scenario {bare}: there is no [expect] in it, so nothing to check: see zerosim run {bare}")
     if len(skipped) == len(files):
         raise InputError(f"no [expect] in any scenario of {', '.join(args.paths)}: nothing to check")
+    if figures is not None:
+        runs_of = [cell.config for tables in expectations.values() for table in tables for cell in table.cells]
+        read = [path for config in runs_of for path in read_files(args, config)]
+        figures.check([*found, *dict.fromkeys(read)])
 
     runs = Runs()
     checked = [
@@ -70,7 +74,7 @@ def scenario_paths(words: list[str]) -> tuple[set[str], list[str]]:
     named, found = set(), []
     for word in words:
         folder = Path(word)
-        if not folder.is_dir():
+        if not os.path.isdir(word):
             named.add(word)
             found.append(word)
             continue

@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, base: RunConfig) -> int:
-    figures = output(args, "json")
+    figures = output(args, "json", base)
     stream = human_stream(args)
     from zerosim.report.compare import Comparison
 

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
     field = check_search(config, args.find)
     if hasattr(args, field):
         raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")
-    limit, figures = device_limit(args, config.capacity), output(args, "json")
+    limit, figures = device_limit(args, config.capacity), output(args, "json", config)
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     config = config.replace(capacity=None)

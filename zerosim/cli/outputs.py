@@ -1,8 +1,8 @@
 """Files that a run leaves behind: checked before training, complete or not there after it.
 
 A file is written beside its place under another name and then moved there in one step, so that an
-existing one stays until the new one is whole. Devices and pipes (/dev/stdout, a FIFO) cannot be
-moved over: they are written to.
+existing one stays until the new one is whole. What is open already (/dev/stdout, >(a command)) and
+devices that take anything (/dev/null) cannot be moved over: they are written to. Nothing else is.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ class Output:
     """One file to be written, and the flag that named it."""
 
     def __init__(self, flag: str, path: str) -> None:
+        self.name = f"{flag} {path}"
         if not path:
             raise InputError(f"{flag}: expected a file name")
-        self.name = f"{flag} {path}"
+        if path.endswith(os.sep):
+            raise InputError(f"{self.name}: is a folder: name a file")
         self.path = Path(path)
         self.is_regular = True
 
     def check(self, inputs: Iterable[str | None] = ()) -> None:
         """Raises: InputError when the file could not be written, or is one of those that are read."""
-        real = os.path.realpath(self.path)
         for path in inputs:
-            if path is not None and os.path.exists(path) and os.path.realpath(path) == real:
+            if path is not None and _is_one_file(self.path, path):
                 raise InputError(f"{self.name}: would be written over the file that is read: name another file")
         try:
             self._check_present(self.path.stat())
@@ -82,6 +83,10 @@ class Output:
     def _check_present(self, there: os.stat_result) -> None:
         if stat.S_ISDIR(there.st_mode):
             raise InputError(f"{self.name}: is a folder: name a file")
+        if stat.S_ISSOCK(there.st_mode) or stat.S_ISBLK(there.st_mode):
+            raise InputError(f"{self.name}: is a {'socket' if stat.S_ISSOCK(there.st_mode) else 'disk'}: name a file")
+        if stat.S_ISFIFO(there.st_mode) and not os.path.realpath(self.path).startswith(("/dev/", "/proc/")):
+            raise InputError(f"{self.name}: is a pipe, and would wait for a reader: name a file, or /dev/stdout")
         if not os.access(self.path, os.W_OK):
             raise InputError(f"{self.name}: exists and may not be written: name another file")
         self.is_regular = stat.S_ISREG(there.st_mode)
@@ -94,6 +99,19 @@ class Output:
         except OSError as error:
             raise self._refusal(error) from None
 
+    def check_apart(self, other: Output | None, flag: str) -> None:
+        """Raises: InputError when `other`, checked too and named by `flag`, is the same file."""
+        if other is not None and (self.path == other.path or _is_one_file(self.path, other.path)):
+            raise InputError(f"{self.name}: {flag} names the same file: name another")
+
     def _refusal(self, error: Exception) -> InputError:
-        why = getattr(error, "strerror", None) or str(error)
+        why = error.strerror or str(error) if isinstance(error, OSError) else "no file has such a name"
         return InputError(f"{self.name}: cannot be written: {why}: name another file")
+
+
+def _is_one_file(path: Path, other: str | Path) -> bool:
+    """Whether both are there and one: by another spelling, a symbolic link or a hard one."""
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return False

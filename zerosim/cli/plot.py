@@ -16,7 +16,7 @@ from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
 from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
-from zerosim.errors import InputError
+from zerosim.errors import InputError, printable
 from zerosim.ledger import MARKS
 from zerosim.scenario import PLAN_DEFAULTS, RunConfig
 
@@ -79,10 +79,9 @@ def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
     _check_flags(args)
     config = run_config(args, PLAN_DEFAULTS)
-    picture, form = _picture(args)
-    figures = output(args, "json")
-    if figures and figures.path == picture.path:
-        raise InputError(f"{picture.name}: --json names the same file: name another")
+    picture, form = _picture(args, config)
+    figures = output(args, "json", config)
+    picture.check_apart(figures, "--json")
     limit = _limit(args, config)
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
     from zerosim.report.plots.page import check_size, write_figure
@@ -97,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
     elif args.json is not None:
         sys.stdout.write(json_text(values))
     if not args.quiet:
-        print(f"wrote {args.out}", file=human_stream(args))
+        print(f"wrote {printable(args.out)}", file=human_stream(args))
     return 0
 
 
@@ -193,7 +192,7 @@ def _check_flags(args: argparse.Namespace) -> None:
             raise InputError(f"{' and '.join(flags)} are both given: choose one")
 
 
-def _picture(args: argparse.Namespace) -> tuple[Output, str]:
+def _picture(args: argparse.Namespace, config: RunConfig) -> tuple[Output, str]:
     """The file that --out names, found to be writable, and its format."""
     path = args.out
     if path is None:
@@ -202,7 +201,7 @@ def _picture(args: argparse.Namespace) -> tuple[Output, str]:
     if form not in ("png", "svg"):
         raise InputError(f"--out {path}: expected a name that ends in .png or .svg")
     picture = Output("--out", path)
-    picture.check(read_files(args))
+    picture.check(read_files(args, config))
     return picture, form
 
 

@@ -42,9 +42,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, config: RunConfig) -> int:
-    weights, figures = output(args, "save_weights"), output(args, "json")
-    if weights and figures and weights.path == figures.path:
-        raise InputError(f"{weights.name}: --json names the same file: name another")
+    weights, figures = output(args, "save_weights", config), output(args, "json", config)
+    if weights is not None:
+        weights.check_apart(figures, "--json")
     stream = human_stream(args)
     if args.verify_memory and config.backend != "cuda":
         raise InputError("--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
@@ -73,21 +73,21 @@ def verify_memory(result: RunResult, stream: TextIO) -> int:
     return 0 if pools_agree(result) else 1
 
 
-def output(args: argparse.Namespace, name: str) -> Output | None:
-    """The file that --name asks for, found to be writable. None for none, for JSON on stdout, and in all processes
-    of an MPI world but the first, which writes for all."""
+def output(args: argparse.Namespace, name: str, config: RunConfig | None = None) -> Output | None:
+    """The file that --name asks for, found to be writable and none of those that are read. None for none, for JSON on
+    stdout, and in all processes of an MPI world but the first, which writes for all."""
     path = getattr(args, name)
     if path is None or (path == "-" and name == "json") or mpirun_rank():
         return None
     file = Output("--" + name.replace("_", "-"), path)
-    file.check(read_files(args))
+    file.check(read_files(args, config))
     return file
 
 
-def read_files(args: argparse.Namespace) -> list[str | None]:
-    """Every path that a command line reads; names of presets among them, which are no files."""
-    given = [getattr(args, name, None) for name in ("scenario", "model", "gpu", "data", "tokens", "weights")]
-    return [*given, *getattr(args, "paths", [])]
+def read_files(args: argparse.Namespace, config: RunConfig | None) -> list[str | None]:
+    """Every path that a command line and its scenario read; names of presets among them, which are no files."""
+    given = [getattr(args, name, None) for name in ("scenario", "gpu")]
+    return given if config is None else [*given, config.model, config.data, config.tokens, config.weights]
 
 
 def human_stream(args: argparse.Namespace) -> TextIO:
