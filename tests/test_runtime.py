@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import threadpoolctl
+from processes import ended, posix
 
 from zerosim.comm import standing
 from zerosim.device import Buffer, Device, Kind, Phase
@@ -466,6 +467,38 @@ def test_stands_are_told_in_few_lines() -> None:
     assert many[-1] == "  and 68 more"
 
 
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class Quits(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("error", [Unsayable(), KeyError(Unsayable()), Quits()], ids=lambda error: type(error).__name__)
+def test_an_exception_that_cannot_be_shown_ends_the_run_like_any_other(
+    error: Exception, ranks: int, parallel: int
+) -> None:
+    def program(ctx: Context) -> None:
+        if ctx.rank == ranks - 1:
+            raise error
+        ctx.comm.barrier()
+
+    with within(4), pytest.raises(RankFailed) as caught:
+        launch(program, World(ranks, parallel))
+    assert caught.value.rank == ranks - 1
+    assert caught.value.__cause__ is error
+    said = str(caught.value)
+    assert said.startswith(f"rank {ranks - 1} failed in init: {type(error).__name__}: (it cannot be shown")
+    assert rank_threads() == []
+
+
 # -- interrupts ---------------------------------------------------------------------------------------
 
 
@@ -478,14 +511,20 @@ def test_interrupt_ends_all_ranks_within_a_second() -> None:
                 work(ctx, buffer)
         ctx.comm.barrier()
 
-    with within(1), pytest.raises(KeyboardInterrupt):
-        launch(program, World(4, parallel=2))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here, as under nohup
+    try:
+        with within(1), pytest.raises(KeyboardInterrupt):
+            launch(program, World(4, parallel=2))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert rank_threads() == []
 
 
+@posix
 def test_interrupted_process_ends() -> None:
     program = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where pytest was started with it ignored
 from zerosim.runtime import World, launch
 
 def program(ctx):
@@ -496,13 +535,12 @@ def program(ctx):
 
 launch(program, World(4, parallel=4))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    with within(4):
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+    with ended(subprocess.Popen([sys.executable, "-c", program], **pipes)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        with within(4):
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
     assert errors.strip().endswith("KeyboardInterrupt")
     assert process.returncode != 0

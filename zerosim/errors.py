@@ -1,4 +1,4 @@
-"""Every error that zerosim raises on purpose.
+"""Every error that zerosim raises on purpose, and every code that a command ends with.
 
     ZerosimError
     |-- InputError              bad input: a flag, a file, a shape                    exit 2
@@ -10,12 +10,24 @@
     |   |   `-- LateRank        a rank neither arrives nor fails
     |   |-- NonFiniteGradient   inf or nan in a gradient, and no scaler to skip it
     |   `-- LossScaleExhausted  dynamic loss scaling would fall below its minimum
+    |-- OutputError             what was asked for could not be written               exit 5
     `-- Aborted                 raised inside a rank because another one failed
 
 Messages are one line, or one line and a table: what was seen, what was expected, what to do.
+
+Without an error a command ends with 0; with 1 where `check`, `compare` or `run --verify-memory` found a difference;
+with 3 where `plan` or `fit` found that it does not fit. An error of no kind above is zerosim's own mistake: 6. What is
+ended from outside returns 128 and a signal's number, as for a shell: 129 its terminal went away, 130 Ctrl-C, 141 the
+reader of its output went away.
 """
 
 from __future__ import annotations
+
+DIFFERENCE = 1
+INTERNAL = 6
+HUNG_UP = 129
+INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 
 def printable(text: str) -> str:
@@ -26,7 +38,7 @@ def printable(text: str) -> str:
 class ZerosimError(Exception):
     """The root of the tree; `exit_code` is what the command line returns for it."""
 
-    exit_code = 1
+    exit_code = INTERNAL
 
 
 class InputError(ZerosimError, ValueError):
@@ -110,5 +122,33 @@ class LossScaleExhausted(RankFailed):
     """An overflow at the minimum loss scale: there is nothing left to halve."""
 
 
+class OutputError(ZerosimError):
+    """A file, or stdout, took less than all of what was asked for: a full disk, a closed stream."""
+
+    exit_code = 5
+
+
 class Aborted(ZerosimError):
     """Raised inside a rank to end it because another rank failed or the run was interrupted."""
+
+
+def exit_code(error: BaseException) -> int:
+    """What a command that ends with this error returns."""
+    if isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError):
+        return BROKEN_PIPE
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, ZerosimError) else INTERNAL
+
+
+def message_of(error: BaseException) -> str:
+    """`str(error)`; of an exception whose own `__str__` or `__repr__` raises, that it does. Raises nothing."""
+    try:
+        return str(error)
+    except BaseException as second:  # whatever it is, the error that is told is the first
+        return f"(it cannot be shown: its message raised {type(second).__name__})"
+
+
+def described(error: BaseException) -> str:
+    """'ValueError: what it says'."""
+    return f"{type(error).__name__}: {message_of(error)}"

@@ -30,7 +30,7 @@ from zerosim.comm.standing import place
 from zerosim.comm.threads import ThreadTransport
 from zerosim.comm.transport import Transport
 from zerosim.device import Device, Switch
-from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError
+from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError, described
 from zerosim.record import Event, Reader, Recorder
 
 T = TypeVar("T")
@@ -279,6 +279,6 @@ def _explained(context: Context, error: BaseException) -> ZerosimError:
     if isinstance(error, ZerosimError):
         return error
     where = place(error.__dict__.get("zerosim_scope", context.device.where))
-    failed = RankFailed(f"rank {context.rank} failed in {where}: {type(error).__name__}: {error}", rank=context.rank)
+    failed = RankFailed(f"rank {context.rank} failed in {where}: {described(error)}", rank=context.rank)
     failed.__cause__ = error
     return failed

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from zerosim.cli.parser import nearest
 from zerosim.cli.step_picture import picture_of, step_of
-from zerosim.errors import InputError, ZerosimError
+from zerosim.errors import HUNG_UP, InputError, ZerosimError, message_of
 from zerosim.report import stepper_pages as pages
 from zerosim.report.stepper import frame
 from zerosim.report.stepper_terminal import Terminal
@@ -21,7 +21,6 @@ from zerosim.stepper.match import FIELDS
 
 REDRAW_SECONDS = 0.2
 DIGITS = "0123456789"
-HUNG_UP = 129  # 128 + SIGHUP: what a shell sees of a program whose terminal went away
 
 
 def parse_until(words: str) -> Match:
@@ -105,7 +104,7 @@ class Stepper:
             elif key != "resize":
                 self.status = f"no key {key!r}: ? shows those that there are"
         except ZerosimError as error:
-            self.status = " ".join(str(error).split())
+            self.status = " ".join(message_of(error).split())
 
     def draw(self) -> None:
         width, height = self.terminal.size

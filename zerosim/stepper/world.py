@@ -13,7 +13,7 @@ from types import TracebackType
 
 from zerosim.build import MakeStrategy
 from zerosim.comm.scheduler import State
-from zerosim.errors import InputError, ZerosimError
+from zerosim.errors import InputError, ZerosimError, message_of
 from zerosim.experiment import Experiment
 from zerosim.record import Event
 from zerosim.report.stepper_html import world_html
@@ -302,7 +302,7 @@ class DebugWorld:
     def _over(self) -> str:
         if self.session.failure is not None:
             undo = "" if self._is_closed else "; world.back() goes back to before it"
-            return f"the run has ended: {self.session.failure}{undo}"
+            return f"the run has ended: {message_of(self.session.failure)}{undo}"
         return "the run is over: world.back() undoes events, world.result() is its result"
 
     def __repr__(self) -> str:

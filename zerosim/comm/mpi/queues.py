@@ -24,7 +24,7 @@ from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transport import meet
 from zerosim.device import Device
 from zerosim.dtypes import dtype as get_dtype
-from zerosim.errors import Deadlock, RankFailed, ZerosimError
+from zerosim.errors import Deadlock, RankFailed, ZerosimError, described
 
 REMEMBERED = 256
 """Calls kept after their rounds, to name what a late letter does not fit."""
@@ -181,6 +181,6 @@ def _explained(round: RemoteRound, member: int, error: Exception) -> ZerosimErro
     if isinstance(error, ZerosimError):
         return error
     rank = round.group[member]
-    failed = RankFailed(f"rank {rank} failed in {round.call.op}: {type(error).__name__}: {error}", rank=rank)
+    failed = RankFailed(f"rank {rank} failed in {round.call.op}: {described(error)}", rank=rank)
     failed.__cause__ = error
     return failed
