@@ -69,8 +69,8 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
     def found(package: str, source: str) -> Diagnosis:
         folder = tmp_path / package
         folder.mkdir()
-        (folder / "__init__.py").write_text(source if package == "cupy" else "")
-        (folder / "MPI.py").write_text(source)
+        (folder / "__init__.py").write_text(source if package == "cupy" else "", "utf-8")
+        (folder / "MPI.py").write_text(source, "utf-8")
         importlib.invalidate_caches()
         return diagnose()
 
@@ -107,7 +107,7 @@ def test_json_is_strict_and_alone_on_stdout(capsys: pytest.CaptureFixture[str], 
     assert values["schema"] == 1
     assert "This machine" in err
     assert main(["doctor", "--json", str(tmp_path / "out.json")]) == 0
-    again = json.loads((tmp_path / "out.json").read_text())
+    again = json.loads((tmp_path / "out.json").read_text("utf-8"))
     assert again.keys() == values.keys()
     assert again["standings"] == values["standings"]
 
@@ -133,17 +133,10 @@ def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.Monkey
 def test_what_it_asks_is_not_imported_here() -> None:
     code = "from zerosim.doctor import diagnose; diagnose(); import sys; print({'cupy', 'mpi4py'} & {*sys.modules})"
     environment = {**os.environ, "PYTHONPATH": ROOT}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", check=True, timeout=120
+    )
     assert done.stdout.strip() == "set()"
-
-
-def test_under_mpirun_the_first_process_speaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setenv("PMI_RANK", "1")
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr() == ("", "")
 
 
 # -- what is broken ---------------------------------------------------------------------------------
@@ -177,13 +170,14 @@ def test_one_that_hangs_is_ended_with_all_it_started(
     assert time.perf_counter() - started < 10
     error = found.cuda.look_error if package == "cupy" else found.mpi.look_error
     assert error == "no answer within 2 s"
-    pid = int((tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text("utf-8"))
     for _ in range(100):
         try:
             os.kill(pid, 0)
-            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():  # dead, and nobody has asked
-                return
+            state = Path(f"/proc/{pid}/status").read_text("utf-8") if Path("/proc").exists() else ""
         except (ProcessLookupError, FileNotFoundError):
+            return
+        if "\nState:\tZ" in state:  # dead, and nobody has asked
             return
         time.sleep(0.02)
     os.kill(pid, signal.SIGKILL)

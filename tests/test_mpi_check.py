@@ -56,10 +56,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     def put(size: int = 1, source: str = FAKE) -> None:
         (tmp_path / "mpi4py").mkdir()
         (tmp_path / "mpi4py" / "__init__.py").touch()
-        (tmp_path / "mpi4py" / "MPI.py").write_text(source.format(size=size) if source is FAKE else source)
+        (tmp_path / "mpi4py" / "MPI.py").write_text(source.format(size=size) if source is FAKE else source, "utf-8")
         folder = tmp_path / "mpi4py-4.1.2.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mpi4py\nVersion: 4.1.2\n")
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mpi4py\nVersion: 4.1.2\n", "utf-8")
         importlib.invalidate_caches()
 
     yield put
@@ -70,7 +70,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def program(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
+    path.write_text("#!/bin/sh\n", "utf-8")
     path.chmod(0o755)
     return str(path)
 
@@ -89,8 +89,9 @@ def refusal(check: Callable[[], None]) -> str:
         ({}, None, None),
         ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}, 4, 3),
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, 2, 0),
-        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, 8, 5),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, None),  # a batch script, that nobody launched
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_TASK_PID": str(os.getpid())}, 8, 5),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_TASK_PID": "1"}, 8, None),  # a shell under srun
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_TASK_PID": str(os.getpid())}, None, None),  # a batch script
         ({"PMIX_RANK": "1"}, None, 1),
         ({"PMI_SIZE": "many"}, None, None),
     ],
@@ -98,6 +99,12 @@ def refusal(check: Callable[[], None]) -> str:
 def test_who_started_this_process(environment: dict[str, str], size: int | None, rank: int | None) -> None:
     assert mpirun_size(environment) == size
     assert mpirun_rank(environment) == rank
+
+
+def test_who_types_at_a_terminal_is_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor == 0)
+    assert mpirun_rank({"PMI_SIZE": "2", "PMI_RANK": "1"}) is None
+    assert not mpirun.is_launched({"PMIX_RANK": "0"})
 
 
 def test_the_world_must_hold_the_ranks() -> None:
@@ -180,8 +187,8 @@ def test_whether_the_library_takes_gpu_pointers_is_asked_of_the_library(tmp_path
     for answer in (1, 0):
         library = tmp_path / str(answer) / "libmpi.so.40"
         library.parent.mkdir()
-        (tmp_path / "mpi.c").write_text(f"int MPIX_Query_cuda_support(void) {{ return {answer}; }}")
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "mpi.c"], check=True)
+        (tmp_path / "mpi.c").write_text(f"int MPIX_Query_cuda_support(void) {{ return {answer}; }}", "utf-8")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "mpi.c"], check=True, timeout=120)
         done = run_python(f"{asked} print(aware())", str(library))
         assert done == str(bool(answer))
 
@@ -200,7 +207,9 @@ def test_a_library_that_does_not_say_is_taken_at_its_environments_word(
 def run_python(code: str, *words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
     command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, encoding="utf-8", timeout=120
+    ).stdout.strip()
 
 
 def test_the_environment_is_read_without_mpi4py() -> None:
@@ -226,6 +235,6 @@ def test_a_real_world_of_two_processes_passes() -> None:
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
     command = [mpirun, "-n", "2", sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("worlds 2 2") == 2

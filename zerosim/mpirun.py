@@ -1,4 +1,7 @@
-"""What the environment says about who started this process. Imports nothing: it is asked at every start.
+"""What the environment says about who started this process. Imports nothing heavy: it is asked at every start.
+
+A launcher's variables are inherited: a shell that it started hands them on to whatever is typed there, and says no more
+by them than any shell. Only `--world mpi` makes processes one world.
 
 Source: the variables that Open MPI's, MPICH's, MVAPICH's and Slurm's launchers set in every process they start.
 """
@@ -10,12 +13,19 @@ from collections.abc import Mapping
 
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-LAUNCHED = (*SIZES, "PMI_RANK", "PMIX_RANK")  # SLURM_PROCID alone is set in a batch script too, that nobody launched
+LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK")
+
+STDIN = 0
 
 
 def mpirun_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """How many processes a launcher started, this one among them; None where none did, or where it does not say."""
     return _number(SIZES, environment)
+
+
+def size_name(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The variable by which `mpirun_size` knows."""
+    return next((name for name in SIZES if environment.get(name, "").isdigit()), None)
 
 
 def mpirun_rank(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -24,7 +34,15 @@ def mpirun_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    return any(name in environment for name in LAUNCHED)
+    """Whether a launcher started this very process, not a shell above it: nobody types into what a launcher started."""
+    if os.isatty(STDIN):
+        return False
+    return any(name in environment for name in LAUNCHED) or _is_task(environment)
+
+
+def _is_task(environment: Mapping[str, str]) -> bool:
+    """Whether srun started this process. A batch script is no step; what a task starts inherits the task's number."""
+    return "SLURM_STEP_NUM_TASKS" in environment and environment.get("SLURM_TASK_PID") == str(os.getpid())
 
 
 def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:

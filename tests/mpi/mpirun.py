@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +36,36 @@ ENVIRONMENT = {
 
 def start(processes: int, *words: str) -> subprocess.Popen[str]:
     """`mpirun -n processes python words...`, in a session of its own."""
+    return start_mixed((processes, words))
+
+
+def start_mixed(*parts: tuple[int, Sequence[str]]) -> subprocess.Popen[str]:
+    """`mpirun -n 1 python words... : -n 2 python words...`: one job of several programs."""
     assert MPIRUN is not None
-    command = [MPIRUN, "-n", str(processes), sys.executable, *words]
+    programs = [["-n", str(processes), sys.executable, *words] for processes, words in parts]
     return subprocess.Popen(
-        command,
+        [MPIRUN, *programs[0], *(word for program in programs[1:] for word in (":", *program))],
         env={**os.environ, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
         start_new_session=True,
     )
 
 
 def run(processes: int, *words: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
     """As `start`, to the end, which must come within `timeout` seconds."""
-    job = start(processes, *words)
+    return finished(start(processes, *words), timeout)
+
+
+def finished(job: subprocess.Popen[str], timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """The job's end, which must come within `timeout` seconds."""
     try:
         out, err = job.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, 9)
-        out, err = job.communicate()
+        out, err = job.communicate(timeout=30)
         pytest.fail(f"mpirun did not end within {timeout:g} s\n{out}\n{err}")
     return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 

@@ -28,7 +28,7 @@ me = session.process
 def said(processes: int, body: str, folder: Path) -> list[str]:
     """What the processes print, sorted."""
     script = folder / "script.py"
-    script.write_text(HEAD + body)
+    script.write_text(HEAD + body, "utf-8")
     job = run(processes, str(script))
     assert job.returncode == 0, job.stdout + job.stderr
     return sorted(job.stdout.splitlines())
@@ -87,6 +87,34 @@ for _ in range(2):
     told = [{line.split(maxsplit=1)[1] for line in lines if line.startswith(str(me))} for me in range(3)]
     assert told[0] == told[1] == told[2]
     assert told[0] <= {"1 4000000 grad 1000 3", "third"}
+
+
+def test_an_exception_that_cannot_be_shown_ends_all_like_any_other(tmp_path: Path) -> None:
+    body = """
+class Unsayable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+    __repr__ = __str__
+def program(ctx):
+    if ctx.rank == 1:
+        raise Unsayable
+    ctx.comm.barrier()
+for _ in range(2):
+    try:
+        launch(program, World(ranks=2, kind="mpi"))
+    except ZerosimError as error:
+        print(me, type(error).__name__, error, flush=True)
+try:
+    if me == 1:
+        raise session.fail(Unsayable())
+    session.exchange(me)
+except Exception as error:
+    print(me, type(error).__name__, flush=True)
+"""
+    failed = "RankFailed rank 1 failed in init: Unsayable: (it cannot be shown: its message raised RuntimeError)"
+    lines = said(2, body, tmp_path)
+    assert [line for line in lines if "init" in line] == [f"{me} {failed}" for me in (0, 0, 1, 1)]
+    assert len(lines) == 6
 
 
 @pytest.mark.parametrize("verb", ["broadcast(b, 0)", "send(b, 1)", "reduce(b, 1)"])

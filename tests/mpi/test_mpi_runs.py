@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .mpirun import ENVIRONMENT, ROOT, needs_mpi, run
+from .mpirun import ENVIRONMENT, ROOT, finished, needs_mpi, run, start_mixed
 
 pytestmark = needs_mpi
 
@@ -36,10 +36,10 @@ MORE: list[dict[str, Any]] = [
 
 def compared(processes: int, per_process: int, runs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     asked, left = folder / "runs.json", folder / "found.json"
-    asked.write_text(json.dumps([{**TINY, **fields} for fields in runs]))
+    asked.write_text(json.dumps([{**TINY, **fields} for fields in runs]), "utf-8")
     job = run(processes, str(SCRIPT), str(per_process), str(asked), str(left), timeout=240)
     assert job.returncode == 0, job.stdout + job.stderr
-    found = json.loads(left.read_text())
+    found = json.loads(left.read_text("utf-8"))
     assert len(found) == len(runs)
     return list(found)
 
@@ -91,14 +91,14 @@ def test_the_command_line_says_and_writes_what_it_does_on_threads(tmp_path: Path
         else:
             environment = {**os.environ, **ENVIRONMENT}
             words = [sys.executable, *words, "--ranks", "2"]
-            job = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+            job = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, cwd=ROOT, timeout=120)
         assert job.returncode == 0, job.stderr
-        (folder / "out").write_text(job.stdout.replace("\r", ""))
+        (folder / "out").write_text(job.stdout.replace("\r", ""), "utf-8")
     assert (folders["mpi"] / "weights.npz").read_bytes() == (folders["threads"] / "weights.npz").read_bytes()
-    there, here = (json.loads((folder / "run.json").read_text()) for folder in folders.values())
+    there, here = (json.loads((folder / "run.json").read_text("utf-8")) for folder in folders.values())
     assert (there["config"].pop("world"), here["config"].pop("world")) == ("mpi", "threads")
     assert there == here
-    out = (folders["mpi"] / "out").read_text()
+    out = (folders["mpi"] / "out").read_text("utf-8")
     assert out.count("ZeRO-3 on 2 ranks") == 1  # one process speaks
     assert "2 processes" in out
 
@@ -125,10 +125,42 @@ def test_bad_input_is_said_once(processes: int, words: list[str], code: int, sai
     assert len((job.stdout + job.stderr).splitlines()) < 40  # one screen
 
 
+@pytest.mark.parametrize(
+    ("first", "others", "said"),
+    [
+        (["run", *SMALL, "--world", "mpi"], ["run", "--badflag"], "unknown flag --badflag"),
+        (["run", *SMALL, "--world", "mpi"], ["run", *SMALL], "mpirun started 3 processes, and each would train"),
+        (["run", *SMALL, "--world", "mpi"], ["plan", "--stage", "7"], "--stage 7"),
+        (["run", *SMALL, "--world", "mpi"], ["compare", *SMALL, "--world", "mpi"], "all processes of a world must be"),
+        (["run", *SMALL, "--world", "mpi"], ["step", *SMALL, "--world", "mpi"], "stepping needs threads"),
+        (["run", *SMALL, "--world=mpi"], ["run", *SMALL, "--world=mpi", "--badflag"], "unknown flag --badflag"),
+        (["run", "--badflag"], ["run", "--badflag"], "unknown flag --badflag"),
+    ],
+    ids=["flag", "no world", "verb", "stages", "step", "flag and world", "all"],
+)
+def test_an_error_of_other_processes_than_the_first_is_said_once(
+    first: list[str], others: list[str], said: str
+) -> None:
+    job = finished(start_mixed((1, ["-m", "zerosim", *first]), (2, ["-m", "zerosim", *others])))
+    assert job.returncode == 2
+    assert job.stderr.count("zerosim: error:") == 1, job.stderr
+    assert said in " ".join(job.stderr.split())
+    assert "Traceback" not in job.stderr
+
+
+def test_a_verb_without_a_world_is_itself_in_every_process(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    job = run(3, "-m", "zerosim", "explain", "--stage", "2", "--params", "7.5B", "--ranks", "64", "--json", str(out))
+    assert job.returncode == 0
+    assert job.stdout.count("ZeRO-2 on N = 64 ranks") == 3  # as of any program that mpirun starts
+    assert json.loads(out.read_text("utf-8"))["schema"] == 1
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
 def test_without_mpirun_it_says_how_to_start() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI"))}
     words = [sys.executable, "-m", "zerosim", "run", *SMALL, "--world", "mpi"]
-    job = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT)
+    job = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, cwd=ROOT, timeout=120)
     assert (job.returncode, len(job.stderr.splitlines())) == (2, 1)
     assert "mpirun" in job.stderr
     assert "-n 4 zerosim run" in job.stderr

@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     Raises: InputError for an output that cannot be written and, on cuda, a GPU that cannot be used, before anything
     is measured.
     """
-    from zerosim.cli.outputs import Output
+    from zerosim.cli.outputs import Output, write_all
 
     on_gpu = args.backend == "cuda"
     if on_gpu and args.torch_distributed:
@@ -52,18 +52,20 @@ def main(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(f"[{time.perf_counter() - started:5.1f} s] {line}", file=sys.stderr, flush=True)
 
-    text = _measure_gpu(args, say) if on_gpu else _measure_cpu(args, say)
-    if output is not None:
+    words, text = _measure_gpu(args, say) if on_gpu else _measure_cpu(args, say)
 
-        def fill(file: BinaryIO) -> None:
-            file.write(text.encode())
+    def fill(file: BinaryIO) -> None:
+        file.write(text.encode())
 
-        output.write(fill)
+    lost = write_all((output, fill))
+    print("\n".join(words))
+    if lost is not None:
+        raise lost
     return 0
 
 
-def _measure_cpu(args: argparse.Namespace, say: Callable[[str], None]) -> str:
-    """Ratios on this machine's cores, printed; their JSON."""
+def _measure_cpu(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[str], str]:
+    """Ratios on this machine's cores: what is to be printed, and their JSON."""
     from zerosim.bench import bystanders, figures, suite
 
     names = {"small": ["0.8M"], "large": ["10.7M"], "both": ["0.8M", "10.7M"]}
@@ -72,17 +74,18 @@ def _measure_cpu(args: argparse.Namespace, say: Callable[[str], None]) -> str:
     efforts = suite.QUICK if args.quick else suite.FULL
     had = list(suite.measure(models, efforts, say, torch_distributed=args.torch_distributed))
     machine = {**suite.machine(), "others": others.share()}
-    print(figures.table(had))
-    print(figures.summary(had))
-    print(f"Method: {figures.METHOD}. Times are of one step of 2,048 tokens, or of a process.")
-    print(f"Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}")
-    if machine["others"] is not None:
-        print(f"Other processes took {100 * machine['others']:.0f} % of the cores' time meanwhile.")
-    return figures.to_json(had, machine)
+    words = [
+        figures.table(had),
+        figures.summary(had),
+        f"Method: {figures.METHOD}. Times are of one step of 2,048 tokens, or of a process.",
+        f"Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}",
+        *_others(machine["others"]),
+    ]
+    return words, figures.to_json(had, machine)
 
 
-def _measure_gpu(args: argparse.Namespace, say: Callable[[str], None]) -> str:
-    """Steps on the GPU, printed; their JSON. Raises: InputError where there is none that can be used."""
+def _measure_gpu(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[str], str]:
+    """Steps on the GPU, as `_measure_cpu`. Raises: InputError where there is none that can be used."""
     from zerosim.backends.cuda_check import check_cuda
 
     check_cuda()
@@ -95,12 +98,18 @@ def _measure_gpu(args: argparse.Namespace, say: Callable[[str], None]) -> str:
     outcomes = list(cuda_suite.measure(models, plan, device, say))
     had = [figure for outcome in outcomes for figure in outcome.figures]
     machine = {**device, "others": others.share()}
-    print(figures.table(had))
-    print(figures.summary(had))
-    print(f"Method: {cuda_suite.METHOD}.")
-    print(f"PyTorch: {cuda_suite.PYTORCH}.")
-    print(f"Device: {cuda_device.device_line(device)}")
-    if machine["others"] is not None:
-        print(f"Other processes took {100 * machine['others']:.0f} % of the cores' time meanwhile.")
+    words = [
+        figures.table(had),
+        figures.summary(had),
+        f"Method: {cuda_suite.METHOD}.",
+        f"PyTorch: {cuda_suite.PYTORCH}.",
+        f"Device: {cuda_device.device_line(device)}",
+        *_others(machine["others"]),
+    ]
     about = f"{cuda_suite.METHOD}. PyTorch: {cuda_suite.PYTORCH}"
-    return figures.to_json(had, machine, about, [outcome.group for outcome in outcomes])
+    return words, figures.to_json(had, machine, about, [outcome.group for outcome in outcomes])
+
+
+def _others(share: float | None) -> list[str]:
+    """That the machine was not alone, where anybody knows."""
+    return [] if share is None else [f"Other processes took {100 * share:.0f} % of the cores' time meanwhile."]

@@ -1,7 +1,5 @@
 """`zerosim check`: scenarios' printed figures against what is counted and what formulas say.
 
-    0 all agree    1 a figure does not    2 a file is broken
-
 Every file is read and validated before anything runs.
 """
 
@@ -12,11 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from zerosim.cli.outputs import Output
+from zerosim.cli.outputs import Output, write_all
 from zerosim.cli.parser import Parser
-from zerosim.errors import InputError
-
-DIFFERS = 1
+from zerosim.errors import DIFFERENCE, InputError
 
 
 def add_arguments(parser: Parser) -> None:
@@ -58,12 +54,13 @@ def main(args: argparse.Namespace) -> int:
         if tables
     ]
     report = CheckReport(checked, skipped, in_full=args.verbose or len(found) == 1)
-    if figures is not None:
-        figures.write(lambda file: write_json(file, report.to_dict()))
-    elif args.json is not None:
+    lost = write_all((figures, lambda file: write_json(file, report.to_dict())))
+    if args.json == "-":
         sys.stdout.write(json_text(report.to_dict()))
     emit(report, human_stream(args))
-    return 0 if report.passed else DIFFERS
+    if lost is not None:
+        raise lost
+    return 0 if report.passed else DIFFERENCE
 
 
 def scenario_paths(words: list[str]) -> tuple[set[str], list[str]]:

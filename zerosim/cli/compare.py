@@ -10,10 +10,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, training_config
+from zerosim.cli.outputs import write_all
 from zerosim.cli.parser import Parser, stages
 from zerosim.cli.run import human_stream, json_text, output, train, write_json
-from zerosim.comm.together import together
-from zerosim.errors import OutOfMemory
+from zerosim.cli.streams import one_voice
+from zerosim.errors import DIFFERENCE, OutOfMemory
 from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     base = training_config(args)
-    with together(base.world):
-        return _run(args, base)
+    with one_voice(base.world) as is_first:
+        return _run(args, base, is_first)
 
 
-def _run(args: argparse.Namespace, base: RunConfig) -> int:
-    figures = output(args, "json", base)
+def _run(args: argparse.Namespace, base: RunConfig, is_first: bool) -> int:
+    figures = output(args, "json", base) if is_first else None  # the first process writes for all
     stream = human_stream(args)
     from zerosim.report.compare import Comparison
 
@@ -48,13 +49,16 @@ def _run(args: argparse.Namespace, base: RunConfig) -> int:
         except OutOfMemory as error:
             outcomes[stage] = error
     comparison = Comparison(base, outcomes)
-    if figures is not None:
-        figures.write(lambda file: write_json(file, comparison.to_dict()))
-    elif args.json is not None:
+    lost = write_all((figures, lambda file: write_json(file, comparison.to_dict())))
+    if args.json == "-":
         sys.stdout.write(json_text(comparison.to_dict()))
     if not args.quiet:
         _print(comparison, stream)
-    return OutOfMemory.exit_code if comparison.failures else int(bool(comparison.contradictions))
+    if lost is not None:
+        raise lost
+    if comparison.failures:
+        return OutOfMemory.exit_code
+    return DIFFERENCE if comparison.contradictions else 0
 
 
 def _print(comparison: Comparison, stream: Any) -> None:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.outputs import write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import add_device_flags, device_limit
 from zerosim.cli.run import human_stream, json_text, output, write_json
@@ -59,15 +60,16 @@ def main(args: argparse.Namespace) -> int:
     else:
         found = most_that_fits(config, field, limit.nbytes, peak_of, say)
     values = _values(args.find, found, limit, config.to_dict())
-    if figures is not None:
-        figures.write(lambda file: write_json(file, values))
-    elif args.json is not None:
+    lost = write_all((figures, lambda file: write_json(file, values)))
+    if args.json == "-":
         sys.stdout.write(json_text(values))
     if not args.quiet:
         from zerosim.report.fit import fit_report
         from zerosim.report.look import emit
 
         emit(fit_report(config, args.find, found, limit), stream)
+    if lost is not None:
+        raise lost
     return 0 if found.best is not None else 3
 
 

@@ -1,8 +1,7 @@
 """The `zerosim` command: which verb, and how every ending looks to the shell.
 
-    0 done    2 bad input    3 out of memory    4 a rank failed    130 interrupted
-
-An error is one line on stderr and no traceback, unless `--debug` asks for it. A verb is a module of
+An error is one line on stderr and no traceback, unless `--debug` asks for it; the exit codes are listed in `errors.py`.
+A verb is a module of
 this folder with `add_arguments(parser)` and `main(args) -> int`, imported when it is called; `--help`
 imports neither numpy nor rich.
 """
@@ -13,6 +12,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import traceback
@@ -21,9 +21,18 @@ from typing import Protocol, cast
 
 from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
+from zerosim.cli.streams import heard, standard_streams
 from zerosim.comm.together import failure_of_all
-from zerosim.errors import InputError, OutOfMemory, ZerosimError
-from zerosim.mpirun import mpirun_rank
+from zerosim.errors import (
+    BROKEN_PIPE,
+    InputError,
+    OutOfMemory,
+    OutputError,
+    ZerosimError,
+    described,
+    exit_code,
+    message_of,
+)
 
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",
@@ -38,8 +47,6 @@ VERBS = {
     "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
-INTERRUPTED = 130
-BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell sees of a program whose reader went away
 
 
 class Verb(Protocol):
@@ -50,31 +57,37 @@ class Verb(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code. Of the processes that mpirun started, the first speaks for all."""
+    """Run one command line; the exit code (`errors.py` lists them)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not mpirun_rank():
-        return _run(words)
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        return _run(words)
+    with standard_streams() as stdout:
+        code = _run(words)
+        if stdout.failure is None:
+            return code
+        why = stdout.failure.strerror or str(stdout.failure)
+        lost = _report(OutputError(f"stdout: cannot be written: {why}: what was to be read there is lost"))
+        return code or lost
 
 
 def _run(words: list[str]) -> int:
     debug = "--debug" in words
     try:
-        code = _dispatch([word for word in words if word != "--debug"])
+        try:
+            code = _dispatch([word for word in words if word != "--debug"])
+        except SystemExit as stop:  # argparse's --help; a process of a world that is not the first
+            code = stop.code if isinstance(stop.code, int) else 0
         sys.stdout.flush()
         return code
-    except SystemExit as stop:  # argparse's --help
-        return stop.code if isinstance(stop.code, int) else 0
     except (KeyboardInterrupt, Exception) as error:
-        failure = failure_of_all(error, "mpi" in words) if isinstance(error, Exception) else error
-        if debug:
-            traceback.print_exception(failure)
-        return _report(failure)
+        failure, is_heard = failure_of_all(error, _is_for_mpi(words))
+        with heard(is_heard):
+            if debug:
+                traceback.print_exception(failure)
+            return _report(failure)
+
+
+def _is_for_mpi(words: list[str]) -> bool:
+    """Whether a world of processes is asked for, as far as words tell that may be wrong."""
+    return "--world=mpi" in words or ("--world", "mpi") in itertools.pairwise(words)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -92,7 +105,17 @@ def _dispatch(words: list[str]) -> int:
     parser = Parser(f"zerosim {name}", VERBS[name][0].upper() + VERBS[name][1:] + ".")
     verb.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-    return verb.main(parser.parse(rest))
+    args = parser.parse(rest)
+    _check_folder()
+    return verb.main(args)
+
+
+def _check_folder() -> None:
+    """Raises: InputError where the shell stands in a folder that is gone: no file has a place from there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the working directory does not exist any more: cd to one that does") from None
 
 
 def _load(name: str) -> Verb:
@@ -116,37 +139,27 @@ def _usage() -> str:
 
 def _report(error: BaseException) -> int:
     """Say on stderr how the run ended; the exit code."""
-    if isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError):
-        _swallow_stdout()
-        return BROKEN_PIPE
+    code = exit_code(error)
+    if code != BROKEN_PIPE:  # that is how SIGPIPE ends a program: without a word
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+            _tell(error)
+    return code
+
+
+def _tell(error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
-        _say("zerosim: interrupted")
-        return INTERRUPTED
+        _say("interrupted")
+    elif isinstance(error, InputError):
+        _say("error: " + " ".join(message_of(error).splitlines()))
+    elif isinstance(error, ZerosimError):
+        _say(f"error: {message_of(error)}")
+    else:
+        _say(f"internal error: {described(error)} (--debug shows where)")
     if isinstance(error, OutOfMemory):
-        _say(f"zerosim: error: {error}")
         from zerosim.report.failures import print_out_of_memory
 
         print_out_of_memory(error)
-        return error.exit_code
-    if isinstance(error, InputError):
-        _say("zerosim: error: " + " ".join(str(error).splitlines()))
-        return error.exit_code
-    if isinstance(error, ZerosimError):
-        _say(f"zerosim: error: {error}")
-        return error.exit_code
-    if isinstance(error, OSError):
-        _swallow_stdout()  # a full disk would fail again at exit
-        _say(f"zerosim: error: {error.strerror or error}")
-        return ZerosimError.exit_code
-    _say(f"zerosim: internal error: {type(error).__name__}: {error} (--debug shows where)")
-    return ZerosimError.exit_code
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _swallow_stdout() -> None:
-    """The reader of stdout is gone: what is still buffered goes nowhere, at exit too."""
-    with contextlib.suppress(OSError, ValueError):  # there may be no real stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"zerosim: {text}", file=sys.stderr, flush=True)

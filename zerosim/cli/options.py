@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerosim.cli.parser import Parser, count, dynamic_or_number, number, or_none, size, whole_number
+from zerosim.cli.parser import Parser, count, dynamic_or_number, number, or_none, size, utf8, whole_number
 from zerosim.errors import InputError
-from zerosim.mpirun import mpirun_size
+from zerosim.mpirun import is_launched, mpirun_size, size_name
 from zerosim.scenario import CHOICES, PLAN_DEFAULTS, RunConfig, read_scenario
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(RunConfig) if field.init}
@@ -195,7 +195,7 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
     group.value("data", "FILE", "any file, read as bytes", default="the packaged primer on ZeRO")
     group.value("tokens", "IN.npz", "int64 array 'tokens' (steps, global batch, seq + 1)", default="from --data")
     group.value("weights", "IN.npz", "full parameters by name to start from", default="drawn from --seed")
-    group.value("sample", "TEXT", "let the trained model continue this text", default="no sample")
+    group.value("sample", "TEXT", "let the trained model continue this text", convert=utf8, default="no sample")
     group.value("sample_tokens", "COUNT", "tokens to continue it with", convert=whole_number)
 
 
@@ -224,10 +224,10 @@ def training_config(args: argparse.Namespace) -> RunConfig:
     """
     config = run_config(args)
     processes = mpirun_size() or 1
-    if config.world == "threads" and processes > 1:
+    if config.world == "threads" and processes > 1 and is_launched():
         raise InputError(
             f"mpirun started {processes} processes, and each would train all {config.ranks} ranks: add --world mpi, or "
-            "start one process"
+            f"start one process; where no mpirun did, unset {size_name()}"
         )
     return config
 

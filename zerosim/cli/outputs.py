@@ -14,9 +14,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, OutputError
 
 Fill = Callable[[BinaryIO], None]
+
+
+def write_all(*files: tuple[Output | None, Fill]) -> OutputError | None:
+    """Write each, where there is one; what befalls one costs none of the others. The first failure."""
+    failures = []
+    for output, fill in files:
+        try:
+            if output is not None:
+                output.write(fill)
+        except OutputError as error:
+            failures.append(error)
+    return failures[0] if failures else None
 
 
 class Output:
@@ -49,12 +61,15 @@ class Output:
         self.path = Path(os.path.realpath(self.path))  # through a link: the link stays
         if not self.path.parent.is_dir():
             raise InputError(f"{self.name}: folder {self.path.parent} does not exist: make it first")
-        descriptor, temporary = self._open_beside()
+        try:
+            descriptor, temporary = self._open_beside()
+        except OSError as error:
+            raise self._refusal(error) from None
         os.close(descriptor)
         temporary.unlink()
 
     def write(self, fill: Fill) -> None:
-        """Let `fill` write the file. Raises: InputError when the disk refuses."""
+        """Let `fill` write the file. Raises: OutputError when the disk refuses; BrokenPipeError."""
         try:
             if self.is_regular:
                 self._write_beside(fill)
@@ -64,7 +79,7 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise self._refusal(error) from None
+            raise OutputError(f"{self.name}: cannot be written: {error.strerror or error}") from None
 
     def _write_beside(self, fill: Fill) -> None:
         descriptor, temporary = self._open_beside()
@@ -94,10 +109,7 @@ class Output:
     def _open_beside(self) -> tuple[int, Path]:
         """A new file in the same folder, with the modes that a new file has."""
         temporary = self.path.with_name(f".zerosim-{secrets.token_hex(6)}.tmp")
-        try:
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
-        except OSError as error:
-            raise self._refusal(error) from None
+        return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
 
     def check_apart(self, other: Output | None, flag: str) -> None:
         """Raises: InputError when `other`, checked too and named by `flag`, is the same file."""

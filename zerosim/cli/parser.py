@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn, TypeVar
@@ -97,6 +98,14 @@ def count(text: str) -> int:
         return parse_count(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def utf8(word: str) -> str:
+    """A word that was typed in UTF-8, also where the locale knows ASCII alone; any other as it is."""
+    try:
+        return os.fsencode(word).decode()
+    except UnicodeError:
+        return word
 
 
 def dynamic_or_number(text: str) -> str | float:

@@ -7,13 +7,15 @@ Which figure takes which flags, what is run for it, and its numbers as JSON. Wha
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import Output
+from zerosim.cli.outputs import Output, write_all
 from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
 from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
 from zerosim.errors import InputError, printable
@@ -84,20 +86,34 @@ def main(args: argparse.Namespace) -> int:
     picture.check_apart(figures, "--json")
     limit = _limit(args, config)
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
-    from zerosim.report.plots.page import check_size, write_figure
+    with _no_backend():
+        from zerosim.report.plots.page import check_size, write_figure
 
     if args.size is not None:
         check_size(args.size)
     figure, numbers = _DRAW[name](args, config, limit)
-    picture.write(lambda file: write_figure(figure, file, form))
     values = {"schema": 1, "figure": name, "config": config.to_dict(), **numbers}
-    if figures is not None:
-        figures.write(lambda file: write_json(file, values))
-    elif args.json is not None:
+    lost = write_all(
+        (picture, lambda file: write_figure(figure, file, form)), (figures, lambda file: write_json(file, values))
+    )
+    if args.json == "-":
         sys.stdout.write(json_text(values))
+    if lost is not None:
+        raise lost
     if not args.quiet:
         print(f"wrote {printable(args.out)}", file=human_stream(args))
     return 0
+
+
+@contextmanager
+def _no_backend() -> Iterator[None]:
+    """matplotlib is not to read MPLBACKEND: a picture goes into a file, and no window is named wrongly."""
+    named = os.environ.pop("MPLBACKEND", None)
+    try:
+        yield
+    finally:
+        if named is not None:
+            os.environ["MPLBACKEND"] = named
 
 
 def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:

@@ -11,11 +11,10 @@ import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import Output
+from zerosim.cli.outputs import Output, write_all
 from zerosim.cli.parser import Parser
-from zerosim.comm.together import together
-from zerosim.errors import InputError
-from zerosim.mpirun import mpirun_rank
+from zerosim.cli.streams import one_voice
+from zerosim.errors import DIFFERENCE, InputError
 from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:
@@ -37,12 +36,14 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
-    with together(config.world):
-        return _run(args, config)
+    with one_voice(config.world) as is_first:
+        return _run(args, config, is_first)
 
 
-def _run(args: argparse.Namespace, config: RunConfig) -> int:
-    weights, figures = output(args, "save_weights", config), output(args, "json", config)
+def _run(args: argparse.Namespace, config: RunConfig, is_first: bool) -> int:
+    weights = figures = None
+    if is_first:  # it writes for all
+        weights, figures = output(args, "save_weights", config), output(args, "json", config)
     if weights is not None:
         weights.check_apart(figures, "--json")
     stream = human_stream(args)
@@ -50,16 +51,18 @@ def _run(args: argparse.Namespace, config: RunConfig) -> int:
         raise InputError("--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
 
     result = train(config, stream, quiet=args.quiet)
-    if weights is not None:
-        weights.write(lambda file: write_weights(file, result.weights))
-    if figures is not None:
-        figures.write(lambda file: write_json(file, result.to_dict()))
-    elif args.json is not None:
+    lost = write_all(
+        (weights, lambda file: write_weights(file, result.weights)),
+        (figures, lambda file: write_json(file, result.to_dict())),
+    )
+    if args.json == "-":
         sys.stdout.write(json_text(result.to_dict()))
     if not args.quiet:
         print_summary(result, stream)
     elif result.sample is not None and args.json != "-":
         print_sample(result, stream)
+    if lost is not None:
+        raise lost
     return verify_memory(result, stream) if args.verify_memory else 0
 
 
@@ -70,14 +73,14 @@ def verify_memory(result: RunResult, stream: TextIO) -> int:
 
     print(file=stream)
     emit(pools_table(result), stream)
-    return 0 if pools_agree(result) else 1
+    return 0 if pools_agree(result) else DIFFERENCE
 
 
 def output(args: argparse.Namespace, name: str, config: RunConfig | None = None) -> Output | None:
-    """The file that --name asks for, found to be writable and none of those that are read. None for none, for JSON on
-    stdout, and in all processes of an MPI world but the first, which writes for all."""
+    """The file that --name asks for, found to be writable and none of those that are read. None for none, and for JSON
+    on stdout."""
     path = getattr(args, name)
-    if path is None or (path == "-" and name == "json") or mpirun_rank():
+    if path is None or (path == "-" and name == "json"):
         return None
     file = Output("--" + name.replace("_", "-"), path)
     file.check(read_files(args, config))

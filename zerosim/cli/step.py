@@ -1,7 +1,4 @@
-"""`zerosim step`: the stepper in a terminal (`step_keys.py`); in a pipe, the events as text.
-
-0 when left by q, 130 by Ctrl-C.
-"""
+"""`zerosim step`: the stepper in a terminal (`step_keys.py`); in a pipe, the events as text."""
 
 from __future__ import annotations
 

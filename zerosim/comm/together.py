@@ -18,28 +18,34 @@ if TYPE_CHECKING:
 
 
 FIRST_SPEAKS_S = 2.0
-"""How long the other processes let the first one say what is wrong, where they do not agree on it."""
+"""How long the other processes let the first one say what is wrong, where they cannot agree on it."""
+
+NEXT_SPEAKS_S, MOST_TURNS = 1.0, 4
+"""How long each lets the one before it, where the first one says nothing; and how many of them take turns."""
 
 
-def failure_of_all(error: Exception, is_shared: bool) -> BaseException:
-    """The one error that all processes which mpirun started end with, now that this one has failed.
+def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException, bool]:
+    """What processes that mpirun started end with, now that this one has failed; and whether this one tells it.
 
-    `is_shared`: the processes work together, or were asked to; else each ends on its own, the first one, which
-    speaks, before the others: mpirun ends a job at the first process that returns an error.
+    `is_shared`: they were asked to work together. Then all end with one error, which the first tells. Else each tells
+    its own, one after the other: mpirun ends a job at the first process that returns an error, so that one is read.
     """
-    if (mpirun_size() or 1) < 2:
-        return error
-    if is_shared:
+    is_interrupt = isinstance(error, KeyboardInterrupt)  # mpirun's, to all
+    if is_shared and not is_interrupt and (mpirun_size() or 1) > 1:
         from zerosim.comm.mpi.session import mpi_session
 
         try:
             session = mpi_session()
-            return error if error is session.agreed else session.fail(error)
         except InputError:  # there is no MPI to agree over
             pass
-    if mpirun_rank():
-        time.sleep(FIRST_SPEAKS_S)
-    return error
+        else:
+            return (error if error is session.agreed else session.fail(error)), session.process == 0
+    process = mpirun_rank() or 0
+    if is_interrupt:
+        return error, not (is_shared and process)
+    if process:
+        time.sleep(FIRST_SPEAKS_S + NEXT_SPEAKS_S * min(process - 1, MOST_TURNS))
+    return error, True
 
 
 @contextmanager

@@ -73,15 +73,15 @@ def check_mpi() -> None:
     size, launched = int(MPI.COMM_WORLD.Get_size()), mpirun_size()
     if size > 1:
         return
-    if not is_launched():
-        raise InputError(
-            f"--world mpi: this process was started without mpirun, it is a world of one: {_start()} zerosim run "
-            "--world mpi ..., or leave --world mpi out for ranks as threads"
-        )
     if launched is not None and launched > 1:
         raise InputError(
             f"--world mpi: {launched} processes were started, but mpi4py's library ({library_line(MPI)}) sees only "
             f"itself, so the launcher is another MPI's: {_start()}, or under Slurm srun --mpi=pmix"
+        )
+    if not is_launched():
+        raise InputError(
+            f"--world mpi: this process was started without mpirun, it is a world of one: {_start()} zerosim run "
+            "--world mpi ..., or leave --world mpi out for ranks as threads"
         )
 
 
@@ -190,7 +190,7 @@ def _start() -> str:
 def _loaded_libraries() -> list[str]:
     """Paths of this process's MPI libraries, on Linux; elsewhere what the loader finds by name."""
     try:
-        words = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        words = [line.split() for line in Path("/proc/self/maps").read_text("utf-8").splitlines()]
     except OSError:
         return ["libmpi.dylib", "libmpi.so"]
     paths = {line[-1] for line in words if len(line) > 5}

@@ -11,6 +11,7 @@ Owns epochs, failures and objects; the messages are `wire.py`'s, rounds `transpo
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import sys
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 from zerosim.comm import standing
 from zerosim.comm.mpi.check import check_mpi, check_world
 from zerosim.comm.mpi.wire import Note, Pause, Wire
-from zerosim.errors import InputError, RankFailed
+from zerosim.errors import InputError, RankFailed, described, exit_code, message_of
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ LATE_S = 30.0
 """After how long processes that have not come to an exchange are named; they may yet come."""
 
 LONGER_S = 3.0
-"""How much longer process 0 has, which prints the error, before another one ends the job."""
+"""How much longer each waits for the one before it, which tells the error, to end the job."""
 
 PARENT_POLL_S = 0.5
 
@@ -129,7 +130,8 @@ class MpiSession:
                     landing[source] = into, self.wire.receive(source, tag, into)
                     awaited.discard(source)
             if awaited and time.monotonic() > late:
-                _say_who_is_late(self.process, awaited)
+                if awaited.issuperset(range(self.process)):  # the first of those that wait says so
+                    _say_who_is_late(self.process, awaited)
                 late = float("inf")
             landed = [source for source, (_, under_way) in landing.items() if self.wire.are_done(under_way)]
             for source in landed:
@@ -167,7 +169,7 @@ class MpiSession:
 
     def _await_all(self, own: BaseException | None, ended: dict[int, BaseException | None]) -> None:
         """Hear of the end of every process; once one has failed, for a few seconds."""
-        pause, deadline = Pause(), None
+        pause, since = Pause(), None
         failure = _lowest({**ended, self.process: own})
         while len(ended) < self.processes - 1 or not self.wire.is_quiet():
             heard = self.hear(ending=failure is not None)
@@ -175,18 +177,22 @@ class MpiSession:
                 ended[heard[0]] = None if heard[1].body is None else unpack(heard[1].body)
             failure = _lowest({**ended, self.process: own})
             if failure is not None:
-                deadline = deadline or time.monotonic() + ANSWER_S + (LONGER_S if self.process else 0.0)
-                if time.monotonic() > deadline:
+                since = since or time.monotonic()
+                if time.monotonic() - since > ANSWER_S + LONGER_S * self._turn(ended):
                     self._break(failure)
                     return
             pause.rest(heard is not None, expecting=True)
 
+    def _turn(self, ended: dict[int, BaseException | None]) -> int:
+        """After how many others this process ends the job: process 0 first, then the first one that has ended."""
+        return 0 if self.process == 0 else 1 if self.process < min(ended, default=self.processes) else 2
+
     def _break(self, failure: BaseException) -> None:
         """A peer is gone or stuck: end whoever is left; process 0 at its exit, so that it can still say why."""
         self.is_broken = True
-        code = int(getattr(failure, "exit_code", 1))
+        code = exit_code(failure)
         if self.process:  # process 0 is the one that is stuck, or is about to end this one
-            print(f"zerosim: error: {failure}", file=sys.stderr, flush=True)
+            _say(f"error: {message_of(failure)}")
             self.wire.world.Abort(code)
         atexit.register(_abort, self.wire, code)
 
@@ -209,7 +215,7 @@ def pack(error: BaseException) -> bytes:
         pickle.loads(data)
     except Exception:  # whatever the pickling of somebody's own exception may raise
         rank = getattr(error, "rank", None)
-        data = pickle.dumps((RankFailed(f"{type(error).__name__}: {error}", rank=rank), text))
+        data = pickle.dumps((RankFailed(described(error), rank=rank), text))
     return data
 
 
@@ -229,18 +235,21 @@ def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
 def _say_who_is_late(process: int, awaited: set[int]) -> None:
     late = standing.numbers_text(sorted(awaited))
     who = f"process {late} has" if len(awaited) == 1 else f"processes {late} have"
-    print(
-        f"zerosim: process {process} waits, and {who} not come for {LATE_S:g} s; did the program end there?",
-        file=sys.stderr,
-        flush=True,
-    )
+    _say(f"process {process} waits, and {who} not come for {LATE_S:g} s; did the program end there?")
+
+
+def _say(text: str) -> None:
+    """On the process's own stderr: in a command only the first process's words are heard, but this one must be."""
+    if sys.__stderr__ is not None:
+        with contextlib.suppress(OSError):
+            print(f"zerosim: {text}", file=sys.__stderr__, flush=True)
 
 
 def _locate(failure: BaseException, ended: dict[int, BaseException | None]) -> None:
     """Bad input that only some processes have: say which one speaks."""
     process = next(process for process, error in ended.items() if error is failure)
     if process and isinstance(failure, InputError):
-        failure.args = (f"{failure} (in process {process}, of {len(ended)})",)
+        failure.args = (f"{message_of(failure)} (in process {process}, of {len(ended)})",)
 
 
 def _abort(wire: Wire, code: int) -> None:
