@@ -25,6 +25,7 @@ from zerosim.record import Recorder
 settings.register_profile("zerosim", deadline=None, derandomize=True, database=None)
 settings.load_profile("zerosim")
 
+os.environ["PYTHONUTF8"] = "1"  # what processes print does not depend on the locale that the tests run in
 STANDIN = Path(__file__).parent / "standin"
 _PROBE = "import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 1)"
 
@@ -35,7 +36,9 @@ def _find_gpu() -> bool:
     if known is None:
         spec = importlib.util.find_spec("cupy")
         there = spec is not None and not str(spec.origin).startswith(str(STANDIN))
-        there = there and subprocess.run([sys.executable, "-c", _PROBE], capture_output=True).returncode == 0
+        there = (
+            there and subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, timeout=120).returncode == 0
+        )
         known = os.environ["ZEROSIM_TESTS_GPU"] = "1" if there else "0"
     return known == "1"
 

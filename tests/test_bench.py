@@ -135,7 +135,7 @@ def test_a_process_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     with pytest.raises(processes.ProcessFailed, match="more than 2 s"):
         sleeper.step()
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+        os.kill(int((tmp_path / "pid").read_text("utf-8")), 0)
 
 
 def test_a_process_that_fails_says_why() -> None:
@@ -163,7 +163,7 @@ def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytes
     monkeypatch.setattr(suite, "QUICK", EFFORTS)
     assert bench.main(arguments("--quick", "--json", str(tmp_path / "figures.json"))) == 0
     assert "goals met" in capsys.readouterr().out
-    body = strict((tmp_path / "figures.json").read_text())
+    body = strict((tmp_path / "figures.json").read_text("utf-8"))
     assert {row["verdict"] for row in body["figures"]} <= {"met", "missed", None}
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 

@@ -348,7 +348,7 @@ def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytes
     assert "Device: " in printed
     assert f"CuPy {cp.__version__}" in printed
     assert "None" not in printed
-    body = strict(file.read_text())
+    body = strict(file.read_text("utf-8"))
     assert body["machine"]["cupy"] == cp.__version__
     assert body["method"].startswith(cuda_suite.METHOD)
 
@@ -367,5 +367,5 @@ def test_fsdp_is_not_timed_on_a_gpu() -> None:
 
 def test_the_default_needs_no_cupy() -> None:
     code = "import sys, zerosim.cli.bench, zerosim.bench.suite; print('cupy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, timeout=120)
     assert done.stdout.strip() == "False"

@@ -203,7 +203,7 @@ GOOD = 'source = "s"\nquantity = "model_states_bytes"\nunit = "KB"\nrounding = "
 
 def scenario(tmp_path: Path, expect: str = GOOD, run: str = RUN, sweep: str = SWEEP) -> str:
     path = tmp_path / "own.toml"
-    path.write_text(f"{run}{sweep}[expect]\n{expect}")
+    path.write_text(f"{run}{sweep}[expect]\n{expect}", "utf-8")
     return str(path)
 
 
@@ -240,7 +240,7 @@ def test_several_files_and_folders_each_once(capsys: pytest.CaptureFixture[str])
 
 def test_a_folder_says_what_it_does_not_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario(tmp_path)
-    (tmp_path / "plain.toml").write_text(RUN)
+    (tmp_path / "plain.toml").write_text(RUN, "utf-8")
     assert main(["check", str(tmp_path)]) == 0
     assert f"Not checked, for they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
 
@@ -249,7 +249,7 @@ def test_json_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = tmp_path / "out.json"
     assert main(["check", str(FOLDER / "table1.toml"), "--json", str(out)]) == 0
     capsys.readouterr()
-    values = json.loads(out.read_text())
+    values = json.loads(out.read_text("utf-8"))
     assert (values["schema"], values["passed"]) == (1, True)
     (table,) = values["scenarios"][0]["tables"]
     assert len(table["cells"]) == 54
@@ -344,7 +344,7 @@ def test_a_broken_table_is_one_line_with_its_file(
 )
 def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "own.toml"
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     assert main(["check", str(path)]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
@@ -355,7 +355,7 @@ def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, caps
 def test_nothing_to_check_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path)]) == 2
     assert "holds no scenario" in capsys.readouterr().err
-    (tmp_path / "plain.toml").write_text(RUN)
+    (tmp_path / "plain.toml").write_text(RUN, "utf-8")
     assert main(["check", str(tmp_path)]) == 2
     assert "nothing to check" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "missing.toml")]) == 2

@@ -84,14 +84,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         for package in packages:
             folder = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info"
             folder.mkdir()
-            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n", "utf-8")
         words = dict(version=version, runtime=runtime, driver=driver, count=count, free=free, compiles=compiles)
-        (tmp_path / "cupy.py").write_text(source.format(**words) if source is FAKE else dedent(source))
+        (tmp_path / "cupy.py").write_text(source.format(**words) if source is FAKE else dedent(source), "utf-8")
         libs = tmp_path / "cupy_backends" / "cuda" / "libs"
         libs.mkdir(parents=True)
         # As CuPy does: the library is found when the attribute is asked for, before the module is imported.
         found = f"def __getattr__(name):\n    raise ImportError('''{NOT_FOUND}''')\n"
-        (libs / "__init__.py").write_text("cublas = object()\n" if cublas else found)
+        (libs / "__init__.py").write_text("cublas = object()\n" if cublas else found, "utf-8")
         importlib.invalidate_caches()
 
     yield put

@@ -166,7 +166,9 @@ def test_the_most_that_fits_is_found_and_the_next_does_not_fit(capacity: int) ->
 
 
 def test_a_scenario_is_a_toml_file_of_the_same_keys(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text('stage = 2\nranks = 3\nmicro-batch = 2\nbetas = [0.8, 0.9]\ncapacity = "1GB"\n')
+    (tmp_path / "run.toml").write_text(
+        'stage = 2\nranks = 3\nmicro-batch = 2\nbetas = [0.8, 0.9]\ncapacity = "1GB"\n', "utf-8"
+    )
     config = RunConfig.from_dict(read_scenario(str(tmp_path / "run.toml")), "run.toml")
     assert (config.stage, config.ranks, config.micro_batch, config.betas, config.capacity) == (
         2,

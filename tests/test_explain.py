@@ -83,7 +83,7 @@ def test_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_goes_to_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert "ZeRO-2" in shown(capsys, [*ASKED, "--json", str(path)])
-    assert terms(json.loads(path.read_text()), "model_states")["total"] == 16_640_625_000
+    assert terms(json.loads(path.read_text("utf-8")), "model_states")["total"] == 16_640_625_000
 
 
 def test_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +219,7 @@ def test_it_fits_and_loses_no_digit(
 
 def run_apart(words: list[str], **environment: str) -> str:
     whole = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1]), **environment}
-    done = subprocess.run(words, capture_output=True, env=whole, check=False)
+    done = subprocess.run(words, capture_output=True, env=whole, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
 

@@ -372,7 +372,7 @@ NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "11_write_your_own_zero.
 
 
 def test_the_notebook_holds_every_exercise_as_it_is_given() -> None:
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
     for one in EXERCISES:
         assert one.skeleton.strip() in sources, one.name

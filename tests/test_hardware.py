@@ -81,7 +81,7 @@ def test_unknown_names(written: str, message: str) -> None:
 
 def own(folder: Path, text: str) -> str:
     path = folder / "card.toml"
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     return str(path)
 
 

@@ -60,7 +60,7 @@ def read(tmp_path: Path) -> Any:
     def read(base: dict[str, Any], **changes: Any) -> Any:
         values = {key: value for key, value in {**base, **changes}.items() if value is not ...}
         path = tmp_path / "config.json"
-        path.write_text(json.dumps(values))
+        path.write_text(json.dumps(values), "utf-8")
         return read_config_json(path)
 
     return read

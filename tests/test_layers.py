@@ -70,7 +70,7 @@ def room_of(path: Path) -> str:
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, at any depth of it; `from zerosim import x` as zerosim.x."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +114,9 @@ def test_formulas_import_nothing_of_the_simulator() -> None:
 def test_importing_zerosim_loads_nothing_heavy() -> None:
     heavy = "numpy", "rich", "matplotlib", "ml_dtypes", "threadpoolctl", "torch", "cupy", "mpi4py"
     code = f"import sys, zerosim, zerosim.scenario; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT.parent, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -137,5 +139,45 @@ def test_a_run_on_numpy_touches_neither_gpus_nor_mpi() -> None:
         "print(sorted(seen & {'cupy', 'cupy_backends', 'mpi4py'}))\n"
         "print([name for name in sys.modules if name.startswith(('zerosim.backends.cuda', 'zerosim.comm.mpi'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT.parent, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT.parent, check=True, timeout=120
+    )
     assert done.stdout.split() == ["[]", "[]"]
+
+
+# -- habits that other machines ask for ---------------------------------------------------------------
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+
+
+def words_of(call: ast.Call) -> set[str | None]:
+    return {keyword.arg for keyword in call.keywords}
+
+
+def python_files() -> list[Path]:
+    return [*modules(), *sorted(Path(__file__).parent.rglob("*.py"))]
+
+
+def test_text_files_are_utf_8_whatever_the_locale() -> None:
+    for path in python_files():
+        for call in calls(path):
+            said, where = ast.unparse(call.func), f"{path}:{call.lineno}"
+            if said.endswith((".read_text", ".write_text")) and not said.startswith("data."):
+                num_others = 1 if said.endswith(".write_text") else 0
+                assert len(call.args) > num_others or "encoding" in words_of(call), where
+            if said == "open":
+                mode = call.args[1] if len(call.args) > 1 else None
+                is_text = not (isinstance(mode, ast.Constant) and "b" in str(mode.value))
+                assert not is_text or "encoding" in words_of(call), where
+            if said.startswith("subprocess."):
+                assert "text" not in words_of(call) or {"encoding", "errors"} & words_of(call), where
+
+
+def test_no_test_waits_for_a_process_without_end() -> None:
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        for call in calls(path):
+            said, words = ast.unparse(call.func), words_of(call)
+            waits = said in ("subprocess.run", "subprocess.check_output", "subprocess.check_call")
+            waits = waits or said.endswith((".communicate", "process.wait", "job.wait", "holder.wait"))
+            has_limit = "timeout" in words or None in words or (said.endswith(".wait") and call.args)
+            assert not waits or has_limit, f"{path}:{call.lineno}: {said} without a timeout"

@@ -59,7 +59,7 @@ def executed(path: Path, folder: Path, seconds: float = SECONDS) -> list[dict[st
         str(out),
         f"{seconds:g}",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=seconds + 120)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=seconds + 120)
     assert done.returncode == 0, f"{path.name}: {done.stderr.strip()[-3000:]}"
     return read(out)
 
@@ -153,7 +153,7 @@ def write_notebook(path: Path, *sources: str) -> Path:
         }
         for i, source in enumerate(sources)
     ]
-    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), "utf-8")
     return path
 
 

@@ -215,13 +215,13 @@ def test_the_tables_show_the_moments_they_name(
 
 def test_what_is_read_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = tmp_path / "s.toml"
-    scenario.write_text("stage = 1\n")
+    scenario.write_text("stage = 1\n", "utf-8")
     for verb in ("plan", "run", "fit"):
         limit = ["--limit", "1GB"] if verb == "fit" else []
         assert main([verb, str(scenario), "--json", str(scenario), *limit]) == 2
         assert "written over the file that is read" in capsys.readouterr().err
     assert main(["plot", "memory", str(scenario), "-o", str(tmp_path / "a.png"), "--json", str(scenario)]) == 2
-    assert scenario.read_text() == "stage = 1\n"
+    assert scenario.read_text("utf-8") == "stage = 1\n"
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,7 +248,9 @@ def test_a_plan_takes_little_memory_of_this_machine(model: str) -> None:
         f"main(['plan', '--model', '{model}', '--ranks', '1024', '--recompute', 'full']);"
         "print(open('/proc/self/status').read())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=True, timeout=120
+    )
     kilobytes = next(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("VmHWM"))
     assert kilobytes < 250_000
 
@@ -258,5 +260,7 @@ def test_a_plan_imports_no_picture_and_little_else() -> None:
         "import sys; from zerosim.cli.main import main; main(['plan', '--quiet', '--ranks', '1024']);"
         "print([m for m in ('matplotlib', 'ml_dtypes', 'torch') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[]"

@@ -533,7 +533,7 @@ def test_numbers_are_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_scenario_is_taken_anywhere_on_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = tmp_path / "run.toml"
-    scenario.write_text("layers = 1\nhidden = 8\nheads = 2\nseq = 4\nranks = 2\nsteps = 3\ncapacity = '1KB'\n")
+    scenario.write_text("layers = 1\nhidden = 8\nheads = 2\nseq = 4\nranks = 2\nsteps = 3\ncapacity = '1KB'\n", "utf-8")
     out = str(tmp_path / "x.svg")
     for words in ((str(scenario), "--step", "2", "-o", out), ("-o", out, "--step", "2", str(scenario))):
         code, said, _ = run_cli(capsys, "timeline", "--json", "-", *words)
@@ -610,9 +610,13 @@ def test_matplotlib_waits_until_a_picture_is_asked_for() -> None:
         "main(['plot', 'memory', '--help'])\n"
         "sys.exit('matplotlib' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent, timeout=120
+    )
 
 
 def test_pyplot_is_never_loaded() -> None:
     code = "import sys, zerosim.report.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent, timeout=120
+    )

@@ -12,7 +12,7 @@ from zerosim.cli.main import main
 pytestmark = pytest.mark.bits
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def shown(command: str) -> list[str]:
@@ -65,7 +65,9 @@ def test_the_picture_is_that_of_the_command_below_it(tmp_path: Path) -> None:
 
 
 def texts(svg: Path) -> list[str]:
-    return re.findall(r"<!-- (.*?) -->", svg.read_text()) or re.findall(r">([^<>]+)</text>", svg.read_text())
+    return re.findall(r"<!-- (.*?) -->", svg.read_text("utf-8")) or re.findall(
+        r">([^<>]+)</text>", svg.read_text("utf-8")
+    )
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))

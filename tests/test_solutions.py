@@ -39,7 +39,7 @@ def test_solutions_are_short() -> None:
     """A student fills few lines: what a solution adds to what is given."""
     for exercise in EXERCISES:
         given = {line.strip() for line in exercise.skeleton.splitlines()}
-        own = (FOLDER / f"{exercise.name}.py").read_text().splitlines()
+        own = (FOLDER / f"{exercise.name}.py").read_text("utf-8").splitlines()
         added = [line for line in own if line.startswith("    ") and line.strip() not in given]
         assert len(added) <= 16, (exercise.name, len(added))
 

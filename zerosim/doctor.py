@@ -25,6 +25,7 @@ from zerosim import __version__
 from zerosim.backends.cuda_check import cuda_faults, nccl_fault
 from zerosim.backends.cuda_facts import CudaFacts, Gpu, installed_facts
 from zerosim.comm.mpi.check import MpiFacts, mpi_facts, mpi_fault
+from zerosim.errors import message_of
 
 LIMIT_S = 8.0
 """How long CuPy and MPI may take to answer."""
@@ -145,7 +146,7 @@ def _backend(name: str) -> Standing:
     try:
         importlib.import_module(f"zerosim.backends.{name}")
     except Exception as error:  # a broken NumPy fails in many ways
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = (message_of(error).strip().splitlines() or [type(error).__name__])[0]
         return _standing(name, (why, "pip install --force-reinstall numpy ml_dtypes"))
     return _standing(name)
 
@@ -181,11 +182,11 @@ def _memory() -> tuple[int | None, int | None]:
     with contextlib.suppress(AttributeError, ValueError, OSError):
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(ValueError, OSError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("utf-8").splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
     with contextlib.suppress(ValueError, OSError):  # 'max' is no number, and no limit
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text("utf-8"))
         total = limit if total is None else min(total, limit)
         free = limit - used if free is None else min(free, limit - used)
     return total, free
@@ -230,7 +231,10 @@ def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | st
 def _end(process: subprocess.Popen[str]) -> None:
     """Nothing that it started outlives it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
     process.wait()
     for stream in (process.stdout, process.stderr):
         if stream is not None:

@@ -22,7 +22,7 @@ def test_every_kernel_compiles(arch: str) -> None:
     python = os.environ.get("ZEROSIM_CUPY_PYTHON", sys.executable)
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [python, str(HERE / "compile_all.py"), arch]
-    done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, encoding="utf-8", timeout=900)
     if done.returncode == 77:
         pytest.skip(f"{done.stdout.strip()}; to run it: pip install 'cupy-cuda13x[ctk]'")
     assert done.returncode == 0, done.stdout + done.stderr

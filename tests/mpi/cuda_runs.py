@@ -57,7 +57,7 @@ def main() -> None:
             }
         )
     if session.process == 0:
-        results.write_text(json.dumps(found))
+        results.write_text(json.dumps(found), "utf-8")
 
 
 if __name__ == "__main__":

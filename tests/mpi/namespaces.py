@@ -102,7 +102,7 @@ def refusal() -> str | None:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"needs {', '.join(missing)}: apt-get install iproute2 util-linux"
-    tried = subprocess.run(["unshare", *KINDS, "sh", "-c", TRIAL], capture_output=True, text=True)
+    tried = subprocess.run(["unshare", *KINDS, "sh", "-c", TRIAL], capture_output=True, encoding="utf-8", timeout=120)
     if tried.returncode != 0:
         return f"namespaces, bridges or veth pairs are not permitted here: {tried.stderr.strip().splitlines()[-1:]}"
     return None
@@ -116,7 +116,7 @@ def cluster(hosts: int, processes: int) -> Iterator[Cluster]:
         names = [f"node{index}" for index in range(hosts)]
         addresses = [f"{NETWORK}.{index + 1}" for index in range(hosts)]
         known = "".join(f"{address} {name}\n" for address, name in zip(addresses, names, strict=True))
-        (folder / "hosts").write_text("127.0.0.1 localhost\n" + known)
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + known, "utf-8")
         switch = stack.enter_context(_holder("--net", script=SWITCH))
         found: list[Host] = []
         for index, (name, address) in enumerate(zip(names, addresses, strict=True)):
@@ -128,11 +128,12 @@ def cluster(hosts: int, processes: int) -> Iterator[Cluster]:
             _ip(pid, f"address add {address}/24 dev eth0")
             _ip(pid, "link set eth0 up")
         slots = -(-processes // hosts)
-        (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names))
-        (folder / "hostfile.mpich").write_text("".join(f"{name}:{slots}\n" for name in names))
+        (folder / "hostfile").write_text("".join(f"{name} slots={slots}\n" for name in names), "utf-8")
+        (folder / "hostfile.mpich").write_text("".join(f"{name}:{slots}\n" for name in names), "utf-8")
         agent = folder / "agent"
         agent.write_text(
-            AGENT.format(cases="\n".join(f"{host.name}) pid={host.pid} tmp={folder / host.name};;" for host in found))
+            AGENT.format(cases="\n".join(f"{host.name}) pid={host.pid} tmp={folder / host.name};;" for host in found)),
+            "utf-8",
         )
         agent.chmod(0o755)
         yield Cluster(tuple(found), switch, folder)
@@ -142,7 +143,7 @@ def cluster(hosts: int, processes: int) -> Iterator[Cluster]:
 def _holder(*kinds: str, script: str, words: Sequence[str] = ()) -> Iterator[int]:
     """A process in new namespaces of these kinds, which ends when its standard input does; its id, once it is ready."""
     command = ["unshare", *kinds, "sh", "-c", script, "sh", *words]
-    pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
     with subprocess.Popen(command, **pipes, start_new_session=True) as holder:  # Ctrl-C is not for it
         assert holder.stdin is not None
         assert holder.stdout is not None
@@ -152,11 +153,11 @@ def _holder(*kinds: str, script: str, words: Sequence[str] = ()) -> Iterator[int
             yield holder.pid
         finally:
             holder.stdin.close()
-            holder.wait()
+            holder.wait(timeout=60)
 
 
 def _ip(pid: int, words: str) -> None:
-    subprocess.run(["nsenter", "--target", str(pid), "--net", "ip", *words.split()], check=True)
+    subprocess.run(["nsenter", "--target", str(pid), "--net", "ip", *words.split()], check=True, timeout=120)
 
 
 def on(host: Host, *words: str) -> list[str]:
@@ -178,7 +179,9 @@ def mpirun(there: Cluster, processes: int, *words: str, program: str | None = No
         "HYDRA_LAUNCHER": "ssh",
         "HYDRA_LAUNCHER_EXEC": str(there.folder / "agent"),  # MPICH
     }
-    version = subprocess.run([program, "--version"], env=environment, capture_output=True, text=True).stdout
+    version = subprocess.run(
+        [program, "--version"], env=environment, capture_output=True, encoding="utf-8", timeout=120
+    ).stdout
     if "HYDRA" in version:
         options = ["-f", str(there.folder / "hostfile.mpich")]
     else:
@@ -203,7 +206,9 @@ def processes_on(host: Host) -> list[int]:
 def received_bytes(there: Cluster) -> list[int]:
     """What each host has sent so far, frames and all, as the switch's ports have counted it."""
     command = ["nsenter", "--target", str(there.switch), "--net", "ip", "-json", "-statistics", "link", "show"]
-    links: list[dict[str, Any]] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    links: list[dict[str, Any]] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=120).stdout
+    )
     counted = {link["ifname"]: int(link["stats64"]["rx"]["bytes"]) for link in links}
     return [counted[f"port{index}"] for index in range(len(there.hosts))]
 
@@ -227,7 +232,7 @@ def main() -> int:
         command, environment = mpirun(there, args.n, *words, program=args.mpirun)
         print("+", " ".join(command[command.index("env") + 2 :]), file=sys.stderr, flush=True)
         before, began = received_bytes(there), time.monotonic()
-        code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode
+        code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=3600).returncode
         sent = [b - a for a, b in zip(before, received_bytes(there), strict=True)]
         told = ", ".join(f"{host.name} {nbytes:,}" for host, nbytes in zip(there.hosts, sent, strict=True))
         print(f"{time.monotonic() - began:.1f} s; bytes sent over the network: {told}", file=sys.stderr)

@@ -42,7 +42,7 @@ def distance(there: RunResult, here: RunResult) -> float:
 
 
 def main() -> None:
-    per_process, runs, results = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
+    per_process, runs, results = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text("utf-8")), Path(sys.argv[3])
     session = mpi_session()
     found = []
     for fields in runs:
@@ -63,7 +63,7 @@ def main() -> None:
                 }
             )
     if session.process == 0:
-        results.write_text(json.dumps(found))
+        results.write_text(json.dumps(found), "utf-8")
 
 
 if __name__ == "__main__":

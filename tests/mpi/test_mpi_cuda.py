@@ -22,7 +22,7 @@ def test_runs_on_gpus_over_mpi(way: str, per_process: int, tmp_path: Path) -> No
     left = tmp_path / "found.json"
     job = run(2, str(SCRIPT), way, str(per_process), str(left), timeout=120)
     assert job.returncode == 0, job.stdout + job.stderr
-    runs = json.loads(left.read_text())
+    runs = json.loads(left.read_text("utf-8"))
     assert any(found["out"] for found in runs) == (way == "staged")
     for found in runs:
         assert found["same"]

@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from processes import ended
 
 from .mpirun import PROGRAMS, needs_mpi, run, start
 
@@ -81,7 +82,8 @@ def test_a_long_wait_is_no_failure_while_a_rank_works(tmp_path: Path) -> None:
         "        time.sleep(0.1)\n"
         "        ctx.device.count('kernel', 1, 1)\n"
         "    ctx.comm.barrier()\n"
-        "launch(program, World(ranks=2, kind='mpi', patience_s=0.6))\n"
+        "launch(program, World(ranks=2, kind='mpi', patience_s=0.6))\n",
+        "utf-8",
     )
     job = run(2, str(program))
     assert job.returncode == 0, job.stderr
@@ -104,11 +106,11 @@ def test_a_process_that_is_gone_ends_the_job(how: str, tmp_path: Path) -> None:
 def test_no_process_outlives_mpirun(sign: signal.Signals, tmp_path: Path) -> None:
     asked = tmp_path / "settings"
     asked.write_bytes(pickle.dumps({"own": {"how": "forever"}}))
-    job = start(2, str(PROGRAMS), "failing", "1", str(asked), str(tmp_path / "left"))
-    assert job.stdout is not None
-    found = [int(job.stdout.readline().split()[1]) for _ in range(2)]
-    job.send_signal(sign)
-    job.communicate(timeout=20)
+    with ended(start(2, str(PROGRAMS), "failing", "1", str(asked), str(tmp_path / "left"))) as job:
+        assert job.stdout is not None
+        found = [int(job.stdout.readline().split()[1]) for _ in range(2)]
+        job.send_signal(sign)
+        job.communicate(timeout=20)
     deadline = time.monotonic() + 10
     while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -120,9 +122,12 @@ def test_no_process_outlives_mpirun(sign: signal.Signals, tmp_path: Path) -> Non
 
 def _is_alive(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()[0]
+    except ProcessLookupError:
         return False
+    except OSError:  # there is no /proc, or it has ended this moment
+        return not Path("/proc").exists()
     return state != "Z"
 
 
@@ -143,7 +148,8 @@ def test_objects_go_round_and_a_failure_between_launches_is_everybodys(tmp_path:
         "except ZerosimError as error:\n"
         "    assert error is session.agreed\n"
         "    print(me, type(error).__name__, error, flush=True)\n"
-        "    sys.exit(error.exit_code)\n"
+        "    sys.exit(error.exit_code)\n",
+        "utf-8",
     )
     job = run(3, str(program))
     said = "InputError a file that only one process cannot read (in process 1, of 3)"

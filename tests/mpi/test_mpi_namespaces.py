@@ -47,7 +47,9 @@ def _hosts_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
 def started(there: Cluster, processes: int, *words: str) -> Iterator[subprocess.Popen[str]]:
     """`mpirun -n processes zerosim run --world mpi words...` over the hosts; ended at the end, if it has not yet."""
     command, environment = mpirun(there, processes, sys.executable, "-m", "zerosim", "run", "--world", "mpi", *words)
-    pipes: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipes: dict[str, Any] = dict(
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
+    )
     with subprocess.Popen(command, env=environment, **pipes) as job:
         try:
             yield job
@@ -87,7 +89,7 @@ def test_a_run_over_hosts_leaves_what_threads_leave(
 
     config = RunConfig(stage=3, layers=2, hidden=192, heads=4, steps=2, ranks=processes * per_process)
     here = zerosim.run(config, keep_events=True)
-    found, expected = json.loads(figures.read_text()), json.loads(json.dumps(here.to_dict()))
+    found, expected = json.loads(figures.read_text("utf-8")), json.loads(json.dumps(here.to_dict()))
     assert (found["config"].pop("world"), expected["config"].pop("world")) == ("mpi", "threads")
     assert (found["config"].pop("ranks_per_process"), expected["config"].pop("ranks_per_process")) == (per_process, 1)
     assert found == expected
@@ -107,7 +109,7 @@ def test_a_run_over_hosts_leaves_what_threads_leave(
 def test_hosts_are_joined_by_the_network_alone() -> None:
     with cluster(2, 2) as there:
         link = ["nsenter", "--target", str(there.switch), "--net", "ip", "link", "set", "port1", "down"]
-        subprocess.run(link, check=True)
+        subprocess.run(link, check=True, timeout=120)
         with started(there, 2, "--steps", "1", "-q") as job:
             job.communicate(timeout=30)
         assert job.returncode != 0
@@ -146,7 +148,7 @@ def ranks_of(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            words = Path(f"/proc/{pid}/cmdline").read_text("utf-8").split("\0")
         except OSError:
             continue
         if words[:3] == [sys.executable, "-m", "zerosim"]:
@@ -181,7 +183,7 @@ def test_nothing_is_left_of_hosts_whose_program_is_killed(sign: signal.Signals, 
     inodes: set[int] = set()
 
     def ranks_run() -> bool:
-        children = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+        children = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text("utf-8").split()]
         inodes.update(networks(children))
         inodes.difference_update(networks([os.getpid()]))
         return len(ranks_of([int(pid) for pid in processes_in(inodes)])) == 2
@@ -194,4 +196,4 @@ def test_nothing_is_left_of_hosts_whose_program_is_killed(sign: signal.Signals, 
         assert wait_until(lambda: processes_in(inodes) == [], 10)
     finally:
         job.kill()
-        job.wait()
+        job.wait(timeout=20)

@@ -53,8 +53,8 @@ def pytorch(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, bo
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    said = "\n".join(log.read_text() for log in logs)
+            process.wait(timeout=SECONDS)
+    said = "\n".join(log.read_text("utf-8") for log in logs)
     assert codes == [0] * worker.RANKS, f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
     return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(worker.RANKS)]
 

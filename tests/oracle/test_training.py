@@ -165,9 +165,11 @@ def test_command_line(traces: dict[bool, Trace], tmp_path: Path) -> None:
     files = "--weights in.npz --tokens tokens.npz --save-weights out.npz --json out.json"
     command = [sys.executable, "-m", "zerosim", "run", *flags.split(), *files.split()]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "out.json").read_text())
+    report = json.loads((tmp_path / "out.json").read_text("utf-8"))
     trace = traces[False]
     within("command line, losses", report["losses"], trace.losses, atol=2e-6)
     within("command line, grad_norm", report["grad_norm"], trace.grad_norm, rtol=2e-6)

@@ -33,7 +33,7 @@ class Bystanders:
 def _busy_s() -> float | None:
     """Seconds of all cores since boot that were not idle."""
     try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        words = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()
         user, nice, system, _idle, _wait, *interrupts_and_steal = map(int, words[1:9])
     except (OSError, ValueError):
         return None

@@ -118,7 +118,7 @@ def _version(number: int | None) -> str | None:
 def _driver() -> str | None:
     """'580.65.06' of the kernel's module; None where it does not say."""
     try:
-        text = Path("/proc/driver/nvidia/version").read_text()
+        text = Path("/proc/driver/nvidia/version").read_text("utf-8")
     except OSError:
         return None
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)

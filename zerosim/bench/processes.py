@@ -57,6 +57,7 @@ class Processes:
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.PIPE,
                         text=True,
+                        errors="replace",
                         start_new_session=True,
                     )
                 )
@@ -75,7 +76,10 @@ class Processes:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # its session outlives it while anything that it started does
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)  # its session outlives it while anything that it started does
+        else:
+            process.kill()
     process.wait()
     if process.stderr is not None:
         process.stderr.close()
@@ -113,7 +117,7 @@ def start_to_finish(config: RunConfig, weights: dict[str, Any], tokens: Any, fol
     """The same training by `zerosim run` and by FSDP2: same weights, tokens (steps, rows, seq + 1), Adam, ranks."""
     np.savez(folder / "weights.npz", **weights)
     np.savez(folder / "tokens.npz", tokens=tokens)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    (folder / "config.json").write_text(json.dumps(config.to_dict()), "utf-8")
     zerosim = [sys.executable, "-m", "zerosim", "run", "--steps", str(len(tokens))]
     for name in FLAGS:
         zerosim += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
@@ -141,6 +145,6 @@ class _Fresh(Processes):
 
 def losses_of(folder: Path, ranks: int) -> tuple[Any, Any]:
     """Losses (steps, ranks) that the two left in `folder`."""
-    ours = np.array(json.loads((folder / "zerosim.json").read_text())["losses"])
-    theirs = np.array([json.loads((folder / f"losses{rank}.json").read_text()) for rank in range(ranks)]).T
+    ours = np.array(json.loads((folder / "zerosim.json").read_text("utf-8"))["losses"])
+    theirs = np.array([json.loads((folder / f"losses{rank}.json").read_text("utf-8")) for rank in range(ranks)]).T
     return ours, theirs

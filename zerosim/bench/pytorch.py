@@ -128,7 +128,7 @@ def fsdp_worker(rank: int, world_size: int, folder: Path) -> list[float]:
     dist = import_module("torch.distributed")
     fully_shard = import_module("torch.distributed.fsdp").fully_shard
     numpy = import_module("numpy")
-    config = RunConfig.from_dict(json.loads((folder / "config.json").read_text()))
+    config = RunConfig.from_dict(json.loads((folder / "config.json").read_text("utf-8")))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     try:
@@ -167,4 +167,4 @@ if __name__ == "__main__":
     _die_with_parent()
     this_rank, num_ranks, place = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     outcome = fsdp_worker(this_rank, num_ranks, place)
-    (place / f"losses{this_rank}.json").write_text(json.dumps(outcome))
+    (place / f"losses{this_rank}.json").write_text(json.dumps(outcome), "utf-8")

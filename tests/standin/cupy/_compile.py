@@ -33,7 +33,7 @@ def _fingerprint() -> bytes:
     headers = b"".join(path.read_bytes() for path in sorted(INCLUDE.iterdir()))
     if shutil.which("g++") is None:
         raise StandinError("the stand-in for CuPy compiles kernels with g++, which is not installed")
-    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    version = subprocess.run(["g++", "--version"], capture_output=True, check=True, timeout=120).stdout
     return headers + version + " ".join(FLAGS).encode()
 
 
@@ -60,10 +60,13 @@ def _build(source: str, name: str, path: Path) -> None:
     """Safe beside other processes that build the same: each writes its own file and renames it."""
     fresh = path.with_suffix(f".{os.getpid()}.so")
     text = path.with_suffix(f".{os.getpid()}.cpp")
-    text.write_text(source)
+    text.write_text(source, "utf-8")
     try:
         run = subprocess.run(
-            ["g++", *FLAGS, "-I", str(INCLUDE), str(text), "-o", str(fresh), "-lm"], capture_output=True, text=True
+            ["g++", *FLAGS, "-I", str(INCLUDE), str(text), "-o", str(fresh), "-lm"],
+            capture_output=True,
+            encoding="utf-8",
+            timeout=600,
         )
         if run.returncode:
             errors = [line for line in run.stderr.splitlines() if "error" in line][:8]
