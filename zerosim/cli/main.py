@@ -1,9 +1,8 @@
 """The `zerosim` command: which verb, and how every ending looks to the shell.
 
 An error is one line on stderr and no traceback, unless `--debug` asks for it; the exit codes are listed in `errors.py`.
-A verb is a module of
-this folder with `add_arguments(parser)` and `main(args) -> int`, imported when it is called; `--help`
-imports neither numpy nor rich.
+A verb is a module of this folder with `add_arguments(parser)` and `main(args) -> int`, imported when it is called;
+`--help` imports neither numpy nor rich.
 """
 
 from __future__ import annotations
@@ -60,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code (`errors.py` lists them)."""
     words = list(sys.argv[1:] if argv is None else argv)
     with standard_streams() as stdout:
-        code = _run(words)
+        try:
+            code = _run(words)
+        except KeyboardInterrupt as again:  # while another end was being told
+            code = _report(again)
         if stdout.failure is None:
             return code
         why = stdout.failure.strerror or str(stdout.failure)
@@ -80,9 +82,7 @@ def _run(words: list[str]) -> int:
     except (KeyboardInterrupt, Exception) as error:
         failure, is_heard = failure_of_all(error, _is_for_mpi(words))
         with heard(is_heard):
-            if debug:
-                traceback.print_exception(failure)
-            return _report(failure)
+            return _report(failure, debug=debug)
 
 
 def _is_for_mpi(words: list[str]) -> bool:
@@ -137,11 +137,13 @@ def _usage() -> str:
     )
 
 
-def _report(error: BaseException) -> int:
+def _report(error: BaseException, *, debug: bool = False) -> int:
     """Say on stderr how the run ended; the exit code."""
     code = exit_code(error)
-    if code != BROKEN_PIPE:  # that is how SIGPIPE ends a program: without a word
-        with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        if debug:
+            traceback.print_exception(error)
+        if code != BROKEN_PIPE:  # that is how SIGPIPE ends a program: without a word
             _tell(error)
     return code
 
