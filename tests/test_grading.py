@@ -284,7 +284,7 @@ def test_an_all_reduce_that_is_called_is_not_made_of_its_halves() -> None:
     assert [check.name for check in found.failures] == ["halves"]
     assert found["halves"].counted == "rank 0 calls all_reduce of 12,288 B in step 0, backward of lm_head"
     assert found["halves"].where is not None
-    assert found["halves"].where.text.startswith("all_reduce of 12,288 B")
+    assert found["halves"].where.text.startswith("all_reduce #0 of 12,288 B")
     hidden = grade(lambda comm, grad: comm.all_reduce(grad, purpose="control"), "all_reduce")
     assert hidden["halves"].passed is False
 
@@ -331,7 +331,7 @@ def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
     found = grade(AllReduceZero1, "zero1")
     assert [check.name for check in found.failures] == ["volume"]
     assert found["volume"].where is not None
-    assert found["volume"].where.text.startswith("all_reduce of 12,288 B")
+    assert found["volume"].where.text.startswith("all_reduce #0 of 12,288 B")
     assert "called: all_reduce of 12,288 B" in found["volume"].hint
     assert "the reference: reduce_scatter of 12,288 B" in found["volume"].hint
 

@@ -24,7 +24,7 @@ from zerosim.report.stepper import frame, shown_ranks
 from zerosim.report.stepper_pages import help_page, live_page, ownership_page, page_frame, parameters_page
 from zerosim.report.stepper_terminal import _split
 from zerosim.scenario import RunConfig
-from zerosim.stepper import Match
+from zerosim.stepper import Match, Moment
 
 fcntl, pty, termios = (
     pytest.importorskip(name, reason="needs POSIX terminals") for name in ("fcntl", "pty", "termios")
@@ -43,6 +43,11 @@ def config(**changes: Any) -> RunConfig:
 def status_of(lines: list[str]) -> str:
     """The status takes up to three lines."""
     return " ".join(lines[-4:-1])
+
+
+def told(moment: Moment | None) -> str:
+    """The beginning of a moment in the screen's words; its step is told in the title."""
+    return repr(moment).replace(", step 0, ", ", ")[:60]
 
 
 class Term:
@@ -124,13 +129,16 @@ def term(*flags: str, **options: Any) -> Iterator[Term]:
 
 
 def test_a_session_of_keys_stands_where_the_world_does() -> None:
-    with zerosim.debug(config()) as world, term("--stage", "3", "--ranks", "3") as shown:
+    with zerosim.debug(config(), start="collective") as world, term("--stage", "3", "--ranks", "3") as shown:
+        first = shown.wait_for("every rank stands before the next collective", STATUS)
+        assert f"step 0 · {len(world.events):,} events" in first[0]
+        assert "all_gather #0 of" in first[NEXT]
         shown.press("n")
         world.next()
-        assert repr(world.last) in shown.wait_for("rank 0 went on by one event", STATUS)[DID]
+        assert told(world.last) in shown.wait_for("rank 0 went on by one event", STATUS)[DID]
         shown.press("2")
         world.next(rank=2)
-        assert repr(world.last) in shown.wait_for("rank 2 went on", STATUS)[DID]
+        assert told(world.last) in shown.wait_for("rank 2 went on", STATUS)[DID]
         shown.press("u\r")
         coming = world.until("all_gather")
         assert coming.text.split(",")[0] in shown.wait_for("stands before all_gather", STATUS)[NEXT]
@@ -144,6 +152,10 @@ def test_a_session_of_keys_stands_where_the_world_does() -> None:
         world.back(10)
         shown.wait_for(f"{len(world.events):,} events", 0)  # on a slow machine it tells meanwhile how far it is
         shown.wait_for("back by 10", STATUS)
+        shown.press("c")
+        world.next_collective()
+        shown.wait_for("every rank stands before the next collective", STATUS)
+        shown.wait_for(f"{len(world.events):,} events", 0)
         shown.press("g")
         world.until("launch")
         lines = shown.wait_for("stands before launch", STATUS)
@@ -161,11 +173,11 @@ def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
     with term("--stage", "3", "--ranks", "3") as shown:
         shown.press("umessage\r")
         shown.wait_for("stands before message", STATUS)
-        shown.press("nnn")
+        shown.press("n")
         lines = "\n".join(shown.wait_for("joined"))
-        assert re.search(r"all_gather 0: rank 0 joined, waits for ranks 1-2", lines)
+        assert re.search(r"all_gather #0: rank 0 joined, waits for ranks 1-2", lines)
         assert re.search(r"rank 0 ──[\d,]+ B→ each of the others", lines)
-        assert "in all_gather 0," in lines
+        assert "in all_gather #0," in lines
 
 
 def test_to_the_end_and_back_from_there() -> None:
@@ -182,6 +194,8 @@ def test_to_the_end_and_back_from_there() -> None:
 
 
 def test_words_that_mean_nothing_are_told_and_the_world_stays() -> None:
+    with zerosim.debug(config(stage=2, ranks=2), start="collective") as world:
+        events = f"{len(world.events):,} events"
     with term("--ranks", "2", "--stage", "2") as shown:
         for words, told in (
             ("al_gather", "did you mean all_gather?"),
@@ -191,17 +205,15 @@ def test_words_that_mean_nothing_are_told_and_the_world_stays() -> None:
             ("alloc free", "was named already"),
         ):
             shown.press(f"u{words}\r")
-            assert "0 events" in shown.wait_for(told, STATUS)[0]
+            assert f"step 0 · {events}" in shown.wait_for(told, STATUS)[0]
         shown.press("5")
         shown.wait_for("rank 5: this world has ranks 0 to 1", STATUS)
-        shown.press("b")
-        shown.wait_for("back 1: expected at most 0", STATUS)
         shown.press("x")
         shown.wait_for("no key 'x'", STATUS)
         shown.press("uabx\x7fc")
         shown.wait_for("until [all_gather]: abc_", STATUS)
         shown.press("\x1b")
-        shown.wait_for("0 events", 0)
+        shown.wait_for(events, 0)
         time.sleep(0.2)  # so that Escape is not taken for the beginning of what follows
         shown.press("#1\r")
         shown.wait_for("rank 1 went on by one event", STATUS)
@@ -339,12 +351,12 @@ def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int)
     width, height = size
     with zerosim.debug(config(ranks=ranks, stage=3)) as world:
         for _ in range(4):
-            lines = frame(picture_of(world, width, "status", 1), width, height)
+            lines = frame(picture_of(world, width, "status", {}), width, height)
             assert len(lines) == height
             assert max(line.cell_len for line in lines) <= width
             if world.last:
                 assert any(f"▶rank {world.last.rank}" in line.plain for line in lines)
-            ascii_lines = frame(picture_of(world, width, "status", 1), width, height, ascii=True)
+            ascii_lines = frame(picture_of(world, width, "status", {}), width, height, ascii=True)
             assert all(line.plain.isascii() and line.cell_len <= width for line in ascii_lines)
             world.next(rank=ranks - 1, count=30)
         owned, rank = world.ownership(), world.ranks[0]
@@ -362,7 +374,7 @@ def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int)
 def test_bytes_on_the_screen_are_the_ledgers() -> None:
     with zerosim.debug(config(ranks=2)) as world:
         world.until("end_of_backward")
-        lines = [line.plain for line in frame(picture_of(world, 120, "", 1), 120, 40)]
+        lines = [line.plain for line in frame(picture_of(world, 120, "", {}), 120, 40)]
         cells = [[cell.split() for cell in line.split("│")] for line in lines if "│" in line]
         for rank in world.ranks:
             memory = rank.memory()
@@ -372,10 +384,45 @@ def test_bytes_on_the_screen_are_the_ledgers() -> None:
                 assert any(cell and cell[-1] == f"{nbytes:,}" for cell in column)
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (200, 60)])
+def test_bars_of_all_ranks_share_one_scale_and_the_longest_has_the_room_there_is(size: tuple[int, int]) -> None:
+    width, height = size
+    with zerosim.debug(config(ranks=3, partition="owner", layers=2)) as world:
+        world.until("end_of_backward", rank=2)
+        lines = [line.plain for line in frame(picture_of(world, width, "", {}), width, height)]
+        memories = [rank.memory().by_kind for rank in world.ranks]
+    cells = [line.split("│") for line in lines if "│" in line]
+    bars = [
+        (by_kind.get(kind, 0), max(len(re.match(f"{letter}*", row[rank]).group()) for row in cells))  # type: ignore[union-attr]
+        for rank, by_kind in enumerate(memories)
+        for letter, kind in (("P", "param"), ("O", "optim"), ("G", "grad"))
+    ]
+    most, longest = max(bars)
+    column = len(cells[0][0])
+    number = 0 if height >= 40 else len(f"{most:,}") + 1  # in a line of its own, or beside the bar
+    assert longest >= column - number - 2
+    assert len(set(bars)) > 5
+    for nbytes, length in bars:
+        assert abs(length - longest * nbytes / most) <= 1, nbytes
+
+
+def test_a_bar_keeps_its_row_when_its_bytes_are_gone() -> None:
+    with zerosim.debug(config(ranks=2), start="collective") as world:
+        before = picture_of(world, 80, "", {})
+        world.until("free", kind=None, rank=0, unit="wte")
+        gathered = picture_of(world, 80, "", before.most)
+        world.until("end_of_forward", rank=1)
+        after = picture_of(world, 80, "", gathered.most)
+    assert "unsharded_param" in gathered.most
+    assert "unsharded_param" not in after.ranks[1].by_kind
+    lines = [line.plain.partition("│")[2] for line in frame(after, 80, 24)]
+    assert any(re.match(r"p +0 ", line) for line in lines)
+
+
 def test_a_long_status_is_told_in_full() -> None:
     words = " ".join(f"word{number}" for number in range(20))
     with zerosim.debug(config(ranks=2)) as world:
-        lines = [line.plain for line in frame(picture_of(world, 60, words, 1), 60, 20)]
+        lines = [line.plain for line in frame(picture_of(world, 60, words, {}), 60, 20)]
     assert len(lines) == 20
     assert words in " ".join(line.strip() for line in lines)
 
@@ -383,7 +430,7 @@ def test_a_long_status_is_told_in_full() -> None:
 def test_colour_ends_where_the_letters_do() -> None:
     with zerosim.debug(config(ranks=2)) as world:
         world.until("end_of_forward")
-        lines = frame(picture_of(world, 80, "", 1), 80, 24)
+        lines = frame(picture_of(world, 80, "", {}), 80, 24)
     coloured = [
         line.plain[span.start : span.end] for line in lines for span in line.spans if "white on" in str(span.style)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 from itertools import pairwise
@@ -16,7 +17,7 @@ from zerosim.errors import Deadlock, InputError, OutOfMemory, RankFailed
 from zerosim.experiment import run
 from zerosim.nn import Unit
 from zerosim.parallel.zero3 import Zero3
-from zerosim.record import Alloc, Free, Launch
+from zerosim.record import Alloc, Free, Launch, Wait
 from zerosim.scenario import RunConfig
 from zerosim.stepper import DebugWorld, debug
 
@@ -46,7 +47,7 @@ def state(world: DebugWorld) -> list[Any]:
     for view in world.ranks:
         seen += [view.events, view.live(), view.memory(), view.stands]
         for name, parameter in view.parameters.items():
-            values = None if parameter.state in ("freed", "unplaced") else parameter.values().tobytes()
+            values = None if parameter.state in ("elsewhere", "freed", "unplaced") else parameter.values().tobytes()
             seen += [name, repr(parameter), values]
         for flat in view.model.flats:
             for held in (flat.master, *flat.moments, flat.grad, flat.grad_whole, flat.grad_shard):
@@ -160,6 +161,64 @@ def test_until_stops_before_the_event() -> None:
         assert world.until(step=1).event.scope.step == 1
 
 
+# -- collectives ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [*WORLDS, dict(stage=0, ranks=1)], ids=str)
+def test_all_ranks_go_to_the_next_collective(world: dict[str, Any]) -> None:
+    config = tiny(**world)
+    records = run(config, keep_events=True).events
+    launches = [[at for at, event in enumerate(record) if isinstance(event, Launch)] for record in records]
+    with debug(config, start="collective") as stepped:
+        for number, stand in enumerate(zip(*launches, strict=True)):
+            if number:
+                coming = stepped.next_collective()
+                assert coming == stepped.peek()
+                assert coming.rank == 0
+            assert tuple(len(view.events) for view in stepped.ranks) == stand
+            texts = {view.coming.text for view in stepped.ranks if view.coming}
+            assert all(f" #{number} of " in text for text in texts)
+            if number == 3:  # also from where some have joined already, and others have not
+                stepped.next(rank=config.ranks - 1)
+                stepped.next(rank=0, count=2 if config.ranks == 1 else 1)
+        with pytest.raises(InputError, match="no collective came before the run ended"):
+            stepped.next_collective()
+        assert stepped.finished
+        with pytest.raises(InputError, match="the run is over"):
+            stepped.next_collective()
+
+
+def test_a_breakpoint_stops_on_the_way_to_a_collective() -> None:
+    with debug(tiny(stage=3), start="collective") as world:
+        world.break_on("kernel", rank=1)
+        coming = world.next_collective()
+        assert coming == world.peek()
+        assert (coming.rank, coming.text.split()[0]) == (1, "kernel")
+        assert coming == world.next()
+        with pytest.raises(InputError, match="start 'middle': expected 'init' or 'collective'"):
+            debug(tiny(), start="middle")
+
+
+@pytest.mark.parametrize("collective", ["direct", "ring"])
+def test_a_collective_has_one_number_on_all_ranks_and_in_all_words(collective: str) -> None:
+    with debug(tiny(stage=3, ranks=3, collective=collective), start="collective") as world:
+        for number in range(4):
+            told = set()
+            for view in world.ranks:
+                assert view.coming is not None
+                told.add(re.findall(r"^\w+ #\d+", view.coming.text)[0])
+            world.until("message")
+            world.next()
+            (way,) = set(world.inbox) if collective == "direct" else world.inbox[:1]
+            told.add(repr(way).partition(":")[0])
+            for rank in range(3):
+                while not isinstance((moment := world.next(rank=rank)).event, Wait):
+                    pass
+                told.add(re.findall(r"^wait: (.*) is done", moment.text)[0])
+            assert told == {f"all_gather #{number}"}
+            world.next_collective()
+
+
 def test_steps_end_together() -> None:
     with debug(tiny(stage=0)) as world:  # DDP's ranks could run ahead through a whole forward
         coming = world.finish_step()
@@ -209,7 +268,7 @@ def test_a_parameter_is_sharded_gathered_and_sharded_again() -> None:
         world.until("all_gather", rank=3)  # by then all ranks are placed
         views = [view.parameters[name] for view in world.ranks]
         parts = [view for view in views if view.state == "sharded"]
-        assert {view.state for view in views} <= {"sharded", "freed"}
+        assert {view.state for view in views} == {"sharded", "elsewhere"}  # nothing was gathered: nothing is freed
         flat = np.concatenate([view.values() for view in parts])
         assert all(a.stop == b.start for a, b in pairwise(parts))
         world.until("linear", rank=0, unit="h.1", phase="forward")
@@ -217,16 +276,19 @@ def test_a_parameter_is_sharded_gathered_and_sharded_again() -> None:
         assert whole.state == "gathered"
         np.testing.assert_array_equal(whole.values().reshape(-1), flat)
         world.until("end_of_forward", rank=0)
-        assert world.ranks[0].parameters[name].state == views[0].state
+        was = {"sharded": "sharded", "elsewhere": "freed"}[views[0].state]
+        assert world.ranks[0].parameters[name].state == was
+        world.until("end_of_forward", rank=3)
+        assert sorted({view.parameters[name].state for view in world.ranks}) == ["freed", "sharded"]
     with debug(tiny(stage=1)) as world:
         world.until(phase="forward")
         assert world.ranks[0].parameters[name].state == "whole"
     with debug(tiny(stage=3, partition="owner")) as world:
         world.until("broadcast", rank=3)
         states = [view.parameters[name].state for view in world.ranks]
-        assert sorted(states) == ["freed", "freed", "freed", "sharded"]
+        assert sorted(states) == ["elsewhere", "elsewhere", "elsewhere", "sharded"]
         with pytest.raises(InputError, match="holds nothing"):
-            world.ranks[states.index("freed")].parameters[name].values()
+            world.ranks[states.index("elsewhere")].parameters[name].values()
 
 
 @pytest.mark.parametrize("partition", ["slices", "owner"])

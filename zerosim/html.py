@@ -28,6 +28,7 @@ OTHER_TONE = "#7a848a"
 FONT = "0.85em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 HATCH = "repeating-linear-gradient(45deg,rgba(255,255,255,.65) 0 3px,rgba(0,0,0,.35) 3px 6px)"
 MOST_ROWS = 200
+_LETTERED = 0.04
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _STATES = ("param", "grad", "optim")
 _LINE = "1px solid rgba(128,128,128,.45)"
@@ -67,14 +68,17 @@ def table(
     *,
     raw: Collection[int] = (),
     left: Collection[int] = (),
-    wide: bool = False,
+    wide: str = "",
 ) -> str:
-    """A table; cells are text, but HTML in the columns `raw`. Columns are right-aligned, but those in `left`."""
+    """A table; cells are text, but HTML in the columns `raw`. Columns are right-aligned, but those in `left`.
+
+    With `wide`, such as '45%', it is as wide as the page, and the columns `raw` take that share of it.
+    """
 
     def cell(tag: str, at: int, text: str, style: str) -> str:
         align = "left" if at in left else "right"
         shown = text if at in raw and tag == "td" else escaped(text)
-        width = "width:100%;" if wide and at in raw else ""
+        width = f"width:{wide};" if wide and at in raw else ""
         return f'<{tag} style="text-align:{align};padding:2px 8px;{width}{style}">{shown}</{tag}>'
 
     top = "".join(cell("th", at, name, f"border-bottom:{_LINE};") for at, name in enumerate(head))
@@ -104,11 +108,16 @@ def bar(by_kind: Mapping[str, int], most: int) -> str:
     parts = "".join(
         f'<div title="{escaped(f"{kind}: {nbytes:,} B")}" style="flex:{nbytes} 1 0;min-width:2px;overflow:hidden;'
         f"background:{TONES.get(kind, OTHER_TONE)};color:#fff;font:{FONT};font-weight:bold;text-align:center;"
-        f'border-right:1px solid rgba(255,255,255,.6)">{escaped(LETTERS.get(kind, "?"))}</div>'
+        f'border-right:1px solid rgba(255,255,255,.6)">{_letter_in(kind, nbytes, most)}</div>'
         for kind, nbytes in ordered(by_kind)
     )
     share = 100 * total / max(most, total, 1)
     return f'<div style="min-width:12em"><div style="display:flex;width:{share:.2f}%">{parts}</div></div>'
+
+
+def _letter_in(kind: str, nbytes: int, most: int) -> str:
+    """The kind's letter, where its part of a bar has room for one."""
+    return escaped(LETTERS.get(kind, "?")) if nbytes > _LETTERED * most else "&nbsp;"
 
 
 def ordered(by_kind: Mapping[str, int]) -> list[tuple[str, int]]:

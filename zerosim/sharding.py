@@ -110,6 +110,7 @@ class Flat:
         self.own = nothing(0)
         self.keeps_whole_grad = False
         self.watches = False
+        self.was_unsharded = False  # since the start: what lies elsewhere now was then here, and is freed
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
         self.grad: Buffer | None = None
@@ -154,6 +155,7 @@ class Flat:
     def unshard(self, full: Buffer) -> None:
         """The whole is there: `full` has padded_numel elements (numel suffice)."""
         self.param = full
+        self.was_unsharded = True
 
     def reshard(self) -> None:
         """The whole goes; the own slice stays."""

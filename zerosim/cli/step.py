@@ -1,4 +1,4 @@
-"""`zerosim step`: the stepper in a terminal (`step_keys.py`); in a pipe, the events as text."""
+"""`zerosim step`: the stepper in a terminal (`step_keys.py`); in a pipe, every event as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from zerosim.scenario import RunConfig
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
     parser.epilog = (
-        "In a terminal: n goes on by one event, ? shows the keys, q quits.\n"
+        "In a terminal, from the first collective on: n goes on by one event, c to the next collective on all ranks,\n"
+        "? shows the keys, q quits.\n"
         "In a pipe: one event per line (rank, number, text) of the first step, or of as many as --steps says."
     )
 

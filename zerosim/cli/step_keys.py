@@ -57,13 +57,14 @@ class Stepper:
     def __init__(self, config: RunConfig, terminal: Terminal) -> None:
         self.world = debug(config)
         self.terminal = terminal
-        self.status = "every rank stands before its first event"
-        self._most_bytes = 1
+        self.status = "placing the model ... Ctrl-C stops here"
+        self._most: dict[str, int] = {}  # by kind, of what was drawn so far: the scale of the bars
         self._last_until = "all_gather"
         self._drawn = 0.0
         self._actions: dict[str, Callable[[], None]] = {
             "n": self.next,
             "space": self.next,
+            "c": self.next_collective,
             "#": self.ask_rank,
             "u": self.ask_until,
             "g": lambda: self.until("launch"),
@@ -79,8 +80,10 @@ class Stepper:
         }
 
     def run(self) -> int:
-        """Until q (0), Ctrl-C, which is raised, or until the terminal has gone away."""
+        """From the first collective of step 0 until q (0), Ctrl-C, which is raised, or the terminal has gone away."""
         try:
+            self.draw()
+            self.press("c")
             while True:
                 self.draw()
                 key = self.terminal.read_key()
@@ -108,8 +111,8 @@ class Stepper:
 
     def draw(self) -> None:
         width, height = self.terminal.size
-        picture = picture_of(self.world, width, self.status, self._most_bytes)
-        self._most_bytes = picture.most_bytes
+        picture = picture_of(self.world, width, self.status, self._most)
+        self._most = dict(picture.most)
         self.terminal.draw(frame(picture, width, height, ascii=self.terminal.ascii))
         self._drawn = time.monotonic()
 
@@ -117,6 +120,13 @@ class Stepper:
     def next(self, rank: int | None = None) -> None:
         done = self.world.next(rank)
         self.status = f"rank {done.rank} went on by one event"
+
+    def next_collective(self) -> None:
+        for _ in self.world.until_collective():
+            if self._is_stopped("all ranks to the next collective"):
+                return
+        over = "no collective came before the run ended; the world stands there"
+        self.status = "every rank stands before the next collective" if self.world.peek() else over
 
     def until(self, words: str) -> None:
         match, coming = parse_until(words), self.world.peek()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from zerosim.comm.standing import ranks_text
-from zerosim.record import Message, Scope
+from zerosim.record import Launch, Message, Scope
 from zerosim.report.stepper import Picture, RankPicture, arrow, shown_ranks
 from zerosim.report.words import headline
-from zerosim.stepper.match import place
+from zerosim.stepper.match import numbered, place
 
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, Moment, RankView, UnderWay
@@ -23,12 +24,14 @@ def step_of(world: DebugWorld, moment: Moment) -> float:
     return math.inf if any(event.scope.step >= 0 for event in world.ranks[moment.rank].events) else 0
 
 
-def picture_of(world: DebugWorld, width: int, status: str, most_bytes: int) -> Picture:
-    """This moment, for a screen so wide. A full bar is `most_bytes`, or more where there is more."""
+def picture_of(world: DebugWorld, width: int, status: str, most: Mapping[str, int]) -> Picture:
+    """This moment, for a screen so wide. `most` are the bytes by kind that were the most in any picture before."""
     last, coming = world.last, None if world.session.failure else world.peek()
     rounds = world.inbox
     views = world.ranks
-    shown = shown_ranks(len(views), width, last.rank if last else 0)
+    pending = {type(view.coming.event) if view.coming else None for view in views}
+    around = last.rank if last and pending != {Launch} else 0  # where all have come to a collective, rank 0 goes next
+    shown = shown_ranks(len(views), width, around)
     ranks = [_rank(views[rank], rounds) for rank in shown]
     return Picture(
         title=_title(world, coming),
@@ -40,8 +43,17 @@ def picture_of(world: DebugWorld, width: int, status: str, most_bytes: int) -> P
         num_ranks=len(views),
         under_way=_under_way(world, rounds),
         status=status,
-        most_bytes=max([most_bytes, *(nbytes for rank in ranks for nbytes in rank.by_kind.values())]),
+        most=_most([most, *(view.memory().by_kind for view in views)]),
     )
+
+
+def _most(seen: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The most of each kind, in the order in which kinds came."""
+    most: dict[str, int] = {}
+    for by_kind in seen:
+        for kind, nbytes in by_kind.items():
+            most[kind] = max(nbytes, most.get(kind, 0))
+    return most
 
 
 def _title(world: DebugWorld, coming: Moment | None) -> str:
@@ -80,7 +92,7 @@ def _has_joined(rank: int, round: UnderWay) -> bool:
 
 
 def _waits(rank: int, round: UnderWay) -> str:
-    return f"in {round.op} {round.sequence}, waits for {ranks_text(round.missing)}"
+    return f"in {numbered(round.op, round.sequence)}, waits for {ranks_text(round.missing)}"
 
 
 def _under_way(world: DebugWorld, rounds: list[UnderWay]) -> list[str]:
@@ -91,7 +103,8 @@ def _under_way(world: DebugWorld, rounds: list[UnderWay]) -> list[str]:
         lines.append(_arrows(world, [last.rank]))
     for round in rounds:
         joined = [rank for rank, _ in round.joined]
-        line = f"{round.op} {round.sequence}: {ranks_text(joined)} joined, waits for {ranks_text(round.missing)}"
+        call = numbered(round.op, round.sequence)
+        line = f"{call}: {ranks_text(joined)} joined, waits for {ranks_text(round.missing)}"
         if line in lines:
             continue  # a ring's rounds are told once
         lines.append(line)

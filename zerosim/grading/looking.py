@@ -80,7 +80,7 @@ def where(rank: int, record: Sequence[Event], number: int) -> Where:
     live = _Live()
     for index, event in enumerate(record[:number]):
         live.add(index, event)
-    text = describe(record[number], live.allocs)
+    text = describe(record[number], live.allocs, record[:number])
     live.add(number, record[number])
     return Where(rank, number, text, live.held())
 

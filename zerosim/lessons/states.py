@@ -18,6 +18,7 @@ from zerosim.report.plots.style import KIND_PAINTS, OTHER_PAINT, mixed
 from zerosim.stepper import DebugWorld
 
 MOST_LANES = 40
+_NOTHING = "nothing here"
 
 
 class StateSpan(NamedTuple):
@@ -110,8 +111,8 @@ def states_figure(log: StateLog, title: str, rank: int | None = None) -> Picture
         raise InputError(f"{len(lanes)} lanes: expected 1 to {MOST_LANES}; watch fewer parameters, or draw one rank")
     wide = log.num_events
     page = open_page((8.0, max(3.0, 1.55 + 0.3 * len(lanes))), "light")
-    paints = {state: _paint(page, state) for state in ("gathered", "sharded", "whole", "freed")}
-    seen = {span.state for span in log.states if rank in (None, span.rank)}
+    paints = {state: _paint(page, state) for state in ("gathered", "sharded", "whole", _NOTHING)}
+    seen = {_shown(span.state) for span in log.states if rank in (None, span.rank)}
     sheet = open_sheet(
         title,
         "Along x are the events of all ranks in the order in which they happened (not seconds).",
@@ -133,11 +134,16 @@ def states_figure(log: StateLog, title: str, rank: int | None = None) -> Picture
         for span in log.states:
             if (span.rank, span.name) != (of, name):
                 continue
-            color = paints.get(span.state, page.theme.band)
+            color = paints.get(_shown(span.state), page.theme.band)
             tall = 0.78 if span.state in ("gathered", "whole") else 0.2
             middle = (span.start + span.stop) / 2
             cell(sheet, (middle, -at), span.stop - span.start, tall, fill=color, edge=color)
     return picture(sheet)
+
+
+def _shown(state: str) -> str:
+    """Not gathered yet or freed again: in a picture both are a rank that holds nothing."""
+    return _NOTHING if state in ("elsewhere", "freed") else state
 
 
 def _paint(page: Page, state: str) -> str:

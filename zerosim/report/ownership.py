@@ -112,7 +112,7 @@ def ownership_html(rows: Sequence[SliceRow], ranks: int) -> str:
         else:
             bar = "".join(_slice(row, max(row.stop for row in slices)) for row in _joined(slices))
         lines.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
-    body = table(("unit", "elements", "which rank updates which slice"), lines, raw=(2,), left=(0, 2), wide=True)
+    body = table(("unit", "elements", "which rank updates which slice"), lines, raw=(2,), left=(0, 2), wide="100%")
     shown = _sums(rows, ranks)[:MOST_BARS]
     sums = table(
         ("rank", "elements it updates", "padding"),

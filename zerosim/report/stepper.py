@@ -18,7 +18,7 @@ from zerosim.units import format_bytes
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 LEAST_COLUMN = 19
 KEYS = (
-    ("n", "next"), ("0-9", "that rank"), ("u", "until"), ("f", "finish step"), ("b", "back"), ("g", "next launch"),
+    ("n", "next"), ("c", "collective"), ("0-9", "that rank"), ("u", "until"), ("f", "finish step"), ("b", "back"),
     ("l", "live buffers"), ("o", "ownership"), ("p", "parameters"), ("r", "run to the end"), ("B", "back 10"),
 )  # fmt: skip
 ALWAYS_KEYS = (("?", "help"), ("q", "quit"))
@@ -39,7 +39,8 @@ class RankPicture:
 class Picture:
     """One moment of a world. `ranks` are those that fit (`shown_ranks`), of `num_ranks` in all.
 
-    `most_bytes` is what a full bar stands for; `under_way` and `status` are sentences.
+    `most` is, by kind, the most bytes of it that were seen so far on any rank: the kinds that have a row, and the
+    scale that all bars share. `under_way` and `status` are sentences.
     """
 
     title: str
@@ -51,7 +52,7 @@ class Picture:
     num_ranks: int
     under_way: Sequence[str]
     status: str
-    most_bytes: int
+    most: Mapping[str, int]
 
 
 def shown_ranks(num_ranks: int, width: int, around: int) -> range:
@@ -144,7 +145,7 @@ def _under_way(picture: Picture, most: int) -> list[Text]:
 
 
 def _legend(picture: Picture, width: int) -> list[Text]:
-    """What the letters of the kinds now live mean, in one or two lines."""
+    """What the letters of the kinds seen so far mean, in one or two lines."""
     lines = [Text()]
     for kind in _kinds(picture):
         if lines[-1].cell_len + len(kind) + 4 > width:
@@ -154,8 +155,7 @@ def _legend(picture: Picture, width: int) -> list[Text]:
 
 
 def _kinds(picture: Picture) -> list[str]:
-    live = {kind for rank in picture.ranks for kind in rank.by_kind}
-    return [kind for kind in LETTERS if kind in live] + sorted(live - set(LETTERS))
+    return [kind for kind in LETTERS if kind in picture.most] + sorted(set(picture.most) - set(LETTERS))
 
 
 def _columns(picture: Picture, width: int, height: int) -> list[Text]:
@@ -180,7 +180,8 @@ def _column(picture: Picture, rank: RankPicture, width: int, height: int) -> lis
     did, comes = rank.rank == picture.last_rank, rank.rank == picture.next_rank
     name = f"{'▶' if did else ' '}rank {rank.rank}{' · goes next' if comes else ''}"
     kinds = _kinds(picture)
-    stand_lines = 3 if height - 6 >= len(kinds) else 2
+    tall = 2 if height - 6 >= 2 * len(kinds) else 1  # lines that a kind has: with two its bar has the whole width
+    stand_lines = min(5 if width < 30 else 3, max(2, height - 3 - tall * len(kinds)))
     stands = textwrap.wrap(rank.stands, width - 1)
     if len(stands) > stand_lines:
         stands = [*stands[: stand_lines - 1], stands[stand_lines - 1][: width - 2] + "…"]
@@ -193,27 +194,39 @@ def _column(picture: Picture, rank: RankPicture, width: int, height: int) -> lis
         _number_line(Text("bytes"), f"{total:,}", width),
     ]
     room = height - len(lines)
-    shown = kinds if len(kinds) <= room else kinds[: max(0, room - 1)]
-    lines += [_bar(kind, rank.by_kind.get(kind, 0), picture.most_bytes, width) for kind in shown]
+    shown = kinds if tall * len(kinds) <= room else kinds[: max(0, room - 1)]
+    most = max(picture.most.values(), default=1)
+    for kind in shown:
+        lines += (_bar if tall == 1 else _tall_bar)(kind, rank.by_kind.get(kind, 0), most, width)
     if len(shown) < len(kinds) and room > 0:
         rest = sum(rank.by_kind.get(kind, 0) for kind in kinds[len(shown) :])
         lines.append(_number_line(Text("others"), f"{rest:,}", width))
     return [*lines[:height], *[Text()] * (height - len(lines))]
 
 
-def _number_line(name: Text, number: str, width: int) -> Text:
+def _number_line(name: Text, number: str, width: int, style: str = "bold") -> Text:
     """A name on the left and a number on the right."""
-    return name.append(number.rjust(width - 1 - name.cell_len), style="bold")
+    return name.append(number.rjust(width - 1 - name.cell_len), style=style)
 
 
-def _bar(kind: str, nbytes: int, most: int, width: int) -> Text:
-    """A kind's bytes as a row of its letter, the number at its end."""
-    if not nbytes:
-        return Text(f"{LETTERS.get(kind, '?')} ", style="dim")
-    number = f"{nbytes:,}"
-    digits = max(len(f"{most:,}"), 7)
+def _bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
+    """A kind's bytes as a row of its letter, the number at its end; `most` bytes fill the room left of the number."""
+    number, digits = f"{nbytes:,}", max(len(f"{most:,}"), 7)
     if digits > width - 8:
         number, digits = format_bytes(nbytes), 8
-    room = max(1, width - digits - 2)
-    length = min(room, max(1, round(room * nbytes / max(most, 1))))
-    return tile(kind, length).append(number.rjust(width - 1 - length))
+    if not nbytes:
+        return [_number_line(Text(LETTERS.get(kind, "?"), style="dim"), "0", width, "dim")]
+    length = _length(nbytes, most, width - digits - 2)
+    return [tile(kind, length).append(number.rjust(width - 1 - length))]
+
+
+def _tall_bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
+    """The kind's name and its bytes, and below them a bar; `most` bytes fill the column."""
+    number = f"{nbytes:,}" if len(f"{nbytes:,}") < width - 3 else format_bytes(nbytes)
+    name = kind if len(kind) + len(number) + 2 <= width else LETTERS.get(kind, "?")
+    line = _number_line(Text(name, style="" if nbytes else "dim"), number, width, "" if nbytes else "dim")
+    return [line, tile(kind, _length(nbytes, most, width - 1)) if nbytes else Text()]
+
+
+def _length(nbytes: int, most: int, room: int) -> int:
+    return min(max(1, room), max(1, round(room * nbytes / max(most, 1))))

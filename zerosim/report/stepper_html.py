@@ -82,7 +82,7 @@ def world_html(ranks: Sequence[RankLike], title: str, notes: Sequence[str] = ())
     rows = [
         [str(rank.rank), rank.stands, f"{sum(by_kind.values()):,}", bar(by_kind, most)] for rank, by_kind in memories
     ]
-    body = table(("rank", "stands", "live bytes", "by kind"), rows, raw=(3,), left=(1, 3))
+    body = table(("rank", "stands", "live bytes", "by kind"), rows, raw=(3,), left=(1, 3), wide="45%")
     kinds = {kind for _, by_kind in memories for kind in by_kind}
     left_out = [f"and {len(ranks) - len(rows):,} ranks more"] if len(ranks) > len(rows) else []
     below = "".join(f"<div>{escaped(line)}</div>" for line in [*left_out, *notes])

@@ -45,15 +45,16 @@ class Page:
 
 HELP = (
     ("n, space", "the next event happens: of the rank that went last, until it waits for others"),
+    ("c", "all ranks to the next collective, the first that none has joined"),
     ("0 to 9", "the next event of that rank; others go first where it waits for them"),
     ("#", "the same for any rank: asks for its number"),
     ("u", "until an event comes: asks which; Enter alone asks for the same again, Esc for nothing"),
-    ("g", "until the next launch of a collective"),
+    ("g", "until the next rank is about to join a collective"),
     ("f", "finish this step, on every rank"),
     ("r", "run to the end"),
     ("b, B", "back by one event, by ten: the run is made again up to there"),
     ("l", "live buffers of a rank, the oldest first"),
-    ("p", "parameters of a rank: gathered, sharded, freed"),
+    ("p", "parameters of a rank: gathered, sharded, freed, elsewhere"),
     ("o", "ownership: which rank updates which slice of what"),
     ("?, h", "this page"),
     ("q", "quit"),
@@ -76,7 +77,7 @@ def help_page(width: int) -> Page:
     lines += [
         Text(),
         Text("Each column is a rank: where it is, what it stands before or waits for, its live bytes by kind."),
-        Text("A bar is a row of its kind's letter; all bars share one scale, the most bytes of a kind seen so far."),
+        Text("A bar is a row of its kind's letter; all ranks' bars share one scale, the most bytes of a kind so far."),
     ]
     return Page("keys", [wrapped for line in lines for wrapped in _wrapped(line, width)], "any other key: back")
 

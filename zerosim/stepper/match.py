@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -118,9 +118,21 @@ def place(scope: Scope) -> str:
     return f"step {scope.step}, {where}" if scope.step >= 0 else where
 
 
-def describe(event: Event, live: Mapping[int, Alloc]) -> str:
-    """An event in words. `live` are the allocs of what is live, by id."""
-    return f"{_what(event, live)}, {place(event.scope)}"
+def describe(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
+    """An event in words. `live` are the allocs of what is live, by id; `before` is its rank's record up to it."""
+    what = f"wait: {_awaited(event, before)} is done" if isinstance(event, Wait) else _what(event, live)
+    return f"{what}, {place(event.scope)}"
+
+
+def numbered(op: str, sequence: int) -> str:
+    """'all_gather #23': a collective by its number in its group, from 0, which is the same on every rank."""
+    return f"{op} #{sequence}"
+
+
+def _awaited(wait: Wait, before: Sequence[Event]) -> str:
+    launches = (event for event in reversed(before) if isinstance(event, Launch) and event.work == wait.work)
+    launch = next(launches, None)
+    return numbered(launch.op, launch.sequence) if launch else "a collective"
 
 
 def _what(event: Event, live: Mapping[int, Alloc]) -> str:
@@ -132,7 +144,8 @@ def _what(event: Event, live: Mapping[int, Alloc]) -> str:
     if isinstance(event, Kernel):
         return f"kernel {event.name}, {event.flops:,} flops"
     if isinstance(event, Launch):
-        return f"{event.op} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
+        call = numbered(event.op, event.sequence)
+        return f"{call} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
     if isinstance(event, Message):
         whom = "each of the others" if event.peer < 0 else f"rank {event.peer}"
         return f"message of {event.nbytes:,} B to {whom}"
@@ -140,8 +153,6 @@ def _what(event: Event, live: Mapping[int, Alloc]) -> str:
 
 
 def _small(event: Event) -> str:
-    if isinstance(event, Wait):
-        return f"wait: collective {event.work} is done"
     if isinstance(event, Retag):
         return f"retag to {event.kind}"
     if isinstance(event, Mark):

@@ -17,7 +17,8 @@ class ParameterView:
     """One parameter as one rank holds it.
 
     state   'whole': kept for good; 'gathered': all of it, for the time of use; 'sharded': a part, which
-            is elements [start, stop) of it; 'freed': nothing, its values lie with other ranks; 'unplaced'
+            is elements [start, stop) of it; 'elsewhere': nothing, its values lie with other ranks; 'freed':
+            nothing any more, for it was gathered here before; 'unplaced': there is no memory for it yet
     """
 
     name: str
@@ -75,7 +76,8 @@ class Parameters(Mapping[str, ParameterView]):
         elif not placed:
             state = "unplaced"
         else:
-            state = "sharded" if part[0] < part[1] else "freed"
+            nothing = "freed" if flat.was_unsharded else "elsewhere"
+            state = "sharded" if part[0] < part[1] else nothing
         return ParameterView(name, flat.name, self._rank, spec.shape, flat.dtype.name, state, *part, flat, index)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from zerosim.ledger import Snapshot
 from zerosim.record import Alloc, Event, Save
 from zerosim.report import stepper_html
 from zerosim.sharding import Flat
-from zerosim.stepper.match import Moment, describe
+from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters
 from zerosim.stepper.session import Parts, Session
 
@@ -61,8 +61,9 @@ class RankView:
         event = self._session.pending[self.rank]
         if event is None:
             return None
-        index = len(self._session.recorders[self.rank].history)
-        return Moment(self.rank, index, event, describe(event, self._session.books.memory[self.rank].live))
+        history = self._session.recorders[self.rank].history
+        text = describe(event, self._session.books.memory[self.rank].live, history)
+        return Moment(self.rank, len(history), event, text)
 
     @property
     def stands(self) -> str:
@@ -120,7 +121,10 @@ class RankView:
 
 
 class UnderWay(NamedTuple):
-    """A round that waits for ranks: who has joined with how many bytes, and who is missing."""
+    """A round that waits for ranks: who has joined with how many bytes, and who is missing.
+
+    `sequence` counts the group's collectives, from 0: it is the same on all ranks, as in `Launch`.
+    """
 
     op: str
     dtype: str
@@ -131,7 +135,8 @@ class UnderWay(NamedTuple):
 
     def __repr__(self) -> str:
         here = ", ".join(f"rank {rank} ({nbytes:,} B)" for rank, nbytes in self.joined)
-        return f"{self.op} number {self.sequence}: {here} joined; waits for {standing.ranks_text(list(self.missing))}"
+        missing = standing.ranks_text(list(self.missing))
+        return f"{numbered(self.op, self.sequence)}: {here} joined; waits for {missing}"
 
 
 def under_way(session: Session) -> list[UnderWay]:

@@ -1,14 +1,14 @@
-"""A world that is stepped: which rank goes next, where to stop, and how to go back.
+"""A world that is stepped: one event or many, where to stop, and how to go back.
 
-By default ranks go in a fixed order: the one that went last, until it waits for others, then the
-lowest that can; none begins a new step before all have ended the last one. What a rank leaves does
-not depend on the order, so any rank may be stepped at any time.
+By default ranks go in a fixed order (`order.py`). What a rank leaves does not depend on the order, so any
+rank may be stepped at any time.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
 
 from zerosim.build import MakeStrategy
@@ -17,21 +17,30 @@ from zerosim.errors import InputError, ZerosimError, message_of
 from zerosim.experiment import Experiment
 from zerosim.record import Event
 from zerosim.report.stepper_html import world_html
+from zerosim.report.words import counted
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 from zerosim.stepper.match import Match, Moment, whole_number
+from zerosim.stepper.order import Order
 from zerosim.stepper.ownership import Ownership, ownership
 from zerosim.stepper.session import Session
 from zerosim.stepper.views import RankView, UnderWay, under_way
 
+STARTS = ("init", "collective")
 
-def debug(config: RunConfig, *, make_strategy: MakeStrategy | None = None) -> DebugWorld:
-    """The run of `config`, every rank standing before its first event. Use it in a `with`.
+
+def debug(config: RunConfig, *, start: str = "init", make_strategy: MakeStrategy | None = None) -> DebugWorld:
+    """The run of `config`, to be stepped. Use it in a `with`.
+
+    start   'init': every rank stands before its first event, when nothing is placed yet; 'collective': all are
+            placed and stand before the first collective of step 0
 
     `make_strategy(config, model, comm, device, updater)` gives a strategy of your own.
 
-    Raises: InputError as `run` does.
+    Raises: InputError as `run` does, and with 'collective' the failure of a run that does not come so far.
     """
+    if start not in STARTS:
+        raise InputError(f"start {start!r}: expected {' or '.join(map(repr, STARTS))}")
     if not isinstance(config, RunConfig):
         raise InputError(
             f"debug takes a RunConfig, not a {type(config).__name__}: zerosim.debug(zerosim.RunConfig(...))"
@@ -45,7 +54,10 @@ def debug(config: RunConfig, *, make_strategy: MakeStrategy | None = None) -> De
                 f"{name} {getattr(config, name)!r}: stepping needs {plain}, for {why}; the events are the same there, "
                 f"so step with {plain}"
             )
-    return DebugWorld(Experiment(config, make_strategy))
+    world = DebugWorld(Experiment(config, make_strategy))
+    if start == "collective":
+        world.next_collective()
+    return world
 
 
 class DebugWorld:
@@ -64,7 +76,7 @@ class DebugWorld:
         self._open()
 
     def _open(self) -> None:
-        self._has_begun = [False] * self.config.ranks  # its first step
+        self._order = Order(self.config.ranks)
         self._holder[:] = [Session(self._experiment)]
 
     @property
@@ -113,11 +125,39 @@ class DebugWorld:
         while True:
             self._next(None)
             coming = self.peek()
-            if coming is None or self._step_of(coming.rank, coming.event) > last:
+            if coming is None or self._order.step_of(coming.rank, coming.event) > last:
                 when = "the run" if coming is None else f"step {last:g}"
                 raise InputError(f"{match} did not come before {when} ended; the world stands there")
             if match.matches(coming.rank, coming.event) or self._breaks(coming):
                 return coming
+
+    def next_collective(self) -> Moment:
+        """All ranks go on until each stands before the next collective, the first that none of them has joined.
+
+        Where all stand before one already, they go through it and up to the one after. Stops earlier at a
+        breakpoint. Returns what comes next. Raises: InputError when the run ends first.
+        """
+        for _ in self.until_collective():
+            pass
+        coming = self.peek()
+        if coming is None:
+            raise InputError("no collective came before the run ended; the world stands there")
+        return coming
+
+    def until_collective(self) -> Iterator[Moment]:
+        """`next_collective` event by event, for who wants to look on the way: each that happened.
+
+        Raises: InputError when there is no next event.
+        """
+        if self._next_rank() is None:
+            raise InputError(self._over())
+        number, has_gone = self._order.next_collective(self.session.pending), False
+        while (rank := self._order.next_late(self.session.pending, number)) is not None:
+            self._order.turn = rank  # also where a breakpoint stops it: it is what comes next
+            if has_gone and self._breaks(RankView(self.session, rank).coming):
+                return
+            yield self._perform(rank)
+            has_gone = True
 
     def finish_step(self) -> Moment | None:
         """Go on until every rank has ended this step, or a breakpoint. Returns what comes next; None at the end."""
@@ -125,7 +165,7 @@ class DebugWorld:
         while True:
             self._next(None)
             coming = self.peek()
-            if coming is None or self._step_of(coming.rank, coming.event) > step or self._breaks(coming):
+            if coming is None or self._order.step_of(coming.rank, coming.event) > step or self._breaks(coming):
                 return coming
 
     def finish(self) -> RunResult:
@@ -144,7 +184,10 @@ class DebugWorld:
         kind: str | None = None,
         step: int | None = None,
     ) -> None:
-        """From now on `until` and `finish_step` also stop before events like that. `clear_breaks` forgets them."""
+        """From now on `until`, `next_collective` and `finish_step` also stop before events like that.
+
+        `clear_breaks` forgets them.
+        """
         self._breakpoints.append(self._checked(Match(what, rank, phase, unit, kind, step)))
 
     def _checked(self, match: Match) -> Match:
@@ -256,7 +299,7 @@ class DebugWorld:
     def _perform(self, rank: int) -> Moment:
         moment = RankView(self.session, rank).coming
         assert moment is not None
-        self._has_begun[rank] = self._has_begun[rank] or moment.event.scope.step >= 0
+        self._order.note(rank, moment.event)
         self._choices.append(rank)
         self._last = moment  # noted first: a failure comes after the event that led to it
         try:
@@ -268,12 +311,6 @@ class DebugWorld:
             raise
         return moment
 
-    def _step_of(self, rank: int, event: Event) -> float:
-        """The step that an event belongs to: placing is part of the first, what follows the last is in none."""
-        if event.scope.step >= 0:
-            return event.scope.step
-        return math.inf if self._has_begun[rank] else 0
-
     def _current_step(self) -> float:
         """The step of the event that comes next in order."""
         rank = self._next_rank()
@@ -281,23 +318,13 @@ class DebugWorld:
             return math.inf
         event = self.session.pending[rank]
         assert event is not None
-        return self._step_of(rank, event)
+        return self._order.step_of(rank, event)
 
     def _next_rank(self) -> int | None:
-        """Whose event comes next: of the ranks in the earliest step the one that went last, else the lowest."""
-        if self.session.failure is not None:
-            return None
-        steps = {
-            rank: self._step_of(rank, event) for rank, event in enumerate(self.session.pending) if event is not None
-        }
-        if not steps:
-            return None
-        earliest = min(steps.values())
-        last = self._choices[-1] if self._choices else 0
-        return last if steps.get(last) == earliest else min(rank for rank, step in steps.items() if step == earliest)
+        return None if self.session.failure is not None else self._order.next_rank(self.session.pending)
 
-    def _breaks(self, coming: Moment) -> bool:
-        return any(match.matches(coming.rank, coming.event) for match in self._breakpoints)
+    def _breaks(self, coming: Moment | None) -> bool:
+        return coming is not None and any(match.matches(coming.rank, coming.event) for match in self._breakpoints)
 
     def _over(self) -> str:
         if self.session.failure is not None:
@@ -310,7 +337,8 @@ class DebugWorld:
         ended = "closed" if self._is_closed else "failed" if self.session.failure is not None else "at its end"
         where = f"before {coming!r}" if coming is not None else ended
         return (
-            f"DebugWorld(stage {self.config.stage}, {self.config.ranks} ranks, {len(self._choices):,} events, {where})"
+            f"DebugWorld(stage {self.config.stage}, {counted(self.config.ranks, 'rank')}, "
+            f"{counted(len(self._choices), 'event')}, {where})"
         )
 
     def _repr_html_(self) -> str:
