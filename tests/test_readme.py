@@ -30,6 +30,8 @@ def test_the_first_command_prints_what_the_readme_shows(capsys: pytest.CaptureFi
     for line in shown(command):
         if "loss" not in line.lower():
             assert line in lines
+        elif "step" in line:
+            assert any(other.startswith(line.partition("loss")[0]) for other in lines), line
     first, last = (float(x) for x in re.search(r"Loss (\d+\.\d+) → (\d+\.\d+)", printed).groups())  # type: ignore[union-attr]
     assert last < first - 2.5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -378,7 +379,7 @@ def test_progress_is_the_mean_over_ranks_in_order() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == [(step + 1, step + 1.5) for step in range(50)]
+    assert seen == [(step, step + 1.5) for step in range(50)]
 
 
 def test_lines_are_few() -> None:
@@ -387,9 +388,26 @@ def test_lines_are_few() -> None:
     for step in range(600):
         reporter(0, step, 1.0)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "ZeRO-3  step   1/600  loss 1.0000"
-    assert lines[-1].startswith("ZeRO-3  step 600/600")
+    assert lines[0] == "ZeRO-3  step   0 of 600  loss 1.0000"
+    assert lines[-1] == "ZeRO-3  step 599 of 600  loss 1.0000"
     assert len(lines) <= 14
+
+
+def test_steps_are_counted_from_one_origin_in_one_report() -> None:
+    """Progress, the traffic's step and the peak's, and the JSON: a number names the same step in all of them."""
+    stream = io.StringIO()
+    changes = dict(layers=1, hidden=8, heads=2, seq=4, micro_batch=1)
+    with Lines(2, 3, "ZeRO-3", stream) as reporter:
+        result = run(RunConfig(ranks=2, stage=3, steps=3, **changes), progress=reporter)  # type: ignore[arg-type]
+    progress = re.findall(r"step (\d+) of 3  loss ([\d.]+)", stream.getvalue())
+    assert [(int(step), loss) for step, loss in progress] == [
+        (step, f"{loss:.4f}") for step, loss in enumerate(result.mean_losses)
+    ]
+    shown = flat(text_of(summary(result)))
+    last, peak = result.traffic[0][-1].step, result.memory[0].peak.scope.step
+    assert f"in step {last}, the last" in shown
+    assert f"in step {peak}, " in shown
+    assert (progress[-1][0], progress[0][0]) == (str(last), "0")
 
 
 def test_a_result_is_shown_in_a_notebook() -> None:

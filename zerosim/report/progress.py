@@ -1,6 +1,7 @@
 """Progress of a run: a bar where there is a terminal, a line every few steps where there is none.
 
-Each rank reports its own loss on its own thread; a step is shown when all have, with their mean.
+Each rank reports its own loss on its own thread; a step is shown when all have, with their mean. Steps are
+counted from 0, here as in reports, flags, files and the Python API.
 """
 
 from __future__ import annotations
@@ -42,24 +43,23 @@ class Reporter:
             losses = self._losses[step]
             losses.append(loss)
             if len(losses) == self._ranks:
-                self.show(step + 1, math.fsum(self._losses.pop(step)) / self._ranks)
+                self.show(step, math.fsum(self._losses.pop(step)) / self._ranks)
 
-    def show(self, done: int, loss: float) -> None: ...
+    def show(self, step: int, loss: float) -> None: ...
 
 
 class Lines(Reporter):
-    """'step  10/60  loss 3.412', a dozen times in a run."""
+    """'step 10 of 60  loss 3.412', a dozen times in a run."""
 
     def __init__(self, ranks: int, steps: int | None, title: str, stream: TextIO) -> None:
         super().__init__(ranks, steps, title)
         self._stream = stream
         self._every = max(1, (steps or 10 * LINES) // LINES)
 
-    def show(self, done: int, loss: float) -> None:
-        if done == 1 or done == self.steps or done % self._every == 0:
-            of = "" if self.steps is None else f"/{self.steps}"
-            width = len(str(self.steps or ""))
-            print(f"{self.title}  step {done:>{width}}{of}  loss {loss:.4f}", file=self._stream, flush=True)
+    def show(self, step: int, loss: float) -> None:
+        is_last = self.steps is not None and step == self.steps - 1
+        if is_last or step % self._every == 0:
+            print(f"{self.title}  {_at(step, self.steps)}  loss {loss:.4f}", file=self._stream, flush=True)
 
 
 class Bar(Reporter):
@@ -76,7 +76,7 @@ class Bar(Reporter):
             console=make_console(stream),
             expand=False,
         )
-        self._task = self._bar.add_task(title, total=steps, at=self._at(0), loss="-.----")
+        self._task = self._bar.add_task(title, total=steps, at=_at(0, steps), loss="-.----")
 
     def __enter__(self) -> Reporter:
         self._bar.start()
@@ -87,11 +87,12 @@ class Bar(Reporter):
     ) -> None:
         self._bar.stop()
 
-    def show(self, done: int, loss: float) -> None:
-        self._bar.update(self._task, completed=done, at=self._at(done), loss=f"{loss:.4f}")
+    def show(self, step: int, loss: float) -> None:
+        self._bar.update(self._task, completed=step + 1, at=_at(step, self.steps), loss=f"{loss:.4f}")
 
-    def _at(self, done: int) -> str:
-        return f"step {done}" if self.steps is None else f"step {done:>{len(str(self.steps))}}/{self.steps}"
+
+def _at(step: int, steps: int | None) -> str:
+    return f"step {step}" if steps is None else f"step {step:>{len(str(steps - 1))}} of {steps}"
 
 
 def make_reporter(ranks: int, steps: int | None, title: str, stream: TextIO, *, quiet: bool = False) -> Reporter:
