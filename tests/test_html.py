@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
 import pytest
+from colours import closest, hue
 
 import zerosim
 from zerosim.device import Kind
@@ -20,7 +21,7 @@ from zerosim.html import (
 )
 from zerosim.ledger import TrafficRow
 from zerosim.report.ownership import RANK_TONES, ownership_html, ownership_lines, ownership_text
-from zerosim.report.plots.style import KIND_PAINTS, contrast, mixed
+from zerosim.report.plots.style import KIND_PAINTS, contrast
 from zerosim.report.stepper_html import live_html, live_text, world_html
 from zerosim.scenario import RunConfig
 
@@ -139,13 +140,22 @@ def test_a_tone_is_seen_on_light_and_on_dark(tone: str) -> None:
         assert contrast(tone, page) >= 3
 
 
-def test_kinds_have_the_tones_of_the_plots_and_a_letter_each() -> None:
+def test_kinds_have_the_hues_of_the_plots_and_a_letter_each() -> None:
     assert set(TONES) == set(LETTERS) == set(KIND_PAINTS) == {kind.value for kind in Kind}
     assert list(TONES) == list(KIND_PAINTS)
     assert len(set(LETTERS.values())) == len(LETTERS)
-    assert len(set(TONES.values())) == len(TONES)
     for kind, paint in KIND_PAINTS.items():
-        assert TONES[kind] in (paint.light, paint.dark, mixed(paint.light, paint.dark))
+        (angle, strength), (drawn, _) = hue(TONES[kind]), hue(paint.light)
+        assert strength < 10 if kind in ("temp", "comm") else abs((angle - drawn + 180) % 360 - 180) < 50
+
+
+def test_tones_are_told_apart_by_all_eyes() -> None:
+    """Beside each other on a bar; tones of ranks too."""
+    ranks = {f"rank {rank}": tone for rank, tone in enumerate(RANK_TONES)}
+    for tones in (TONES, ranks):
+        for eyes, least in {"all cones": 18, "protanopia": 10, "deuteranopia": 10, "tritanopia": 10}.items():
+            distance, one, other = closest(tones, eyes)
+            assert distance >= least, (eyes, one, other)
 
 
 def test_pages_hold_what_was_counted() -> None:

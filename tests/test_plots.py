@@ -17,9 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+import matplotlib.image as mpimg
 import numpy as np
 import pytest
+from colours import SHARMA, ciede2000, closest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from zerosim.cli.main import main
@@ -31,11 +35,11 @@ from zerosim.report.plots.history import COLUMNS, Peak, Span, read_history
 from zerosim.report.plots.memory import MOMENTS, memory_bars
 from zerosim.report.plots.page import stage_name, tick_bytes
 from zerosim.report.plots.scaling import spread
-from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, THEMES, Paint, contrast, mixed
+from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, THEMES, contrast, mixed
 from zerosim.report.plots.traffic import traffic_bars, traffic_formulas
 from zerosim.report.plots.words import stage_label
 from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.scenario import PLAN_DEFAULTS, RunConfig
 from zerosim.shapes import plan
 
 STAGES = (0, 1, 2, 3)
@@ -190,6 +194,17 @@ def test_areas_end_at_each_mark_with_the_ledgers_bytes(stage: int) -> None:
     assert top == result.memory[0].peak.total_bytes
 
 
+def test_two_runs_are_compared_on_the_same_axes() -> None:
+    runs = [planned(3, keep_events=True, recompute=recompute) for recompute in ("none", "full")]
+    figure = timeline_figure([run.events[0] for run in runs], [0, 0], 0, names=["nothing again", "blocks again"])
+    assert [axes.get_ylabel() for axes in figure.axes] == ["nothing again", "blocks again"]
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    assert figure.texts[0].get_text() == "Live bytes on rank 0, step 0"
+    assert_readable(figure)
+    with pytest.raises(InputError, match="1 names for 2 panels"):
+        timeline_figure([run.events[0] for run in runs], [0, 0], 0, names=["one"])
+
+
 def test_a_history_by_hand() -> None:
     before, first, last = Scope(-1), Scope(0, "forward", "a"), Scope(0, "backward", "a")
     events: list[Event] = [
@@ -323,6 +338,33 @@ def test_bars_can_be_read(case: str, size: tuple[float, float] | None) -> None:
     assert_readable(traffic_figure(results, size=size))
 
 
+@pytest.mark.parametrize("beyond", [0.4, 0.99, 1.02, 1.1])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_limit_hides_no_number(stage: int, beyond: float) -> None:
+    """No line runs through a total or a part's bytes, and none of them is left out for it."""
+    limit = int(beyond * memory_bars(runs())[stage].total_bytes)
+    for size in (None, (5.0, 3.0)):
+        free, figure = memory_figure(runs(), size=size), memory_figure(runs(), limit=("", limit), size=size)
+        without, numbers = (
+            {text.get_gid(): text for text in texts_of(one) if text.get_gid()} for one in (free, figure)
+        )
+        for gid, text in without.items():
+            assert numbers[gid].get_text().split()[-2:] == text.get_text().split()[-2:]
+        figure.draw_without_rendering()
+        for line in with_gid(figure, "reference0"):
+            x = figure.axes[0].transData.transform((line.get_xdata()[0], 0))[0]
+            for gid, text in numbers.items():
+                box = Text.get_window_extent(text)
+                if box.x0 - 4 < x < box.x1 + 4:  # no room beside it: it stands on the line, which ends around it
+                    assert not gid.startswith("total")  # those have room: the axis is as long as they need
+                    part = with_gid(figure, gid.removesuffix(" label"))[0].get_window_extent()
+                    assert max(x - part.x0, part.x1 - x) < box.width + 2.1 * 0.055 * figure.dpi
+                    paper = text.get_bbox_patch()
+                    assert paper is not None
+                    assert paper.get_facecolor()[3] == 1
+                    assert text.get_zorder() > line.get_zorder()
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("points", "limit"),
@@ -387,54 +429,26 @@ def test_words_on_axes() -> None:
 
 
 # -- colours ----------------------------------------------------------------------------------------
-# Machado, Oliveira, Fernandes 2009, severity 1.0, on linear RGB.
-BLINDNESS = {
-    "none": np.eye(3),
-    "protan": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    ),
-    "deutan": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-    ),
-    "tritan": np.array(
-        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
-    ),
-}
-
-
-def seen_as(color: str, matrix: Any) -> Any:
-    """CIE Lab (D65) of a colour for such eyes."""
-    rgb = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    linear = matrix @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    x, y, z = np.cbrt(np.array(to_xyz) @ np.clip(linear, 0, 1) / [0.95047, 1, 1.08883])
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def far_apart(a: Paint, b: Paint, theme: str) -> float:
-    """The least distance over kinds of eyes (CIE 1976)."""
-    colors = [THEMES[theme].color(paint) for paint in (a, b)]
-    return min(
-        float(np.linalg.norm(seen_as(colors[0], matrix) - seen_as(colors[1], matrix))) for matrix in BLINDNESS.values()
-    )
-
-
 @pytest.mark.parametrize("theme", THEMES)
 def test_colours_can_be_told_apart(theme: str) -> None:
     sheet = THEMES[theme]
     for text in (sheet.text, sheet.muted):
         assert contrast(text, sheet.background) >= 4.5
-    for paints in (KIND_PAINTS.values(), OP_PAINTS.values()):
-        for paint in paints:
-            assert contrast(sheet.color(paint), sheet.background) >= 3
-        for a, b in itertools.combinations(paints, 2):
-            assert far_apart(a, b, theme) >= 18, (a, b)
+    for paints in (KIND_PAINTS, OP_PAINTS):
+        assert all(contrast(sheet.color(paint), sheet.background) >= 3 for paint in paints.values())
     for paint in LINE_PAINTS:  # their labels are written in their colour
         assert contrast(sheet.color(paint), sheet.background) >= 4.5
-    for a, b in itertools.combinations(LINE_PAINTS[:4], 2):
-        assert far_apart(a, b, theme) >= 10, (a, b)
-    for a, b in itertools.combinations(list(KIND_PAINTS.values())[:3], 2):
-        assert far_apart(a, b, theme) >= 30, (a, b)
+    lines = {str(index): paint for index, paint in enumerate(LINE_PAINTS)}
+    for named in (KIND_PAINTS, OP_PAINTS, lines):
+        colors = {name: sheet.color(paint) for name, paint in named.items()}
+        for eyes, least in {"all cones": 18, "protanopia": 12, "deuteranopia": 12, "tritanopia": 10}.items():
+            distance, one, other = closest(colors, eyes)
+            assert distance >= least, (eyes, one, other)
+
+
+@pytest.mark.parametrize(("one", "other", "distance"), SHARMA)
+def test_the_distance_is_ciede2000(one: tuple[float, ...], other: tuple[float, ...], distance: float) -> None:
+    assert ciede2000(np.array(one), np.array(other)) == pytest.approx(distance, abs=5e-5)
 
 
 def test_every_kind_has_a_paint() -> None:
@@ -484,6 +498,108 @@ def test_svg_is_xml_that_names_nothing_outside() -> None:
             assert "http" not in value
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def texts_in(svg: bytes) -> list[str]:
+    return ["".join(element.itertext()) for element in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_svg_has_real_text_and_a_title() -> None:
+    """Texts can be searched and read aloud, in a font that a reader has; formulas from left to right."""
+    events = planned(3, keep_events=True).events[0]
+    titles = {
+        "Bytes per rank when backward ends": memory_figure(runs(), limit=("V100 <&>", 40_000)),
+        "Bytes sent per rank in one step": traffic_figure(runs()),
+        "Bytes per rank when backward ends, by number of ranks": scaling_figure(of_psi(10**9, 64)),
+        "Live bytes on rank 0, step 0": timeline_figure([events], [0], 0),
+    }
+    for title, figure in titles.items():
+        svg = bytes_of(figure, "svg")
+        assert [element.text for element in ET.fromstring(svg).iter(f"{SVG}title")] == [title]
+        figure.draw_without_rendering()
+        drawn = [text.get_text().replace(r"\$", "$") for text in texts_of(figure)]
+        expected = [re.sub(r"\$P_\{(.*?)\}\$", r"P\1", text) for text in drawn]
+        lines = [part for text in expected for line in text.split("\n") for part in re.split(r"(\(Pos.*?\))", line)]
+        assert sorted(texts_in(svg)) == sorted(line.strip() for line in lines if line.strip())
+        families = set(re.findall(rb"font(?:-family)?: ([^;\"]*)", svg))
+        assert families
+        assert all(family.endswith(b"Verdana, Geneva, sans-serif") for family in families)
+
+
+def test_figure_1_and_a_timeline_are_small_files() -> None:
+    results = runs(model="flat", params=7_500_000_000, ranks=64, **UNSET)
+    assert len(bytes_of(memory_figure(results, limit=V100), "svg")) < 60_000
+    events = plan(RunConfig(model="gpt2-xl", stage=3, ranks=64, steps=1, **PLAN_DEFAULTS), keep_events=True).events[0]
+    figure = timeline_figure([events], [0], 0, limit=V100)
+    assert len(read_history(events, 0).at) > 2000
+    assert len(bytes_of(figure, "svg")) < 300_000
+
+
+def drawn_path(data: str) -> list[tuple[float, float]]:
+    """Where a path of steps goes, point by point."""
+    places: list[tuple[float, float]] = []
+    x, y = 0.0, 0.0
+    for name, words in re.findall(r"([Mmlhvz])([^A-Za-z]*)", data):
+        numbers = [float(word) for word in re.findall(r"-?[\d.]+", words)]
+        dx, dy = (*numbers, 0)[:2] if name != "v" else (0, *numbers)
+        x, y = x + dx, y + dy
+        places.append((round(x, 2), round(y, 2)))
+    return places
+
+
+def test_a_timelines_path_loses_nothing_that_is_seen() -> None:
+    """Each moment's bytes are where they are, to a hundredth of a point: as exactly as 80 dots to a millimetre show."""
+    events = many(3000)
+    figure = timeline_figure([events], [0], 0)
+    svg = ET.fromstring(bytes_of(figure, "svg"))
+    (group,) = (element for element in svg.iter(f"{SVG}g") if element.get("id") == "total")
+    corners = drawn_path(group[0].get("d", ""))
+    history, axes = read_history(events, 0), figure.axes[0]
+    at, live = np.append(history.at, history.num_events), history.live.sum(axis=0)
+    dots = 72 / figure.dpi
+    places = axes.transData.transform(np.column_stack([at[:-1], live])) * dots
+    places[:, 1] = 72 * figure.get_size_inches()[1] - places[:, 1]
+    ends = axes.transData.transform(np.column_stack([at[1:], live]))[:, 0] * dots
+    level = 0
+    for (x, y), end in zip(places, ends, strict=True):
+        middle = (x + end) / 2
+        while corners[level + 1][0] < middle - 0.011:
+            level += 1
+        reached = [corner for corner in corners[level : level + 4] if abs(corner[1] - y) < 0.011]
+        assert reached, (x, y)
+
+
+def test_a_hatchs_small_tile_is_its_whole_picture() -> None:
+    """What lies on the tile that is written repeats on matplotlib's own picture, along and down."""
+    for paint in (*KIND_PAINTS.values(), *OP_PAINTS.values()):
+        if paint.hatch:
+            figure, look = Figure(figsize=(2, 2), dpi=72 * 5), {"facecolor": "w", "edgecolor": "k", "linewidth": 0}
+            figure.add_artist(Rectangle((0, 0), 1, 1, hatch=paint.hatch, **look))
+            pattern = re.search(rb'<pattern [^>]*width="(\d+)" height="(\d+)"', bytes_of(figure, "svg"))
+            assert pattern is not None
+            wide, high = (5 * int(side) for side in pattern.groups())
+            assert wide < 5 * 72
+            file = io.BytesIO()
+            figure.savefig(file, format="rgba")
+            dots = np.frombuffer(file.getvalue(), np.uint8).reshape(720, 720, 4)[..., 0].astype(int)
+            assert dots.std() > 0
+            for shifted in (np.roll(dots, high, 0), np.roll(dots, wide, 1)):
+                inside = np.abs(shifted - dots)[high:-high, wide:-wide]
+                assert inside.max() <= 40, paint.hatch  # of 255: anti-aliasing
+
+
+def test_a_notebooks_picture_is_on_paper_of_its_own() -> None:
+    """Whatever the page's theme and matplotlib's settings, no text stands on another colour than it was chosen for."""
+    for theme in THEMES:
+        figure = memory_figure(runs(3), theme=theme)
+        with matplotlib.rc_context({"savefig.transparent": True, "savefig.facecolor": "red"}):
+            dots = mpimg.imread(io.BytesIO(figure._repr_png_()))  # type: ignore[attr-defined]
+        paper = [int(THEMES[theme].background[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        for corner in (dots[0, 0], dots[-1, -1], dots[0, -1]):
+            assert corner.tolist() == pytest.approx([*paper, 1.0], abs=0.01)
+
+
 def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(["plot", *words])
     out, err = capsys.readouterr()
@@ -508,8 +624,6 @@ def test_command_writes_the_figure_and_its_numbers(
 
 
 def test_numbers_are_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from zerosim.scenario import PLAN_DEFAULTS
-
     def numbers(figure: str, *words: str) -> dict[str, Any]:
         return json.loads(run_cli(capsys, figure, *SMALL, *words, "-o", str(tmp_path / "x.svg"), "--json", "-")[1])
 

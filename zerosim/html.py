@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 from zerosim.units import format_bytes
 
-# The tones of the plots, one for both themes: each has a contrast of 3:1 with white and with a dark page.
+# The hues of the plots, one tone for both themes: each has a contrast of 3:1 with white and with a dark page, and
+# any two are told apart by colour-blind eyes; a test simulates them.
 TONES: Mapping[str, str] = {
-    "param": "#2f67cf", "grad": "#ca6121", "optim": "#00a962", "unsharded_param": "#4786e5",
-    "unsharded_grad": "#b48400", "activation": "#9e519a", "activation_grad": "#815cb3", "kept": "#8b8d5b",
-    "temp": "#7a848a", "comm": "#8b8a92",
+    "param": "#3d5cc1", "grad": "#ae4708", "optim": "#00a96f", "unsharded_param": "#3e90ff",
+    "unsharded_grad": "#bd8a03", "activation": "#924982", "activation_grad": "#b47dbb", "kept": "#5a7742",
+    "temp": "#949098", "comm": "#706260",
 }  # fmt: skip
 LETTERS: Mapping[str, str] = {
     "param": "P", "grad": "G", "optim": "O", "unsharded_param": "p", "unsharded_grad": "g",

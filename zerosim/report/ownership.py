@@ -13,7 +13,7 @@ from typing import Protocol
 
 from zerosim.html import FONT, HATCH, card, escaped, table
 
-RANK_TONES = ("#2f67cf", "#ca6121", "#00905a", "#9e519a", "#a87b00", "#4786c5", "#815cb3", "#7a848a")
+RANK_TONES = ("#165cd8", "#ad400d", "#007d47", "#9a4878", "#b48600", "#23a2ae", "#8f86f4", "#958f83")
 MOST_BARS = 64
 """A bar shows so many ranks; beyond them, ranks are joined into groups."""
 

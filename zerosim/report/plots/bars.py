@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from zerosim.report.plots.page import Page, bytes_axis, dress, finish, ground, i
 from zerosim.report.plots.style import OTHER_PAINT, Paint, contrast, in_order
 from zerosim.units import format_bytes
 
+_GAP = 0.055  # inches, left and right of a text
 _THINNEST = 0.001  # of the longest bar: less than a dot on a screen
 _FARTHEST = 2.5  # a reference beyond this many times the longest bar would make bars hard to compare
 
@@ -112,14 +114,14 @@ def draw_bars(
     most = max((bar.total_bytes for bar in bars), default=0) or 1
     shown = [reference for reference in references if reference.nbytes <= _FARTHEST * most]
     end: float = most
-    for _ in range(2):  # the room for a label depends on the axis, whose ends depend on that room
+    for _ in range(3):  # the room for a label depends on the axis, whose ends depend on that room
         bytes_axis(axes.xaxis, most, max(2, int(inches(page, axes)[0] / 1.1)))
         axes.set_xlim(0, end)
         settle(page)
         if inches(page, axes)[1] / len(bars) < 2.9 * page.points / 72:  # no room for two lines of a name
             axes.set_yticks(range(len(bars)), [stage_name(bar.label) for bar in bars])
             settle(page)
-        end = _end_of_axis(page, inches(page, axes)[0], bars, shown)
+        end = _end_of_axis(page, inches(page, axes)[0], end, bars, shown)
     axes.set_xlim(0, end)
     height = inches(page, axes)[1]
     row = page.points * 1.5 / 72
@@ -128,21 +130,40 @@ def draw_bars(
     finish(page)
     _draw_references(page, axes, references, shown, len(bars) - 0.5 - span, row * span / height)
     thickness = min(0.64, 0.62 * span / height)
+    lines = sorted(float(reference.nbytes) for reference in shown)
     for position, bar in enumerate(bars):
-        _draw_bar(page, axes, position, bar, paints, thickness)
+        _draw_bar(page, axes, position, bar, paints, thickness, lines)
     return axes
 
 
-def _end_of_axis(page: Page, width: float, bars: Sequence[Bar], shown: Sequence[Reference]) -> float:
-    """The axis's end in bytes: every total has room after its bar."""
-    ends = [float(reference.nbytes) * 1.02 for reference in shown]
+def _end_of_axis(page: Page, width: float, end: float, bars: Sequence[Bar], shown: Sequence[Reference]) -> float:
+    """The axis's end in bytes: every total has room after its bar, and after a line that would run through it."""
+    lines = sorted(float(reference.nbytes) for reference in shown)
+    ends = [line * 1.02 for line in lines]
     for bar in bars:
-        label = page.width(format_bytes(bar.total_bytes), **page.font(bold=True)) + 0.14
-        ends.append(bar.total_bytes / max(1 - label / width, 0.2))
+        label = page.width(format_bytes(bar.total_bytes), **page.font(bold=True))
+        start = _beyond(lines, bar.total_bytes, (label + 2 * _GAP) / width * end)
+        ends.append(start / max(1 - (label + 2 * _GAP) / width, 0.2))
     return max([*ends, 1.0])
 
 
-def _draw_bar(page: Page, axes: Axes, position: int, bar: Bar, paints: Mapping[str, Paint], thickness: float) -> None:
+def _beyond(lines: Sequence[float], start: float, length: float) -> float:
+    """Where a text of that length begins, at `start` or further right, so that no line runs through it; in bytes."""
+    for line in lines:
+        if start <= line <= start + length:
+            start = line
+    return start
+
+
+def _draw_bar(
+    page: Page,
+    axes: Axes,
+    position: int,
+    bar: Bar,
+    paints: Mapping[str, Paint],
+    thickness: float,
+    lines: Sequence[float],
+) -> None:
     left = 0
     for name in in_order(bar.parts, paints):
         nbytes = bar.parts[name]
@@ -150,27 +171,41 @@ def _draw_bar(page: Page, axes: Axes, position: int, bar: Bar, paints: Mapping[s
             continue
         (patch,) = axes.barh(position, nbytes, thickness, left=left, **page.paint(name, paints))
         patch.set_gid(f"bar{position}.{name}")
-        _label_part(page, axes, (left + nbytes / 2, position), name, nbytes, paints)
+        _label_part(page, axes, (left, left + nbytes), position, name, paints, lines)
         left += nbytes
+    words, font = format_bytes(left), page.font(bold=True)
+    length = (page.width(words, **font) + 2 * _GAP) / inches(page, axes)[0] * axes.get_xlim()[1]
     axes.annotate(
-        format_bytes(left), (left, position), xytext=(4, 0), textcoords="offset points", va="center_baseline",
-        ha="left", color=page.theme.text, bbox=ground(page.theme.background), zorder=5, gid=f"total{position}",
-        **page.font(bold=True),
+        words, (_beyond(lines, left, length), position), xytext=(72 * _GAP, 0), textcoords="offset points",
+        va="center_baseline", ha="left", color=page.theme.text, bbox=ground(page.theme.background), zorder=5,
+        gid=f"total{position}", **font,
     )  # fmt: skip
 
 
 def _label_part(
-    page: Page, axes: Axes, where: tuple[float, int], name: str, nbytes: int, paints: Mapping[str, Paint]
+    page: Page,
+    axes: Axes,
+    span: tuple[int, int],
+    position: int,
+    name: str,
+    paints: Mapping[str, Paint],
+    lines: Sequence[float],
 ) -> None:
-    """Name and bytes inside a part, or its bytes alone, or nothing: what fits."""
-    room = nbytes / axes.get_xlim()[1] * inches(page, axes)[0] - 0.1
+    """Name and bytes inside a part, or its bytes alone, or nothing: what fits.
+
+    If there is room where no line runs through the part, there; else its bytes stand on the line.
+    """
+    scale = inches(page, axes)[0] / axes.get_xlim()[1]
+    ends = [span[0], *(line for line in lines if span[0] < line < span[1]), span[1]]
+    piece = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
     color = page.theme.color(paints.get(name, OTHER_PAINT))
     ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
-    font = page.font(scale=0.85)
-    for words in (f"{name} {format_bytes(nbytes)}", format_bytes(nbytes)):
-        if page.width(words, **font) <= room:
-            axes.text(*where, words, ha="center", va="center_baseline", color=ink, zorder=4,
-                      bbox=ground(color), **font)  # fmt: skip
+    font, nbytes = page.font(scale=0.85), format_bytes(span[1] - span[0])
+    for words, (start, stop) in ((f"{name} {nbytes}", piece), (nbytes, piece), (nbytes, span)):
+        if page.width(words, **font) <= (stop - start) * scale - 2 * _GAP:
+            pad = 0.1 if (start, stop) == piece else 0.4
+            axes.text((start + stop) / 2, position, words, ha="center", va="center_baseline", color=ink, zorder=4,
+                      bbox=ground(color, pad), gid=f"bar{position}.{name} label", **font)  # fmt: skip
             return
 
 

@@ -1,7 +1,7 @@
 """The sheet that every picture is drawn on: heading, key, notes, and the room that is left for axes.
 
 Owns the layout in inches and the writing of files. Figures are built with matplotlib's objects, never
-with pyplot, and no setting of matplotlib is changed while they are built.
+with pyplot, and no setting of matplotlib is changed while they are built. SVG files are `svg.py`'s.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from matplotlib.transforms import Bbox
 
 from zerosim.errors import InputError
 from zerosim.report.plots.style import OTHER_PAINT, Paint, Theme, find_theme, mixed
+from zerosim.report.plots.svg import write_svg
 
 DEFAULT_SIZE = (8.0, 4.5)
 SMALLEST, LARGEST = (5.0, 3.0), (40.0, 40.0)
@@ -36,7 +37,9 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
-        self.savefig(file, format="png", dpi=DPI * 0.6, metadata={"Software": None})
+        # On paper of its own colour, on a page of any theme and whatever matplotlib's settings are.
+        paper = self.get_facecolor()
+        self.savefig(file, format="png", dpi=DPI * 0.6, facecolor=paper, transparent=False, metadata={"Software": None})
         return file.getvalue()
 
 
@@ -103,7 +106,8 @@ def frame(
     key: Sequence[tuple[str, dict[str, Any]]] = (),
     notes: Iterable[str] = (),
 ) -> None:
-    """Write heading, key and notes; what is left of the sheet is the axes'."""
+    """Write heading, key and notes; what is left of the sheet is the axes'. The title is also the figure's label."""
+    page.figure.set_label(title)
     height = page.size[1]
     top = _lines(page, height - _MARGIN, title, page.font(scale=1.2, bold=True), page.theme.text)
     top = _lines(page, top - 0.02, subtitle, page.font(), page.theme.muted)
@@ -195,9 +199,9 @@ def dress(page: Page, axes: Axes, *, grid: str) -> None:
     axes.tick_params(which="minor", length=0)
 
 
-def ground(color: str) -> dict[str, Any]:
-    """A box behind a text, so that hatches and lines do not run through its letters."""
-    return {"boxstyle": "square,pad=0.1", "facecolor": color, "edgecolor": "none"}
+def ground(color: str, pad: float = 0.1) -> dict[str, Any]:
+    """A box behind a text, so that hatches and lines do not run through its letters; `pad` in its font size."""
+    return {"boxstyle": f"square,pad={pad:g}", "facecolor": color, "edgecolor": "none"}
 
 
 def bytes_axis(axis: Any, most: int, intervals: int) -> None:
@@ -222,17 +226,7 @@ def stage_name(name: str, separator: str = " ") -> str:
 
 def write_figure(figure: Figure, file: BinaryIO, form: str) -> None:
     """Write as 'png' or 'svg': the same bytes for the same picture, and nothing outside the file is named."""
-    facecolor = figure.get_facecolor()
-    if form == "png":
-        figure.savefig(file, format="png", dpi=DPI, facecolor=facecolor, metadata={"Software": None})
-        return
-    buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format="svg", facecolor=facecolor, metadata=dict.fromkeys(("Date", "Creator", "Type", "Format"))
-    )
-    text = re.sub(r"<!DOCTYPE[^>]*>\s*", "", buffer.getvalue().decode())  # it names a file on the web
-    # matplotlib salts its ids at random; its setting svg.hashsalt is of the whole process, so ids are counted here.
-    numbers: dict[str, str] = {}
-    salted = re.compile(r"""(\bid="|#)([A-Za-z0-9_]*?)([0-9a-f]{10})(?=["\)])""")
-    text = salted.sub(lambda m: f"{m[1]}{m[2]}{numbers.setdefault(m[3], str(len(numbers)))}", text)
-    file.write(text.encode())
+    if form == "svg":
+        write_svg(figure, file)
+    else:
+        figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata={"Software": None})

@@ -2,7 +2,8 @@
 
 Owns colours and hatches, nothing that draws. Blue, orange and green for parameters, gradients and
 optimizer states are those of the ZeRO paper's Figure 1. Tones were chosen so that each has a contrast of
-3:1 with the background (WCAG 2.1, 1.4.11) and any two stay apart for colour-blind eyes; a test simulates them.
+3:1 with the background (WCAG 2.1, 1.4.11) and any two stay apart for colour-blind eyes too (CIEDE2000, at least
+12); a test simulates them.
 """
 
 from __future__ import annotations
@@ -47,34 +48,34 @@ KIND_PAINTS: Mapping[str, Paint] = {
     "param": Paint("#0053ba", "#2f67cf"),
     "grad": Paint("#a74006", "#ed833c", "//"),
     "optim": Paint("#00a962", "#22ba8c", ".."),
-    "unsharded_param": Paint("#4786e5", "#95d6fd", "\\\\"),
-    "unsharded_grad": Paint("#b48400", "#f8ca49", "xx"),
-    "activation": Paint("#9e519a", "#dd8fc3"),
-    "activation_grad": Paint("#582b81", "#ab8ee6", "--"),
-    "kept": Paint("#72583f", "#a4c278", "||"),
-    "temp": Paint("#7a848a", "#717f88", "oo"),
-    "comm": Paint("#333a42", "#e3dae2", "++"),
+    "unsharded_param": Paint("#3989ed", "#94d6fd", "\\\\"),
+    "unsharded_grad": Paint("#c07800", "#fdce3c", "xx"),
+    "activation": Paint("#8e3670", "#ca7aab"),
+    "activation_grad": Paint("#3d0564", "#9f96f5", "--"),
+    "kept": Paint("#5f513c", "#c3e19c", "||"),
+    "temp": Paint("#82888b", "#606d6f", "oo"),
+    "comm": Paint("#2f313b", "#ecd7dd", "++"),
 }
 
 OP_PAINTS: Mapping[str, Paint] = {
-    "reduce_scatter": Paint("#77251c", "#dfa056", "//"),
-    "all_gather": Paint("#22647e", "#5ebece"),
-    "all_reduce": Paint("#683fad", "#a483ec", ".."),
-    "broadcast": Paint("#309654", "#93e58d", "\\\\"),
-    "reduce": Paint("#bf4331", "#e26ca1", "xx"),
-    "all_to_all": Paint("#606e6b", "#9db68e", "--"),
-    "send": Paint("#333a42", "#d9e3e2", "++"),
+    "reduce_scatter": Paint("#722119", "#e0a055", "//"),
+    "all_gather": Paint("#13586c", "#5ebecf"),
+    "all_reduce": Paint("#6c42b2", "#a383ec", ".."),
+    "broadcast": Paint("#34a36c", "#9df4a1", "\\\\"),
+    "reduce": Paint("#c84935", "#e46ca1", "xx"),
+    "all_to_all": Paint("#747f7e", "#7a9168", "--"),
+    "send": Paint("#313138", "#dae4e2", "++"),
 }
 OTHER_PAINT = Paint("#7a838d", "#7d8792", "**")
 
 # One per line of a picture, in order; lines differ in marker and dashes too.
 LINE_PAINTS = (
-    Paint("#333a42", "#d9e3e2"),
-    Paint("#8a3a10", "#dfa056"),
-    Paint("#9e519a", "#dd8fc3"),
-    Paint("#0053ba", "#6fb1f5"),
-    Paint("#582b81", "#ab8ee6"),
-    Paint("#1f7a44", "#93e58d"),
+    Paint("#373a42", "#d6e4e5"),
+    Paint("#8a3a10", "#e1a057"),
+    Paint("#9d5098", "#c48ab4"),
+    Paint("#4f6de2", "#76baff"),
+    Paint("#511370", "#7f76d1"),
+    Paint("#247f4c", "#eee989"),
 )
 MARKERS = ("s", "o", "D", "^", "v", "P")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))

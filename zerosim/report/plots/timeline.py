@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ def timeline_figure(
     ranks: Sequence[int],
     step: int | None = None,
     *,
+    names: Sequence[str] | None = None,
     limit: tuple[str, int] | None = None,
     subtitle: str = "",
     theme: str = "light",
@@ -37,23 +39,25 @@ def timeline_figure(
 ) -> Figure:
     """One panel per rank, on the same axes; `histories` are those ranks' whole records, in the order of `ranks`.
 
-    Along x are a rank's events in their order, not seconds. `step` None shows everything that was recorded.
-    Raises: InputError when the two do not match, for more than 8 ranks, an unknown step or theme.
+    To compare runs, give the same rank of each, and the runs' `names`. Along x are a rank's events in their order,
+    not seconds. `step` None shows everything that was recorded.
+    Raises: InputError when the lists do not match, for more than 8 ranks, an unknown step or theme.
     """
-    _check(histories, ranks)
+    names = [f"rank {rank}" for rank in ranks] if names is None else names
+    _check(histories, ranks, names)
     shown = [read_history(events, step) for events in histories]
     page = open_page(size, theme, (8.0, 4.5 if len(ranks) == 1 else min(2.0 + 1.7 * len(ranks), 12.0)))
     kinds = in_order(dict.fromkeys(kind for history in shown for kind in _seen(history)), KIND_PAINTS)
     what = "everything recorded" if step is None else f"step {step}"
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    who = f"rank {ranks[0]}" if len(set(ranks)) == 1 else f"{len(ranks)} ranks"
     key = [(kind, page.paint(kind, KIND_PAINTS)) for kind in kinds]
     frame(page, f"Live bytes on {who}, {what}", subtitle, key, _notes(shown, limit))
     panels = page.figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     most = max(history.peak.nbytes for history in shown) or 1
-    for axes, history, rank in zip(panels, shown, ranks, strict=True):
+    for axes, history, name in zip(panels, shown, names, strict=True):
         _draw_panel(page, axes, history, kinds, most)
         if len(ranks) > 1:
-            axes.set_ylabel(f"rank {rank}", color=page.theme.text, **page.font())
+            axes.set_ylabel(name.replace("$", r"\$"), color=page.theme.text, **page.font())
     panels[-1].set_xlabel("events in their order (not seconds)", color=page.theme.muted, **page.font(scale=0.9))
     panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     panels[0].set_xlim(0, max(history.num_events for history in shown))
@@ -72,7 +76,9 @@ def timeline_figure(
     return page.figure
 
 
-def _check(histories: Sequence[Sequence[Event]], ranks: Sequence[int]) -> None:
+def _check(histories: Sequence[Sequence[Event]], ranks: Sequence[int], names: Sequence[str]) -> None:
+    if len(names) != len(ranks):
+        raise InputError(f"{len(names)} names for {len(ranks)} panels: expected one for each")
     if len(histories) != len(ranks) or not ranks:
         raise InputError(f"{len(histories)} histories for {len(ranks)} ranks: expected one for each, at least one")
     if len(ranks) > MOST_PANELS:
@@ -101,14 +107,13 @@ def _draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], 
     bytes_axis(axes.yaxis, most, 4)
     rows = dict(zip(history.kinds, history.live, strict=True))
     at = np.append(history.at, history.num_events)
-    floor = np.zeros(len(at), np.int64)
-    for kind in kinds:
-        if kind in rows:
-            top = floor + np.append(rows[kind], rows[kind][-1])
-            paint = page.paint(kind, KIND_PAINTS) | {"linewidth": 0}
-            axes.fill_between(at, floor, top, step="post", gid=f"area.{kind}", **paint)
-            floor = top
-    axes.step(at, floor, where="post", color=page.theme.text, linewidth=0.7 if len(at) < COLUMNS else 0.4, gid="total")
+    shown = [kind for kind in kinds if kind in rows]
+    tops = np.cumsum([np.append(rows[kind], rows[kind][-1]) for kind in shown], axis=0)
+    for kind, top in zip(reversed(shown), tops[::-1], strict=True):  # each area begins at 0, and the next lies on it
+        paint = page.paint(kind, KIND_PAINTS) | {"linewidth": 0}
+        axes.fill_between(at, 0, top, step="post", gid=f"area.{kind}", **paint)
+    width = 0.7 if len(at) < COLUMNS else 0.4
+    axes.step(at, tops[-1], where="post", color=page.theme.text, linewidth=width, gid="total")
 
 
 def _set_heights(page: Page, axes: Axes, most: int, limit: tuple[str, int] | None, strips: int) -> None:
@@ -185,17 +190,18 @@ def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit
 
 
 def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], peak: Annotation) -> None:
-    """A line across, its label at either end above or below it, where the peak's is not."""
+    """A line across, its label at either end above or below it, one line of text away or two: off the peak's."""
     axes.axhline(limit[1], color=page.theme.background, linewidth=2.8, zorder=4)
     axes.axhline(limit[1], color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=4, gid="limit")
     taken = page.extent(peak)
-    for x, ha in ((1.0, "right"), (0.0, "left")):
-        for offset, va in ((3, "bottom"), (-3, "top")):
-            label = axes.annotate(
-                limit_words(limit), (x, limit[1]), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-                xytext=(-4 if ha == "right" else 4, offset), ha=ha, va=va, color=page.theme.text, zorder=5,
-                bbox=ground(page.theme.background), gid="limit label", **page.font(scale=0.9),
-            )  # fmt: skip
-            if not page.extent(label).overlaps(taken):
-                return
-            label.remove()
+    line = page.points * 1.3
+    for offset, (x, ha) in product((3, -3, 3 + line, -3 - line), ((1.0, "right"), (0.0, "left"))):
+        label = axes.annotate(
+            limit_words(limit), (x, limit[1]), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+            xytext=(-4 if ha == "right" else 4, offset), ha=ha, va="bottom" if offset > 0 else "top",
+            color=page.theme.text, zorder=5, bbox=ground(page.theme.background), gid="limit label",
+            **page.font(scale=0.9),
+        )  # fmt: skip
+        if not page.extent(label).overlaps(taken):
+            return
+        label.remove()
