@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import re
 import threading
@@ -13,24 +14,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from zerosim.errors import OutOfMemory
 from zerosim.experiment import run
 from zerosim.ledger import Snapshot, TrafficRow
+from zerosim.lessons.tables import table
 from zerosim.optim.updater import StepReport
 from zerosim.planner import formulas
 from zerosim.report import words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
 from zerosim.report.look import emit, prose, show
+from zerosim.report.notebook import COLUMNS, InNotebook
 from zerosim.report.numbers import MARK, check_states, check_traffic, cost_of, last_whole_step
+from zerosim.report.plan import holders_table, memory_table
+from zerosim.report.plots.style import contrast
 from zerosim.report.progress import Lines, Reporter
 from zerosim.report.states import states_table
 from zerosim.report.tables import owners_table, sample_text, summary
 from zerosim.report.traffic import traffic_table
 from zerosim.result import RankMemory, RunResult
-from zerosim.scenario import RunConfig
+from zerosim.scenario import PLAN_DEFAULTS, RunConfig
+from zerosim.shapes import plan
 
 STAGES = (0, 1, 2, 3)
 
@@ -416,3 +423,29 @@ def test_a_result_is_shown_in_a_notebook() -> None:
     for shown in (summary(result), states_table(result), traffic_table(result), owners_table(result), comparison):
         bundle = shown._repr_mimebundle_([], [])
         assert "rank" in bundle["text/plain"]
+        words = html.unescape(re.sub(r"<[^>]*>", "", bundle["text/html"]))
+        assert words.split() == bundle["text/plain"].split()
+        assert "white-space:pre-wrap" in bundle["text/html"]  # what is wider than a page is wrapped, not cut
+
+
+def test_a_notebook_shows_no_more_columns_than_a_page_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide tables are folded: no line is longer than a printed page, and no number is cut."""
+    monkeypatch.delenv("JUPYTER_COLUMNS", raising=False)
+    config = RunConfig(model="1t", stage=3, ranks=1024, recompute="full", steps=1, **PLAN_DEFAULTS)
+    result = plan(config)
+    wide = table([f"column {n}" for n in range(9)], [[10**12 + n for n in range(9)]], title="wide " * 40)
+    for shown in (summary(trained()), memory_table(result), holders_table(result), states_table(trained()), wide):
+        text = shown._repr_mimebundle_([], [])["text/plain"]
+        assert max(len(line) for line in text.splitlines()) <= COLUMNS < 80
+        assert "…" not in text
+    monkeypatch.setenv("JUPYTER_COLUMNS", "200")
+    assert "1,000,000,000,008" in wide._repr_mimebundle_([], [])["text/plain"]
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#111111"])
+def test_what_a_notebook_shows_can_be_read_on_light_and_on_dark(page: str) -> None:
+    shown = Group(*(Text("words", style=style) for style in ("green", "bold red", "yellow", "dim", "cyan", "blue")))
+    bundle = type("Shown", (InNotebook,), {"__rich__": lambda self: shown})()._repr_mimebundle_()
+    colors = re.findall(r"(?<![-\w])color: (#\w{6})", bundle["text/html"])
+    assert len(colors) >= 6
+    assert all(contrast(color, page) >= 3.9 for color in colors)

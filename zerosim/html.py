@@ -87,7 +87,8 @@ def table(
         "<tr>" + "".join(cell("td", at, text, "border:0;") for at, text in enumerate(row)) + "</tr>" for row in rows
     )
     return (
-        f'<table style="border-collapse:collapse;background:transparent;color:inherit;font:{FONT};margin:4px 0;'
+        '<table style="border-collapse:collapse;table-layout:auto;background:transparent;color:inherit;'
+        f"font:{FONT};margin:4px 0;"
         f'{"width:100%;" if wide else ""}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
     )
 
@@ -100,7 +101,7 @@ def card(title: str, body: str, note: str = "") -> str:
 
 def chip(kind: str) -> str:
     """A kind's letter on its colour, then its name."""
-    return f"{_letter(kind)} {escaped(kind)}"
+    return f'<span style="white-space:nowrap">{_letter(kind)} {escaped(kind)}</span>'
 
 
 def bar(by_kind: Mapping[str, int], most: int) -> str:
@@ -137,7 +138,7 @@ def _letter(kind: str) -> str:
 
 def legend(kinds: Collection[str]) -> str:
     known = [kind for kind, _ in ordered(dict.fromkeys(kinds, 1))]
-    shown = " ".join(f'<span style="white-space:nowrap">{chip(kind)}</span>&ensp;' for kind in known)
+    shown = " ".join(f"{chip(kind)}&ensp;" for kind in known)
     return f'<div style="font:{FONT}">{shown}</div>'
 
 
@@ -185,14 +186,17 @@ def result_html(result: Any) -> str:
     ran = result.ran[:MOST_ROWS]
     peaks = {rank: result.memory[rank].peak for rank in ran}
     most = max([peak.total_bytes for peak in peaks.values()], default=0)
-    rows = []
+    held, moved = [], []  # two tables, so that neither is wider than a page
     for rank in ran:
-        states = result.memory[rank].model_states()
+        states, peak = result.memory[rank].model_states(), peaks[rank]
         sent = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0
-        figures = [*(states[kind] for kind in _STATES), sum(states.values()), sent, peaks[rank].total_bytes]
-        rows.append([str(rank), *(f"{figure:,}" for figure in figures), bar(peaks[rank].by_kind, most)])
-    head = ("rank", *_STATES, "model states", "sent in the last step", "peak", "what the peak is made of")
-    body = table(head, rows, raw=(7,), left=(7,)) + legend({kind for peak in peaks.values() for kind in peak.by_kind})
+        held.append(
+            [str(rank), *(f"{nbytes:,}" for nbytes in (*(states[kind] for kind in _STATES), sum(states.values())))]
+        )
+        moved.append([str(rank), f"{sent:,}", f"{peak.total_bytes:,}", bar(peak.by_kind, most)])
+    head = ("rank", "sent in the last step", "peak", "what the peak is made of")
+    body = table(("rank", *_STATES, "model states"), held) + table(head, moved, raw=(3,), left=(3,), wide="45%")
+    body += legend({kind for peak in peaks.values() for kind in peak.by_kind})
     alike = "" if len(result.ran) == result.config.ranks else " One rank stands for all that cannot differ from it."
     note = f"Bytes, as counted; model states as they are when backward ends.{alike}"
     return card(_title(result), _loss_html(result) + body, note)

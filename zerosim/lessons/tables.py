@@ -3,28 +3,90 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.report.look import Adaptive, Look, Stack, titled
+
+_WORD = 20  # letters: a longer word may be broken
+_GAP = 2
+
+
+class _Column(NamedTuple):
+    """A name and its cells, in letters that can be printed."""
+
+    name: str
+    cells: list[Any]
+    is_numeric: bool
+
+    @property
+    def longest(self) -> int:
+        """As wide as it gets."""
+        return max(len(self.name), *(len(cell) for cell in self.cells), 1)
+
+    @property
+    def least(self) -> int:
+        """What it can be read in: a number is whole, words stand below each other."""
+        words = [*self.name.split(), *(word for cell in self.cells for word in str(cell).split())]
+        if self.is_numeric:
+            return max(*(len(word) for word in self.name.split()), *(len(cell) for cell in self.cells), 1)
+        return max(*(min(len(word), _WORD) for word in words), 1)
 
 
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", note: str = ""
 ) -> Stack | Adaptive:
-    """One line per row. Columns of numbers stand right, with thousands apart; words left; True and False are marks."""
+    """One line per row. Columns of numbers stand right, with thousands apart; words left; True and False are marks.
 
-    def build(look: Look) -> Any:
-        shown = look.table()
-        for column, name in enumerate(header):
-            numeric = all(_is_number(row[column]) for row in rows)
-            shown.add_column(look.text(name), justify="right" if numeric else "left")
-        for row in rows:
-            shown.add_row(*(_cell(look, value) for value in row))
-        return shown
+    A table that is wider than the page is folded: its last columns stand below, beside the first words again.
+    """
+
+    def build(look: Look) -> Stack:
+        columns = [_column(look, header[at], [row[at] for row in rows]) for at in range(len(header))]
+        return Stack(*(_shown(look, piece) for piece in _pieces(columns, look.width)))
 
     body = Adaptive(build)
     return titled(title, body, note) if title or note else body
+
+
+def _pieces(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
+    """As few groups of columns as the width needs, each after the first columns of words."""
+    num_first = max(1, next((at for at, column in enumerate(columns) if column.is_numeric), 0))
+    first, rest = columns[:num_first], columns[num_first:]
+    pieces = [list(first)]
+    for column in rest:
+        if len(pieces[-1]) > num_first and _sum([c.least for c in [*pieces[-1], column]]) > width:
+            pieces.append(list(first))
+        pieces[-1].append(column)
+    return pieces
+
+
+def _shown(look: Look, columns: Sequence[_Column]) -> Any:
+    """Each column with the least width, and what is left for those who want more, the most modest first."""
+    widths = [column.least for column in columns]
+    spare = max(0, look.width - _sum(widths))
+    by_wish = sorted(range(len(columns)), key=lambda at: columns[at].longest - widths[at])
+    for done, at in enumerate(by_wish):
+        more = min(columns[at].longest - widths[at], spare // (len(columns) - done))
+        widths[at] += more
+        spare -= more
+    shown = look.table()
+    for column, width in zip(columns, widths, strict=True):
+        name = "\n".join(textwrap.wrap(column.name, width))
+        shown.add_column(name, justify="right" if column.is_numeric else "left", width=width, overflow="fold")
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        shown.add_row(*cells)
+    return shown
+
+
+def _sum(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _column(look: Look, name: str, values: Sequence[object]) -> _Column:
+    is_numeric = all(_is_number(value) for value in values)
+    return _Column(look.text(name), [_cell(look, value) for value in values], is_numeric)
 
 
 def _is_number(value: object) -> bool:

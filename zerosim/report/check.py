@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from zerosim.expect.sweeps import describe
 from zerosim.report.check_tables import figures_table
 from zerosim.report.check_words import basis, contradictions, rules
 from zerosim.report.look import Adaptive, Look, Stack, prose
+from zerosim.report.notebook import InNotebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CheckedFile:
         return sum(table.num_bold for table in self.tables)
 
 
-class CheckReport(JupyterMixin):
+class CheckReport(InNotebook):
     """Every file's verdict; `skipped` are scenarios that expect nothing. `in_full` shows every figure."""
 
     def __init__(self, files: Sequence[CheckedFile], skipped: Sequence[str] = (), *, in_full: bool = False) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
 from zerosim.errors import OutOfMemory
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.notebook import InNotebook
 from zerosim.report.numbers import StateCheck, TrafficCheck, check_states, check_traffic, last_whole_step
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 from zerosim.units import format_bytes
 
 
-class Comparison(JupyterMixin):
+class Comparison(InNotebook):
     """Results by stage; an OutOfMemory stands for a stage that did not fit."""
 
     def __init__(self, config: RunConfig, outcomes: Mapping[int, RunResult | OutOfMemory]) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.jupyter import JupyterMixin
 from rich.table import Table
 
 from zerosim.planner.question import Question, Shape
 from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes, sections
 from zerosim.report.look import Adaptive, Look, Stack, prose, show, titled
+from zerosim.report.notebook import InNotebook
 
 _STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
-class Explanation(JupyterMixin):
+class Explanation(InNotebook):
     """A question and the sections that answer it."""
 
     def __init__(self, question: Question) -> None:

@@ -16,12 +16,12 @@ from typing import NamedTuple, TextIO
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
-from rich.jupyter import JupyterMixin
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from zerosim.mpirun import is_launched
+from zerosim.report.notebook import InNotebook
 
 PIPE_WIDTH = 160
 PROSE_WIDTH = 96
@@ -60,7 +60,7 @@ class Look(NamedTuple):
 Build = Callable[[Look], RenderableType]
 
 
-class Adaptive(JupyterMixin):
+class Adaptive(InNotebook):
     """The first of some ways to show a thing that fits into the console's width, else the last."""
 
     def __init__(self, *builds: Build) -> None:
@@ -80,7 +80,7 @@ class Adaptive(JupyterMixin):
         return Measurement(1, options.max_width)
 
 
-class Stack(JupyterMixin):
+class Stack(InNotebook):
     """Renderables one below the other, an empty line between them unless they are `close`."""
 
     def __init__(self, *parts: RenderableType | None, close: bool = False) -> None:
