@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -90,6 +91,32 @@ def test_outputs_name_no_path_and_no_host(path: Path) -> None:
         assert str(ROOT) not in text
         assert sys.prefix not in text
         assert not (is_telling and re.search(rf"\b{re.escape(host)}\b", text))
+
+
+PAGE = 76  # columns that a printed page has for a cell's code: what is longer is cut off
+LONGER = {"11_write_your_own_zero": 120}  # its exercises are those of zerosim/grading, letter by letter
+
+
+@each_notebook
+def test_code_fits_on_a_page(path: Path) -> None:
+    for cell in read(path):
+        for line in "".join(cell["source"]).splitlines():
+            assert len(line) <= LONGER.get(path.stem, PAGE), line
+
+
+def test_source_that_a_notebook_prints_fits_on_a_page() -> None:
+    from zerosim.lessons import rings
+
+    assert max(len(line) for line in inspect.getsource(rings.ring_hop).splitlines()) <= PAGE
+
+
+@each_notebook
+def test_formulas_are_plain_text(path: Path) -> None:
+    """The same in prose, outputs and pictures, and legible where nothing can be fetched that sets formulas."""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "markdown":
+            prose = re.sub(r"`[^`]*`", "", "".join(cell["source"]))
+            assert not re.search(r"\$|\\[a-zA-Z(\[]|[\^_]\{|\u2212", prose), prose
 
 
 def test_there_are_notebooks() -> None:

@@ -60,21 +60,26 @@ def record(program: Callable[[Context], Any], ranks: int, collective: str = "dir
 
 
 def ring_hop(ctx: Context, chunks: Tensor, hop: int) -> None:
-    """One hop of a ring all-reduce: the first N-1 add what comes in, the other N-1 put it in place.
+    """One hop of a ring all-reduce: N-1 hops add what comes in, N-1 put it.
 
-    Shapes: chunks (N, c), changed in place. After hop N-2 row r of rank r is the sum over all ranks.
+    Shapes: chunks (N, c), changed in place. After hop N-2 row r of rank r
+    is the sum over all ranks.
     """
     n, rank = ctx.world_size, ctx.rank
     mine, theirs = (rank - 1 - hop) % n, (rank - 2 - hop) % n
-    with ctx.device.scope(unit=f"chunk {mine}", slot=hop):  # so that the record says which chunk, and when
-        sending = ctx.comm.send(chunks.buffer[mine], (rank + 1) % n, wait=False)
+    # The scope: so that the record says which chunk, and when.
+    with ctx.device.scope(unit=f"chunk {mine}", slot=hop):
+        right = (rank + 1) % n
+        sending = ctx.comm.send(chunks.buffer[mine], right, wait=False)
     row = chunks.buffer[theirs]
     arrived = ctx.comm.recv(row.shape, row.dtype, (rank - 1) % n)
     sending.wait()
+    into, backend = row.array, ctx.device.backend
     if hop < n - 1:
-        ctx.device.kernel(row.numel, ctx.device.backend.add, arrived.array, row.array, row.array)
+        add = backend.add
+        ctx.device.kernel(row.numel, add, arrived.array, into, into)
     else:
-        ctx.device.kernel(0, ctx.device.backend.copy, arrived.array, row.array)
+        ctx.device.kernel(0, backend.copy, arrived.array, into)
 
 
 def ring_walk(ranks: int) -> Recording:
