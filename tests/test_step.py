@@ -130,7 +130,7 @@ def term(*flags: str, **options: Any) -> Iterator[Term]:
 
 def test_a_session_of_keys_stands_where_the_world_does() -> None:
     with zerosim.debug(config(), start="collective") as world, term("--stage", "3", "--ranks", "3") as shown:
-        first = shown.wait_for("every rank stands before the next collective", STATUS)
+        first = shown.wait_for("all stand before the next collective", STATUS)
         assert f"step 0 · {len(world.events):,} events" in first[0]
         assert "all_gather #0 of" in first[NEXT]
         shown.press("n")
@@ -154,7 +154,7 @@ def test_a_session_of_keys_stands_where_the_world_does() -> None:
         shown.wait_for("back by 10", STATUS)
         shown.press("c")
         world.next_collective()
-        shown.wait_for("every rank stands before the next collective", STATUS)
+        shown.wait_for("all stand before the next collective", STATUS)
         shown.wait_for(f"{len(world.events):,} events", 0)
         shown.press("g")
         world.until("launch")

@@ -126,7 +126,7 @@ class Stepper:
             if self._is_stopped("all ranks to the next collective"):
                 return
         over = "no collective came before the run ended; the world stands there"
-        self.status = "every rank stands before the next collective" if self.world.peek() else over
+        self.status = "all stand before the next collective" if self.world.peek() else over
 
     def until(self, words: str) -> None:
         match, coming = parse_until(words), self.world.peek()
