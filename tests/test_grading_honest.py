@@ -439,6 +439,9 @@ class Silent(Exception):
 
 
 class Numeric(InputError):
+    def __init__(self) -> None:
+        super().__init__("never seen")
+
     def __str__(self) -> str:
         return 3  # type: ignore[return-value]
 
