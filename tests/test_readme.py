@@ -1,4 +1,5 @@
-"""The README's first screen: its commands exist, and the numbers it shows are those of a run."""
+"""README, docs/ and CONTRIBUTING: their commands exist, their Python runs, their links lead somewhere, and the numbers
+that the README shows are those of a run."""
 
 from __future__ import annotations
 
@@ -14,6 +15,16 @@ pytestmark = pytest.mark.bits
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = {
+    path.name: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+PYTHON = [
+    pytest.param(block, id=f"{name}-{index}")
+    for name, path in PAGES.items()
+    for index, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL))
+]
+
+each_page = pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 
 
 def shown(command: str) -> list[str]:
@@ -74,24 +85,52 @@ def texts(svg: Path) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter() if element.tag in (f"{name}title", f"{name}text")]
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_the_python_that_it_shows_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, "README.md", "exec"), {})
+@pytest.mark.parametrize("block", PYTHON)
+def test_the_python_that_is_shown_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "a page", "exec"), {})
     assert capsys.readouterr().out
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, _, heading in (link.partition("#") for link in re.findall(r"\]\((?!http)([^)]+)\)", read(page))):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not heading or heading in anchors(there), f"{target}#{heading}"
 
 
-def test_every_command_is_one_that_zerosim_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    for line in re.findall(r"^zerosim .*$", README, re.MULTILINE):
-        words = line.split("#")[0].split()
+def test_the_readme_leads_to_every_page() -> None:
+    for page in PAGES.values():
+        assert page.name == "README.md" or f"({page.relative_to(ROOT).as_posix()})" in README
+
+
+@each_page
+def test_every_command_is_one_that_zerosim_knows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in re.findall(r"^(?:(?:mpirun|srun) .*?)?\bzerosim\)? [a-z]+ ?.*$", code(page), re.MULTILINE):
+        words = line[re.search(r"\bzerosim\)? ", line).start() :].split("#")[0].split()  # type: ignore[union-attr]
         verb = words[1:3] if words[1] == "plot" else words[1:2]
         assert main([*verb, "--help"]) == 0
         known = capsys.readouterr().out
         assert all(flag in known for flag in words if flag.startswith("--")), line
+
+
+def test_one_screen_is_enough_to_begin() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def read(page: Path) -> str:
+    return page.read_text("utf-8")
+
+
+def code(page: Path) -> str:
+    """What stands in blocks for a shell."""
+    return "\n".join(re.findall(r"```(?:sh|console)\n(.*?)```", read(page), re.DOTALL))
+
+
+def anchors(page: Path) -> set[str]:
+    """How GitHub calls a page's headings in links."""
+    headings = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_primer_is_prose_of_at_least_30_kb() -> None:
