@@ -20,6 +20,8 @@ V3 = {"AVX", "F16C", "FMA3", "AVX2", "X86_V3"}
 KERNELS: dict[str, set[str]] = {"Prescott": set(), "Haswell": V3}
 """OpenBLAS's name for them, and what NumPy may use besides: SSE3 alone; AVX2 and FMA."""
 
+LIMIT_S = 1800
+
 SHOW = "import numpy, threadpoolctl as t; print(*(f'{p.get(\"architecture\")}' for p in t.threadpool_info()))"
 
 
@@ -37,9 +39,11 @@ def main(arguments: list[str]) -> int:
     failed = []
     for kernels in KERNELS:
         found = environment(kernels)
-        shown = subprocess.run([sys.executable, "-c", SHOW], env=found, capture_output=True, text=True, timeout=60)
+        shown = subprocess.run(
+            [sys.executable, "-c", SHOW], env=found, capture_output=True, encoding="utf-8", timeout=60
+        )
         print(f"== {kernels}: NumPy {np.__version__}, OpenBLAS says {shown.stdout.strip()}", flush=True)
-        if subprocess.run([sys.executable, "-m", "pytest", *arguments], env=found).returncode:
+        if subprocess.run([sys.executable, "-m", "pytest", *arguments], env=found, timeout=LIMIT_S).returncode:
             failed.append(kernels)
     if failed:
         print(f"failed with the kernels of {', '.join(failed)}", file=sys.stderr)

@@ -140,7 +140,7 @@ def changed_member(raw: bytes, rng: random.Random) -> bytes:
 
 def scenario(rng: random.Random) -> bytes:
     path = rng.choice(sorted((ROOT / "scenarios").glob("*.toml")))
-    return text_of(path.read_text(), rng)
+    return text_of(path.read_text("utf-8"), rng)
 
 
 def device(rng: random.Random) -> bytes:
@@ -216,7 +216,7 @@ def test_random_files_are_read_or_refused() -> None:
     """In a process of its own, whose memory is bounded."""
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
     words = [sys.executable, "-W", "error", __file__, "1000"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=100)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     read = json.loads(done.stdout)
     assert all(0 < some < 200 for some in read.values()), read  # neither all refused nor all read

@@ -298,10 +298,10 @@ def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.Mon
 def test_files_beside_the_answer_are_none_of_pythons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A student's queue.py is theirs; and it is the same zerosim that judges, wherever one has changed to."""
     for name in ("queue", "random", "numpy"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('not yours')")
-    (tmp_path / "helper.py").write_text("def size(numel, ranks): return -(-numel // ranks)")
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not yours')", "utf-8")
+    (tmp_path / "helper.py").write_text("def size(numel, ranks): return -(-numel // ranks)", "utf-8")
     (tmp_path / "other" / "zerosim").mkdir(parents=True)
-    (tmp_path / "other" / "zerosim" / "__init__.py").write_text("raise SystemExit('not the one that grades')")
+    (tmp_path / "other" / "zerosim" / "__init__.py").write_text("raise SystemExit('not the one that grades')", "utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     monkeypatch.syspath_prepend("")
     monkeypatch.chdir(tmp_path)
@@ -316,7 +316,7 @@ def test_an_exercise_of_ones_own_goes_too() -> None:
     assert grade(Own2, exercise).passed
 
 
-HELD = open(os.devnull)  # noqa: SIM115
+HELD = open(os.devnull, encoding="utf-8")  # noqa: SIM115
 
 
 def test_what_cannot_go_is_named() -> None:
@@ -458,8 +458,8 @@ except KeyboardInterrupt:
 def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> None:
     """Also: a script's own class is graded, and the script, which has no main guard, is not run again for it."""
     path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, "-u", str(path)], stdout=subprocess.PIPE, text=True) as script:
+    path.write_text(SCRIPT, "utf-8")
+    with subprocess.Popen([sys.executable, "-u", str(path)], stdout=subprocess.PIPE, encoding="utf-8") as script:
         assert script.stdout is not None
         process = int(script.stdout.readline())
         script.send_signal(getattr(signal, how))
@@ -479,6 +479,6 @@ def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
         status = Path(f"/proc/{process}/stat")
-        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+        return not status.exists() or status.read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False

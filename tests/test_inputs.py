@@ -123,7 +123,9 @@ def test_a_text_that_memory_does_not_hold_is_one_line(folder: Path) -> None:
         f"resource.setrlimit(resource.RLIMIT_AS, (2 * 10**9,) * 2); sys.exit(main({READERS['data']('corpus')!r}))"
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment, timeout=60
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "zerosim: error: cannot read data file corpus: its 3.00 GB do not fit into memory\n"
 
@@ -136,7 +138,7 @@ def test_the_largest_text_is_read(folder: Path) -> None:
 
 def test_processes_that_compare_their_files_do_not_wait_for_pipes(folder: Path) -> None:
     os.mkfifo("pipe")
-    Path("text").write_text("x")
+    Path("text").write_text("x", "utf-8")
     assert books._digest("pipe") is books._digest("/dev/zero") is None
     assert books._digest("text") is not None
 
@@ -192,7 +194,7 @@ BAD_JSON = {
 @pytest.mark.parametrize("name", BAD_JSON)
 def test_json_that_is_refused(folder: Path, refused: Any, name: str) -> None:
     rest, message = BAD_JSON[name]
-    Path("config.json").write_text(GPT2 + rest)
+    Path("config.json").write_text(GPT2 + rest, "utf-8")
     said = refused("plan", "--model", "./config.json")
     assert "config.json" in said
     assert message in said
@@ -208,22 +210,24 @@ def test_json_of_other_encodings_is_refused(folder: Path, refused: Any) -> None:
 
 
 def test_what_nothing_reads_may_be_any_number(folder: Path) -> None:
-    Path("config.json").write_text(f'{GPT2}, "task": {{"max": {10**30}, "limit": [Infinity, NaN, {"9" * 5000}]}}}}')
+    Path("config.json").write_text(
+        f'{GPT2}, "task": {{"max": {10**30}, "limit": [Infinity, NaN, {"9" * 5000}]}}}}', "utf-8"
+    )
     assert RunConfig(model="./config.json").hidden == 32
     assert read_json("config.json")["task"]["limit"][0] == float("inf")
 
 
 def test_a_sweep_is_no_larger_than_there_is_time_for(folder: Path, refused: Any) -> None:
     axes = "".join(f"{name} = {list(range(1, 101))}\n" for name in ("ranks", "layers", "heads", "vocab", "seq", "ffn"))
-    Path("wide.toml").write_text(f'{EXPECT}printed = "1"\n[sweep]\n{axes}')
+    Path("wide.toml").write_text(f'{EXPECT}printed = "1"\n[sweep]\n{axes}', "utf-8")
     assert "sweep: 1,000,000,000,000 runs, expected at most 10,000" in refused("check", "wide.toml")
-    Path("long.toml").write_text(f'{EXPECT}printed = "1"\n[sweep]\nranks = {[1] * 100_000}\n')
+    Path("long.toml").write_text(f'{EXPECT}printed = "1"\n[sweep]\nranks = {[1] * 100_000}\n', "utf-8")
     assert "sweep: ranks has 100,000 values" in refused("check", "long.toml")
 
 
 def test_figures_are_no_longer_than_numbers_are(folder: Path, refused: Any) -> None:
     for figure in ("9" * 5000, "1." + "0" * 100_000, "1" + " " * 100_000):
-        Path("long.toml").write_text(f'{EXPECT}printed = "{figure}"\n')
+        Path("long.toml").write_text(f'{EXPECT}printed = "{figure}"\n', "utf-8")
         assert "characters is no printed figure" in refused("check", "long.toml")
 
 
@@ -265,7 +269,7 @@ def test_from_python_too(name: str) -> None:
 
 # -- outputs ----------------------------------------------------------------------------------------
 def test_two_outputs_are_two_files(folder: Path, refused: Any) -> None:
-    Path("one").write_text("old")
+    Path("one").write_text("old", "utf-8")
     os.link("one", "hard")
     os.symlink("one", "soft")
     os.symlink("none", "dangling")
@@ -275,21 +279,21 @@ def test_two_outputs_are_two_files(folder: Path, refused: Any) -> None:
     assert "names the same file" in refused("run", *SMALL, "--save-weights", "dangling", "--json", "./inner/../none")
     os.symlink("one", "soft.svg")
     assert "names the same file" in refused("plot", "memory", "-o", "soft.svg", "--json", "hard")
-    assert Path("one").read_text() == "old"
+    assert Path("one").read_text("utf-8") == "old"
 
 
 def test_nothing_that_is_read_is_written_over(folder: Path, refused: Any) -> None:
     """Files that a scenario names, the scenarios of a check, and other names of either."""
     text = "ranks = 2\n" * 100
-    Path("corpus").write_text(text)
+    Path("corpus").write_text(text, "utf-8")
     os.link("corpus", "hard")
     np.savez("tokens.npz", tokens=np.zeros((1, 2, 9), np.int64))
-    Path("config.json").write_text(f"{GPT2}}}")
-    Path("run.toml").write_text('data = "corpus"\n')
-    Path("tokens.toml").write_text('tokens = "tokens.npz"\n')
-    Path("model.toml").write_text('model = "./config.json"\n')
+    Path("config.json").write_text(f"{GPT2}}}", "utf-8")
+    Path("run.toml").write_text('data = "corpus"\n', "utf-8")
+    Path("tokens.toml").write_text('tokens = "tokens.npz"\n', "utf-8")
+    Path("model.toml").write_text('model = "./config.json"\n', "utf-8")
     Path("scenarios").mkdir()
-    Path("scenarios/a.toml").write_text(f'model = "./config.json"\n{EXPECT}printed = "1"\n')
+    Path("scenarios/a.toml").write_text(f'model = "./config.json"\n{EXPECT}printed = "1"\n', "utf-8")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for words in (
         ("run", "run.toml", *SMALL, "--json", "corpus"),

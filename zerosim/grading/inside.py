@@ -86,6 +86,6 @@ def _limit_memory() -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, hard))
