@@ -582,7 +582,8 @@ def test_a_missing_barrier_shows() -> None:
     ],
 )
 def test_what_a_gpu_would_hang_on_or_corrupt_is_refused(body: str, why: str) -> None:
-    x = on_device(np.ones(16, np.float32))
+    with cp.cuda.using_allocator(cp.cuda.MemoryPool().malloc):  # whose one segment ends where x does
+        x = on_device(np.ones(16, np.float32))
     with pytest.raises(Error, match=why):
         raw(f"__global__ void f(float* x) {{ {body} }}")((1,), (32,), (x,))
 
