@@ -34,11 +34,11 @@ LARGE = RunConfig(stage=0, layers=6, hidden=384, heads=6, seq=256, micro_batch=8
 MODELS = {"0.8M": SMALL, "10.7M": LARGE}
 RANKS = 4
 GOALS = {
-    "PyTorch": 1.25,
-    "turns": 1.2,
-    "side by side": 0.8,
+    "PyTorch": 1.1,
+    "turns": 1.15,
+    "side by side": 0.75,
     "bf16": 1.5,
-    "fp16": 2.0,
+    "fp16": 1.7,
     "recording": 1.03,
     "start-up": 0.15,
     "plan": 1.5,
@@ -46,7 +46,7 @@ GOALS = {
 }
 PLANS = {"gpt3-175b": "16GB", "1t": "32GB"}
 """Models, and bytes per device that they do not fit."""
-FSDP_GOALS = {"0.8M": 0.2, "10.7M": 0.5}
+FSDP_GOALS = {"0.8M": 0.25, "10.7M": 0.5}
 FSDP_STEPS = 20
 SAME_LOSS = 1e-3
 
