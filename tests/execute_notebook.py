@@ -22,7 +22,9 @@ def execute(source: Path, out: Path, seconds: float) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(source.parent)}})
+    client = NotebookClient(
+        notebook, kernel_name="python3", record_timing=False, resources={"metadata": {"path": str(source.parent)}}
+    )
     with client.setup_kernel():
         began = time.monotonic()
         for index, cell in enumerate(notebook.cells):
