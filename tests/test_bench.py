@@ -28,6 +28,7 @@ ONCE = Effort(0.0, least=2, most=2, warm_ups=1)
 EFFORTS = suite.Efforts(ONCE, ONCE, ONCE, ONCE, Effort(0.0, least=1, most=1, warm_ups=0))
 
 
+@pytest.mark.slow
 def test_every_ratio_is_a_positive_number() -> None:
     said: list[str] = []
     had = list(suite.measure({"tiny": TINY}, EFFORTS, said.append))
@@ -143,6 +144,7 @@ def test_a_process_that_fails_says_why() -> None:
         processes.Processes([[sys.executable, "-c", "raise ValueError('no')"]], 30.0, {}).step()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not pytorch.installed(), reason="PyTorch is not installed")
 def test_fsdp_trains_the_same_model() -> None:
     (figure,) = suite.against_fsdp("tiny", TINY, EFFORTS.fsdp, print)
@@ -158,6 +160,7 @@ def test_without_pytorch_its_figures_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert [figure.note for figure in missing] == ["PyTorch is not installed"] * 2
 
 
+@pytest.mark.slow
 def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(suite, "MODELS", {"0.8M": TINY})
     monkeypatch.setattr(suite, "QUICK", EFFORTS)

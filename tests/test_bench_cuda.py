@@ -74,6 +74,7 @@ def strict(text: str) -> dict:
 
 
 # -- the whole ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_every_figure_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_suite, "GOAL_FROM", 1)
     monkeypatch.setattr(cuda_device, "ROWS", (4,))

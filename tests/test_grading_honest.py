@@ -131,6 +131,7 @@ def size_by_zerosim(numel: int, rank: int, world_size: int) -> tuple[int, int]:
     return rank * size, (rank + 1) * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "exercise", "words"),
     [

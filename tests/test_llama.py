@@ -353,6 +353,7 @@ def test_what_is_kept_changes_bytes_and_no_bit(train: Any, change: dict[str, str
     assert kept[1] < kept[0]
 
 
+@pytest.mark.slow
 def test_the_default_sizes_learn_the_primer() -> None:
     """60 steps at the default learning rate: from ln 256 + what random weights add, to below 3 nats a byte."""
     result = run(RunConfig(model="llama", stage=3, ranks=2, steps=60))

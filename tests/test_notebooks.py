@@ -65,6 +65,7 @@ def executed(path: Path, folder: Path, seconds: float = SECONDS) -> list[dict[st
     return read(out)
 
 
+@pytest.mark.slow
 @needs_jupyter
 @each_notebook
 def test_a_clean_run_gives_the_committed_outputs(path: Path, tmp_path: Path) -> None:

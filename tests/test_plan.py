@@ -41,6 +41,7 @@ def test_counts_equal_the_closed_forms(stage: int, ranks: int, recipe: str) -> N
         assert_agrees(planned(stage=stage, ranks=ranks, recipe=recipe, tie_embeddings=tied, accumulate=2, **sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("model", ["gpt2-xl", "gpt3-175b", "llama3-8b", "llama3.1-405b", "1t"])
 def test_published_models_agree_too(model: str, stage: int) -> None:

@@ -328,6 +328,7 @@ AWKWARD: dict[str, tuple[tuple[int, ...], dict[str, Any], tuple[str, int] | None
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", AWKWARD)
 def test_bars_can_be_read(case: str, size: tuple[float, float] | None) -> None:
@@ -381,6 +382,7 @@ def test_lines_can_be_read(points: Mapping[str, Any], limit: Any, size: tuple[fl
     assert_readable(scaling_figure(points, limit=limit, size=size, subtitle="Ψ = 7.50B parameters"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "limit"),
     [(None, None), ((5.0, 3.0), (LONG[0], 30_000)), ((5.0, 3.0), LONG), ((10.0, 6.0), ("V100", 60_000))],

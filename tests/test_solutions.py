@@ -28,6 +28,7 @@ def test_every_exercise_has_a_solution_and_no_file_is_left_over() -> None:
     assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(exercise.name for exercise in EXERCISES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 def test_a_solution_is_graded_full(exercise: Exercise) -> None:
     grade_ = grade(solution(exercise), exercise)
