@@ -1,0 +1,115 @@
+"""Searches by trial, with trials that answer from a table: what is tried, in which order, and when a search ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from zerosim.planner.search import changes, cheapest_fit, fewest_ranks, most_that_fits
+from zerosim.scenario import RunConfig
+
+SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
+
+
+def config(**changes: Any) -> RunConfig:
+    return RunConfig(**{**SMALL, "stage": 0, "ranks": 2, "micro_batch": 4, **changes})
+
+
+class Trials:
+    """Remembers what it was asked. A configuration needs `states` / its stage's share and `rest` per row."""
+
+    def __init__(self, states: int, rest: int) -> None:
+        self.states, self.rest = states, rest
+        self.asked: list[RunConfig] = []
+
+    def __call__(self, config: RunConfig, capacity: int) -> Mapping[str, int]:
+        self.asked.append(config)
+        share = config.ranks if config.stage else 1
+        return {"param": self.states // share, "activation": self.rest * config.micro_batch}
+
+
+def peak(nbytes: int) -> Any:
+    return lambda changed, capacity: {"param": nbytes}
+
+
+def test_what_fills_a_device_to_the_last_byte_fits() -> None:
+    assert cheapest_fit(config(), 1000, peak(1000)) == "--stage 1 would fit: its peak is 1.00 KB of 1.00 KB"
+    assert cheapest_fit(config(), 1000, peak(1001)) is None
+
+
+def test_a_change_that_leaves_too_much_beside_the_states_does_not_end_the_search() -> None:
+    """Fewer rows may still help: only more ranks cannot."""
+    trials = Trials(states=0, rest=100)
+    found = cheapest_fit(config(attention="flash", stage=3), 200, trials)
+    assert found is not None
+    assert found.startswith("--micro-batch 2 --accumulate 2 would fit")
+    assert [asked.micro_batch for asked in trials.asked] == [4, 2]
+
+
+def test_more_ranks_are_tried_until_the_rest_alone_is_too_much() -> None:
+    too_much = Trials(states=10_000, rest=101)
+    assert cheapest_fit(config(stage=3, micro_batch=1), 100, too_much) is None
+    assert [asked.ranks for asked in too_much.asked if asked.ranks > 2] == [4]
+    just_enough = Trials(states=10_000, rest=100)  # with no states it would fit: every number of ranks is tried
+    assert cheapest_fit(config(stage=3, micro_batch=1), 100, just_enough) is None
+    assert [asked.ranks for asked in just_enough.asked if asked.ranks > 2] == [4, 8, 16, 32, 64]
+
+
+def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -> None:
+    start = config(micro_batch=4, accumulate=3)
+    tried = list(changes(start))
+    assert all(changed != start for changed, _ in tried)
+    assert [flags for _, flags in tried] == [
+        "--stage 1", "--stage 2", "--stage 3", "--attention flash", "--recompute selective",
+        "--micro-batch 2 --accumulate 6", "--micro-batch 1 --accumulate 12", "--recompute full",
+        "--stage 3 --micro-batch 2 --accumulate 6", "--stage 3 --micro-batch 1 --accumulate 12",
+        "--stage 3 --recompute full",
+        "--stage 3 --recompute full --micro-batch 2 --accumulate 6",
+        "--stage 3 --recompute full --micro-batch 1 --accumulate 12",
+        *(f"--stage 3 --recompute full --micro-batch 1 --accumulate {24 // ranks or 1} --ranks {ranks}"
+          for ranks in (4, 8, 16, 32, 64)),
+    ]  # fmt: skip
+
+
+def test_a_change_keeps_the_global_batch_while_it_can() -> None:
+    start = config(micro_batch=6, accumulate=2)
+    assert start.global_batch == 24
+    for changed, flags in changes(start):
+        assert changed.global_batch == max(1, 24 // changed.ranks) * changed.ranks, flags
+        for word, value in zip(flags.split()[::2], flags.split()[1::2], strict=True):
+            assert str(getattr(changed, word.removeprefix("--").replace("-", "_"))) == value, flags
+
+
+@pytest.mark.parametrize("edge", [1, 2, 3, 4, 5, 7, 8, 9, 100, 127, 128, 129])
+def test_a_search_finds_the_edge(edge: int) -> None:
+    found = most_that_fits(config(), "micro_batch", 10 * edge, lambda tried: 10 * tried.micro_batch)
+    assert found.best is not None
+    assert found.beyond is not None
+    assert (found.best.value, found.best.peak_bytes, found.beyond.value) == (edge, 10 * edge, edge + 1)
+    ranks = fewest_ranks(
+        config(stage=3), 1000, lambda tried: 1000 * edge // tried.ranks + (1000 * edge % tried.ranks > 0)
+    )
+    assert ranks.best is not None
+    assert ranks.best.value == edge
+    assert (ranks.beyond.value if ranks.beyond else 0) == edge - 1
+
+
+def test_a_search_ends_at_the_highest_value_and_below_the_lowest() -> None:
+    found = most_that_fits(config(), "seq", 10, lambda tried: 1)
+    assert found.best is not None
+    assert (found.best.value, found.beyond) == (10**8, None)
+    assert found.best.value == max(tried.value for tried in found.tried)
+    nothing = most_that_fits(config(), "seq", 10, lambda tried: 11)
+    assert (nothing.best, [tried.value for tried in nothing.tried]) == (None, [1])
+    assert fewest_ranks(config(stage=3), 10, lambda tried: 11).best is None
+
+
+def test_a_longer_row_brings_a_longer_table_and_a_shorter_one_keeps_it() -> None:
+    tables = {}
+    most_that_fits(
+        config(positions=16), "seq", 40, lambda tried: tables.setdefault(tried.seq, tried.positions) and tried.seq
+    )
+    assert tables == {seq: max(seq, 16) for seq in tables}
+    assert min(tables) < 16 < max(tables)
