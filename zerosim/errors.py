@@ -8,6 +8,7 @@
     |   |   |-- Mismatch        two ranks called different things in one round
     |   |   |-- Deadlock        nobody can run: each rank waits for another
     |   |   `-- LateRank        a rank neither arrives nor fails
+    |   |-- PlacementError      what the ranks hold does not make up the model
     |   |-- NonFiniteGradient   inf or nan in a gradient, and no scaler to skip it
     |   `-- LossScaleExhausted  dynamic loss scaling would fall below its minimum
     |-- OutputError             what was asked for could not be written               exit 5
@@ -130,6 +131,10 @@ class OutputError(ZerosimError):
 
 class Aborted(ZerosimError):
     """Raised inside a rank to end it because another rank failed or the run was interrupted."""
+
+
+class PlacementError(RankFailed):
+    """What the ranks hold does not make up the model: a hole, or copies that differ."""
 
 
 def exit_code(error: BaseException) -> int:

@@ -1,0 +1,93 @@
+"""The ranks of a world as a grid with named axes, and which of them form a group.
+
+Axes have PyTorch's and torchtitan's names. From the slowest to the fastest, so that neighbours in `tp`
+are neighbours in rank:
+
+    pp             pipeline stages
+    dp_replicate   whole copies of what dp_shard cuts (HSDP, MiCS)
+    dp_shard       ZeRO's own axis: model states are cut over it
+    cp             context: one sequence over several ranks
+    tp             tensor: one matrix over several ranks
+
+A pure value: no arrays, no devices, no communication. Every rank makes the same groups of it, and numbers
+them the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from zerosim.errors import InputError
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+DATA = ("dp_replicate", "dp_shard")
+"""The axes over which the rows of a batch are dealt out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """How many ranks there are along each axis.
+
+    Raises: InputError for a size below 1.
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if self.size(axis) < 1:
+                raise InputError(f"mesh axis {axis} has size {self.size(axis)}: expected at least 1")
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {axis: self.size(axis) for axis in AXES}
+
+    @property
+    def world_size(self) -> int:
+        return self.size(*AXES)
+
+    def size(self, *axes: str) -> int:
+        """Ranks in a group along these axes."""
+        count = 1
+        for axis in axes:
+            count *= int(getattr(self, axis))
+        return count
+
+    def index(self, rank: int, *axes: str) -> int:
+        """Where a rank stands in its group along these axes."""
+        place = 0
+        for axis in _in_order(axes):
+            place = place * self.size(axis) + rank // self._stride(axis) % self.size(axis)
+        return place
+
+    def coordinates(self, rank: int) -> Mapping[str, int]:
+        """A rank's index along each axis."""
+        return {axis: self.index(rank, axis) for axis in AXES}
+
+    def group(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """The ranks, ascending, that differ from this one along these axes alone; itself among them."""
+        first = rank - sum(self.index(rank, axis) * self._stride(axis) for axis in set(axes))
+        steps = [range(0, self.size(axis) * self._stride(axis), self._stride(axis)) for axis in _in_order(axes)]
+        return tuple(first + sum(offsets) for offsets in product(*steps))
+
+    def number(self, rank: int, *axes: str) -> int:
+        """Which of the groups along these axes is the rank's: 0 to world_size / size - 1."""
+        return self.index(rank, *(axis for axis in AXES if axis not in axes))
+
+    def name(self, *axes: str) -> str:
+        """Axes joined with '+', in mesh order; those of size 1 are left out where another one is there."""
+        ordered = _in_order(axes)
+        return "+".join([axis for axis in ordered if self.size(axis) > 1] or ordered)
+
+    def _stride(self, axis: str) -> int:
+        return self.size(*AXES[AXES.index(axis) + 1 :])
+
+
+def _in_order(axes: tuple[str, ...]) -> list[str]:
+    return [axis for axis in AXES if axis in axes]

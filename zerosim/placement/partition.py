@@ -1,0 +1,124 @@
+"""Who holds which part of a flat buffer, given an index in a group: three rules.
+
+Whole        everybody holds all of it
+EvenSlices   N equal slices, the last ones padded (ZeRO's implementations)
+WholeUnits   a unit belongs to one member (the wording of the ZeRO paper, section 5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part [start, stop) of a flat buffer, in elements; what lies past `numel` is padding."""
+
+    start: int
+    stop: int
+    numel: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def padding(self) -> int:
+        return self.stop - max(self.start, min(self.stop, self.numel))
+
+
+class Partition(Protocol):
+    """Cuts flat buffers of these sizes, in elements, over the members of a group. A pure rule, equal to its like."""
+
+    def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
+        """What member `index` of `size` holds of buffer `which`."""
+        ...
+
+    def padded(self, numel: int, size: int) -> int:
+        """Elements of a whole buffer, padding included."""
+        ...
+
+    def tell(self, numels: Sequence[int]) -> Sequence[int]:
+        """Buffers whose parts tell the sizes of all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
+        return whole(numels[which])
+
+    def padded(self, numel: int, size: int) -> int:
+        return numel
+
+    def tell(self, numels: Sequence[int]) -> Sequence[int]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvenSlices:
+    def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
+        return slice_of(numels[which], index, size)
+
+    def padded(self, numel: int, size: int) -> int:
+        return slice_size(numel, size) * size
+
+    def tell(self, numels: Sequence[int]) -> Sequence[int]:
+        return list({numel: which for which, numel in enumerate(numels)}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WholeUnits:
+    """Units are dealt out by size, the largest first, each to the member with the least so far."""
+
+    def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
+        is_owner = self.owner(numels, which, size) == index
+        return whole(numels[which]) if is_owner else nothing(numels[which])
+
+    def padded(self, numel: int, size: int) -> int:
+        return numel
+
+    def tell(self, numels: Sequence[int]) -> Sequence[int]:
+        return range(len(numels))
+
+    def owner(self, numels: Sequence[int], which: int, size: int) -> int:
+        """The member that holds buffer `which`."""
+        return _owners(tuple(numels), size)[which]
+
+
+def slice_size(numel: int, world_size: int) -> int:
+    """Elements of each rank's slice: numel / N, rounded up."""
+    return -(-numel // world_size)
+
+
+def slice_of(numel: int, rank: int, world_size: int) -> Slice:
+    """Rank's slice of `numel` elements. The last slices may be padding in part or whole."""
+    size = slice_size(numel, world_size)
+    return Slice(rank * size, (rank + 1) * size, numel)
+
+
+def whole(numel: int) -> Slice:
+    return Slice(0, numel, numel)
+
+
+def nothing(numel: int) -> Slice:
+    return Slice(0, 0, numel)
+
+
+def assign_owners(sizes: Sequence[int], world_size: int) -> list[int]:
+    """The owner of each buffer: largest first, each to the rank with the least so far (lowest rank on a tie)."""
+    return list(_owners(tuple(sizes), world_size))
+
+
+@lru_cache(maxsize=64)
+def _owners(sizes: tuple[int, ...], world_size: int) -> tuple[int, ...]:
+    load = [0] * world_size
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owner = load.index(min(load))
+        owners[index] = owner
+        load[owner] += sizes[index]
+    return tuple(owners)
