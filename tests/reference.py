@@ -52,7 +52,7 @@ def rank_gradients(config: RunConfig, weights: dict[str, Any], batch: Any, rank:
     model = build_model(config, device, first_micro_batch=rank)
     place(model)
     for flat in model.flats:
-        for index, spec in enumerate(flat.specs):
+        for index, spec in enumerate(flat.spec.weights):
             flat.write(index, weights[spec.name], exact_master=False)
     strategy: Any = NoStrategy(device)
     rows = batch.shape[0] // config.ranks
@@ -71,7 +71,7 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
     master = {
         spec.name: initial_values(spec, config.seed).astype(stored).astype(wide)
         for f in layout.flats
-        for spec in f.specs
+        for spec in f.spec.weights
     }
     moments = {flat.name: [np.zeros(flat.numel, wide), np.zeros(flat.numel, wide)] for flat in layout.flats}
     losses = []
@@ -87,10 +87,10 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
             grads[flat.name] = (total / config.ranks).astype(grad_type)
         factor = clip_factor(config, grads, scale)
         for flat in layout.flats:
-            flat_weights = np.concatenate([master[spec.name].reshape(-1) for spec in flat.specs])
+            flat_weights = np.concatenate([master[spec.name].reshape(-1) for spec in flat.spec.weights])
             adam(flat_weights, grads[flat.name].astype(wide) * wide.type(factor), *moments[flat.name], step + 1, config)
-            for spec in flat.specs:
-                master[spec.name] = flat_weights[spec.offset : spec.offset + spec.numel].reshape(spec.shape)
+            for spec, offset in zip(flat.spec.weights, flat.spec.offsets, strict=True):
+                master[spec.name] = flat_weights[offset : offset + spec.numel].reshape(spec.shape)
     return master, losses
 
 

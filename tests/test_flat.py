@@ -70,7 +70,7 @@ def test_every_parameter_has_a_gradient(params: int, units: int, precision: str)
     """Nowhere 0, and in a column all the same."""
     config = RunConfig(**TINY, params=params, units=units, precision=precision, ranks=1)
     layout = build_model(config, cpu())
-    weights = {spec.name: reference.initial_values(spec, 3) for flat in layout.flats for spec in flat.specs}
+    weights = {spec.name: reference.initial_values(spec, 3) for flat in layout.flats for spec in flat.spec.weights}
     batch = np.random.default_rng(0).integers(0, 19, (1, 6))
     _, grads = reference.rank_gradients(config, weights, batch, 0, 0, scale=256.0)
     assert sum(grad.size for grad in grads.values()) == params

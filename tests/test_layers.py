@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "zerosim"
 # Lowest first. A module may import its own layer and those below.
 LAYERS = [
     {"dtypes", "units", "errors", "html", "mpirun", "inputs"},
-    {"record", "backends", "presets"},
+    {"record", "backends", "placement", "presets"},
     {"scenario"},  # plain data over plain data: errors, units and presets are all it knows
     {"device", "allocator"},
     {"comm"},
@@ -46,6 +46,7 @@ NUMPY_ROOMS = {
     "npz",
     "rng",
     "experiment",
+    "placement",
     "models",
     "engine",
     "finite_differences",

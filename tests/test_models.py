@@ -105,8 +105,8 @@ def test_gpt_has_gpt2s_names_and_shapes_in_order(tied: bool) -> None:
 def test_a_flats_parameters_lie_one_after_the_other() -> None:
     for flat in gpt(SMALL).flats:
         end = 0
-        for spec in flat.specs:
-            assert spec.offset == end
+        for spec, offset in zip(flat.spec.weights, flat.spec.offsets, strict=True):
+            assert offset == end
             end += math.prod(spec.shape)
         assert flat.numel == end
 
@@ -194,9 +194,9 @@ def test_a_half_type_rounds_the_same_numbers() -> None:
 
 def test_initial_spreads() -> None:
     """normal 0.8 / sqrt(D), GPT-2's 0.02 at D = 1600; what ends in c_proj by sqrt(2 L) less; norms 1, biases 0."""
-    assert gpt(GPTConfig(hidden=1600, heads=25)).flats[0].specs[0].std == 0.02
+    assert gpt(GPTConfig(hidden=1600, heads=25)).flats[0].spec.weights[0].std == 0.02
     model = gpt(GPTConfig(layers=8, hidden=64, heads=4, seq=64, vocab=256, tied=False))
-    for spec in (spec for flat in model.flats for spec in flat.specs):
+    for spec in (spec for flat in model.flats for spec in flat.spec.weights):
         values = initial_values(spec, 0)
         assert values.dtype == np.float32
         if spec.name.endswith("bias"):
@@ -265,8 +265,8 @@ def test_slices_take_their_part_of_full_weights(ranks: int) -> None:
         pieces.append([flat.shard().array for flat in model.flats])
     for i, flat in enumerate(gpt(SMALL).flats):
         values = np.concatenate([own[i] for own in pieces])
-        for spec in flat.specs:
-            assert (values[spec.offset : spec.offset + spec.numel] == weights[spec.name].reshape(-1)).all()
+        for spec, offset in zip(flat.spec.weights, flat.spec.offsets, strict=True):
+            assert (values[offset : offset + spec.numel] == weights[spec.name].reshape(-1)).all()
 
 
 # -- what a model computes -----------------------------------------------------------------------------------

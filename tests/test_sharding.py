@@ -107,7 +107,8 @@ def declared(shapes: list[tuple[int, ...]], dtype: DType = fp64, device: Device 
 
 def values_of(flat: Flat) -> list[Any]:
     """1, 2, 3, ... over the layout, cut into the parameters."""
-    return [1.0 + spec.offset + np.arange(spec.numel).reshape(spec.shape) for spec in flat.specs]
+    placed = zip(flat.spec.weights, flat.spec.offsets, strict=True)
+    return [1.0 + offset + np.arange(spec.numel).reshape(spec.shape) for spec, offset in placed]
 
 
 @given(SHAPES, st.integers(1, 9))

@@ -30,7 +30,7 @@ from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
 from zerosim.shapes import peak_within
-from zerosim.sharding import Flat
+from zerosim.sharding import Flat, whole
 
 DEFAULT_STEPS = 60
 Progress = Callable[[int, int, float], None]
@@ -245,6 +245,6 @@ def _assemble(layout: Model, pieces: list[dict[str, tuple[int, Any]]]) -> dict[s
             values = parts[0][1]
         else:
             values = np.concatenate([values for _, values in parts])
-        for spec in flat.specs:
-            weights[spec.name] = values[spec.offset : spec.offset + spec.numel].reshape(spec.shape)
+        for mine in flat.spec.within(whole(flat.numel)):
+            weights[mine.weight.name] = values[mine.at : mine.at + mine.numel].reshape(mine.weight.shape)
     return weights

@@ -1,86 +1,26 @@
-"""A unit's parameters in one flat buffer, and who owns which part of it.
+"""A unit's parameters in one flat buffer, as one rank holds it.
 
-Owns the layout (name, shape, offset: it does not depend on N), the slices, padding, and the few
-buffers that a rank holds of one unit: whole or own slice of parameters, gradients and optimizer
-state. Which of them exist at which moment is a strategy's business (`parallel/`); ZeRO paper,
-section 5: the slices of a flat buffer are what is partitioned.
+The few buffers that a rank holds of one unit: whole or own slice of parameters, gradients and
+optimizer state. Where each weight lies is `placement/spec.py`'s, who owns which part
+`placement/layout.py`'s; which buffers exist at which moment is a strategy's business (`parallel/`).
+ZeRO paper, section 5: the slices of a flat buffer are what is partitioned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zerosim.backends.kernels import Array
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
+from zerosim.placement.partition import Slice as Slice
+from zerosim.placement.partition import assign_owners as assign_owners
+from zerosim.placement.partition import nothing as nothing
+from zerosim.placement.partition import slice_of as slice_of
+from zerosim.placement.partition import slice_size as slice_size
+from zerosim.placement.partition import whole as whole
+from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.tensor import Parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """One parameter in a layout. `std` is that of its initial normals; without it, `fill` is its value."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    std: float | None
-    fill: float
-
-    @property
-    def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The part [start, stop) of a flat buffer, in elements; what lies past `numel` is padding."""
-
-    start: int
-    stop: int
-    numel: int
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def padding(self) -> int:
-        return self.stop - max(self.start, min(self.stop, self.numel))
-
-
-def slice_size(numel: int, world_size: int) -> int:
-    """Elements of each rank's slice: numel / N, rounded up."""
-    return -(-numel // world_size)
-
-
-def slice_of(numel: int, rank: int, world_size: int) -> Slice:
-    """Rank's slice of `numel` elements. The last slices may be padding in part or whole."""
-    size = slice_size(numel, world_size)
-    return Slice(rank * size, (rank + 1) * size, numel)
-
-
-def whole(numel: int) -> Slice:
-    return Slice(0, numel, numel)
-
-
-def nothing(numel: int) -> Slice:
-    return Slice(0, 0, numel)
-
-
-def assign_owners(sizes: Sequence[int], world_size: int) -> list[int]:
-    """The owner of each buffer: largest first, each to the rank with the least so far (lowest rank on a tie)."""
-    load = [0] * world_size
-    owners = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        owner = load.index(min(load))
-        owners[index] = owner
-        load[owner] += sizes[index]
-    return owners
 
 
 class Flat:
@@ -100,12 +40,10 @@ class Flat:
     """
 
     def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType) -> None:
-        self.name = name
+        self.spec = FlatSpec(name, ())
         self.device = device
         self.dtype = dtype
         self.grad_dtype = grad_dtype
-        self.specs: list[Spec] = []
-        self.numel = 0
         self.padded_numel = 0
         self.own = nothing(0)
         self.keeps_whole_grad = False
@@ -123,23 +61,29 @@ class Flat:
         self._collected: set[int] = set()
 
     # -- layout ---------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def numel(self) -> int:
+        return self.spec.numel
+
     def declare(self, name: str, shape: tuple[int, ...], *, std: float | None = None, fill: float = 0.0) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet."""
-        spec = Spec(name, shape, self.numel, std, fill)
-        self.specs.append(spec)
-        self.numel += spec.numel
-        return Parameter(self, len(self.specs) - 1, name, shape, spec.offset)
+        self.spec = FlatSpec(self.name, (*self.spec.weights, WeightSpec(name, shape, std, fill)))
+        return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
     def window(self, whole: Buffer, index: int) -> Buffer:
         """Parameter `index` in a buffer of this layout, in its own shape."""
-        spec = self.specs[index]
-        return whole[spec.offset : spec.offset + spec.numel].reshape(*spec.shape)
+        weight, offset = self.spec.weights[index], self.spec.offsets[index]
+        return whole[offset : offset + weight.numel].reshape(*weight.shape)
 
     # -- parameters -----------------------------------------------------------------------------
     def param_window(self, index: int) -> Buffer:
         if self.param is None:
             raise RuntimeError(
-                f"rank {self.device.rank} uses {self.specs[index].name} while {self.name} is sharded: "
+                f"rank {self.device.rank} uses {self.spec.weights[index].name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
         return self.window(self.param, index)
@@ -166,16 +110,14 @@ class Flat:
 
         The master is a copy of the rounded weight or, with `exact_master`, of the value as given.
         """
-        spec = self.specs[index]
         values = values.reshape(-1)
         backend = self.device.backend
         if self.param is not None:
             backend.from_host(values, self.window(self.param, index).reshape(-1).array)
-        start, stop = max(self.own.start, spec.offset), min(self.own.stop, spec.offset + spec.numel)
-        if start >= stop:
+        mine = self.spec.overlap(self.own, index)
+        if mine is None:
             return
-        values = values[start - spec.offset : stop - spec.offset]
-        here = slice(start - self.own.start, stop - self.own.start)
+        values, here = values[mine.start : mine.stop], slice(mine.at, mine.at + mine.numel)
         # Without a stored shard the rounding is the host's: an array that takes no memory of the device.
         stored = self.param_shard
         rounded = backend.empty(values.shape, self.dtype) if stored is None else stored[here].array
@@ -209,7 +151,7 @@ class Flat:
         The window itself at its first use in a micro-batch; after that a buffer of its own.
         """
         if index in self._given:
-            return self.device.alloc(self.specs[index].shape, self.grad_dtype, Kind.UNSHARDED_GRAD)
+            return self.device.alloc(self.spec.weights[index].shape, self.grad_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
 
@@ -240,7 +182,7 @@ class Flat:
     def take_grad(self) -> Buffer:
         """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
         whole = self._open_grad()
-        for index in range(len(self.specs)):
+        for index in range(len(self.spec.weights)):
             if index not in self._collected:  # a parameter that the loss does not depend on
                 self._zero(self.window(whole, index).array)
         self.grad = None

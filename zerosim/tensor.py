@@ -186,17 +186,16 @@ class Parameter:
     Its gradient goes to the same window of the flat gradient buffer.
     """
 
-    __slots__ = ("depth", "flat", "index", "layer", "name", "offset", "shape")
+    __slots__ = ("depth", "flat", "index", "layer", "name", "shape")
 
     requires_grad = True
 
-    def __init__(self, flat: Flat, index: int, name: str, shape: tuple[int, ...], offset: int) -> None:
+    def __init__(self, flat: Flat, index: int, name: str, shape: tuple[int, ...]) -> None:
         self.flat = flat
         self.index = index
         self.name = name
         self.layer = name.rpartition(".")[0].rpartition(f"{flat.name}.")[2]  # 'attn.c_attn' in the unit h.0
         self.shape = shape
-        self.offset = offset
         self.depth = 0
 
     @property

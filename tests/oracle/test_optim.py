@@ -94,7 +94,7 @@ def run_zerosim(
         strategy = (DDP if stage == 0 else Zero2)(ctx.comm, ctx.device, updater)
 
         def write(target: Flat) -> None:
-            for index, spec in enumerate(target.specs):
+            for index, spec in enumerate(target.spec.weights):
                 target.write(index, weights[spec.name], exact_master=False)
 
         strategy.place([flat], write)

@@ -202,7 +202,7 @@ def over_ranks(config: RunConfig) -> RunConfig:
 def initial_weights(config: RunConfig) -> dict[str, Any]:
     """What zerosim begins with, by name."""
     layout = build_model(config, Device(0, NumpyBackend()))
-    return {spec.name: initial_values(spec, config.seed) for flat in layout.flats for spec in flat.specs}
+    return {weight.name: initial_values(weight, config.seed) for flat in layout.flats for weight in flat.spec.weights}
 
 
 def same_losses(ours: Any, theirs: Any) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 from zerosim.errors import InputError
 from zerosim.nn import Unit
+from zerosim.placement.spec import WeightSpec
 from zerosim.rng import normal
-from zerosim.sharding import Flat, Spec
+from zerosim.sharding import Flat
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -40,7 +41,7 @@ class Model:
 
     def shapes(self) -> Shapes:
         """Name and shape of every parameter, in the order of the layout."""
-        return {spec.name: spec.shape for flat in self.flats for spec in flat.specs}
+        return {weight.name: weight.shape for flat in self.flats for weight in flat.spec.weights}
 
     def state_dict(self) -> dict[str, Any]:
         """Full parameters by name as host arrays (the fp32 masters where there are any).
@@ -83,22 +84,22 @@ def _some(names: list[str]) -> str:
 
 
 def load_flat(flat: Flat, weights: Mapping[str, Any], *, exact_master: bool) -> None:
-    for index, spec in enumerate(flat.specs):
-        flat.write(index, weights[spec.name], exact_master=exact_master)
+    for index, weight in enumerate(flat.spec.weights):
+        flat.write(index, weights[weight.name], exact_master=exact_master)
 
 
 def draw_flat(flat: Flat, seed: int, *, exact_master: bool) -> None:
     """Initial weights of one flat: a function of (seed, name) alone, one parameter at a time."""
-    for index, spec in enumerate(flat.specs):
-        flat.write(index, initial_values(spec, seed), exact_master=exact_master)
+    for index, weight in enumerate(flat.spec.weights):
+        flat.write(index, initial_values(weight, seed), exact_master=exact_master)
 
 
-def initial_values(spec: Spec, seed: int) -> Any:
+def initial_values(weight: WeightSpec, seed: int) -> Any:
     import numpy as np
 
-    if spec.std is None:
-        return np.full(spec.shape, spec.fill, np.float32)
-    return normal(spec.shape, spec.std, "weight", seed, spec.name)
+    if weight.std is None:
+        return np.full(weight.shape, weight.fill, np.float32)
+    return normal(weight.shape, weight.std, "weight", seed, weight.name)
 
 
 def _whole_values(flat: Flat) -> list[tuple[str, Any]]:
@@ -106,4 +107,4 @@ def _whole_values(flat: Flat) -> list[tuple[str, Any]]:
     if source is None or source.numel < flat.numel:
         raise InputError(f"{flat.name} is sharded on rank {flat.device.rank}: gather it before asking for its weights")
     to_host = flat.device.backend.to_host
-    return [(spec.name, to_host(flat.window(source, i).array)) for i, spec in enumerate(flat.specs)]
+    return [(weight.name, to_host(flat.window(source, i).array)) for i, weight in enumerate(flat.spec.weights)]

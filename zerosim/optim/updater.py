@@ -113,14 +113,11 @@ class Updater:
 def _decay_ranges(flat: Flat, decay: str) -> list[tuple[int, int, bool]]:
     """The own slice cut where weight decay begins or ends, in elements from its start."""
     ranges: list[tuple[int, int, bool]] = []
-    for spec in flat.specs:
-        start = max(spec.offset, flat.own.start) - flat.own.start
-        stop = min(spec.offset + spec.numel, flat.own.stop) - flat.own.start
-        decays = decay == "all" or len(spec.shape) >= 2
-        if start >= stop:
-            continue
+    for mine in flat.spec.within(flat.own):
+        stop = mine.at + mine.numel
+        decays = decay == "all" or len(mine.weight.shape) >= 2
         if ranges and ranges[-1][2] == decays:
             ranges[-1] = (ranges[-1][0], stop, decays)
         else:
-            ranges.append((start, stop, decays))
+            ranges.append((mine.at, stop, decays))
     return ranges

@@ -37,6 +37,10 @@ class Overlap(NamedTuple):
     stop: int
     at: int
 
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class FlatSpec:
@@ -54,7 +58,13 @@ class FlatSpec:
 
     def within(self, part: Slice) -> Iterator[Overlap]:
         """The weights of which `part` holds elements, in their order. Padding is nobody's."""
-        for which, (weight, offset) in enumerate(zip(self.weights, self.offsets, strict=True)):
-            start, stop = max(part.start, offset), min(part.stop, offset + weight.numel)
-            if start < stop:
-                yield Overlap(which, weight, start - offset, stop - offset, start - part.start)
+        for which in range(len(self.weights)):
+            overlap = self.overlap(part, which)
+            if overlap is not None:
+                yield overlap
+
+    def overlap(self, part: Slice, which: int) -> Overlap | None:
+        """What `part` holds of one weight; None for nothing."""
+        weight, offset = self.weights[which], self.offsets[which]
+        start, stop = max(part.start, offset), min(part.stop, offset + weight.numel)
+        return Overlap(which, weight, start - offset, stop - offset, start - part.start) if start < stop else None

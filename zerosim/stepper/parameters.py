@@ -37,15 +37,16 @@ class ParameterView:
 
         Raises: InputError where nothing is.
         """
-        flat, spec = self._flat, self._flat.specs[self._index]
+        flat = self._flat
         to_host = flat.device.backend.to_host
         if self.state in ("whole", "gathered") and flat.param is not None:
             return to_host(flat.window(flat.param, self._index).array)
         source = flat.param_shard if flat.param_shard is not None else flat.master
         if self.state != "sharded" or source is None:
             raise InputError(f"rank {self.rank} holds nothing of {self.name} now ({self.state})")
-        first = spec.offset + self.start - flat.own.start
-        return to_host(source[first : first + self.stop - self.start].array)
+        mine = flat.spec.overlap(flat.own, self._index)
+        assert mine is not None  # it is sharded
+        return to_host(source[mine.at : mine.at + mine.numel].array)
 
     def __repr__(self) -> str:
         part = f" [{self.start}:{self.stop}]" if self.state == "sharded" else ""
@@ -58,7 +59,9 @@ class Parameters(Mapping[str, ParameterView]):
     def __init__(self, rank: int, parts: Parts) -> None:
         self._rank = rank
         self._keeps = parts.strategy.keeps_params
-        self._places = {spec.name: (flat, index) for flat in parts.model.flats for index, spec in enumerate(flat.specs)}
+        self._places = {
+            weight.name: (flat, index) for flat in parts.model.flats for index, weight in enumerate(flat.spec.weights)
+        }
 
     def __getitem__(self, name: str) -> ParameterView:
         if name not in self._places:
@@ -67,18 +70,17 @@ class Parameters(Mapping[str, ParameterView]):
                 f"no parameter {name!r}: " + (f"did you mean {' or '.join(near)}?" if near else "see list(parameters)")
             )
         flat, index = self._places[name]
-        spec = flat.specs[index]
-        start, stop = max(flat.own.start, spec.offset), min(flat.own.stop, spec.offset + spec.numel)
-        part = (start - spec.offset, stop - spec.offset) if start < stop else (0, 0)
+        weight, mine = flat.spec.weights[index], flat.spec.overlap(flat.own, index)
+        part = (0, 0) if mine is None else (mine.start, mine.stop)
         placed = any(held is not None for held in (flat.param, flat.param_shard, flat.master))
         if flat.param is not None:
-            state, part = "whole" if self._keeps else "gathered", (0, spec.numel)
+            state, part = "whole" if self._keeps else "gathered", (0, weight.numel)
         elif not placed:
             state = "unplaced"
         else:
             nothing = "freed" if flat.was_unsharded else "elsewhere"
             state = "sharded" if part[0] < part[1] else nothing
-        return ParameterView(name, flat.name, self._rank, spec.shape, flat.dtype.name, state, *part, flat, index)
+        return ParameterView(name, flat.name, self._rank, weight.shape, flat.dtype.name, state, *part, flat, index)
 
     def __repr__(self) -> str:
         return "\n".join(repr(view) for view in self.values())
