@@ -26,6 +26,8 @@ from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
+from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import Mesh
 from zerosim.precision import LossScaler
 from zerosim.rng import DropoutKeys
 from zerosim.runtime import Context
@@ -126,17 +128,30 @@ def _scaler(config: RunConfig) -> LossScaler | None:
     )
 
 
-def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
-    """The strategy of `--stage` 0..3. Stage 0 has no partition; what stays gathered is stage 3's choice."""
-    choices = config.schedule_choices
-    owner, all_reduce = config.partition == "owner", choices.grad_reduction == "all_reduce"
+def strategy_class(config: RunConfig) -> type[Strategy]:
+    """The strategy of `--stage` 0..3. Stage 0 has no partition."""
+    owner, all_reduce = config.partition == "owner", config.schedule_choices.grad_reduction == "all_reduce"
     if config.stage == 0:
-        return DDP(comm, device, updater)
+        return DDP
     if config.stage == 1:
-        return (OwnerZero1 if owner else AllReduceZero1 if all_reduce else Zero1)(comm, device, updater)
+        return OwnerZero1 if owner else AllReduceZero1 if all_reduce else Zero1
     if config.stage == 2:
-        return (OwnerZero2 if owner else AllReduceZero2 if all_reduce else Zero2)(comm, device, updater)
-    return (OwnerZero3 if owner else Zero3)(
+        return OwnerZero2 if owner else AllReduceZero2 if all_reduce else Zero2
+    return OwnerZero3 if owner else Zero3
+
+
+def layout_of(config: RunConfig, model: Model) -> Layout:
+    """Who holds what of a run, before any rank is there."""
+    mesh = Mesh(dp_shard=config.ranks)
+    return Layout(mesh, [flat.spec for flat in model.flats], strategy_class(config).rows())
+
+
+def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
+    """This rank's strategy; what stays gathered is stage 3's choice."""
+    choices, kind = config.schedule_choices, strategy_class(config)
+    if not issubclass(kind, Zero3):
+        return kind(comm, device, updater)
+    return kind(
         comm,
         device,
         updater,

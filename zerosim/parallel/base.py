@@ -15,13 +15,17 @@ from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
+from zerosim.placement.layout import Layout, Row, Rows
+from zerosim.placement.mesh import Mesh
+from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
 from zerosim.precision import norm_partials, total_norm
-from zerosim.sharding import Flat, Slice, slice_of, slice_size
+from zerosim.sharding import Flat
 
 
 class Strategy:
     """The points, all empty. `last` is set by the engine: this is the step's last micro-batch."""
 
+    partition: Partition = EvenSlices()  # how what is not kept whole is cut
     keeps_params = True  # every rank holds all parameters between uses
     keeps_grads = True  # every rank holds all gradients until the step
     agrees_alone = False  # every rank sees every reduced gradient, so nothing need be exchanged
@@ -32,6 +36,7 @@ class Strategy:
         self.device = device
         self.updater = updater
         self.flats: list[Flat] = []
+        self.layout = Layout(Mesh(dp_shard=comm.size), [], self.rows())
         self.last = True
 
     # -- the points -------------------------------------------------------------------------------
@@ -66,17 +71,28 @@ class Strategy:
                 flat.grad_shard = shard
 
     # -- placing ----------------------------------------------------------------------------------
+    @classmethod
+    def rows(cls) -> Rows:
+        """How each model state is held: whole where it is kept, else in the partition's parts."""
+        kept, cut = Row(Whole()), Row(cls.partition)
+        return {
+            "param": kept if cls.keeps_params else cut,
+            "grad": kept if cls.keeps_grads else cut,
+            "optim": cut,
+        }
+
     def owned(self, flat: Flat) -> Slice:
         """The part of a flat that this rank updates."""
-        return slice_of(flat.numel, self.comm.rank, self.comm.size)
+        return self.layout.part(self.comm.rank, flat.name, "optim")
 
     def padded(self, flat: Flat) -> int:
-        """Elements of a whole buffer: N equal slices."""
-        return slice_size(flat.numel, self.comm.size) * self.comm.size
+        """Elements of a whole buffer, padding included."""
+        return self.layout.padded(flat.name, "optim")
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Take memory for one flat after the other and `write` its weights, each before the next."""
         self.flats = list(flats)
+        self.layout = Layout(self.layout.mesh, [flat.spec for flat in flats], self.rows())
         for flat in flats:
             with self.device.scope(unit=flat.name):
                 self._place(flat)

@@ -15,17 +15,13 @@ from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.bucket import Bucket
-from zerosim.sharding import Flat, Slice, whole
+from zerosim.placement.partition import Whole
+from zerosim.sharding import Flat
 
 
 class DDP(Strategy):
+    partition = Whole()
     agrees_alone = True
-
-    def owned(self, flat: Flat) -> Slice:
-        return whole(flat.numel)
-
-    def padded(self, flat: Flat) -> int:
-        return flat.numel
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         super().__init__(comm, device, updater)

@@ -10,41 +10,35 @@ with slices, in the same order, so weights are the same to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from zerosim.device import Buffer, Kind
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
-from zerosim.sharding import Flat, Slice, assign_owners, nothing, whole
+from zerosim.placement.partition import WholeUnits
+from zerosim.sharding import Flat
 
 
 class OwnerPartition(Strategy):
-    """Who owns which flat, and the collectives that take the place of the sliced ones."""
+    """The collectives that take the place of the sliced ones."""
 
-    owners: dict[str, int]
+    partition = WholeUnits()
 
-    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
-        owners = assign_owners([flat.numel for flat in flats], self.comm.size)
-        self.owners = {flat.name: owner for flat, owner in zip(flats, owners, strict=True)}
-        super().place(flats, write)
+    def owner(self, flat: Flat) -> int:
+        """Where in the group the rank stands that owns a flat."""
+        owner = self.layout.owner(flat.name)
+        assert owner is not None
+        return owner
 
     def owns(self, flat: Flat) -> bool:
-        return self.owners[flat.name] == self.comm.rank
-
-    def owned(self, flat: Flat) -> Slice:
-        return whole(flat.numel) if self.owns(flat) else nothing(flat.numel)
-
-    def padded(self, flat: Flat) -> int:
-        return flat.numel
+        return self.owner(flat) == self.comm.rank
 
     def broadcast(self, flat: Flat) -> None:
-        self.comm.broadcast(flat.whole_param(), src=self.owners[flat.name])
+        self.comm.broadcast(flat.whole_param(), src=self.owner(flat))
 
     def reduce_to_owner(self, flat: Flat, grad: Buffer) -> Buffer | None:
         """The reduced gradient, in place on its owner, where it stays; None on the other ranks."""
-        self.comm.reduce(grad, dst=self.owners[flat.name])
+        self.comm.reduce(grad, dst=self.owner(flat))
         if not self.owns(flat):
             return None
         self.device.retag(grad, Kind.GRAD)
@@ -75,7 +69,7 @@ class OwnerZero3(OwnerPartition, Zero3):
             full = self.shard(flat, Kind.UNSHARDED_PARAM)
         else:
             full = self.device.alloc((flat.numel,), flat.dtype, Kind.UNSHARDED_PARAM)
-        self.comm.broadcast(full, src=self.owners[flat.name])
+        self.comm.broadcast(full, src=self.owner(flat))
         return full
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
