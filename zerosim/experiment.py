@@ -15,7 +15,7 @@ import numpy as np
 from zerosim import data, engine
 from zerosim.backends.kernels import GpuBytes
 from zerosim.books import Books, check_alike
-from zerosim.build import MakeStrategy, build_model, build_rank, build_updater, place_rank
+from zerosim.build import MakeStrategy, build_model, build_rank, build_updater, layout_of, place_rank
 from zerosim.comm.together import together
 from zerosim.device import Device
 from zerosim.errors import InputError, OutOfMemory
@@ -23,14 +23,15 @@ from zerosim.machine import check_libraries, check_room_for
 from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.parallel.base import Strategy
+from zerosim.placement.layout import Piece
 from zerosim.planner.search import cheapest_fit
 from zerosim.record import Event
-from zerosim.result import GpuUse, RankMemory, RunResult, unit_infos
+from zerosim.result import GpuUse, RankMemory, RunResult
 from zerosim.rng import generator
 from zerosim.runtime import Context, World, launch, make_backend
 from zerosim.scenario import RunConfig
 from zerosim.shapes import peak_within
-from zerosim.sharding import Flat, whole
+from zerosim.sharding import Flat
 
 DEFAULT_STEPS = 60
 Progress = Callable[[int, int, float], None]
@@ -48,14 +49,14 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """What one rank's program returns; `pieces` are its own slices by flat: where they start, and host values.
+    """What one rank's program returns; `pieces` are the parts that it updates.
 
     `gpu`: the GPU that it worked on, if any, and what was in use there at the end.
     """
 
     losses: list[float]
     steps: list[StepReport]
-    pieces: dict[str, tuple[int, Any]]
+    pieces: list[Piece]
     sample: bytes | None
     gpu: GpuBytes | None
 
@@ -122,9 +123,10 @@ class Experiment:
         check_libraries(config)
         self.config = config
         self.make_strategy = make_strategy
-        self.layout = build_model(config, Device(0, make_backend("numpy")))
-        self._inputs = _read_inputs(config, self.layout)
-        check_room_for(config, self.layout)
+        self.model = build_model(config, Device(0, make_backend("numpy")))  # no memory is taken for it
+        self.layout = layout_of(config, self.model)
+        self._inputs = _read_inputs(config, self.model)
+        check_room_for(config, self.model)
 
     @property
     def steps(self) -> int:
@@ -153,7 +155,7 @@ class Experiment:
         with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
             sample = None if config.sample is None else _sample(config, model, strategy, device)
         to_host = device.backend.to_host
-        pieces = {flat.name: (flat.own.start, to_host(flat.weights().array)) for flat in model.flats}
+        pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
         gpu = None if device.lane is None else device.lane.gpu_bytes()
         return RankOutcome(losses, updater.reports, pieces, sample, gpu)
 
@@ -161,9 +163,9 @@ class Experiment:
         """What the ranks returned and their ledgers counted, as one."""
         return RunResult(
             config=self.config,
-            num_parameters=self.layout.num_parameters,
-            units=unit_infos(self.config, self.layout),
-            tied_numel=self.layout.tied_numel,
+            layout=self.layout,
+            num_parameters=self.model.num_parameters,
+            tied_numel=self.model.tied_numel,
             losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
             steps=outcomes[0].steps,
             memory=[
@@ -171,7 +173,7 @@ class Experiment:
                 for ledger, pool in zip(books.memory, books.pools, strict=True)
             ],
             traffic=[ledger.rows() for ledger in books.traffic],
-            weights=_assemble(self.layout, [outcome.pieces for outcome in outcomes]),
+            weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
             sample=outcomes[0].sample,
             live_bytes_after=[ledger.live_bytes for ledger in books.memory],
             events=histories,
@@ -182,10 +184,10 @@ class Experiment:
         )
 
 
-def _read_inputs(config: RunConfig, layout: Model) -> _Inputs:
+def _read_inputs(config: RunConfig, model: Model) -> _Inputs:
     weights = None
     if config.weights is not None:
-        weights = data.read_weights(config.weights, layout.shapes())
+        weights = data.read_weights(config.weights, model.shapes())
     rows, seq = config.global_batch, config.seq
     if config.tokens is not None:
         if config.data is not None:
@@ -234,17 +236,3 @@ def _gpu_uses(outcomes: Sequence[RankOutcome], books: Books) -> tuple[GpuUse, ..
         most = max(before.used_bytes, used)
         uses[index] = GpuUse(index, name, most, most - held)
     return tuple(uses[index] for index in sorted(uses))
-
-
-def _assemble(layout: Model, pieces: list[dict[str, tuple[int, Any]]]) -> dict[str, Any]:
-    """Full weights by name from what each rank owned."""
-    weights: dict[str, Any] = {}
-    for flat in layout.flats:
-        parts = sorted((rank_pieces[flat.name] for rank_pieces in pieces), key=lambda part: part[0])
-        if parts[0][1].size == flat.numel:  # DDP: every rank has all of it
-            values = parts[0][1]
-        else:
-            values = np.concatenate([values for _, values in parts])
-        for mine in flat.spec.within(whole(flat.numel)):
-            weights[mine.weight.name] = values[mine.at : mine.at + mine.numel].reshape(mine.weight.shape)
-    return weights

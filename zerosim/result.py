@@ -13,12 +13,11 @@ from typing import Any
 
 from zerosim import html
 from zerosim.ledger import MARKS, SavedRow, Snapshot, TrafficRow
-from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport
+from zerosim.placement.layout import Layout
 from zerosim.pools import PoolRow
 from zerosim.record import Event
 from zerosim.scenario import RunConfig
-from zerosim.sharding import assign_owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +76,6 @@ class UnitInfo:
     owner: int | None
 
 
-def unit_infos(config: RunConfig, layout: Model) -> tuple[UnitInfo, ...]:
-    """The flat buffers of a model, and who owns each under `--partition owner`."""
-    sizes = [flat.numel for flat in layout.flats]
-    owned = config.partition == "owner" and config.stage > 0
-    owners: list[int | None] = list(assign_owners(sizes, config.ranks)) if owned else [None] * len(sizes)
-    return tuple(UnitInfo(flat.name, flat.numel, owner) for flat, owner in zip(layout.flats, owners, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
@@ -96,8 +87,8 @@ class RunResult:
     """
 
     config: RunConfig
+    layout: Layout
     num_parameters: int
-    units: tuple[UnitInfo, ...]
     tied_numel: int
     losses: list[list[float]]
     steps: list[StepReport]
@@ -111,6 +102,12 @@ class RunResult:
     saved: dict[str, tuple[SavedRow, ...]]
     saved_again: dict[str, tuple[SavedRow, ...]]
     gpus: tuple[GpuUse, ...] = ()
+
+    @property
+    def units(self) -> tuple[UnitInfo, ...]:
+        """The flat buffers, and who owns each under `--partition owner`."""
+        layout = self.layout
+        return tuple(UnitInfo(name, flat.numel, layout.owner(name)) for name, flat in layout.flats.items())
 
     @property
     def ran(self) -> list[int]:

@@ -18,19 +18,17 @@ from typing import Any
 
 from zerosim import engine
 from zerosim.backends.kernels import Backend
-from zerosim.build import build_model, build_rank, build_updater, place_rank
-from zerosim.comm.plan import RangeCut
+from zerosim.build import build_model, build_rank, build_updater, layout_of, place_rank
 from zerosim.device import Device
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
-from zerosim.models.model import Model
 from zerosim.optim.updater import StepReport, Updater
+from zerosim.placement.layout import Layout
 from zerosim.record import Event, Launch
-from zerosim.result import RankMemory, RunResult, unit_infos
+from zerosim.result import RankMemory, RunResult
 from zerosim.runtime import Context, World, launch_alone, make_backend
 from zerosim.scenario import RunConfig
-from zerosim.sharding import assign_owners, slice_of
 
 DEFAULT_STEPS = 1
 
@@ -50,7 +48,8 @@ def plan(
 
     Raises: InputError, OutOfMemory (where the configuration has a capacity).
     """
-    layout = build_model(config, Device(0, make_backend("meta")))
+    model = build_model(config, Device(0, make_backend("meta")))
+    layout = layout_of(config, model)
     steps = config.steps or DEFAULT_STEPS
     first = _run_rank(config, 0, steps, skipped, keep_events)
     ranks = range(config.ranks)
@@ -59,9 +58,9 @@ def plan(
     left[0] = first
     return RunResult(
         config=config,
-        num_parameters=layout.num_parameters,
-        units=unit_infos(config, layout),
-        tied_numel=layout.tied_numel,
+        layout=layout,
+        num_parameters=model.num_parameters,
+        tied_numel=model.tied_numel,
         losses=[],
         steps=first.reports,
         memory=[left[rank].memory for rank in stands_for],
@@ -170,24 +169,7 @@ class _UnevenReductions:
                     self.numels.add(numel)
 
 
-def _representatives(config: RunConfig, layout: Model, uneven: Collection[int]) -> list[int]:
+def _representatives(config: RunConfig, layout: Layout, uneven: Collection[int]) -> list[int]:
     """For each rank the lowest one that it cannot differ from. `uneven`: see `_UnevenReductions`."""
-    ranks = config.ranks
-    owned: list[tuple[int, ...]] = [()] * ranks
-    numels: set[int] = set()
-    if config.partition == "owner" and config.stage > 0:
-        owners = assign_owners([flat.numel for flat in layout.flats], ranks)
-        owned = [tuple(i for i, owner in enumerate(owners) if owner == rank) for rank in range(ranks)]
-    elif config.stage > 0:
-        numels = {flat.numel for flat in layout.flats}
     around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
-    cuts = [RangeCut([numel], ranks, 0, numel) for numel in uneven]
-    seen: dict[tuple[object, ...], int] = {}
-    found = []
-    for rank in range(ranks):
-        near = [(rank + step) % ranks for step in around]
-        padding = tuple(slice_of(numel, rank, ranks).padding for numel in numels)
-        shares = tuple(cut.size_of(peer) for cut in cuts for peer in near)
-        alike = (tuple(owned[peer] for peer in near), padding, shares)
-        found.append(seen.setdefault(alike, rank))
-    return found
+    return layout.classes([(("dp_shard",), numel) for numel in uneven], around)

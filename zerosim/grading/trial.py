@@ -34,7 +34,6 @@ from zerosim.record import Event
 from zerosim.result import RunResult
 from zerosim.runtime import Context, Ranks, make_backend, make_contexts
 from zerosim.scenario import RunConfig
-from zerosim.sharding import slice_size
 from zerosim.stepper.match import place as place_in_step
 
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
@@ -116,8 +115,7 @@ def attempt(config: RunConfig, make: Make | None = None, watch: Watch | None = N
             words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
             failure = Failure("error", 0, words, "")
     sizes = {
-        flat.name: slice_size(flat.numel, config.ranks) * config.ranks * flat.dtype.itemsize
-        for flat in experiment.layout.flats
+        flat.name: experiment.layout.padded(flat.name, "optim") * flat.dtype.itemsize for flat in experiment.model.flats
     }
     return Trial(config, result, failure, records, ranks.updates, ranks.ended, sizes)
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from zerosim.errors import InputError
 from zerosim.report.ownership import ownership_html, ownership_text
-from zerosim.result import unit_infos
-from zerosim.sharding import Flat, slice_of
+from zerosim.sharding import Flat
 from zerosim.stepper.session import Parts, Session
 
 
@@ -47,23 +46,14 @@ class Ownership:
 
 
 def ownership(session: Session) -> Ownership:
-    """As placed; before that, as the configuration's partition will have it."""
-    config, layout = session.experiment.config, session.experiment.layout
-    rows = []
-    infos = unit_infos(config, layout)
-    for flat, info in zip(layout.flats, infos, strict=True):
+    """As placed; before that, as the layout will have it."""
+    layout, rows = session.experiment.layout, []
+    for flat in layout.flats.values():
         for rank, parts in enumerate(session.parts):
-            own = slice_of(flat.numel, rank, config.ranks)
-            start, stop, padding = own.start, own.stop, own.padding
-            if config.stage == 0 or info.owner == rank:
-                start, stop, padding = 0, flat.numel, 0
-            elif info.owner is not None:
-                start = stop = padding = 0
             placed = _placed(parts, flat.name)
-            if placed is not None:
-                start, stop, padding = placed.own.start, placed.own.stop, placed.own.padding
-            rows.append(OwnedSlice(flat.name, flat.numel, rank, start, stop, padding))
-    return Ownership(config.ranks, tuple(rows))
+            own = layout.part(rank, flat.name, "optim") if placed is None else placed.own
+            rows.append(OwnedSlice(flat.name, flat.numel, rank, own.start, own.stop, own.padding))
+    return Ownership(layout.mesh.world_size, tuple(rows))
 
 
 def _placed(parts: Parts | None, name: str) -> Flat | None:

@@ -233,7 +233,7 @@ class DebugWorld:
 
     @property
     def units(self) -> tuple[str, ...]:
-        return tuple(unit.name for unit in self._experiment.layout.units)
+        return tuple(unit.name for unit in self._experiment.model.units)
 
     @property
     def events(self) -> list[tuple[int, Event]]:
