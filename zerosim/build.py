@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.groups import Groups
 from zerosim.device import Device
 from zerosim.dtypes import dtype
 from zerosim.functional.policy import ActivationPolicy
@@ -27,7 +28,7 @@ from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import Mesh
+from zerosim.placement.mesh import DATA
 from zerosim.precision import LossScaler
 from zerosim.rng import DropoutKeys
 from zerosim.runtime import Context
@@ -81,8 +82,13 @@ def build_rank(
     ctx: Context, config: RunConfig, updater: Updater, make_strategy: MakeStrategy | None = None
 ) -> tuple[Model, Strategy]:
     """One rank's model, and the strategy that will place it; nothing takes memory yet."""
-    model = build_model(config, ctx.device, first_micro_batch=ctx.rank * config.accumulate)
-    return model, (make_strategy or build_strategy)(config, model, ctx.comm, ctx.device, updater)
+    groups = Groups(config.mesh, ctx.comm)
+    data_rank = config.mesh.index(ctx.rank, *DATA)
+    model = build_model(config, ctx.device, first_micro_batch=data_rank * config.accumulate)
+    strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
+    if config.dp_replicate > 1:
+        strategy.replicate(groups, at_each_micro_batch=config.replica_reduction == "micro_batch")
+    return model, strategy
 
 
 def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat], None]) -> None:
@@ -142,8 +148,7 @@ def strategy_class(config: RunConfig) -> type[Strategy]:
 
 def layout_of(config: RunConfig, model: Model) -> Layout:
     """Who holds what of a run, before any rank is there."""
-    mesh = Mesh(dp_shard=config.ranks)
-    return Layout(mesh, [flat.spec for flat in model.flats], strategy_class(config).rows())
+    return Layout(config.mesh, [flat.spec for flat in model.flats], strategy_class(config).rows())
 
 
 def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:

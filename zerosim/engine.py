@@ -61,6 +61,7 @@ def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, d
         losses.append((loss, device.backend.to_host_later(loss.array)))
     with device.phase(Phase.BACKWARD):
         strategy.end_backward()
+        strategy.reduce_replicas()
         device.mark("end_of_backward")
     with device.phase(Phase.OPTIMIZER):
         strategy.step()

@@ -24,6 +24,7 @@ from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.parallel.base import Strategy
 from zerosim.placement.layout import Piece
+from zerosim.placement.mesh import DATA
 from zerosim.planner.search import cheapest_fit
 from zerosim.record import Event
 from zerosim.result import GpuUse, RankMemory, RunResult
@@ -207,8 +208,9 @@ def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[F
 
 
 def _batches(ctx: Context, config: RunConfig, inputs: _Inputs) -> Iterator[list[Any]]:
+    data_rank, data_size = config.mesh.index(ctx.rank, *DATA), config.mesh.size(*DATA)
     for step in range(inputs.steps):
-        yield data.micro_batches(inputs.batch(step), ctx.rank, config.ranks, config.accumulate)
+        yield data.micro_batches(inputs.batch(step), data_rank, data_size, config.accumulate)
 
 
 def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:

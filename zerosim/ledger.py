@@ -175,7 +175,8 @@ class TrafficRow(NamedTuple):
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
     are what crossed this rank's links, None where an engine's own collective does not tell (then
     `modelled_bytes` is a ring's). `purpose` is 'states', 'control' (norms and overflow flags) or 'staging':
-    messages of a GPU that passed through the host's memory, 'device to host' and 'host to device'.
+    messages of a GPU that passed through the host's memory, 'device to host' and 'host to device'. `axis` is the
+    mesh axis of the group, several joined with '+'; '' for staging.
     """
 
     step: int
@@ -183,6 +184,7 @@ class TrafficRow(NamedTuple):
     op: str
     dtype: str
     purpose: str
+    axis: str
     calls: int
     payload_bytes: int
     sent_bytes: int | None
@@ -200,17 +202,17 @@ def _sum(total: int | None, more: int | None) -> int | None:
 
 
 class CommLedger:
-    """Traffic by (step, phase, operation, dtype, purpose)."""
+    """Traffic by (step, phase, operation, dtype, purpose, axis)."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, str, str, str, str], TrafficRow] = {}
+        self._rows: dict[tuple[int, str, str, str, str, str], TrafficRow] = {}
 
     def read(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Copy):
                 self._stage(event)
             elif isinstance(event, Launch):
-                key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose)
+                key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose, event.axis)
                 row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
                 self._rows[key] = TrafficRow(
                     *key,
@@ -222,7 +224,7 @@ class CommLedger:
                 )
 
     def _stage(self, event: Copy) -> None:
-        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", "staging")
+        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", "staging", "")
         row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
         self._rows[key] = row._replace(calls=row.calls + 1, payload_bytes=row.payload_bytes + event.nbytes)
 

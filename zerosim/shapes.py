@@ -53,7 +53,8 @@ def plan(
     steps = config.steps or DEFAULT_STEPS
     first = _run_rank(config, 0, steps, skipped, keep_events)
     ranks = range(config.ranks)
-    stands_for = list(ranks) if every_rank else _representatives(config, layout, first.uneven)
+    around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
+    stands_for = list(ranks) if every_rank else layout.classes(first.uneven, around)
     left = {rank: _run_rank(config, rank, steps, skipped, keep_events) for rank in sorted(set(stands_for) - {0})}
     left[0] = first
     return RunResult(
@@ -97,13 +98,13 @@ class _RankOutcome:
     reports: list[StepReport]
     live_bytes_after: int
     events: list[Event]
-    uneven: frozenset[int]
+    uneven: Collection[tuple[tuple[str, ...], int]]
     activations: ActivationLedger
 
 
 def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int], keep_events: bool) -> _RankOutcome:
     memory, traffic, activations = MemoryLedger(), CommLedger(), ActivationLedger()
-    uneven = _UnevenReductions(config.ranks)
+    uneven = _UnevenReductions()
 
     def program(ctx: Context) -> Updater:
         updater = build_updater(config, steps, _Told)
@@ -133,7 +134,7 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
         updater.reports,
         memory.live_bytes,
         events,
-        frozenset(uneven.numels),
+        uneven.found,
         activations,
     )
 
@@ -155,21 +156,14 @@ def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[A
 
 
 class _UnevenReductions:
-    """Reads the lengths, in elements, of all_reduce calls that N does not divide: ranks add unlike shares of them."""
+    """Reads the all_reduce calls that a group does not divide, as (axes, elements): members add unlike shares of them."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.numels: set[int] = set()
+    def __init__(self) -> None:
+        self.found: set[tuple[tuple[str, ...], int]] = set()
 
     def read(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Launch) and event.op == "all_reduce":
                 numel = event.payload_bytes // dtype(event.dtype).itemsize
-                if numel % self.ranks:
-                    self.numels.add(numel)
-
-
-def _representatives(config: RunConfig, layout: Layout, uneven: Collection[int]) -> list[int]:
-    """For each rank the lowest one that it cannot differ from. `uneven`: see `_UnevenReductions`."""
-    around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
-    return layout.classes([(("dp_shard",), numel) for numel in uneven], around)
+                if numel % len(event.group):
+                    self.found.add((tuple(event.axis.split("+")), numel))

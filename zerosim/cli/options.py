@@ -89,6 +89,11 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
         default="4; with --world mpi what mpirun started",
         also=("--world-size", "--num-gpus", "--nproc-per-node"),
     )  # fmt: skip
+    group.value(
+        "dp_replicate", "R", "copies of the model states (HSDP): each is divided among N/R ranks, and gradients are "
+        "averaged over the R ranks that hold the same part", convert=whole_number, also=("--dp-replicas",),
+    )  # fmt: skip
+    group.value("replica_reduction", "", "with --dp-replicate: when they are; once a step, or in each micro-batch")
     group.value("partition", "", "what a rank owns: equal slices of every unit, or whole units")
     group.value(
         "collective",

@@ -23,6 +23,7 @@ from zerosim.comm.transport import Call, Hop
 from zerosim.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.placement.mesh import Mesh
 
 SENDER, RECEIVER = 0, 1
 """Members of the pair that a message makes."""
@@ -31,15 +32,28 @@ SENDER, RECEIVER = 0, 1
 class Comm(Group):
     """One rank's membership in a group, with the verbs. `rank` is its index in the group, `ranks` are global."""
 
-    def subgroup(self, ranks: Sequence[int], axis: str | None = None) -> Comm:
-        """The group of these global ranks, this one among them. Needs no communication."""
-        outside = [rank for rank in ranks if rank not in self.ranks]
+    def subgroup(self, ranks: Sequence[int], axis: str | None = None, number: int = 0) -> Comm:
+        """The group of these global ranks, this one among them. Needs no communication.
+
+        Native collectives of MPI want another `number`, the same on all members, for each group that shares members
+        with this one.
+        """
+        outside = sorted(set(ranks).difference(self.ranks))
         if outside:
             raise InputError(f"rank {self.device.rank}: ranks {outside} are not in the group {self.ranks}")
         members = sorted(set(ranks))
-        group = Comm(self.device, self._transport, members, axis or self.axis, self.algorithm, self.bucket_bytes)
+        group = Comm(
+            self.device, self._transport, members, axis or self.axis, self.algorithm, self.bucket_bytes, number
+        )
         group._sequences = self._sequences
         return group
+
+    def along(self, mesh: Mesh, *axes: str) -> Comm:
+        """The group of the ranks that differ from this one along these axes of a mesh alone."""
+        ranks = mesh.group(self.device.rank, *axes)
+        if ranks == self.ranks and mesh.name(*axes) == self.axis:
+            return self
+        return self.subgroup(ranks, mesh.name(*axes), mesh.number(*axes))
 
     @overload
     def all_reduce(self, buffer: Buffers, op: str = ..., purpose: str = ..., wait: Literal[True] = ...) -> Buffers: ...

@@ -75,9 +75,10 @@ class Group:
         device: Device,
         transport: Transport,
         ranks: Sequence[int],
-        axis: str = "data",
+        axis: str = "dp_shard",
         algorithm: str = "direct",
         bucket_bytes: int | None = None,
+        number: int = 0,
     ) -> None:
         self.device = device
         self.ranks = tuple(ranks)
@@ -92,6 +93,7 @@ class Group:
         self.rank = self.ranks.index(device.rank)
         self.size = len(self.ranks)
         self.axis = axis
+        self.number = number
         self.algorithm = algorithm
         self.bucket_bytes = bucket_bytes
         self._transport = transport
@@ -129,6 +131,7 @@ class Group:
             dtype.itemsize,
             self.device.backend,
             lambda index, numel: work.scratch(index, numel, dtype),
+            self.number,
         )
 
     def _whole(

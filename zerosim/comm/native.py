@@ -44,7 +44,7 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
 
 
 def _plan(me: Member, native: Native, modelled_numel: int) -> Plan:
-    return Plan([Hop(native=native)], [], None, modelled_bytes=modelled_numel * me.itemsize)
+    return Plan([Hop(native=native._replace(number=me.number))], [], None, modelled_bytes=modelled_numel * me.itemsize)
 
 
 def _filled(arrays: Sequence[Array]) -> list[Array]:

@@ -121,6 +121,8 @@ class Member(NamedTuple):
     backend: Backend
     scratch: Callable[[int, int], Array]
     """scratch(i, numel): the call's i-th temporary. It is the same memory in every bucket."""
+    number: int = 0
+    """Of the group, for engines that number groups (`Mesh.number`)."""
 
 
 class Plan(NamedTuple):

@@ -30,7 +30,8 @@ Move = Callable[[Inbox], None]
 class Native(NamedTuple):
     """A collective that the transport's own engine performs (MPI, NCCL): `inputs[i]` to `outputs[i]`, one by one.
 
-    `op` and `root` are the call's; `reduction` is sum, avg or max. Arrays are flat and contiguous.
+    `op` and `root` are the call's; `reduction` is sum, avg or max; `number` is the group's. Arrays are flat and
+    contiguous.
     """
 
     op: str
@@ -38,6 +39,7 @@ class Native(NamedTuple):
     outputs: Parts
     reduction: str = ""
     root: int = -1
+    number: int = 0
 
 
 class Hop(NamedTuple):

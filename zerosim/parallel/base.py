@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.groups import Groups
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.placement.layout import Layout, Row, Rows
-from zerosim.placement.mesh import Mesh
+from zerosim.placement.mesh import DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
 from zerosim.precision import norm_partials, total_norm
 from zerosim.sharding import Flat
@@ -37,7 +38,22 @@ class Strategy:
         self.updater = updater
         self.flats: list[Flat] = []
         self.layout = Layout(Mesh(dp_shard=comm.size), [], self.rows())
+        self.mesh_rank = comm.rank
+        self.data = comm  # all ranks that gradients are averaged over
+        self.replicas: Comm | None = None  # the ranks that hold the same parts as this one
+        self.reduces_each_micro_batch = False
         self.last = True
+
+    def replicate(self, groups: Groups, *, at_each_micro_batch: bool = False) -> None:
+        """Hybrid sharding: what the ranks of `comm` hold together, other groups of the mesh hold too (HSDP, MiCS).
+
+        Gradients are reduced within `comm` as ever. The own parts are then averaged over the replicas: once a step or,
+        where stages 2 and 3 reduce each micro-batch, in each of them. Source: FSDP2, set_requires_all_reduce.
+        """
+        self.layout = Layout(groups.mesh, [], self.rows())
+        self.mesh_rank = self.device.rank
+        self.data, self.replicas = groups(*DATA), groups("dp_replicate")
+        self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
 
     # -- the points -------------------------------------------------------------------------------
     def pre_forward(self, unit: Unit) -> None: ...
@@ -46,6 +62,21 @@ class Strategy:
     def post_backward(self, unit: Unit) -> None: ...
     def end_backward(self) -> None: ...
     def spread(self, flat: Flat) -> None: ...
+
+    def keep_shard(self, flat: Flat, grad: Buffer | None) -> None:
+        """Keep the own part of a micro-batch's reduced gradient (None: there is none)."""
+        if self.replicas is not None and self.reduces_each_micro_batch and grad is not None:
+            self.replicas.all_reduce(grad)
+        flat.add_grad_shard(grad)
+
+    def reduce_replicas(self) -> None:
+        """Average the own parts over the ranks that hold the same ones: once a step, when backward ends."""
+        if self.replicas is None or self.reduces_each_micro_batch:
+            return
+        for flat in reversed(self.flats):  # the order in which backward left them
+            if flat.grad_shard is not None:
+                with self.device.scope(unit=flat.name):
+                    self.replicas.all_reduce(flat.grad_shard)
 
     def step(self) -> None:
         """Agree; then flat by flat update the own slice and spread the new parameters. Or skip."""
@@ -83,7 +114,7 @@ class Strategy:
 
     def owned(self, flat: Flat) -> Slice:
         """The part of a flat that this rank updates."""
-        return self.layout.part(self.comm.rank, flat.name, "optim")
+        return self.layout.part(self.mesh_rank, flat.name, "optim")
 
     def padded(self, flat: Flat) -> int:
         """Elements of a whole buffer, padding included."""
@@ -136,16 +167,17 @@ class Strategy:
     def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
-        flags = self.device.alloc((self.comm.size, len(self.flats)), fp64, Kind.TEMP)
+        data = self.data
+        flags = self.device.alloc((data.size, len(self.flats)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
         for i, flat in enumerate(self.flats):
             if flat.local_probe is not None:
-                out = flags.array[self.comm.rank, i : i + 1]
+                out = flags.array[data.rank, i : i + 1]
                 self.device.kernel(0, self.device.backend.copy, flat.local_probe.array, out)
-        self.comm.all_reduce(flags, op="sum", purpose="control")
+        data.all_reduce(flags, op="sum", purpose="control")
         seen = self.device.backend.to_host(flags.array)
         for i in reversed(range(len(self.flats))):  # backward's order: the first unit to go wrong
-            bad = [rank for rank in range(self.comm.size) if not math.isfinite(seen[rank, i])]
+            bad = [rank for rank, row in zip(data.ranks, seen, strict=True) if not math.isfinite(row[i])]
             if bad:
                 return NonFiniteGradient(
                     f"rank {bad[0]}'s gradient of {self.flats[i].name} is not finite at step {step}"

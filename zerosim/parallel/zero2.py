@@ -20,7 +20,7 @@ class Zero2(Strategy):
 
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
-            unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
+            self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())

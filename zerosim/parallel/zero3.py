@@ -81,7 +81,7 @@ class Zero3(Strategy):
         if unit.reduces or unit.flat.name not in self.kept:  # a shared buffer's other unit may still keep it
             self.reshard(unit.flat)  # free before the reduction: lower peak
         if unit.reduces:  # a tied buffer: after its last use only
-            unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
+            self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
 
     def spread(self, flat: Flat) -> None:
         if flat.name in self.persistent:

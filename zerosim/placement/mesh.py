@@ -76,9 +76,9 @@ class Mesh:
         steps = [range(0, self.size(axis) * self._stride(axis), self._stride(axis)) for axis in _in_order(axes)]
         return tuple(first + sum(offsets) for offsets in product(*steps))
 
-    def number(self, rank: int, *axes: str) -> int:
-        """Which of the groups along these axes is the rank's: 0 to world_size / size - 1."""
-        return self.index(rank, *(axis for axis in AXES if axis not in axes))
+    def number(self, *axes: str) -> int:
+        """A number for the groups along these axes, 1 to 31. They share no rank: with a rank it names one group."""
+        return sum(1 << AXES.index(axis) for axis in set(axes))
 
     def name(self, *axes: str) -> str:
         """Axes joined with '+', in mesh order; those of size 1 are left out where another one is there."""

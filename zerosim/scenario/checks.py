@@ -25,6 +25,7 @@ CHOICES = {
     "decay": ("all", "matrices"),
     "schedule": ("constant", "cosine"),
     "partition": ("slices", "owner"),
+    "replica_reduction": ("step", "micro_batch"),
     "backend": ("numpy", "cuda"),
     "world": ("threads", "mpi"),
     "collective": ("direct", "ring", "native"),
@@ -73,6 +74,7 @@ def choices(config: RunConfig) -> None:
 _RANGES: dict[str, tuple[float, float | None, bool]] = {
     "stage": (0, 3, True),
     "ranks": (1, 65536, True),
+    "dp_replicate": (1, 65536, True),
     "ranks_per_process": (1, 65536, True),
     "steps": (1, 10**8, True),
     "layers": (1, 100_000, True),
@@ -167,6 +169,16 @@ def _check_model(config: RunConfig) -> None:
 
 
 def _check_world(config: RunConfig) -> None:
+    if config.dp_replicate > 1 and config.stage == 0:
+        raise InputError(
+            f"dp_replicate {config.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
+            "leave it out, or choose stage 1, 2 or 3"
+        )
+    if config.ranks % config.dp_replicate:
+        raise InputError(
+            f"dp_replicate {config.dp_replicate} does not divide ranks {config.ranks}: a world is dp_replicate x "
+            "dp_shard ranks"
+        )
     if config.collective == "native" and config.world == "threads" and config.backend == "numpy":
         raise InputError(
             "collective 'native': threads on NumPy have no collectives of their own; choose direct or ring, or start "

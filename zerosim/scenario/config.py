@@ -14,6 +14,7 @@ from typing import Any
 
 from zerosim.errors import InputError
 from zerosim.mpirun import mpirun_size
+from zerosim.placement.mesh import DATA, Mesh
 from zerosim.presets.huggingface import read_config_json
 from zerosim.presets.models import FAMILIES, ModelPreset, Size, family_sizes, find_model
 from zerosim.presets.recipes import find_recipe
@@ -74,7 +75,9 @@ class RunConfig:
     """
 
     stage: int = 3
-    ranks: int = _FROM_WORLD
+    ranks: int = _FROM_WORLD  # of the whole world
+    dp_replicate: int = 1  # copies of what dp_shard = ranks / dp_replicate ranks share (HSDP)
+    replica_reduction: str = "step"  # when gradients are averaged over those copies
     steps: int | None = None  # default: 60, or all that `tokens` holds
     recipe: str = "paper"
     model: str = "gpt"  # a family, a preset's name, or a Hugging Face config.json
@@ -156,9 +159,14 @@ class RunConfig:
             raise InputError(f"{self.model}: {error}" if self.model.endswith(".json") else str(error)) from None
 
     @property
+    def mesh(self) -> Mesh:
+        """How the ranks are arranged: `dp_shard` is what the other axes leave."""
+        return Mesh(dp_replicate=self.dp_replicate, dp_shard=self.ranks // self.dp_replicate)
+
+    @property
     def global_batch(self) -> int:
-        """Rows of one step over all ranks and micro-batches."""
-        return self.ranks * self.accumulate * self.micro_batch
+        """Rows of one step over all data-parallel ranks and micro-batches."""
+        return self.mesh.size(*DATA) * self.accumulate * self.micro_batch
 
     @property
     def resolved_weight_decay(self) -> float:

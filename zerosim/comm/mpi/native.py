@@ -13,7 +13,6 @@ Owns the communicators of groups and the calls. Source: MPI 4.1, chapter 6 (nonb
 from __future__ import annotations
 
 import threading
-import zlib
 from functools import partial
 from typing import Any
 
@@ -43,7 +42,7 @@ class NativeCall:
     def is_done(self) -> bool:
         """Start it as soon as the group has a communicator; True once its outputs are filled."""
         if self._requests is None:
-            communicator = self._engine.communicator(self._group)
+            communicator = self._engine.communicator(self._group, self._native.number)
             if communicator is None:
                 return False
             pairs = zip(self._native.inputs, self._native.outputs, strict=True)
@@ -115,11 +114,11 @@ class NativeEngine:
         self._datatypes: dict[str, Any] = {"fp32": wire.mpi.FLOAT, "fp64": wire.mpi.DOUBLE, "int64": wire.mpi.INT64_T}
         self._reductions: dict[tuple[str, str], Any] = {}
 
-    def communicator(self, group: tuple[int, ...]) -> Any:
+    def communicator(self, group: tuple[int, ...], number: int) -> Any:
         """The group's communicator; None as long as it is being made.
 
         MPI makes it in a call that blocks until every member is in it, and members may come to several groups in
-        different orders: so a thread of its own waits in there.
+        different orders: so a thread of its own waits in there. `number` keeps apart groups that share members.
 
         Raises: InputError where the library may not be called by several threads.
         """
@@ -131,14 +130,14 @@ class NativeEngine:
                     "collective native on a part of the ranks needs an MPI with MPI_THREAD_MULTIPLE, and this one was "
                     "built without: choose direct or ring"
                 )
-            maker = threading.Thread(target=self._make, args=(group,), name="communicator", daemon=True)
+            maker = threading.Thread(target=self._make, args=(group, number), name="communicator", daemon=True)
             self._making[group] = maker
             maker.start()
         return found
 
-    def _make(self, group: tuple[int, ...]) -> None:
+    def _make(self, group: tuple[int, ...], number: int) -> None:
         members = self.wire.world.Get_group().Incl(list(group))
-        self._communicators[group] = self.wire.world.Create_group(members, zlib.crc32(repr(group).encode()) & 0x7FFF)
+        self._communicators[group] = self.wire.world.Create_group(members, number)
 
     def datatype(self, dtype: DType) -> Any:
         found = self._datatypes.get(dtype.name)

@@ -1,0 +1,21 @@
+"""A rank's groups along the axes of a mesh. The same on every rank, and made without communication."""
+
+from __future__ import annotations
+
+from zerosim.comm.collectives import Comm
+from zerosim.placement.mesh import Mesh
+
+
+class Groups:
+    """`groups("dp_shard")`: the Comm of the ranks that differ from this one along those axes alone."""
+
+    def __init__(self, mesh: Mesh, world: Comm) -> None:
+        self.mesh = mesh
+        self._world = world
+        self._made: dict[tuple[str, ...], Comm] = {}
+
+    def __call__(self, *axes: str) -> Comm:
+        """Equal axes give one Comm. Where no other rank differs along them it has one member, and sends nothing."""
+        if axes not in self._made:
+            self._made[axes] = self._world.along(self.mesh, *axes)
+        return self._made[axes]
