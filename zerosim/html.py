@@ -205,7 +205,8 @@ def result_html(result: Any) -> str:
 def _title(result: Any) -> str:
     config, steps = result.config, len(result.steps)
     return (
-        f"{STAGES[config.stage]} on {config.ranks:,} {'rank' if config.ranks == 1 else 'ranks'}: "
+        f"{STAGES[config.stage]} on {config.ranks:,} {'rank' if config.ranks == 1 else 'ranks'}"
+        f"{f' in {config.dp_replicate:,} replicas' if config.dp_replicate > 1 else ''}: "
         f"{result.num_parameters:,} parameters in {config.precision}, {steps:,} {'step' if steps == 1 else 'steps'}"
     )
 

@@ -24,7 +24,6 @@ from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
 from zerosim.ledger import ActivationLedger, CommLedger, MemoryLedger
 from zerosim.optim.updater import StepReport, Updater
-from zerosim.placement.layout import Layout
 from zerosim.record import Event, Launch
 from zerosim.result import RankMemory, RunResult
 from zerosim.runtime import Context, World, launch_alone, make_backend
@@ -156,7 +155,7 @@ def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[A
 
 
 class _UnevenReductions:
-    """Reads the all_reduce calls that a group does not divide, as (axes, elements): members add unlike shares of them."""
+    """Reads all_reduce calls that their group does not divide, as (axes, elements): members add unlike shares."""
 
     def __init__(self) -> None:
         self.found: set[tuple[tuple[str, ...], int]] = set()

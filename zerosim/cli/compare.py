@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace, base: RunConfig, is_first: bool) -> int:
     outcomes: dict[int, Any] = {}
     for stage in args.stages:
         try:
-            outcomes[stage] = train(base.replace(stage=stage), stream, quiet=args.quiet)
+            outcomes[stage] = train(base.at_stage(stage), stream, quiet=args.quiet)
         except OutOfMemory as error:
             outcomes[stage] = error
     comparison = Comparison(base, outcomes)

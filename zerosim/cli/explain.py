@@ -35,6 +35,10 @@ def add_arguments(parser: Parser) -> None:
         "--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True,
         help="data-parallel ranks",
     )  # fmt: skip
+    group.add_argument(
+        "--dp-replicate", metavar="R", type=whole_number, default=1,
+        help="copies of the model states (HSDP): each is divided among N/R ranks (default: 1)",
+    )  # fmt: skip
     group.add_argument("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
     group.add_argument(
         "--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16",
@@ -81,6 +85,14 @@ def question(args: argparse.Namespace) -> Question:
     _within("--stage", args.stage, 0, 3)
     _within("--params", args.params, 1, MOST_PARAMETERS)
     _within("--ranks", args.ranks, 1, MOST_RANKS)
+    _within("--dp-replicate", args.dp_replicate, 1, args.ranks)
+    if args.ranks % args.dp_replicate:
+        raise InputError(f"--dp-replicate {args.dp_replicate} does not divide --ranks {args.ranks}")
+    if args.dp_replicate > 1 and args.stage == 0:
+        raise InputError(
+            f"--dp-replicate {args.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
+            "leave it out, or choose stage 1, 2 or 3"
+        )
     _within("--accumulate", args.accumulate, 1, MOST_SIZE)
     _one_of("--precision", args.precision, PRECISIONS)
     _one_of("--optimizer", args.optimizer, OPTIMIZERS)
@@ -98,6 +110,7 @@ def question(args: argparse.Namespace) -> Question:
         num_parameters=args.params,
         ranks=args.ranks,
         recipe=recipe,
+        replicas=args.dp_replicate,
         precision=args.precision,
         optimizer=args.optimizer,
         momentum=args.momentum,

@@ -195,7 +195,7 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
 
     wanted = args.stages or ((config.stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
     steps = args.steps if hasattr(args, "steps") else 1  # a scenario's are there to learn: all of them count the same
-    return {stage_label(stage): plan(config.replace(stage=stage, steps=steps)) for stage in wanted}
+    return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
 
 
 def _check_flags(args: argparse.Namespace) -> None:

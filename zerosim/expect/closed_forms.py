@@ -23,7 +23,7 @@ def _formula_states(asked: Asked) -> Fraction:
     states = formulas.optimizer_step_states(
         config.stage,
         _psi(config),
-        config.ranks,
+        config.dp_shard,
         cost_of(config),
         upcast_grads=asked.at == "gradients_upcast" and config.schedule_choices.upcast_grads,
     )
@@ -43,7 +43,7 @@ def _formula_block(asked: Asked) -> Fraction:
 
 def _formula_largest(asked: Asked) -> Fraction:
     config = asked.config
-    return formulas.largest_model(asked.memory, config.stage, config.ranks, cost_of(config), asked.mp)
+    return formulas.largest_model(asked.memory, config.stage, config.dp_shard, cost_of(config), asked.mp)
 
 
 def _twelve_elements(asked: Asked) -> int:
@@ -67,7 +67,7 @@ def _checkpoints_and_block(asked: Asked) -> Fraction:
 
 def _calculator(asked: Asked) -> Fraction | None:
     known = {calculator.name: calculator for calculator in formulas.calculators()}
-    return known[asked.calculator].model_states(asked.config.stage, _psi(asked.config), asked.config.ranks)
+    return known[asked.calculator].model_states(asked.config.stage, _psi(asked.config), asked.config.dp_shard)
 
 
 def _megatron_parameters(asked: Asked) -> Fraction:

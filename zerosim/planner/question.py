@@ -34,11 +34,17 @@ class Question:
     num_parameters: int
     ranks: int
     recipe: Recipe
+    replicas: int = 1
     precision: str = "bf16"
     optimizer: str = "adam"
     momentum: float = 0.0
     micro_batches: int = 1
     shape: Shape | None = None
+
+    @property
+    def shards(self) -> int:
+        """Ranks that model states are divided among: the formulas' N."""
+        return self.ranks // self.replicas
 
     @property
     def param_bytes(self) -> int:

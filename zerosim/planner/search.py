@@ -140,15 +140,17 @@ def _search(
 ) -> Found:
     """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
     tried: dict[int, Tried] = {}
+    step = config.dp_replicate if field == "ranks" else 1  # every replica has as many
 
-    def fits(value: int) -> bool:
-        if value not in tried:
-            tried[value] = Tried(value, trial(with_value(config, field, value)))
-            say(tried[value])
-        return tried[value].peak_bytes <= capacity
+    def fits(steps: int) -> bool:
+        if steps not in tried:
+            value = steps * step
+            tried[steps] = Tried(value, trial(with_value(config, field, value)))
+            say(tried[steps])
+        return tried[steps].peak_bytes <= capacity
 
     least = (config.units or 1) if field == "params" else 1  # a unit holds one at least
-    low, high, most = least - 1, least, _HIGHEST[field]
+    low, high, most = least - 1, least, _HIGHEST[field] // step
     while fits(high) == wanted:
         low = high
         if high == most:

@@ -92,6 +92,7 @@ class Comparison(InNotebook):
 
     def _must_agree(self, a: int, b: int) -> bool:
         same_order = self.config.accumulate == 1 or (a < 2) == (b < 2)
+        same_order = same_order and (self.config.dp_replicate == 1 or (a > 0) == (b > 0))
         return self.config.collective == "direct" and same_order
 
     def _weights(self) -> RenderableType:
@@ -123,6 +124,11 @@ class Comparison(InNotebook):
             return (
                 "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who "
                 "owns what. With --collective direct they do not."
+            )
+        if self.config.dp_replicate > 1 and self.config.accumulate == 1:
+            return (
+                "Stage 0 adds over all ranks at once, the others within a replica and then over replicas: the same "
+                "numbers in another order, rounded differently."
             )
         return (
             "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other way "

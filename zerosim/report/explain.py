@@ -30,7 +30,7 @@ class Explanation(InNotebook):
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `counted` is false, for nothing was run."""
         asked = self.question
-        names = ("stage", "num_parameters", "ranks", "precision", "optimizer", "momentum", "micro_batches")
+        names = ("stage", "num_parameters", "ranks", "replicas", "precision", "optimizer", "momentum", "micro_batches")
         shape = {name: getattr(asked.shape, name) for name in Shape.__slots__} if asked.shape else None
         return {
             "schema": 1,
@@ -73,6 +73,7 @@ def explain(question: Question) -> Explanation:
 def plan_command(asked: Question) -> str:
     """The command that counts what this question's formulas say."""
     words = [f"zerosim plan --stage {asked.stage} --ranks {asked.ranks}"]
+    words += [f"--dp-replicate {asked.replicas}"] if asked.replicas > 1 else []
     words += [f"--recipe {asked.recipe.name}"] if asked.recipe.name != "paper" else []
     words += [f"--precision {asked.precision}"] if asked.precision != "bf16" else []
     words += [f"--optimizer {asked.optimizer}"] if asked.optimizer != "adam" else []
@@ -89,10 +90,12 @@ def plan_command(asked: Question) -> str:
 
 
 def _headline(asked: Question) -> str:
-    ranks = f"{asked.ranks:,} rank{'' if asked.ranks == 1 else 's'}"
+    ranks = f"N = {asked.ranks:,} rank{'' if asked.ranks == 1 else 's'}"
+    if asked.replicas > 1:
+        ranks = f"{asked.ranks:,} ranks, {asked.replicas:,} replicas of N = {asked.shards:,}"
     optimizer = _OPTIMIZERS[asked.optimizer] + (f" with momentum {asked.momentum:g}" if asked.momentum else "")
     return (
-        f"{_STAGES[asked.stage]} on N = {ranks}: Ψ = {asked.num_parameters:,} parameters, {asked.precision}, "
+        f"{_STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {asked.precision}, "
         f"{optimizer}, recipe {asked.recipe.name}"
     )
 

@@ -64,7 +64,7 @@ def sections(question: Question) -> tuple[Section, ...]:
 
 
 def _states(asked: Question) -> Section:
-    psi, ranks, cost = asked.num_parameters, asked.ranks, asked.cost
+    psi, ranks, cost = asked.num_parameters, asked.shards, asked.cost
     values = formulas.model_states(asked.stage, psi, ranks, cost)
     terms = [_state(asked, kind, values[kind]) for kind in formulas.STATES]
     total = sum(values.values(), Fraction(0))
@@ -73,6 +73,8 @@ def _states(asked: Question) -> Section:
         f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter (param + grad + optim)."
         f"{_about_masters(asked)} {ZERO_PAPER}, sections 3.1 and 5."
     ]
+    if asked.replicas > 1:
+        notes.append(f"N = {ranks:,} ranks hold one of R = {asked.replicas:,} replicas together (HSDP, MiCS).")
     figures = formulas.printed_states(asked.stage, psi, ranks) if cost == formulas.MIXED_ADAM else []
     exact = total / 10**9
     agrees = all(formulas.printed(exact, figure.gigabytes) == figure.gigabytes for figure in figures)
@@ -87,7 +89,7 @@ def _states(asked: Question) -> Section:
 def _state(asked: Question, kind: str, value: Fraction) -> Term:
     each = {"param": asked.cost.param, "grad": asked.cost.grad, "optim": asked.cost.optim}[kind]
     divided = asked.stage >= formulas.first_partitioned(kind)
-    numbers = f"{each} · {asked.num_parameters:,}" + (f" / {asked.ranks:,}" if divided else "")
+    numbers = f"{each} · {asked.num_parameters:,}" + (f" / {asked.shards:,}" if divided else "")
     return Term(kind, formulas.state_text(asked.stage, kind, asked.cost), numbers if each else "0", value)
 
 
@@ -100,7 +102,7 @@ def _about_masters(asked: Question) -> str:
 
 def _against_paper(asked: Question, total: Fraction) -> str:
     """Beside DDP, or, for another recipe than the paper's, beside the paper's rule."""
-    psi, ranks = asked.num_parameters, asked.ranks
+    psi, ranks = asked.num_parameters, asked.shards
     cost = formulas.bytes_per_parameter(asked.param_bytes, asked.param_bytes, asked.moments)
     if asked.cost != cost:
         paper = sum(formulas.model_states(asked.stage, psi, ranks, cost).values(), Fraction(0))
@@ -114,7 +116,7 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 
 
 def _optimizer_step(asked: Question) -> Section:
-    psi, ranks = asked.num_parameters, asked.ranks
+    psi, ranks = asked.num_parameters, asked.shards
     values = formulas.optimizer_step_states(asked.stage, psi, ranks, asked.cost, upcast_grads=True)
     copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)  # divided as the optimizer states are
     formula = formulas.state_text(asked.stage, "optim", copies)
@@ -138,7 +140,7 @@ def _with_upcast(asked: Question) -> str:
 
 
 def _traffic(asked: Question) -> Section:
-    psi, ranks, moved = asked.num_parameters, asked.ranks, asked.volume
+    psi, ranks, moved = asked.num_parameters, asked.shards, asked.volume
     reduce_op, gather_op = _OPERATIONS[asked.stage]
     reduce_op = reduce_op or str(asked.recipe.resolved(asked.stage)["grad_reduction"])
     grads, params = moved.sent_grad_bytes(psi, ranks, asked.grad_bytes), Fraction(0)
@@ -146,11 +148,19 @@ def _traffic(asked: Question) -> Section:
     if gather_op:
         params = moved.sent_param_bytes(psi, ranks, asked.param_bytes)
         terms.append(Term(gather_op, moved.params_text(), _sent(asked, moved.params, asked.param_bytes), params))
-    terms.append(Term("total", moved.text(), "", grads + params, is_sum=True))
+    across, text = Fraction(0), moved.text()
+    if asked.replicas > 1:
+        across = formulas.replica_bytes(psi, ranks, asked.replicas, asked.grad_bytes)
+        numbers = f"{asked.replicas - 1:,}/{asked.replicas:,} · 2 · {psi:,} / {ranks:,} · {asked.grad_bytes}"
+        terms.append(Term("across replicas", formulas.replica_text(), numbers, across))
+        text += f" + {formulas.replica_text()}"
+    terms.append(Term("total", text, "", grads + params + across, is_sum=True))
     notes = [
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
         f"{asked.grad_bytes} of a gradient, {asked.param_bytes} of a parameter. {ZERO_PAPER}, section 7."
     ]
+    if asked.replicas > 1:
+        notes.append("Across replicas an all_reduce of the own part, once a step: times (R-1)/R.")
     if moved.root:
         notes.append("R, the units outside the blocks, is not known from Ψ: the bytes are those for R = 0.")
     if moved.persistent:
@@ -168,7 +178,7 @@ def _traffic(asked: Question) -> Section:
 
 
 def _sent(asked: Question, times: Fraction, each: int) -> str:
-    share = f"{asked.ranks - 1:,}/{asked.ranks:,}" if asked.ranks > 1 else "0"
+    share = f"{asked.shards - 1:,}/{asked.shards:,}" if asked.shards > 1 else "0"
     return f"{share} · {f'{times} · ' if times != 1 else ''}{asked.num_parameters:,} · {each}"
 
 

@@ -53,6 +53,7 @@ class TrafficCheck:
     """
 
     op: str
+    axis: str
     dtypes: tuple[str, ...]
     calls: int
     sent: tuple[int, ...]
@@ -147,7 +148,7 @@ def check_states(result: RunResult) -> list[StateCheck]:
     """param, grad, optim, then their total."""
     config, cost = result.config, cost_of(result.config)
     snapshots = [memory.marks[MARK] for memory in result.memory]
-    formula = formulas.model_states(config.stage, result.num_parameters, config.ranks, cost)
+    formula = formulas.model_states(config.stage, result.num_parameters, config.dp_shard, cost)
     checks = [
         StateCheck(
             kind=kind,
@@ -179,36 +180,50 @@ def last_whole_step(result: RunResult) -> int | None:
 def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
     """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
     config, volume = result.config, volume_of(result)
-    psi, ranks = result.num_parameters, config.ranks
+    psi, ranks = result.num_parameters, config.dp_shard
     padded, cuts = psi, 1
     if is_sliced(config):
         padded, cuts = formulas.padded_numel((unit.numel for unit in result.units), ranks), ranks
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
+    inside = config.mesh.name("dp_shard")
     forms = {
-        grads_op: (
+        (grads_op, inside): (
             volume.sent_grad_bytes(psi, ranks, grad_bytes),
             volume.sent_grad_bytes(padded, ranks, grad_bytes),
             volume.grads_text(),
         ),
     }
     if params_op:
-        forms[params_op] = (
+        forms[params_op, inside] = (
             volume.sent_param_bytes(psi, ranks, param_bytes, *gathers_of(result)),
             volume.sent_param_bytes(padded, ranks, param_bytes, *gathers_of(result, cuts)),
             volume.params_text(),
         )
-    for op in {row.op for rows in result.traffic for row in rows if row.step == step and row.purpose == "states"}:
-        forms.setdefault(op, (Fraction(0), Fraction(0), "0"))
+    if config.dp_replicate > 1:
+        reductions = num_replica_reductions(config)
+        forms["all_reduce", "dp_replicate"] = (
+            formulas.replica_bytes(psi, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
+            formulas.replica_bytes(padded, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
+            formulas.replica_text(reductions),
+        )
+    for rows in result.traffic:
+        for row in rows:
+            if row.step == step and row.purpose == "states":
+                forms.setdefault((row.op, row.axis), (Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
-    checks = [_traffic_of(result, step, op, *form, even) for op, form in forms.items()]
+    checks = [
+        _traffic_of(result, step, op, axis, formula, with_padding, text, even)
+        for (op, axis), (formula, with_padding, text) in forms.items()
+    ]
     total = TrafficCheck(
         op="total",
+        axis="",
         dtypes=tuple(dict.fromkeys(name for check in checks for name in check.dtypes)),
         calls=sum(check.calls for check in checks),
         sent=_columns([check.sent for check in checks]),
         formula=sum((check.formula for check in checks), Fraction(0)),
-        text=volume.text(),
+        text=" + ".join([volume.text(), *(check.text for check in checks if check.axis == "dp_replicate")]),
         with_padding=sum((check.with_padding for check in checks), Fraction(0)),
         payload=sum(check.payload for check in checks),
         modelled=result.is_modelled,
@@ -235,12 +250,18 @@ def _expected(result: RunResult, kind: str, cost: BytesPerParameter) -> tuple[Fr
         owned: Counter[int | None] = Counter()
         for unit in result.units:
             owned[unit.owner] += unit.numel
-        return tuple(Fraction(each * owned[rank]) for rank in range(config.ranks))
+        index = config.mesh.index
+        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in range(config.ranks))
     psi = result.num_parameters
     if is_sliced(config):
-        psi = formulas.padded_numel((unit.numel for unit in result.units), config.ranks)
-    share = formulas.model_states(config.stage, psi, config.ranks, cost)[kind]
+        psi = formulas.padded_numel((unit.numel for unit in result.units), config.dp_shard)
+    share = formulas.model_states(config.stage, psi, config.dp_shard, cost)[kind]
     return (share,) * config.ranks
+
+
+def num_replica_reductions(config: RunConfig) -> int:
+    """How often in a step a rank averages its part of the gradients over replicas."""
+    return config.accumulate if config.replica_reduction == "micro_batch" and config.stage >= 2 else 1
 
 
 def _operations(config: RunConfig) -> tuple[str, str]:
@@ -253,14 +274,22 @@ def _operations(config: RunConfig) -> tuple[str, str]:
 
 
 def _traffic_of(
-    result: RunResult, step: int, op: str, formula: Fraction, with_padding: Fraction, text: str, even: bool
+    result: RunResult,
+    step: int,
+    op: str,
+    axis: str,
+    formula: Fraction,
+    with_padding: Fraction,
+    text: str,
+    even: bool,
 ) -> TrafficCheck:
     by_rank = [
-        [row for row in rows if row.step == step and row.op == op and row.purpose == "states"]
+        [row for row in rows if (row.step, row.op, row.axis, row.purpose) == (step, op, axis, "states")]
         for rows in result.traffic
     ]
     return TrafficCheck(
         op=op,
+        axis=axis,
         dtypes=tuple(dict.fromkeys(row.dtype for rows in by_rank for row in rows)),
         calls=sum(row.calls for row in by_rank[0]),
         sent=tuple(sum(row.wire_bytes for row in rows) for rows in by_rank),

@@ -98,7 +98,7 @@ def owners_table(result: RunResult) -> RenderableType:
         for rank in owners:
             own = [unit for unit in result.units if unit.owner == rank]
             table.add_row(str(rank), f"{sum(unit.numel for unit in own):,}", ", ".join(unit.name for unit in own))
-        if idle := result.config.ranks - len(owners):
+        if idle := result.config.dp_shard - len(owners):
             table.add_row(f"{idle:,} more", "0", "nothing: there are fewer units than ranks")
         return table
 

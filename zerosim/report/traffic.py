@@ -46,17 +46,20 @@ def _control(result: RunResult, sent: Sequence[int]) -> str:
 def _wide(look: Look, checks: Sequence[TrafficCheck]) -> Table:
     table = look.table()
     table.add_column("operation")
+    if has_axes := len({check.axis for check in checks[:-1]}) > 1:
+        table.add_column("axis")
     table.add_column("dtype")
     table.add_column("calls", justify="right")
     table.add_column("sent", justify="right")
     if has_padding := any(check.padding for check in checks):
         table.add_column("padding", justify="right")
     table.add_column("volume", justify="right", style="cyan")
-    table.add_column(look.text("×(N-1)/N, bytes"), justify="right", style="cyan")
+    table.add_column(look.text("sent of it, bytes" if has_axes else "×(N-1)/N, bytes"), justify="right", style="cyan")
     table.add_column("agree")
     for index, check in enumerate(checks):
         table.add_row(
             check.op,
+            *([check.axis] if has_axes else []),
             " ".join(check.dtypes),
             f"{check.calls:,}",
             _sent(check),
@@ -76,10 +79,11 @@ def _narrow(look: Look, checks: Sequence[TrafficCheck]) -> Table:
     table.add_column("volume", justify="right", style="cyan")
     table.add_column("in bytes", justify="right", style="cyan", overflow="fold")
     table.add_column("")
+    has_axes = len({check.axis for check in checks[:-1]}) > 1
     for index, check in enumerate(checks):
         padding = f"\n{show(check.padding)} padding" if check.padding else ""
         table.add_row(
-            check.op,
+            f"{check.op}\n{check.axis}" if has_axes and check.axis else check.op,
             _sent(check) + padding,
             look.text(stacked(check.text)),
             show(check.formula),

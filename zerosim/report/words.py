@@ -9,7 +9,15 @@ import math
 from fractions import Fraction
 
 from zerosim.planner import formulas
-from zerosim.report.numbers import cost_of, gathers_of, is_owned, itemsizes, last_whole_step, volume_of
+from zerosim.report.numbers import (
+    cost_of,
+    gathers_of,
+    is_owned,
+    itemsizes,
+    last_whole_step,
+    num_replica_reductions,
+    volume_of,
+)
 from zerosim.result import RunResult
 from zerosim.scenario import RunConfig
 
@@ -30,13 +38,18 @@ OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 def headline(config: RunConfig) -> str:
-    where = ""
+    where = f" ({replicas(config)})" if config.dp_replicate > 1 else ""
     if config.world == "mpi":
         processes = config.ranks // config.ranks_per_process
         where += f", in {counted(processes, 'process', 'processes')} over MPI"
     if config.backend == "cuda":
         where += ", on GPUs"
     return f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}{where}"
+
+
+def replicas(config: RunConfig) -> str:
+    """'2 replicas of 4 ranks each'."""
+    return f"{counted(config.dp_replicate, 'replica')} of {counted(config.dp_shard, 'rank')} each"
 
 
 def counted(count: int, one: str, many: str = "") -> str:
@@ -93,7 +106,9 @@ def states_note(result: RunResult) -> str:
     """How to read the formula of the model states."""
     config, cost = result.config, cost_of(result.config)
     parts = f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter"
-    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.ranks:,}."
+    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.dp_shard:,}."
+    if config.dp_replicate > 1:
+        note += f" N ranks hold one of R = {config.dp_replicate:,} replicas together."
     if is_owned(config):
         return note + " Whole units belong to ranks: the formula holds for the mean."
     if any(memory.marks["end_of_backward"].padding for memory in result.memory):
@@ -104,7 +119,7 @@ def states_note(result: RunResult) -> str:
 def volume_note(result: RunResult) -> str:
     """How to read the formula of the traffic."""
     config, volume = result.config, volume_of(result)
-    ranks = config.ranks
+    ranks = config.dp_shard
     note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
     if volume.tied:
         keeps = ", which stays gathered when forward ends" if config.keep_last_unit else ""
@@ -120,14 +135,17 @@ def volume_note(result: RunResult) -> str:
         note += f"; each of {config.accumulate} micro-batches is reduced" + (
             " and gathers" if config.stage == 3 else ""
         )
+    if (count := config.dp_replicate) > 1:
+        text = formulas.replica_text(num_replica_reductions(config))
+        note += f"; of {text} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
     return note + "."
 
 
 def closing(result: RunResult) -> str:
     """What the stage did, in a line or two."""
     config, cost = result.config, cost_of(result.config)
-    ranks, stage = config.ranks, config.stage
-    if ranks == 1:
+    ranks, stage = config.dp_shard, config.stage
+    if config.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
     ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
     mine = sum(formulas.model_states(stage, result.num_parameters, ranks, cost).values())
@@ -136,6 +154,8 @@ def closing(result: RunResult) -> str:
             f"DDP keeps every parameter, gradient and optimizer state on every rank: {cost.total} bytes per parameter, "
             f"however many ranks there are. Stages 1, 2 and 3 divide them: zerosim compare --ranks {ranks}"
         )
+    if ranks == 1:
+        return "Each rank is a replica of its own: nothing is divided, and every stage is DDP. Lower --dp-replicate."
     share = f"1/{ranks}"
     what = {
         1: f"{share} of the optimizer states; parameters and gradients stay whole",
@@ -156,7 +176,15 @@ def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
     config, sizes = result.config, itemsizes(result.config)
     ddp = formulas.volume(0).sent_bytes(result.num_parameters, config.ranks, *sizes)
-    ratio = volume_of(result).sent_bytes(result.num_parameters, config.ranks, *sizes, *gathers_of(result)) / ddp
+    inside = volume_of(result).sent_bytes(result.num_parameters, config.dp_shard, *sizes, *gathers_of(result))
+    across = formulas.replica_bytes(
+        result.num_parameters,
+        config.dp_shard,
+        config.dp_replicate,
+        sizes[1],
+        reductions=num_replica_reductions(config),
+    )
+    ratio = (inside + across) / ddp
     if ratio == 1:
         return "It sends exactly as much as DDP."
     price = "The price: it sends" if ratio > 1 else "It sends"

@@ -164,6 +164,11 @@ class RunConfig:
         return Mesh(dp_replicate=self.dp_replicate, dp_shard=self.ranks // self.dp_replicate)
 
     @property
+    def dp_shard(self) -> int:
+        """Ranks that model states are divided among: the formulas' N."""
+        return self.mesh.dp_shard
+
+    @property
     def global_batch(self) -> int:
         """Rows of one step over all data-parallel ranks and micro-batches."""
         return self.mesh.size(*DATA) * self.accumulate * self.micro_batch
@@ -195,6 +200,10 @@ class RunConfig:
         if changes.get("model", self.model) != self.model:
             changes = {**dict.fromkeys(SIZES), **changes}
         return dataclasses.replace(self, **changes)
+
+    def at_stage(self, stage: int) -> RunConfig:
+        """A copy at another ZeRO stage. At stage 0 every rank is a replica, so it has no `dp_replicate`."""
+        return self.replace(stage=stage, dp_replicate=self.dp_replicate if stage else 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by field name, as JSON and TOML hold them."""

@@ -55,7 +55,7 @@ from zerosim.planner.formulas.states import (
     padded_numel,
     state_text,
 )
-from zerosim.planner.formulas.traffic import Volume, volume
+from zerosim.planner.formulas.traffic import Volume, replica_bytes, replica_text, volume
 
 __all__ = [
     "DEVICE_GB",
@@ -90,6 +90,8 @@ __all__ = [
     "padded_numel",
     "printed",
     "printed_states",
+    "replica_bytes",
+    "replica_text",
     "smallest_fit",
     "state_text",
     "training_seconds",

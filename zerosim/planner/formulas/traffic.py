@@ -5,6 +5,7 @@ frameworks change about it. Not the traffic of tensor or pipeline parallelism, n
 
 Psi is all parameters and N the ranks. Of Psi, V*D are a tied table, U the last unit, R the units
 outside the blocks (tables, last norm, head), P the units that stay gathered for good; A micro-batches.
+With hybrid sharding N are the ranks of one replica, and R the replicas.
 """
 
 from __future__ import annotations
@@ -129,6 +130,20 @@ def volume(
     if not tied:
         return Volume(grads, 2 * grads, 0, micro_batches if keep_last_unit else 0, persistent=saved)
     return Volume(grads, 2 * grads, (1 if keep_last_unit else 2) * micro_batches, persistent=saved)
+
+
+def replica_bytes(num_parameters: int, ranks: int, replicas: int, grad_bytes: int, *, reductions: int = 1) -> Fraction:
+    """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over R replicas.
+
+    2 (Psi/N) (R-1)/R elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together.
+    Source: derived from MiCS (arXiv 2205.00119) and PyTorch's fully_shard on a 2-D mesh.
+    """
+    return Fraction(2 * num_parameters * (replicas - 1), ranks * replicas) * grad_bytes * reductions
+
+
+def replica_text(reductions: int = 1) -> str:
+    """That volume before the factor (R-1)/R, such as '2Psi/N'."""
+    return f"{2 * reductions}Ψ/N"
 
 
 def _times(count: Fraction | int, name: str) -> str:

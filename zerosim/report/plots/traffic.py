@@ -27,12 +27,13 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
 
 
 def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
-    """2Ψ and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table; none where runs differ in Ψ, N or dtype.
+    """2Ψ and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table; none where runs differ in Ψ, N
+    or dtype, and none with replicas.
 
     Source: ZeRO paper, section 7, through `planner.formulas.volume`.
     """
     sizes = {(result.num_parameters, result.config.ranks, *itemsizes(result.config)) for result in results.values()}
-    if len(sizes) != 1:
+    if len(sizes) != 1 or any(result.config.dp_replicate > 1 for result in results.values()):
         return []
     (size,) = sizes
     if size[1] == 1:
