@@ -255,7 +255,7 @@ def test_a_run_leaves_weights_figures_and_a_summary(folder: Path, capsys: pytest
     expected = experiment.run(config())
     figures = json.loads(Path("out.json").read_text("utf-8"), parse_constant=lambda name: pytest.fail(name))
     assert figures == json.loads(json.dumps(expected.to_dict()))
-    assert figures["schema"] == 1
+    assert figures["schema"] == 2
     with np.load("out.npz") as weights:
         assert sorted(weights.files) == sorted(expected.weights)
         assert all(np.array_equal(weights[name], expected.weights[name]) for name in weights.files)

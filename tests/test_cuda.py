@@ -185,7 +185,7 @@ def test_the_command_line_verifies_memory(capsys: pytest.CaptureFixture[str], tm
     assert main(["run", "--stage", "3", *small, "--verify-memory", "--json", str(figures)]) == 0
     out = capsys.readouterr().out
     assert "all explained to the byte" in out
-    pool = json.loads(figures.read_text("utf-8"))["memory"][0]["pool"]
+    pool = json.loads(figures.read_text("utf-8"))["ranks"][0]["memory"]["pool"]
     assert {"step", "mark", "live_bytes", "rounding_bytes", "used_bytes", "held_bytes", "unexplained_bytes"} == set(
         pool[0]
     )

@@ -40,19 +40,22 @@ def test_json_is_strict_and_whole() -> None:
     result = run(RunConfig(**SMALL, precision="fp16", initial_scale_power=40, hysteresis=1))
     text = json.dumps(result.to_dict(), allow_nan=False)
     values = json.loads(text)
-    assert values["schema"] == 1
+    assert values["schema"] == 2
+    assert values["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 1}
     assert values["num_parameters"] == result.num_parameters
-    assert np.shape(values["losses"]) == (3, 2)
+    assert values["losses"] == result.mean_losses
+    assert values["losses_by_data_rank"] == result.losses
     assert values["skipped"] == [True, True, True]
     assert values["grad_norm"] == [None] * 3  # inf is not JSON
     assert values["loss_scale"] == [2.0**40, 2.0**39, 2.0**38]
-    assert len(values["memory"]) == len(values["traffic"]) == 2
-    memory = values["memory"][1]
+    assert [rank["rank"] for rank in values["ranks"]] == [0, 1]
+    assert values["ranks"][1]["coordinates"] == {"pp": 0, "dp_replicate": 0, "dp_shard": 1, "cp": 0, "tp": 0}
+    memory = values["ranks"][1]["memory"]
     assert set(memory) == {"after_init", "end_of_forward", "end_of_backward", "after_step", "padding", "peak"}
     assert set(memory["peak"]) == {"bytes", "step", "phase", "unit", "by_kind"}
     assert sum(memory["peak"]["by_kind"].values()) == memory["peak"]["bytes"]
-    assert set(values["traffic"][0][0]) == {
-        "step", "phase", "op", "dtype", "purpose", "calls", "payload_bytes", "sent_bytes", "received_bytes",
+    assert set(values["ranks"][0]["traffic"][0]) == {
+        "step", "phase", "op", "dtype", "purpose", "axis", "calls", "payload_bytes", "sent_bytes", "received_bytes",
             "modelled_bytes",
     }  # fmt: skip
     assert RunConfig.from_dict(values["config"]) == result.config

@@ -93,7 +93,7 @@ def evil_pages() -> Iterator[str]:
     yield live_html([Buffer(EVIL, EVIL, EVIL, (2,), EVIL, 8, 0)], EVIL)
     yield memory_html({EVIL: 8, "param": 2}, EVIL, {"param": 1})
     yield ownership_html([Slice(EVIL, 3, 0, 0, 2, 0), Slice(EVIL, 3, 1, 2, 4, 1)], 2)
-    yield traffic_html([TrafficRow(0, EVIL, EVIL, EVIL, EVIL, 1, 2, 3, 4)], EVIL)
+    yield traffic_html([TrafficRow(0, EVIL, EVIL, EVIL, EVIL, EVIL, 1, 2, 3, 4)], EVIL)
 
 
 def test_every_page_is_whole_self_contained_and_escaped() -> None:

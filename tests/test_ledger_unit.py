@@ -60,7 +60,7 @@ def test_traffic_by_step_phase_and_operation() -> None:
     ledger.read([launch(FORWARD, "all_gather", 10, 1), launch(BACKWARD, "reduce_scatter", 7, 2)])
     ledger.read([launch(FORWARD, "all_gather", 30, 3), launch(FORWARD._replace(step=1), "all_gather", 1, 4)])
     assert ledger.rows() == [
-        TrafficRow(0, "forward", "all_gather", "fp16", "states", 2, 80, 40, 40),
-        TrafficRow(0, "backward", "reduce_scatter", "fp16", "states", 1, 14, 7, 7),
-        TrafficRow(1, "forward", "all_gather", "fp16", "states", 1, 2, 1, 1),
+        TrafficRow(0, "forward", "all_gather", "fp16", "states", "dp_shard", 2, 80, 40, 40),
+        TrafficRow(0, "backward", "reduce_scatter", "fp16", "states", "dp_shard", 1, 14, 7, 7),
+        TrafficRow(1, "forward", "all_gather", "fp16", "states", "dp_shard", 1, 2, 1, 1),
     ]

@@ -94,10 +94,12 @@ def test_the_advice_was_run_and_fits(capsys: pytest.CaptureFixture[str]) -> None
 def test_every_rank_gives_what_one_of_each_class_gives(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--ranks", "7", "--layers", "2"]
     few, every = run_json(capsys, *words), run_json(capsys, *words, "--every-rank")
-    assert len(few["memory"]) < len(every["memory"]) == 7
-    for rank, alike in enumerate(few["stands_for"]):
-        assert every["memory"][str(rank)] == few["memory"][str(alike)]
-        assert every["traffic"][str(rank)] == few["traffic"][str(alike)]
+    assert len(few["ranks"]) < len(every["ranks"]) == 7
+    assert sum(rank["stands_for"] for rank in few["ranks"]) == 7
+    assert [rank["stands_for"] for rank in every["ranks"]] == [1] * 7
+    known = [(rank["memory"], rank["traffic"]) for rank in few["ranks"]]
+    seen = [(rank["memory"], rank["traffic"]) for rank in every["ranks"]]
+    assert [seen.count(one) for one in known] == [rank["stands_for"] for rank in few["ranks"]]
 
 
 @pytest.mark.parametrize("what", ["micro-batch", "layers", "seq", "ranks"])

@@ -49,6 +49,8 @@ class TrafficLike(Protocol):
     @property
     def purpose(self) -> str: ...
     @property
+    def axis(self) -> str: ...
+    @property
     def calls(self) -> int: ...
     @property
     def payload_bytes(self) -> int: ...
@@ -161,13 +163,13 @@ def bytes_text(nbytes: int) -> str:
 
 
 # -- traffic ------------------------------------------------------------------------------------
-TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "calls", "payload", "sent", "received")
+TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "axis", "calls", "payload", "sent", "received")
 
 
 def _traffic_cells(row: TrafficLike) -> list[str]:
     figures = (row.calls, row.payload_bytes, row.sent_bytes, row.received_bytes)
     cells = ("not seen" if figure is None else f"{figure:,}" for figure in figures)
-    return [str(row.step), row.phase, row.op, row.dtype, row.purpose, *cells]
+    return [str(row.step), row.phase, row.op, row.dtype, row.purpose, row.axis, *cells]
 
 
 def traffic_html(rows: Sequence[TrafficLike], title: str = "Traffic of one rank, in bytes") -> str:
@@ -175,7 +177,7 @@ def traffic_html(rows: Sequence[TrafficLike], title: str = "Traffic of one rank,
     shown = rows[-MOST_ROWS:]
     note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
     sent = [row.sent_bytes for row in rows if row.sent_bytes is not None]
-    body = table(TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4))
+    body = table(TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4, 5))
     seen = f"{bytes_text(sum(sent))} sent in all" if len(sent) == len(rows) else "what was sent is not seen"
     return card(f"{title}: {seen}", body, note)
 

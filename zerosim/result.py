@@ -1,6 +1,6 @@
 """What a run leaves behind: losses, ledgers, weights; and its JSON form.
 
-The JSON is a contract for programs (`schema` 1): strict JSON, non-finite numbers as null, bytes as
+The JSON is a contract for programs (`schema` 2): strict JSON, non-finite numbers as null, bytes as
 integers, kinds in lower case.
 """
 
@@ -15,6 +15,7 @@ from zerosim import html
 from zerosim.ledger import MARKS, SavedRow, Snapshot, TrafficRow
 from zerosim.optim.updater import StepReport
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import DATA
 from zerosim.pools import PoolRow
 from zerosim.record import Event
 from zerosim.scenario import RunConfig
@@ -141,17 +142,34 @@ class RunResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, schema 1."""
+        """The JSON form, schema 2."""
+        mesh = self.layout.mesh
         return {
-            "schema": 1,
+            "schema": 2,
             "config": self.config.to_dict(),
+            "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
-            "losses": [[_finite(loss) for loss in row] for row in self.losses],
+            "losses": [_finite(loss) for loss in self.mean_losses],
+            "losses_by_data_rank": [[_finite(row[rank]) for rank in self._data_ranks()] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
             "loss_scale": [_finite(step.loss_scale) for step in self.steps],
             "skipped": [step.skipped for step in self.steps],
-            "memory": [memory.to_dict() for memory in self.memory],
-            "traffic": [_rows(rows) for rows in self.traffic],
+            "ranks": [self._rank_dict(rank) for rank in self.ran],
+        }
+
+    def _data_ranks(self) -> list[int]:
+        """A rank for each place along the data axes, the lowest there."""
+        mesh, found = self.layout.mesh, dict[int, int]()
+        for rank in range(mesh.world_size):
+            found.setdefault(mesh.index(rank, *DATA), rank)
+        return [found[index] for index in sorted(found)]
+
+    def _rank_dict(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "coordinates": dict(self.layout.mesh.coordinates(rank)),
+            "memory": self.memory[rank].to_dict(),
+            "traffic": _rows(self.traffic[rank]),
         }
 
 

@@ -171,7 +171,7 @@ def test_command_line(traces: dict[bool, Trace], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "out.json").read_text("utf-8"))
     trace = traces[False]
-    within("command line, losses", report["losses"], trace.losses, atol=2e-6)
+    within("command line, losses", report["losses_by_data_rank"], trace.losses, atol=2e-6)
     within("command line, grad_norm", report["grad_norm"], trace.grad_norm, rtol=2e-6)
     with np.load(tmp_path / "out.npz") as weights:
         weights_within("command line, weights", dict(weights), trace.weights, 2e-6)

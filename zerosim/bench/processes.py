@@ -145,6 +145,6 @@ class _Fresh(Processes):
 
 def losses_of(folder: Path, ranks: int) -> tuple[Any, Any]:
     """Losses (steps, ranks) that the two left in `folder`."""
-    ours = np.array(json.loads((folder / "zerosim.json").read_text("utf-8"))["losses"])
+    ours = np.array(json.loads((folder / "zerosim.json").read_text("utf-8"))["losses_by_data_rank"])
     theirs = np.array([json.loads((folder / f"losses{rank}.json").read_text("utf-8")) for rank in range(ranks)]).T
     return ours, theirs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
@@ -90,16 +91,16 @@ def _advice(config: RunConfig, limit: Limit) -> str:
     return f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."
 
 
+WITH_VALUES = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
+
+
 def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> dict[str, Any]:
-    """The JSON form: that of a run, each class of ranks once, and the verdict."""
-    values = result.to_dict()
-    ran = result.ran
+    """The JSON form: that of a run without what has values, each class of ranks once, and the verdict."""
+    values, alike = result.to_dict(), Counter(result.stands_for)
     peak = max(memory.peak.total_bytes for memory in result.memory)
     return {
-        **{key: value for key, value in values.items() if key not in ("losses", "grad_norm", "loss_scale")},
-        "memory": {str(rank): result.memory[rank].to_dict() for rank in ran},
-        "traffic": {str(rank): values["traffic"][rank] for rank in ran},
-        "stands_for": result.stands_for,
+        **{key: value for key, value in values.items() if key not in WITH_VALUES},
+        "ranks": [{**rank, "stands_for": alike[rank["rank"]]} for rank in values["ranks"]],
         "peak_bytes": peak,
         "limit": None if limit is None else {"name": limit.name, "bytes": limit.nbytes},
         "fits": None if limit is None else peak <= limit.nbytes,

@@ -79,7 +79,7 @@ def _rank(view: RankView, rounds: list[UnderWay]) -> RankPicture:
         scope = events[-1].scope if events else Scope()
         stands = next((_waits(view.rank, round) for round in rounds if _has_joined(view.rank, round)), view.stands)
     where = "finished" if stands == "finished" else _where(scope)
-    return RankPicture(view.rank, where, stands, view.memory().by_kind)
+    return RankPicture(view.rank, view.place, where, stands, view.memory().by_kind)
 
 
 def _where(scope: Scope) -> str:

@@ -70,6 +70,11 @@ class Mesh:
         """A rank's index along each axis."""
         return {axis: self.index(rank, axis) for axis in AXES}
 
+    def place(self, rank: int) -> str:
+        """'dp_replicate 0, dp_shard 1': the axes that have more than one place; '' in a mesh of one axis."""
+        axes = [axis for axis in AXES if self.size(axis) > 1]
+        return ", ".join(f"{axis} {self.index(rank, axis)}" for axis in axes) if len(axes) > 1 else ""
+
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """The ranks, ascending, that differ from this one along these axes alone; itself among them."""
         first = rank - sum(self.index(rank, axis) * self._stride(axis) for axis in set(axes))

@@ -52,7 +52,7 @@ class Comparison(InNotebook):
             for pair, value in self.differences.items()
         ]
         return {
-            "schema": 1,
+            "schema": 2,
             "runs": runs,
             "weights": {"bit_identical": self.identical, "differences": differences},
         }

@@ -45,6 +45,14 @@ def is_whole_everywhere(rows: Sequence[SliceRow], ranks: int) -> bool:
     return len(rows) == ranks > 1 and all(row.stop - row.start == row.numel for row in rows)
 
 
+def firsts(rows: Sequence[SliceRow]) -> list[SliceRow]:
+    """Of the ranks that update the same slice, as replicas do, the lowest: a bar has room for one."""
+    found: dict[tuple[int, int], SliceRow] = {}
+    for row in rows:
+        found.setdefault((row.start, row.stop), row)
+    return list(found.values())
+
+
 def owned_numel(rows: Sequence[SliceRow], rank: int) -> tuple[int, int]:
     """Elements that a rank updates, and those of them that are padding."""
     own = [row for row in rows if row.rank == rank]
@@ -61,7 +69,7 @@ def ownership_lines(rows: Sequence[SliceRow], ranks: int, width: int = 100) -> l
     lines = [f"{'unit':{names}} {'elements':>{numels}}  which rank updates it"]
     for unit, slices in units.items():
         numel = slices[0].numel if slices else 0
-        shown = "every rank, all of it" if is_whole_everywhere(slices, ranks) else _digits(slices, bar)
+        shown = "every rank, all of it" if is_whole_everywhere(slices, ranks) else _digits(firsts(slices), bar)
         lines.append(f"{unit:{names}} {numel:>{numels},}  {shown}")
     padding = sum(row.padding for row in rows)
     lines.append("")
@@ -94,10 +102,14 @@ def _digits(slices: Sequence[SliceRow], length: int) -> str:
 
 
 def _sums(rows: Sequence[SliceRow], ranks: int) -> list[tuple[int, int, str]]:
-    sums = []
+    sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
+    is_whole = all(is_whole_everywhere(slices, ranks) for slices in by_unit(rows).values())
     for rank in range(ranks):
         own, padding = owned_numel(rows, rank)
-        sums.append((rank, own, f", {padding:,} of them padding" if padding else ""))
+        slices = tuple((row.unit, row.start, row.stop) for row in rows if row.rank == rank and row.start < row.stop)
+        first = rank if is_whole or not slices else seen.setdefault(slices, rank)
+        extra = f", {padding:,} of them padding" if padding else ""
+        sums.append((rank, own, extra + (f", those of rank {first}" if first < rank else "")))
     return sums
 
 
@@ -110,7 +122,7 @@ def ownership_html(rows: Sequence[SliceRow], ranks: int) -> str:
         if is_whole_everywhere(slices, ranks):
             bar = _part("every rank", Fraction(1), RANK_TONES[-1], f"{unit}: every rank updates all {numel:,} elements")
         else:
-            bar = "".join(_slice(row, max(row.stop for row in slices)) for row in _joined(slices))
+            bar = "".join(_slice(row, max(row.stop for row in slices)) for row in _joined(firsts(slices)))
         lines.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
     body = table(("unit", "elements", "which rank updates which slice"), lines, raw=(2,), left=(0, 2), wide="100%")
     shown = _sums(rows, ranks)[:MOST_BARS]
@@ -119,6 +131,8 @@ def ownership_html(rows: Sequence[SliceRow], ranks: int) -> str:
         [[str(rank), f"{own:,}", f"{owned_numel(rows, rank)[1]:,}"] for rank, own, _ in shown],
     )
     notes = []
+    if any(twins := [rank for rank, _, extra in _sums(rows, ranks) if "those of rank" in extra]):
+        notes.append(f"Ranks {', '.join(map(str, twins[:8]))} update the same slices as ranks before them: replicas.")
     if any(row.padding for row in rows):
         notes.append("Hatched: padding, elements that belong to no parameter.")
     if ranks > MOST_BARS:

@@ -27,9 +27,10 @@ _ASCII = str.maketrans({"─": "-", "│": "|", "→": ">", "▶": ">", "·": "-
 
 @dataclass(frozen=True, slots=True)
 class RankPicture:
-    """One rank: where in the program it is, what it stands before or waits for, and its live bytes by kind."""
+    """One rank: where in the mesh and in the program it is, what it stands before or waits for; its live bytes."""
 
     rank: int
+    place: str
     where: str
     stands: str
     by_kind: Mapping[str, int]
@@ -180,14 +181,17 @@ def _column(picture: Picture, rank: RankPicture, width: int, height: int) -> lis
     did, comes = rank.rank == picture.last_rank, rank.rank == picture.next_rank
     name = f"{'▶' if did else ' '}rank {rank.rank}{' · goes next' if comes else ''}"
     kinds = _kinds(picture)
-    tall = 2 if height - 6 >= 2 * len(kinds) else 1  # lines that a kind has: with two its bar has the whole width
-    stand_lines = min(5 if width < 30 else 3, max(2, height - 3 - tall * len(kinds)))
+    places = textwrap.wrap(rank.place, width - 1)[:2]
+    free = height - len(places)
+    tall = 2 if free - 6 >= 2 * len(kinds) else 1  # lines that a kind has: with two its bar has the whole width
+    stand_lines = min(5 if width < 30 else 3, max(2, free - 3 - tall * len(kinds)))
     stands = textwrap.wrap(rank.stands, width - 1)
     if len(stands) > stand_lines:
         stands = [*stands[: stand_lines - 1], stands[stand_lines - 1][: width - 2] + "…"]
     total = sum(rank.by_kind.values())
     lines = [
         Text(name, style="bold reverse" if did else "bold"),
+        *(Text(line) for line in places),
         Text(rank.where),
         *(Text(line, style="cyan") for line in stands),
         *[Text()] * (stand_lines - len(stands)),

@@ -36,6 +36,8 @@ class RankLike(Protocol):
     @property
     def rank(self) -> int: ...
     @property
+    def place(self) -> str: ...
+    @property
     def stands(self) -> str: ...
     def memory(self) -> Any: ...
 
@@ -75,12 +77,22 @@ def live_text(rows: Sequence[BufferRow], title: str = "Live buffers") -> str:
     return "\n".join([f"{title}: {len(rows):,}, {bytes_text(total)} in all", *lines])
 
 
+def _named(rank: RankLike) -> str:
+    return f"{rank.rank} ({rank.place})" if rank.place else str(rank.rank)
+
+
 def world_html(ranks: Sequence[RankLike], title: str, notes: Sequence[str] = ()) -> str:
     """Ranks at one moment: where each stands, its live bytes. `notes` are lines below, such as what comes."""
     memories = [(rank, dict(rank.memory().by_kind)) for rank in ranks[:MOST_ROWS]]
     most = max([sum(by_kind.values()) for _, by_kind in memories], default=0)
     rows = [
-        [str(rank.rank), rank.stands, f"{sum(by_kind.values()):,}", bar(by_kind, most)] for rank, by_kind in memories
+        [
+            _named(rank),
+            rank.stands,
+            f"{sum(by_kind.values()):,}",
+            bar(by_kind, most),
+        ]
+        for rank, by_kind in memories
     ]
     body = table(("rank", "stands", "live bytes", "by kind"), rows, raw=(3,), left=(1, 3), wide="45%")
     kinds = {kind for _, by_kind in memories for kind in by_kind}

@@ -144,7 +144,7 @@ def _what(event: Event, live: Mapping[int, Alloc]) -> str:
     if isinstance(event, Kernel):
         return f"kernel {event.name}, {event.flops:,} flops"
     if isinstance(event, Launch):
-        call = numbered(event.op, event.sequence)
+        call = numbered(event.op, event.sequence) + (f" over {event.axis}" if event.axis != "dp_shard" else "")
         return f"{call} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
     if isinstance(event, Message):
         whom = "each of the others" if event.peer < 0 else f"rank {event.peer}"

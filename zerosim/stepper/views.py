@@ -51,6 +51,11 @@ class RankView:
         self.rank = rank
 
     @property
+    def place(self) -> str:
+        """Where it stands in the mesh, 'dp_replicate 0, dp_shard 1'; '' in a mesh of one axis."""
+        return self._session.experiment.layout.mesh.place(self.rank)
+
+    @property
     def events(self) -> list[Event]:
         """Its record so far."""
         return list(self._session.recorders[self.rank].history)
@@ -114,7 +119,8 @@ class RankView:
         return parts
 
     def __repr__(self) -> str:
-        return f"RankView(rank {self.rank}, {self.memory().total_bytes:,} B live, {self.stands})"
+        where = f" ({self.place})" if self.place else ""
+        return f"RankView(rank {self.rank}{where}, {self.memory().total_bytes:,} B live, {self.stands})"
 
     def _repr_html_(self) -> str:
         return stepper_html.world_html([self], f"Rank {self.rank}")
