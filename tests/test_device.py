@@ -121,7 +121,7 @@ def test_a_device_that_is_full_says_so() -> None:
     assert "rank 3 is out of memory in forward of h.2: 204 B for activation do not fit" in str(error)
     assert error.exit_code == 3
     fits = device.alloc((50,), fp32, Kind.ACTIVATION)  # to the last byte
-    assert device.allocator.reserve(1) is None
+    assert device.allocator.reserve(99, 1) is None
     del kept, fits
     assert device.allocator.reserve(1000) == 1000
 
@@ -140,7 +140,7 @@ def test_a_kernel_is_run_and_counted(device: Device) -> None:
     device.kernel(4, device.backend.add, a.array, 0.5, b.array)
     kernel = device.recorder.events[-1]
     assert isinstance(kernel, Kernel)
-    assert (kernel.name, kernel.flops, kernel.nbytes) == ("add", 4, 16 + 8)
+    assert kernel[1:] == ("add", "vector", 4, 16, 8, None)
     assert b.array.tolist() == [3.5] * 4
     assert device.ticks == 1
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "zerosim"
 # Lowest first. A module may import its own layer and those below.
 LAYERS = [
     {"dtypes", "units", "errors", "html", "mpirun", "inputs"},
-    {"record", "backends", "placement", "presets"},
+    {"record", "kernel_work", "backends", "placement", "presets"},
     {"scenario"},  # plain data over plain data: errors, units and presets are all it knows
     {"device", "allocator"},
     {"comm"},

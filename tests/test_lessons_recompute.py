@@ -18,7 +18,7 @@ CONFIG = RunConfig(stage=0, ranks=1, layers=3, dropout=0.1, **PLAN_DEFAULTS)
 
 def test_flops_are_added_by_phase_and_kind_of_unit() -> None:
     def kernel(phase: str, unit: str, flops: int) -> Kernel:
-        return Kernel(Scope(0, phase, unit, 0), "k", flops, 0)
+        return Kernel(Scope(0, phase, unit, 0), "k", "vector", flops, 0, 0)
 
     found = flops_of(
         [

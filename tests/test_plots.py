@@ -212,7 +212,7 @@ def test_a_history_by_hand() -> None:
         Alloc(first, 2, 5, 8, "temp", 0),
         Retag(first, 2, "grad"),
         Retag(first, 2, "grad"),
-        Kernel(last, "add", 1, 1),
+        Kernel(last, "add", "vector", 1, 1, 1),
         Free(last, 2),
     ]
     history = read_history(events, 0)
@@ -245,7 +245,7 @@ def many(count: int, seed: int = 0) -> list[Event]:
         elif live and draw.random() < 0.45:
             events.append(Free(scope, live.pop(draw.randrange(len(live)))))
         elif draw.random() < 0.3:
-            events.append(Kernel(scope, "add", 1, 1))
+            events.append(Kernel(scope, "add", "vector", 1, 1, 1))
         else:
             live.append(number)
             events.append(Alloc(scope, number, draw.randrange(10**6), 0, draw.choice(["param", "activation"]), 0))

@@ -113,7 +113,7 @@ def test_selective_runs_the_core_once_more_and_nothing_else() -> None:
         return [e.name for e in recorded if isinstance(e, Kernel) and e.scope.phase == "backward"]
 
     plain, again = names(events("none")), names(events("selective"))
-    assert sorted(again) == sorted([*plain, *["attention", "dropout_mask"] * 2])
+    assert sorted(again) == sorted([*plain, *["attention_scores", "softmax", "attention_values", "dropout_mask"] * 2])
     assert names(events("selective", attention="flash")).count("flash_attention") == 2
 
 

@@ -11,16 +11,16 @@ from typing import Protocol
 
 
 class Allocator(Protocol):
-    """Grants and takes back bytes. `capacity` is None for a device without a limit."""
+    """Grants and takes back bytes, each grant under its id. `capacity` is None for a device without a limit."""
 
     capacity: int | None
 
-    def reserve(self, nbytes: int) -> int | None:
+    def reserve(self, id: int, nbytes: int) -> int | None:
         """Bytes reserved for a request of `nbytes`, or None when it does not fit."""
         ...
 
-    def release(self, reserved_bytes: int) -> None:
-        """Take back what `reserve` granted."""
+    def release(self, id: int) -> None:
+        """Take back what was reserved under that id."""
         ...
 
 
@@ -30,12 +30,14 @@ class Exact:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.used_bytes = 0
+        self._granted: dict[int, int] = {}
 
-    def reserve(self, nbytes: int) -> int | None:
+    def reserve(self, id: int, nbytes: int) -> int | None:
         if self.capacity is not None and self.used_bytes + nbytes > self.capacity:
             return None
         self.used_bytes += nbytes
+        self._granted[id] = nbytes
         return nbytes
 
-    def release(self, reserved_bytes: int) -> None:
-        self.used_bytes -= reserved_bytes
+    def release(self, id: int) -> None:
+        self.used_bytes -= self._granted.pop(id)

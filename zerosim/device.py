@@ -10,7 +10,7 @@ one (`__del__` must run at once, on the owner's thread).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, ParamSpec
@@ -19,6 +19,7 @@ from zerosim.allocator import Allocator, Exact
 from zerosim.backends.kernels import Array, Backend, Lane
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, OutOfMemory
+from zerosim.kernel_work import KernelWork, work_of
 from zerosim.record import Alloc, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
 from zerosim.units import format_bytes
 
@@ -62,17 +63,16 @@ class Switch:
 class Storage:
     """The bytes themselves: owns one array and reports its end."""
 
-    __slots__ = ("array", "device", "id", "reserved_bytes")
+    __slots__ = ("array", "device", "id")
 
-    def __init__(self, array: Array, device: Device, id: int, reserved_bytes: int) -> None:
+    def __init__(self, array: Array, device: Device, id: int) -> None:
         self.array = array
         self.device = device
         self.id = id
-        self.reserved_bytes = reserved_bytes
 
     def __del__(self) -> None:
         device = self.device
-        device.allocator.release(self.reserved_bytes)
+        device.allocator.release(self.id)
         device.recorder.add(Free(device.where, self.id))
 
 
@@ -184,18 +184,18 @@ class Device:
         for size in shape:
             numel *= size
         nbytes = numel * dtype.itemsize
-        reserved = self.allocator.reserve(nbytes)
+        id = self.recorder.next_id()
+        reserved = self.allocator.reserve(id, nbytes)
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value))
             raise self._out_of_memory(nbytes, kind)
         try:
             array = self.backend.empty(shape, dtype)
         except BaseException:  # the host's own memory ran out
-            self.allocator.release(reserved)
+            self.allocator.release(id)
             raise
-        id = self.recorder.next_id()
         self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize))
-        return Buffer(Storage(array, self, id, reserved), array, dtype)
+        return Buffer(Storage(array, self, id), array, dtype)
 
     def retag(self, buffer: Buffer, kind: Kind) -> None:
         """The same bytes serve another purpose from here on."""
@@ -203,23 +203,33 @@ class Device:
 
     def kernel(self, flops: int, run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Run one of the backend's kernels and record it: its flops, and the bytes of its arrays."""
-        nbytes = 0
+        self._look_up()
         if self.recorder.enabled:
-            for arg in args:
-                nbytes += getattr(arg, "nbytes", 0)
-        self.count(run.__name__, flops, nbytes)
+            self.recorder.add(Kernel(self.where, *work_of(run.__name__, flops, args)))
         run(*args, **kwargs)
 
-    def count(self, name: str, flops: int, nbytes: int) -> None:
+    def kernels(
+        self, parts: Sequence[KernelWork], run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Run one kernel of the backend that is several of a device's, and record those."""
+        for part in parts:
+            self.count(part)
+        run(*args, **kwargs)
+
+    def count(self, part: KernelWork, work: int | None = None) -> None:
         """Record work that is this rank's, whoever runs it (a collective's sums run where the last rank joins).
 
         Raises: Aborted when the run has been ended.
         """
+        self._look_up()
+        if self.recorder.enabled:
+            self.recorder.add(Kernel(self.where, *part, work))
+
+    def _look_up(self) -> None:
+        """Before each kernel: is the run still on? Raises: Aborted."""
         if self.switch.thrown:
             raise Aborted(f"rank {self.rank} was ended because another rank failed")
         self.ticks += 1
-        if self.recorder.enabled:
-            self.recorder.add(Kernel(self.where, name, flops, nbytes))
 
     def scope(
         self,

@@ -53,12 +53,18 @@ class Retag(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Work on the device: `flops` counted by the operation, `nbytes` read and written."""
+    """Work on the device. `engine` is 'matmul' or 'vector'; flops are counted by the operation.
+
+    `work` is the collective whose sums these are, None for a kernel of the program.
+    """
 
     scope: Scope
     name: str
+    engine: str
     flops: int
-    nbytes: int
+    bytes_read: int
+    bytes_written: int
+    work: int | None = None
 
 
 class Save(NamedTuple):

@@ -36,7 +36,8 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
         messages=messages_of(EVERYBODY, cut.sizes_but(rank), me.itemsize),
         received_bytes=num_peers * own * me.itemsize,
         flops=num_peers * own,
-        kernel_bytes=(me.size + 1) * own * me.itemsize if num_peers else 0,
+        bytes_read=me.size * own * me.itemsize if num_peers else 0,
+        bytes_written=own * me.itemsize if num_peers else 0,
     )
 
 
@@ -94,5 +95,6 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
         messages=[],
         received_bytes=num_peers * numel * me.itemsize,
         flops=num_peers * numel,
-        kernel_bytes=(me.size + 1) * numel * me.itemsize if num_peers else 0,
+        bytes_read=me.size * numel * me.itemsize if num_peers else 0,
+        bytes_written=numel * me.itemsize if num_peers else 0,
     )

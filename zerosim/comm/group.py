@@ -18,6 +18,7 @@ from zerosim.comm.transport import Call, Round, Transport
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.kernel_work import VECTOR, KernelWork
 from zerosim.record import Copy, Launch, Message, Wait
 
 T = TypeVar("T")
@@ -194,7 +195,7 @@ class Group:
             for peer, nbytes, count in plan.messages:
                 recorder.add(Message(device.where, id, peer if peer < 0 else self.ranks[peer], nbytes, count))
         if plan.flops:
-            device.count("reduce", plan.flops, plan.kernel_bytes)
+            device.count(KernelWork("reduce", VECTOR, plan.flops, plan.bytes_read, plan.bytes_written), id)
         for number, hop in enumerate(plan.rounds):
             work.last = self._transport.join(device.rank, group, sequence, call, hop, number)
             if self._transport.is_staged:

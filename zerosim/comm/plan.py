@@ -133,8 +133,9 @@ class Plan(NamedTuple):
     """(peer, bytes, count) of what this rank sends."""
     received_bytes: int | None
     flops: int = 0
-    kernel_bytes: int = 0
-    """Bytes that this rank's additions read and write."""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    """Bytes of memory that this rank's additions read, and write."""
     modelled_bytes: int | None = None
     """Of a native call, whose wire is not seen: what a ring would send."""
 
@@ -153,7 +154,8 @@ class Plan(NamedTuple):
             self.messages + other.messages,
             self.received_bytes + other.received_bytes,
             self.flops + other.flops,
-            self.kernel_bytes + other.kernel_bytes,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
         )
 
 

@@ -84,7 +84,8 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
         messages=messages_of((me.rank + 1) % me.size, [(numel, 1)], me.itemsize) if place < hops else [],
         received_bytes=added * me.itemsize,
         flops=added,
-        kernel_bytes=3 * added * me.itemsize,
+        bytes_read=2 * added * me.itemsize,
+        bytes_written=added * me.itemsize,
     )
 
 
@@ -112,7 +113,8 @@ def _reduce_ring(
         messages=messages_of((rank + 1) % size, Counter(sizes[:-1]).items(), me.itemsize),
         received_bytes=added * me.itemsize,
         flops=added,
-        kernel_bytes=3 * added * me.itemsize,
+        bytes_read=2 * added * me.itemsize,
+        bytes_written=added * me.itemsize,
     )
 
 

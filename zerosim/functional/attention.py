@@ -26,6 +26,7 @@ from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
 from zerosim.functional.dropout import check_chance, dropout_mask
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
+from zerosim.kernel_work import eager_attention, eager_attention_backward
 from zerosim.tensor import Saved, Tensor, apply
 
 
@@ -43,6 +44,12 @@ class Core:
         """Multiply-adds of one product of scores with a head, over all heads: B H T² d."""
         batch, tokens, columns = qkv.shape
         return batch * tokens * tokens * self.num_heads * columns // (self.num_heads + 2 * self.num_kv_heads)
+
+    def work(self, qkv: Tensor, probs: Buffer, mask: Buffer | None) -> tuple[int, int, int, int, int]:
+        """Flops of one product; bytes of q, of k, of the scores and of dropout's mask."""
+        each = qkv.buffer.nbytes // (self.num_heads + 2 * self.num_kv_heads)
+        head, shared = each * self.num_heads, each * self.num_kv_heads
+        return 2 * self.products(qkv), head, shared, probs.nbytes, 0 if mask is None else mask.nbytes
 
     def result(self, qkv: Tensor) -> Buffer:
         width = qkv.shape[2] // (self.num_heads + 2 * self.num_kv_heads)
@@ -71,8 +78,9 @@ class Eager:
         device, core = grad.device, self.core
         dqkv = self.qkv.new_grad()
         workspace = device.alloc(self.probs.shape, self.probs.dtype, Kind.TEMP)
-        device.kernel(
-            8 * core.products(self.qkv),
+        parts = eager_attention_backward(*core.work(self.qkv, self.probs, self.mask), self.dropped is not None)
+        device.kernels(
+            parts,
             device.backend.attention_backward,
             grad.array,
             self.qkv.array,
@@ -96,8 +104,8 @@ def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
     mask = dropout_mask(qkv, shape, core.dropout, core.key)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     workspace = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None
-    device.kernel(
-        4 * core.products(qkv),
+    device.kernels(
+        eager_attention(*core.work(qkv, probs, mask), dropped is not None),
         device.backend.attention,
         qkv.array,
         core.num_heads,

@@ -10,13 +10,15 @@ from typing import NamedTuple
 from zerosim.backends.kernels import Backend
 from zerosim.device import Kind, Phase
 from zerosim.errors import InputError
+from zerosim.kernel_work import EAGER_PARTS
 from zerosim.ledger import MARKS
 from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
 
 OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
 FIELDS = ("what", "rank", "phase", "unit", "kind", "step")
 EVENTS = ("alloc", "free", "kernel", "launch", "mark", "message", "refusal", "retag", "save", "wait")
-KERNELS = tuple(sorted(name for name in vars(Backend) if not name.startswith("_") and name != "name"))
+_NAMES = [name for name in vars(Backend) if not name.startswith("_") and name != "name"]
+KERNELS = tuple(sorted({*_NAMES, *EAGER_PARTS} - {"attention", "attention_backward"}))
 
 
 class Moment(NamedTuple):

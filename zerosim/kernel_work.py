@@ -1,0 +1,105 @@
+"""What a kernel asks of a device: the engine it runs on, and the bytes that it reads and writes.
+
+A kernel of the contract (`backends/kernels.py`) that a GPU would run as several, eager attention, is several here
+too: the record is a GPU's. An array is read once and written once, whatever a kernel keeps in registers or caches;
+of a table only the rows that are looked up are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MATMUL, VECTOR = "matmul", "vector"
+MATMULS = frozenset({"matmul", "linear", "flash_attention", "flash_attention_backward"})
+
+# By kernel the places of the arrays, among its arguments, that it fills.
+FILLS: dict[str, tuple[int, ...]] = {
+    "fill": (0,),
+    **dict.fromkeys(("copy", "exp", "log", "sqrt", "tanh", "sum_to", "max_to", "gelu", "swiglu"), (1,)),
+    **dict.fromkeys(("column_sum", "finite_probe"), (1,)),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "matmul", "mask_future"), (2,)),
+    **dict.fromkeys(("gelu_backward", "swiglu_backward", "embedding", "embedding_backward", "sum_squares"), (2,)),
+    "dropout_mask": (2,),
+    "rms_norm_stats": (2,),
+    "layer_norm_stats": (2, 3),
+    "cross_entropy": (2, 3),
+    **dict.fromkeys(("linear", "dropout"), (3,)),
+    "rms_norm": (3, 4),
+    "layer_norm": (4, 5, 6),
+    "rms_norm_backward": (4, 5),
+    "rotary": (5,),
+    "cross_entropy_backward": (5,),
+    "layer_norm_backward": (5, 6, 7),
+    "flash_attention": (5, 6),
+    "flash_attention_backward": (8, 9),
+}
+# Those that it reads and fills.
+UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "sgd": (0, 2)}
+
+
+class KernelWork(NamedTuple):
+    """One kernel: its floating-point operations, and bytes of memory."""
+
+    name: str
+    engine: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+
+def work_of(name: str, flops: int, args: Sequence[Any]) -> KernelWork:
+    """The work of a kernel called with these arguments. Of one that is not listed, the last array is filled."""
+    sizes = [getattr(arg, "nbytes", 0) for arg in args]
+    if name == "embedding":  # ids, weight, out: as many bytes of the table as of the rows taken from it
+        ids, _, rows = sizes
+        return KernelWork(name, VECTOR, flops, ids + args[2].size * args[1].itemsize, rows)
+    if name == "embedding_backward":  # grad, ids, dweight: zeroed, then each row is added to its id's
+        grad, ids, table = sizes
+        rows = args[0].size * args[2].itemsize
+        return KernelWork(name, VECTOR, flops, grad + ids + rows, table + rows)
+    updates = UPDATES.get(name, ())
+    fills = updates or FILLS.get(name, tuple(place for place, size in enumerate(sizes) if size)[-1:])
+    written = sum(sizes[place] for place in fills)
+    read = sum(sizes) - (0 if updates else written)
+    return KernelWork(name, MATMUL if name in MATMULS else VECTOR, flops, read, written)
+
+
+def eager_attention(
+    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool
+) -> tuple[KernelWork, ...]:
+    """softmax(q kᵀ) v as a GPU without a fused kernel runs it: two products, and what lies between them.
+
+    `head`: bytes of q, and of the result; `shared`: of k, and of v; `scores`: of all scores; `mask`: of dropout's, 0
+    for none. The mask is multiplied in where probabilities are read, unless they are kept.
+    """
+    values = mask if mask and not keeps_dropped else 0
+    parts = [
+        KernelWork("attention_scores", MATMUL, product_flops, head + shared, scores),
+        KernelWork("softmax", VECTOR, 0, scores, scores),
+        KernelWork("attention_values", MATMUL, product_flops, scores + values + shared, head),
+    ]
+    if mask and keeps_dropped:
+        parts.insert(2, KernelWork("attention_dropout", VECTOR, 0, scores + mask, scores))
+    return tuple(parts)
+
+
+def eager_attention_backward(
+    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool
+) -> tuple[KernelWork, ...]:
+    """Its backward: a product for each operand of the two, the softmax's own gradient between them."""
+    values = mask if mask and not keeps_dropped else 0
+    return (
+        KernelWork("attention_dvalues", MATMUL, product_flops, scores + values + head, shared),
+        KernelWork("attention_dprobs", MATMUL, product_flops, head + shared, scores),
+        KernelWork("softmax_backward", VECTOR, 0, 2 * scores + mask, scores),
+        KernelWork("attention_dquery", MATMUL, product_flops, scores + shared, head),
+        KernelWork("attention_dkey", MATMUL, product_flops, scores + head, shared),
+    )
+
+
+EAGER_PARTS = tuple(
+    part.name
+    for parts in (eager_attention(0, 0, 0, 0, 1, True), eager_attention_backward(0, 0, 0, 0, 0, False))
+    for part in parts
+)
