@@ -12,6 +12,7 @@ from zerosim.backends.numpy import NumpyBackend
 from zerosim.device import Device, Kind, Phase, Switch
 from zerosim.dtypes import bf16, fp16, fp32, fp64, int64, uint8
 from zerosim.errors import Aborted, OutOfMemory
+from zerosim.kernel_work import KernelWork
 from zerosim.record import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
 
 
@@ -123,7 +124,7 @@ def test_a_device_that_is_full_says_so() -> None:
     fits = device.alloc((50,), fp32, Kind.ACTIVATION)  # to the last byte
     assert device.allocator.reserve(99, 1) is None
     del kept, fits
-    assert device.allocator.reserve(1000) == 1000
+    assert device.allocator.reserve(98, 1000) == 1000
 
 
 def test_what_was_refused_was_never_live() -> None:
@@ -163,5 +164,5 @@ def test_the_switch_ends_a_rank_at_its_next_kernel() -> None:
     with pytest.raises(Aborted, match="rank 5 was ended because another rank failed"):
         device.kernel(0, device.backend.fill, a.array, 2.0)
     with pytest.raises(Aborted):
-        device.count("reduce", 0, 0)
+        device.count(KernelWork("reduce", "vector", 0, 0, 0))
     assert np.all(a.array == 1)

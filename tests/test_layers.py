@@ -18,7 +18,7 @@ LAYERS = [
     {"scenario"},  # plain data over plain data: errors, units and presets are all it knows
     {"device", "allocator"},
     {"comm"},
-    {"sharding", "functional", "primitives", "tensor", "autograd", "rng", "finite_differences"},
+    {"sharding", "schedule", "functional", "primitives", "tensor", "autograd", "rng", "finite_differences"},
     {"models", "nn", "optim", "precision"},
     {"parallel"},
     {"engine", "runtime", "data", "npz", "build"},

@@ -160,7 +160,8 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
         comm,
         device,
         updater,
-        kept=_kept_units(config, model),
+        kept=[] if config.reshard_after_forward else [unit.name for unit in model.units],
+        keep_next=config.keep_last_unit,
         root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
         persistent=[flat.name for flat in model.flats if flat.numel < choices.persistent_numel],
         cast_shards=choices.cast_shards,
@@ -170,10 +171,3 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
 def is_block(name: str) -> bool:
     """One of a list of equal units, such as h.3 or layers.3; the others are the root's."""
     return name.rpartition(".")[2].isdigit()
-
-
-def _kept_units(config: RunConfig, model: Model) -> list[str]:
-    """The units that stay gathered from forward to backward."""
-    if not config.reshard_after_forward:
-        return [unit.name for unit in model.units]
-    return [model.units[-1].name] if config.keep_last_unit else []

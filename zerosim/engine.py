@@ -1,4 +1,4 @@
-"""The main loop: forward, backward, step. The strategy is called at its points; nothing else happens.
+"""The main loop: a step's actions, then the update. The strategy is called at its points; nothing else happens.
 
 B micro-batch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
 but the first the targets.
@@ -15,6 +15,7 @@ from zerosim.dtypes import int64
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
+from zerosim.schedule import Action, Forward, schedule, uses_of
 from zerosim.tensor import Tensor
 
 
@@ -22,6 +23,7 @@ def forward_pass(units: Sequence[Unit], x: Tensor, strategy: Strategy, slot: int
     """The output of the last unit. Each unit's graph waits under `slot` for its backward."""
     for unit in units:
         with x.device.scope(unit=unit.name, slot=slot):
+            strategy.enter()
             strategy.pre_forward(unit)
             x = unit.forward(x, slot)
             strategy.post_forward(unit)
@@ -32,6 +34,7 @@ def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy
     """`grads` holds the gradient of the last unit's output, then that of the first unit's input (none for ids)."""
     for unit in reversed(units):
         with strategy.device.scope(unit=unit.name, slot=slot):
+            strategy.enter()
             strategy.pre_backward(unit)
             unit.backward(grads, slot)
             strategy.post_backward(unit)
@@ -51,32 +54,52 @@ def forward_loss(
 
 def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device) -> list[float]:
     """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses."""
-    scale = strategy.updater.loss_scale
-    losses: list[tuple[Buffer, Callable[[], Any]]] = []
-    tokens = micro_batches[0].shape[0] * (micro_batches[0].shape[1] - 1)
-    for slot, (strategy.last, batch) in enumerate(_last_flag(micro_batches)):
-        # The mean over tokens and micro-batches is one true division, by their product.
-        loss = _micro_batch(model, batch, strategy, scale, tokens * len(micro_batches), slot)
-        # Asked for now and read after the step, which waits for the norm anyway: one wait for the device, not two.
-        losses.append((loss, device.backend.to_host_later(loss.array)))
+    actions = schedule(1, 0, len(micro_batches))
+    strategy.begin(uses_of(actions, model.units))
+    losses = _run(actions, model, micro_batches, strategy)
     with device.phase(Phase.BACKWARD):
         strategy.end_backward()
+        strategy.land()
         strategy.reduce_replicas()
         device.mark("end_of_backward")
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
         device.mark("after_step")
+    tokens = _tokens(micro_batches)
     return [float(values()[0]) / tokens for _, values in losses]
 
 
-def _micro_batch(model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int) -> Buffer:
-    device = strategy.device
-    with device.phase(Phase.FORWARD):
-        loss, *grads = forward_loss(model, batch, strategy, scale, count, slot)
-        device.mark("end_of_forward")
-    with device.phase(Phase.BACKWARD):
-        backward_pass(model.units, grads, strategy, slot)
-    return loss
+def _run(
+    actions: Sequence[Action], model: Model, micro_batches: Sequence[Any], strategy: Strategy
+) -> list[tuple[Buffer, Callable[[], Any]]]:
+    """Every action in its turn; by micro-batch the sum of the losses, and how to read it.
+
+    It is asked for at once and read after the step, which waits for the norm anyway: one wait for the device, not two.
+    """
+    device, scale = strategy.device, strategy.updater.loss_scale
+    # The mean over tokens and micro-batches is one true division, by their product.
+    count = _tokens(micro_batches) * len(micro_batches)
+    losses: list[tuple[Buffer, Callable[[], Any]]] = []
+    grads: dict[int, list[Buffer]] = {}
+    for action in actions:
+        slot = action.slot
+        if isinstance(action, Forward):
+            with device.phase(Phase.FORWARD):
+                loss, grad = forward_loss(model, micro_batches[slot], strategy, scale, count, slot)
+                device.mark("end_of_forward")
+            losses.append((loss, device.backend.to_host_later(loss.array)))
+            grads[slot] = [grad]
+            del grad  # backward lets go of it as soon as it can
+        else:
+            with device.phase(Phase.BACKWARD):
+                backward_pass(model.units, grads.pop(slot), strategy, slot)
+    return losses
+
+
+def _tokens(micro_batches: Sequence[Any]) -> int:
+    """Targets of one micro-batch."""
+    rows, columns = micro_batches[0].shape
+    return int(rows * (columns - 1))
 
 
 def train(
@@ -114,8 +137,3 @@ def upload(tokens: Any, device: Device) -> Buffer:
     ids = device.alloc(tuple(tokens.shape), int64, Kind.ACTIVATION)
     device.backend.from_host(tokens, ids.array)
     return ids
-
-
-def _last_flag(items: Sequence[Any]) -> Iterator[tuple[bool, Any]]:
-    for index, item in enumerate(items):
-        yield index == len(items) - 1, item

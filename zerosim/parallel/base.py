@@ -7,9 +7,12 @@ is common to all stands here: placing parameters and optimizer state, agreeing o
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device import Buffer, Device, Kind
 from zerosim.dtypes import fp64
@@ -20,11 +23,14 @@ from zerosim.placement.layout import Layout, Row, Rows
 from zerosim.placement.mesh import DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
 from zerosim.precision import norm_partials, total_norm
+from zerosim.schedule import Use
 from zerosim.sharding import Flat
+
+T = TypeVar("T")
 
 
 class Strategy:
-    """The points, all empty. `last` is set by the engine: this is the step's last micro-batch."""
+    """The points, all empty. `last`: this is the step's last micro-batch."""
 
     partition: Partition = EvenSlices()  # how what is not kept whole is cut
     keeps_params = True  # every rank holds all parameters between uses
@@ -43,6 +49,9 @@ class Strategy:
         self.replicas: Comm | None = None  # the ranks that hold the same parts as this one
         self.reduces_each_micro_batch = False
         self.last = True
+        self._uses: Sequence[Use] = ()
+        self._at = 0  # uses that have begun
+        self._under_way: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
 
     def replicate(self, groups: Groups, *, at_each_micro_batch: bool = False) -> None:
         """Hybrid sharding: what the ranks of `comm` hold together, other groups of the mesh hold too (HSDP, MiCS).
@@ -54,6 +63,37 @@ class Strategy:
         self.mesh_rank = self.device.rank
         self.data, self.replicas = groups(*DATA), groups("dp_replicate")
         self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
+
+    # -- what comes, and what is under way ----------------------------------------------------------
+    def begin(self, uses: Sequence[Use]) -> None:
+        """A step begins, in which units are used in this order."""
+        self._uses, self._at = uses, 0
+
+    def enter(self) -> None:
+        """The next use begins: its points follow. Outside of a step nothing is known of what comes."""
+        if self._at < len(self._uses):
+            self.last = self._uses[self._at].action.slot == self._uses[-1].action.slot
+            self._at += 1
+
+    def coming(self, count: int = 1) -> Sequence[Use]:
+        """The next uses, `count` of them or as many as there are, after the one that is on."""
+        return self._uses[self._at : self._at + count]
+
+    @property
+    def ends_action(self) -> bool:
+        """Whether the use that is on is the last one of its forward or backward."""
+        following = self.coming()
+        return not following or following[0].action != self._uses[self._at - 1].action
+
+    def later(self, work: Work[T], then: Callable[[T], None]) -> None:
+        """When `work` has arrived, which is asked for in `land`, do `then` with its result."""
+        self._under_way.append((work, then))
+
+    def land(self) -> None:
+        """Wait for all that is under way, in the order in which it was launched."""
+        while self._under_way:
+            work, then = self._under_way.popleft()
+            then(work.wait())
 
     # -- the points -------------------------------------------------------------------------------
     def pre_forward(self, unit: Unit) -> None: ...

@@ -6,9 +6,11 @@
 ZeRO paper, sections 5.3 and 7.2.2. A tied buffer of V D elements is gathered at each of its uses and
 reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Three choices beyond the paper's:
 
-    kept           units that stay gathered from forward to backward: the last one (3 Psi less that
-                   unit), all of them (FSDP's reshard_after_forward=False: 2 Psi, and ZeRO-2's peak)
-    root           units, the first among them, that stay gathered until a micro-batch's backward ends,
+    kept           units that stay gathered from forward to backward (all of them: FSDP's
+                   reshard_after_forward=False, 2 Psi, and ZeRO-2's peak)
+    keep_next      a unit that is used next once more stays gathered: the last one, whose backward
+                   follows its forward (3 Psi less that unit)
+    root           units that stay gathered until a micro-batch's backward ends,
                    and whose gradients are reduced then (FSDP2's root: tables, last norm, head)
     persistent     buffers that stay gathered for good, and are gathered once after each step
     cast_shards    the half-type shard is not stored, but cast from the fp32 master at each gather
@@ -37,13 +39,15 @@ class Zero3(Strategy):
         updater: Updater,
         *,
         kept: Collection[str] = (),
-        root: Sequence[str] = (),
+        keep_next: bool = False,
+        root: Collection[str] = (),
         persistent: Collection[str] = (),
         cast_shards: bool = False,
     ) -> None:
         super().__init__(comm, device, updater)
         self.kept = frozenset([*kept, *root])
-        self.root = list(root)
+        self.keep_next = keep_next
+        self.root = frozenset(root)
         self.ended: list[Unit] = []  # root units whose backward is over
         self.persistent = frozenset(persistent)
         self.cast_shards = cast_shards
@@ -59,19 +63,22 @@ class Zero3(Strategy):
             unit.flat.unshard(self.gather(unit.flat))
 
     def post_forward(self, unit: Unit) -> None:
-        if unit.name not in self.kept:
+        if unit.name not in self.kept and not (self.keep_next and self.is_used_next(unit)):
             self.reshard(unit.flat)
+
+    def is_used_next(self, unit: Unit) -> bool:
+        return any(use.unit is unit for use in self.coming())
 
     def pre_backward(self, unit: Unit) -> None:
         if unit.flat.param is None:
             unit.flat.unshard(self.gather(unit.flat))
 
     def post_backward(self, unit: Unit) -> None:
-        if unit.name not in self.root:
+        if unit.name in self.root:
+            self.ended.append(unit)
+        else:
             self.finish(unit)
-            return
-        self.ended.append(unit)
-        if unit.name == self.root[0]:  # the model's first unit: backward ends here
+        if self.ends_action:  # backward is over, the root's turn has come
             for ended in self.ended:
                 self.finish(ended)
             self.ended.clear()

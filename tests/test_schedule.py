@@ -1,0 +1,157 @@
+"""A step as actions: what the list promises, what a strategy sees of it, and gathers that come before their use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim.books import Books
+from zerosim.build import build_strategy
+from zerosim.comm.collectives import Comm
+from zerosim.device import Device
+from zerosim.errors import InputError
+from zerosim.experiment import Experiment, world_of
+from zerosim.models.model import Model
+from zerosim.nn import Unit
+from zerosim.optim.updater import Updater
+from zerosim.parallel.base import Strategy
+from zerosim.parallel.zero3 import Zero3
+from zerosim.record import Kernel, Launch, Wait
+from zerosim.result import RunResult
+from zerosim.runtime import launch
+from zerosim.scenario import RunConfig
+from zerosim.schedule import Action, Backward, Forward, Use, schedule, uses_of
+
+pytestmark = pytest.mark.bits
+SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=7, micro_batch=1, steps=2, ranks=2)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_each_micro_batch_goes_forward_then_backward(micro_batches: int) -> None:
+    actions = schedule(1, 0, micro_batches)
+    assert [action.slot for action in actions if isinstance(action, Forward)] == list(range(micro_batches))
+    assert [action.slot for action in actions if isinstance(action, Backward)] == list(range(micro_batches))
+    assert all(actions.index(Forward(slot)) + 1 == actions.index(Backward(slot)) for slot in range(micro_batches))
+
+
+@pytest.mark.parametrize("asked", [(2, 0, 1), (1, 1, 1), (1, -1, 1), (1, 0, 0)])
+def test_what_is_no_schedule_is_refused(asked: tuple[int, int, int]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        schedule(*asked)
+
+
+def run_with(kind: type[Strategy] | None, **changes: Any) -> RunResult:
+    """A run whose ranks have this strategy; None for the configuration's own."""
+    config = RunConfig(**{**SMALL, **changes})
+
+    def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
+        if kind is None:
+            return build_strategy(config, model, comm, device, updater)
+        return kind(comm, device, updater)
+
+    experiment, books = Experiment(config, make), Books(config.ranks)
+
+    def program(ctx: Any) -> Any:
+        try:
+            return experiment.train_rank(ctx)
+        finally:
+            books.histories[ctx.rank] = ctx.device.recorder.history
+
+    outcomes = launch(program, world_of(config, keep_events=True), books.readers)
+    return experiment.result(outcomes, books, books.histories)
+
+
+class Watching(Zero3):
+    """Writes down where it is at each point, and what it is told of what comes."""
+
+    def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
+        super().__init__(comm, device, updater)
+        self.seen: list[tuple[str, type[Action], bool, bool]] = []
+        self.began: list[Sequence[Use]] = []
+        if comm.rank == 0:
+            SEEN.append(self)
+
+    def begin(self, uses: Sequence[Use]) -> None:
+        super().begin(uses)
+        self.began.append(uses)
+
+    def note(self, unit: Unit, kind: type[Action]) -> None:
+        place = len(self.seen) % len(self.began[-1])
+        assert self.began[-1][place] == (unit, kind(self.device.where.slot))
+        assert list(self.coming(3)) == list(self.began[-1][place + 1 : place + 4])
+        self.seen.append((unit.name, kind, self.last, self.ends_action))
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.note(unit, Forward)
+        super().pre_forward(unit)
+
+    def pre_backward(self, unit: Unit) -> None:
+        self.note(unit, Backward)
+        super().pre_backward(unit)
+
+
+SEEN: list[Watching] = []
+
+
+def test_a_strategy_is_told_what_comes() -> None:
+    SEEN.clear()
+    run_with(Watching, accumulate=2)
+    [watching] = SEEN
+    names = ["wte", "wpe", "h.0", "h.1", "ln_f", "lm_head"]
+    forward = [(name, Forward) for name in names]
+    backward = [(name, Backward) for name in reversed(names)]
+    assert [seen[:2] for seen in watching.seen] == 2 * 2 * [*forward, *backward]
+    half = len(forward + backward)
+    assert [seen[2] for seen in watching.seen] == 2 * (half * [False] + half * [True])
+    ends = [seen[:2] for seen in watching.seen if seen[3]]
+    assert ends == 4 * [("lm_head", Forward), ("wte", Backward)]
+    assert len(watching.began) == 2
+
+
+class Prefetching(Zero3):
+    """Gathers each unit while the one before it computes."""
+
+    def pre_forward(self, unit: Unit) -> None:
+        self.land()
+        super().pre_forward(unit)
+        for use in self.coming(1):
+            if use.unit.flat.param is None:
+                flat = use.unit.flat
+                self.later(self.comm.all_gather(self.shard(flat), wait=False), flat.unshard)
+
+    def pre_backward(self, unit: Unit) -> None:
+        self.pre_forward(unit)
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "tie_embeddings": False}, {"recompute": "full"}], ids=str)
+def test_gathers_that_come_before_their_use_change_no_bit(changes: dict[str, Any]) -> None:
+    plain, early = run_with(None, **changes), run_with(Prefetching, **changes)
+    assert early.losses == plain.losses
+    assert all(np.array_equal(early.weights[name], plain.weights[name]) for name in plain.weights)
+    assert early.live_bytes_after == plain.live_bytes_after
+    for rank in range(2):
+        assert [row[1:] for row in early.traffic[rank]] == [row[1:] for row in plain.traffic[rank]]
+    assert overlapping(early) > 0 == overlapping(plain)
+
+
+def overlapping(result: RunResult) -> int:
+    """Gathers during which rank 0 computed."""
+    events, count = result.events[0], 0
+    waits = {event.work: at for at, event in enumerate(events) if isinstance(event, Wait)}
+    for at, event in enumerate(events):
+        if isinstance(event, Launch) and event.op == "all_gather":
+            between = events[at : waits[event.work]]
+            count += any(isinstance(kernel, Kernel) and kernel.work is None for kernel in between)
+    return count
+
+
+def test_uses_follow_the_actions() -> None:
+    units: list[Any] = ["a", "b"]
+    actions = [Forward(0), Forward(1), Backward(0), Backward(1)]
+    assert uses_of(actions, units) == [
+        *(Use(unit, Forward(slot)) for slot in (0, 1) for unit in units),
+        *(Use(unit, Backward(slot)) for slot in (0, 1) for unit in reversed(units)),
+    ]
