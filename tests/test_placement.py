@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from zerosim.comm.plan import RangeCut
 from zerosim.errors import InputError, PlacementError
-from zerosim.placement.layout import STATES, Layout, Piece, Row, share
+from zerosim.placement.layout import STATES, Layout, Piece, Row
 from zerosim.placement.mesh import AXES, Mesh
-from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits
+from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 MESHES = st.builds(Mesh, *[st.integers(1, 3)] * len(AXES))
@@ -188,7 +188,7 @@ def test_ranks_of_a_class_hold_as_much_and_as_much_padding(case: Any, around: tu
             mine, theirs = (layout.part(r, flat.name, "optim") for r in (rank, lowest))
             assert (mine.size, mine.padding) == (theirs.size, theirs.padding)
         for numel in uneven:
-            assert len({share(numel, mesh.index(r, "dp_shard"), mesh.dp_shard) for r in (rank, lowest)}) == 1
+            assert len({shares(numel, mesh.dp_shard)[mesh.index(r, "dp_shard")] for r in (rank, lowest)}) == 1
 
 
 def test_classes_by_hand() -> None:
@@ -211,4 +211,4 @@ def test_sixteen_thousand_ranks_are_told_apart_at_once() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 64))
 def test_a_share_is_what_a_collective_adds(numel: int, size: int) -> None:
     cut = RangeCut([numel], size, 0, numel)
-    assert [share(numel, index, size) for index in range(size)] == [cut.size_of(index) for index in range(size)]
+    assert shares(numel, size) == [cut.size_of(index) for index in range(size)]

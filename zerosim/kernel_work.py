@@ -19,7 +19,7 @@ FILLS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("copy", "exp", "log", "sqrt", "tanh", "sum_to", "max_to", "gelu", "swiglu"), (1,)),
     **dict.fromkeys(("column_sum", "finite_probe"), (1,)),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "matmul", "mask_future"), (2,)),
-    **dict.fromkeys(("gelu_backward", "swiglu_backward", "embedding", "embedding_backward", "sum_squares"), (2,)),
+    **dict.fromkeys(("gelu_backward", "swiglu_backward", "sum_squares"), (2,)),
     "dropout_mask": (2,),
     "rms_norm_stats": (2,),
     "layer_norm_stats": (2, 3),
@@ -50,19 +50,37 @@ class KernelWork(NamedTuple):
 
 def work_of(name: str, flops: int, args: Sequence[Any]) -> KernelWork:
     """The work of a kernel called with these arguments. Of one that is not listed, the last array is filled."""
-    sizes = [getattr(arg, "nbytes", 0) for arg in args]
-    if name == "embedding":  # ids, weight, out: as many bytes of the table as of the rows taken from it
-        ids, _, rows = sizes
-        return KernelWork(name, VECTOR, flops, ids + args[2].size * args[1].itemsize, rows)
-    if name == "embedding_backward":  # grad, ids, dweight: zeroed, then each row is added to its id's
-        grad, ids, table = sizes
-        rows = args[0].size * args[2].itemsize
-        return KernelWork(name, VECTOR, flops, grad + ids + rows, table + rows)
-    updates = UPDATES.get(name, ())
-    fills = updates or FILLS.get(name, tuple(place for place, size in enumerate(sizes) if size)[-1:])
-    written = sum(sizes[place] for place in fills)
-    read = sum(sizes) - (0 if updates else written)
-    return KernelWork(name, MATMUL if name in MATMULS else VECTOR, flops, read, written)
+    if name in BY_ROWS:
+        return BY_ROWS[name](flops, *args)
+    updates = UPDATES.get(name)
+    fills = updates or FILLS.get(name) or _last_array(args)
+    read = written = 0
+    for place, arg in enumerate(args):
+        nbytes = getattr(arg, "nbytes", 0)
+        if place in fills:
+            written += nbytes
+        else:
+            read += nbytes
+    engine = MATMUL if name in MATMULS else VECTOR
+    return KernelWork(name, engine, flops, read + written if updates else read, written)
+
+
+def _last_array(args: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(place for place, arg in enumerate(args) if hasattr(arg, "nbytes"))[-1:]
+
+
+def _embedding(flops: int, ids: Any, table: Any, rows: Any) -> KernelWork:
+    """As many bytes of the table are read as rows are taken from it."""
+    return KernelWork("embedding", VECTOR, flops, ids.nbytes + rows.size * table.itemsize, rows.nbytes)
+
+
+def _embedding_backward(flops: int, grad: Any, ids: Any, table: Any) -> KernelWork:
+    """The table is zeroed, then each row of the gradient is added to its id's."""
+    rows = grad.size * table.itemsize
+    return KernelWork("embedding_backward", VECTOR, flops, grad.nbytes + ids.nbytes + rows, table.nbytes + rows)
+
+
+BY_ROWS = {"embedding": _embedding, "embedding_backward": _embedding_backward}
 
 
 def eager_attention(

@@ -14,13 +14,13 @@ of shapes, results, the stepper and the comparison with formulas ask here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zerosim.errors import PlacementError
 from zerosim.placement.mesh import Mesh
-from zerosim.placement.partition import Partition, Slice, WholeUnits
+from zerosim.placement.partition import Partition, Slice, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec
 
 STATES = ("param", "grad", "optim")
@@ -83,34 +83,25 @@ class Layout:
         passes its neighbours' on.
         """
         axes = {row.axes for row in self.rows.values()} | {axes for axes, _ in uneven}
-        alike = {along: self._alike(along, uneven, around) for along in axes}
+        alike = [(along, self._alike(along, uneven, around)) for along in axes]
         seen: dict[Hashable, int] = {}
         index = self.mesh.index
         return [
-            seen.setdefault(tuple(alike[along][index(rank, *along)] for along in alike), rank)
+            seen.setdefault(tuple([kinds[index(rank, *along)] for along, kinds in alike]), rank)
             for rank in range(self.mesh.world_size)
         ]
 
     def _alike(
         self, axes: tuple[str, ...], uneven: Collection[tuple[tuple[str, ...], int]], around: Sequence[int]
     ) -> list[Hashable]:
-        """For each place along these axes what it may differ in from others."""
+        """For each place along these axes what it may differ in from others: its own parts and shares, and those
+        around it."""
         size = self.mesh.size(*axes)
         rules = {row.partition for row in self.rows.values() if row.axes == axes}
-        parts: list[Callable[[int], Slice]] = [
-            lambda index, rule=rule, which=which: rule.part(self._numels, which, index, size)  # type: ignore[misc]
-            for rule in rules
-            for which in rule.tell(self._numels)
-        ]
-        numels = [numel for along, numel in uneven if along == axes]
-
-        def at(index: int) -> Hashable:
-            near = [(index + step) % size for step in around]
-            padding = tuple(part(index).padding for part in parts)
-            held = tuple(part(other).size for part in parts for other in near)
-            return padding, held, tuple(share(numel, other, size) for numel in numels for other in near)
-
-        return [at(index) for index in range(size)]
+        columns: list[Sequence[Hashable]] = [rule.kinds(self._numels, size) for rule in rules]
+        columns += [shares(numel, size) for along, numel in uneven if along == axes]
+        own = list(zip(*columns, strict=True)) if columns else [()] * size
+        return [tuple([own[(index + step) % size] for step in around]) for index in range(size)]
 
     def assemble(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Every weight by name, as host arrays, from pieces that describe themselves; copies must be equal to the bit.
@@ -127,12 +118,6 @@ class Layout:
             for weight, offset in zip(flat.weights, flat.offsets, strict=True):
                 weights[weight.name] = values[offset : offset + weight.numel].reshape(weight.shape)
         return weights
-
-
-def share(numel: int, index: int, size: int) -> int:
-    """Elements that member `index` of `size` adds in an all-reduce of `numel`: ceil(numel / size), or what is left."""
-    step = -(-numel // size)
-    return min((index + 1) * step, numel) - min(index * step, numel)
 
 
 def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:

@@ -7,7 +7,7 @@ WholeUnits   a unit belongs to one member (the wording of the ZeRO paper, sectio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -41,8 +41,8 @@ class Partition(Protocol):
         """Elements of a whole buffer, padding included."""
         ...
 
-    def tell(self, numels: Sequence[int]) -> Sequence[int]:
-        """Buffers whose parts tell the sizes of all."""
+    def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
+        """For each member what its parts are like: equal for members whose parts have the same sizes and padding."""
         ...
 
 
@@ -54,8 +54,8 @@ class Whole:
     def padded(self, numel: int, size: int) -> int:
         return numel
 
-    def tell(self, numels: Sequence[int]) -> Sequence[int]:
-        return ()
+    def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
+        return [None] * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class EvenSlices:
     def padded(self, numel: int, size: int) -> int:
         return slice_size(numel, size) * size
 
-    def tell(self, numels: Sequence[int]) -> Sequence[int]:
-        return list({numel: which for which, numel in enumerate(numels)}.values())
+    def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
+        return list(zip(*(shares(numel, size) for numel in dict.fromkeys(numels)), strict=True)) or [None] * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,11 @@ class WholeUnits:
     def padded(self, numel: int, size: int) -> int:
         return numel
 
-    def tell(self, numels: Sequence[int]) -> Sequence[int]:
-        return range(len(numels))
+    def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
+        owned: list[list[int]] = [[] for _ in range(size)]
+        for which, owner in enumerate(_owners(tuple(numels), size)):
+            owned[owner].append(which)
+        return [tuple(units) for units in owned]
 
     def owner(self, numels: Sequence[int], which: int, size: int) -> int:
         """The member that holds buffer `which`."""
@@ -92,6 +95,16 @@ class WholeUnits:
 def slice_size(numel: int, world_size: int) -> int:
     """Elements of each rank's slice: numel / N, rounded up."""
     return -(-numel // world_size)
+
+
+def shares(numel: int, size: int) -> list[int]:
+    """Elements of each member's slice that are not padding, ceil(numel / size) or what is left of them.
+
+    So many it adds, too, in an all-reduce of `numel`.
+    """
+    step = slice_size(numel, size)
+    whole_slices, rest = divmod(numel, step) if step else (size, 0)
+    return ([step] * whole_slices + [rest] + [0] * size)[:size]
 
 
 def slice_of(numel: int, rank: int, world_size: int) -> Slice:

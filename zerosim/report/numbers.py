@@ -8,7 +8,7 @@ what was counted less padding (over all ranks), and at Psi padded with every ran
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -166,7 +166,7 @@ def check_states(result: RunResult) -> list[StateCheck]:
         padding=_columns([check.padding for check in checks]),
         formula=sum((check.formula for check in checks), Fraction(0)),
         text=formulas.model_states_text(config.stage, cost),
-        expected=tuple(sum(shares, Fraction(0)) for shares in zip(*(c.expected for c in checks), strict=True)),
+        expected=_total([check.expected for check in checks]),
     )
     return [*checks, total]
 
@@ -207,8 +207,8 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
             formulas.replica_bytes(padded, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
             formulas.replica_text(reductions),
         )
-    for rows in result.traffic:
-        for row in rows:
+    for rank in result.ran:
+        for row in result.traffic[rank]:
             if row.step == step and row.purpose == "states":
                 forms.setdefault((row.op, row.axis), (Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
@@ -234,7 +234,8 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
 
 def control_bytes(result: RunResult, step: int) -> tuple[int, ...]:
     """What each rank sent for norms and overflow flags."""
-    return tuple(result.sent_bytes(rank, step, "control") for rank in range(result.config.ranks))
+    sent = {rank: result.sent_bytes(rank, step, "control") for rank in result.ran}
+    return tuple(sent[rank] for rank in result.stands_for)
 
 
 def peak_rank(result: RunResult) -> int:
@@ -283,23 +284,35 @@ def _traffic_of(
     text: str,
     even: bool,
 ) -> TrafficCheck:
-    by_rank = [
-        [row for row in rows if (row.step, row.op, row.axis, row.purpose) == (step, op, axis, "states")]
-        for rows in result.traffic
-    ]
+    found = {
+        rank: [
+            row
+            for row in result.traffic[rank]
+            if (row.step, row.op, row.axis, row.purpose) == (step, op, axis, "states")
+        ]
+        for rank in result.ran
+    }
+    sent = {rank: sum(row.wire_bytes for row in rows) for rank, rows in found.items()}
     return TrafficCheck(
         op=op,
         axis=axis,
-        dtypes=tuple(dict.fromkeys(row.dtype for rows in by_rank for row in rows)),
-        calls=sum(row.calls for row in by_rank[0]),
-        sent=tuple(sum(row.wire_bytes for row in rows) for rows in by_rank),
-        payload=sum(row.payload_bytes for row in by_rank[0]),
+        dtypes=tuple(dict.fromkeys(row.dtype for rows in found.values() for row in rows)),
+        calls=sum(row.calls for row in found[0]),
+        sent=tuple(sent[rank] for rank in result.stands_for),
+        payload=sum(row.payload_bytes for row in found[0]),
         modelled=result.is_modelled,
         formula=formula,
         text=text,
         with_padding=with_padding,
         even=even,
     )
+
+
+def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
+    """The sum over states, by rank; added once where every rank has the same."""
+    if all(len(set(share)) == 1 for share in shares):
+        return (sum((share[0] for share in shares), Fraction(0)),) * len(shares[0])
+    return tuple(sum(each, Fraction(0)) for each in zip(*shares, strict=True))
 
 
 def _columns(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
