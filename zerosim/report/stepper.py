@@ -181,7 +181,7 @@ def _column(picture: Picture, rank: RankPicture, width: int, height: int) -> lis
     did, comes = rank.rank == picture.last_rank, rank.rank == picture.next_rank
     name = f"{'▶' if did else ' '}rank {rank.rank}{' · goes next' if comes else ''}"
     kinds = _kinds(picture)
-    places = textwrap.wrap(rank.place, width - 1)[:2]
+    places = [rank.place] if 0 < len(rank.place) < width else rank.place.split(", ")[:2] if rank.place else []
     free = height - len(places)
     tall = 2 if free - 6 >= 2 * len(kinds) else 1  # lines that a kind has: with two its bar has the whole width
     stand_lines = min(5 if width < 30 else 3, max(2, free - 3 - tall * len(kinds)))

@@ -32,7 +32,9 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     precision = "/".join(dict.fromkeys(result.config.precision for result in runs))
     optimizer = "/".join(dict.fromkeys(result.config.optimizer for result in runs))
     noun = "rank" if ranks == "1" else "ranks"
-    return f"Ψ = {psi} parameters, N = {ranks} data-parallel {noun}, {precision} with {optimizer}"
+    copies = _range((result.config.dp_replicate for result in runs), lambda count: f"{count:,}")
+    replicas = f" in {copies} replicas" if copies != "1" else ""
+    return f"Ψ = {psi} parameters, N = {ranks} data-parallel {noun}{replicas}, {precision} with {optimizer}"
 
 
 def limit_words(limit: tuple[str, int]) -> str:
