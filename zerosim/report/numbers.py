@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from zerosim.build import is_block
 from zerosim.dtypes import dtype
+from zerosim.placement.partition import slice_size
 from zerosim.planner import formulas
 from zerosim.planner.formulas import BytesPerParameter, Volume
 from zerosim.result import RunResult
@@ -61,7 +62,7 @@ class TrafficCheck:
     text: str
     with_padding: Fraction
     even: bool
-    """Every rank must send the same (slices); else the total alone is fixed."""
+    """Every rank must send the same (slices, alike shares across replicas); else the total alone is fixed."""
     payload: int
     modelled: bool
 
@@ -212,8 +213,10 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
             if row.step == step and row.purpose == "states":
                 forms.setdefault((row.op, row.axis), (Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
+    # An all_reduce of what R does not divide: replicas add unlike shares of a part.
+    shared = even and not any(slice_size(unit.numel, ranks) % config.dp_replicate for unit in result.units)
     checks = [
-        _traffic_of(result, step, op, axis, formula, with_padding, text, even)
+        _traffic_of(result, step, op, axis, formula, with_padding, text, even if axis == inside else shared)
         for (op, axis), (formula, with_padding, text) in forms.items()
     ]
     total = TrafficCheck(
@@ -227,7 +230,7 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
         with_padding=sum((check.with_padding for check in checks), Fraction(0)),
         payload=sum(check.payload for check in checks),
         modelled=result.is_modelled,
-        even=even,
+        even=shared,
     )
     return [*checks, total]
 
