@@ -37,7 +37,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
-    config = run_config(args, PLAN_DEFAULTS)
+    replicas = getattr(args, "dp_replicate", 0)  # which must divide ranks, also where these are looked for
+    config = run_config(args, PLAN_DEFAULTS | ({"ranks": replicas} if args.find == "ranks" and replicas > 0 else {}))
     field = check_search(config, args.find)
     if hasattr(args, field):
         raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")

@@ -43,7 +43,7 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
     if beyond is not None:
         text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
     elif what == "ranks":
-        text += " One rank is enough."
+        text += " One rank is enough." if config.dp_replicate == 1 else " One rank per replica is enough."
     else:
         text += " It is the end of what was searched."
     if what == "seq" and config.family == "gpt" and best.value > config.positions:
