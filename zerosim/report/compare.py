@@ -130,9 +130,10 @@ class Comparison(InNotebook):
                 "Stage 0 adds over all ranks at once, the others within a replica and then over replicas: the same "
                 "numbers in another order, rounded differently."
             )
+        agree = "all stages agree" if self.config.dp_replicate == 1 else "stages 1, 2 and 3 agree"
         return (
             "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other way "
-            "round: the same numbers in another order, rounded differently. With --accumulate 1 all stages agree."
+            f"round: the same numbers in another order, rounded differently. With --accumulate 1 {agree}."
         )
 
 
