@@ -25,6 +25,7 @@ def whole_result(result: RunResult) -> dict[str, Any]:
     """Everything that a run leaves but its configuration, comparable with ==."""
     values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     del values["config"]
+    values["layout"] = vars(result.layout)
     values["steps"] = repr(result.steps)  # a skipped step's norm may be nan, which is not even itself
     values["weights"] = {name: (array.dtype.str, array.tobytes()) for name, array in result.weights.items()}
     return values

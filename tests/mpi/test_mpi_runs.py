@@ -32,6 +32,13 @@ MORE: list[dict[str, Any]] = [
     dict(stage=3, precision="fp32", model="llama", hidden=12, kv_heads=1, sample="ab", sample_tokens=3),
     dict(stage=3, precision="bf16", hidden=96, collective="ring", bucket_bytes=20_000),  # larger than a note
 ]
+MESHES: list[dict[str, Any]] = [
+    dict(stage=3, precision="bf16", dp_replicate=2),
+    dict(stage=3, precision="fp32", dp_replicate=2, collective="ring", bucket_bytes=64, clip_norm=0.1),
+    dict(stage=2, precision="bf16", dp_replicate=2, accumulate=2, replica_reduction="micro_batch"),
+    dict(stage=1, precision="fp32", dp_replicate=2, partition="owner", dropout=0.2),
+    dict(stage=3, precision="fp32", dp_replicate=4, collective="ring"),
+]
 
 
 def compared(processes: int, per_process: int, runs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -56,6 +63,12 @@ def test_all_stages_leave_what_threads_leave(
         assert found["differences"] == [], fields
 
 
+@pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
+def test_replicas_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
+    for fields, found in zip(MESHES, compared(processes, per_process, MESHES, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
 CLOSE = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 2e-3, "fp64": 1e-14}
 """Two steps' losses: sums in MPI's own order, half types rounded at each of its hops."""
 
@@ -68,6 +81,11 @@ def test_native_collectives_are_close_and_their_wire_is_not_seen(processes: int,
         for stage in (0, 1, 2, 3)
     ]
     runs.append(dict(stage=3, precision="fp32", collective="native", partition="owner"))
+    if processes == 4:  # a group of one has no wire to hide
+        runs += [
+            dict(stage=stage, precision="fp32", collective="native", partition=partition, dp_replicate=2)
+            for stage, partition in ((1, "owner"), (2, "slices"), (3, "slices"))
+        ]
     for fields, found in zip(runs, compared(processes, 1, runs, tmp_path), strict=True):
         assert found["distance"] < CLOSE[fields["precision"]], fields
         assert found["sent"] == ["None"]
