@@ -1,7 +1,7 @@
-"""Stages 0 and 3 beside PyTorch's own DDP and FSDP2 (`fully_shard`): two processes on gloo, the same rows per rank.
+"""Stages 0 and 3 beside PyTorch's own DDP, FSDP2 and HSDP (`fully_shard`): processes on gloo, the same rows per rank.
 
-One start of the two processes runs everything. They meet in a file, so that no port can be taken; a
-process that hangs is killed, and with it the other.
+One start of two processes runs DDP and FSDP2, one of four HSDP. They meet in a file, so that no port can be taken; a
+process that hangs is killed, and with it the others.
 """
 
 from __future__ import annotations
@@ -33,20 +33,33 @@ except ImportError as error:
 SECONDS = 120
 TASKS = {tied: tiny(tied) for tied in (True, False)}
 HEADS = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-STAGES = {"ddp": 0, "fsdp2": 3}
+METHODS: dict[str, dict[str, int]] = {
+    "ddp": dict(stage=0),
+    "fsdp2": dict(stage=3),
+    "hsdp": dict(stage=3, dp_replicate=2),
+}
+Results = dict[tuple[str, bool], list[dict[str, Any]]]
+"""By (method, tied), what each rank left."""
 
 
 @pytest.fixture(scope="module")
-def pytorch(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, bool], dict[str, Any]]]:
-    """By rank, then (method, tied)."""
-    folder = tmp_path_factory.mktemp("pytorch")
+def pytorch(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return {
+        **train_pytorch(tmp_path_factory.mktemp("two"), "ddp", "fsdp2"),
+        **train_pytorch(tmp_path_factory.mktemp("four"), "hsdp"),
+    }
+
+
+def train_pytorch(folder: Path, *methods: str) -> Results:
+    """These methods, which want as many processes, in one start of them."""
+    ranks = range(worker.RANKS[methods[0]])
     (folder / "tasks.pickle").write_bytes(pickle.dumps(TASKS))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    logs = [folder / f"rank{rank}.log" for rank in range(worker.RANKS)]
+    logs = [folder / f"rank{rank}.log" for rank in ranks]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, "-m", worker.__name__, str(folder), str(rank)]
+            command = [sys.executable, "-m", worker.__name__, str(folder), str(rank), *methods]
             with log.open("wb") as file:
                 processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT))
         codes = wait(processes)
@@ -55,8 +68,9 @@ def pytorch(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, bo
             process.kill()
             process.wait(timeout=SECONDS)
     said = "\n".join(log.read_text("utf-8") for log in logs)
-    assert codes == [0] * worker.RANKS, f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
-    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(worker.RANKS)]
+    assert codes == [0] * len(ranks), f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
+    left = [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in ranks]
+    return {key: [results[key] for results in left] for key in left[0]}
 
 
 def wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
@@ -69,15 +83,16 @@ def wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
         time.sleep(0.05)
 
 
-def run_zerosim(tied: bool, stage: int, folder: Path) -> RunResult:
-    return train_zerosim(TASKS[tied], folder, stage=stage, ranks=worker.RANKS, lr=worker.LR, clip_norm=worker.CLIP_NORM)
+def run_zerosim(tied: bool, method: str, folder: Path) -> RunResult:
+    settings: dict[str, Any] = dict(ranks=worker.RANKS[method], lr=worker.LR, clip_norm=worker.CLIP_NORM)
+    return train_zerosim(TASKS[tied], folder, **settings, **METHODS[method])
 
 
 @HEADS
-@pytest.mark.parametrize("method", STAGES)
-def test_same_training(pytorch: list[Any], method: str, tied: bool, tmp_path: Path) -> None:
-    theirs = [ranks[method, tied] for ranks in pytorch]
-    ours = run_zerosim(tied, STAGES[method], tmp_path)
+@pytest.mark.parametrize("method", METHODS)
+def test_same_training(pytorch: Results, method: str, tied: bool, tmp_path: Path) -> None:
+    theirs = pytorch[method, tied]
+    ours = run_zerosim(tied, method, tmp_path)
     within(f"{method}, losses", ours.losses, np.transpose([rank["losses"] for rank in theirs]), atol=2e-6)
     norms = [step.grad_norm for step in ours.steps]
     assert 0 < sum(norm > worker.CLIP_NORM for norm in norms) < len(norms), norms
@@ -87,18 +102,20 @@ def test_same_training(pytorch: list[Any], method: str, tied: bool, tmp_path: Pa
 
 
 @HEADS
-def test_same_volume_as_fsdp2(pytorch: list[Any], tied: bool, tmp_path: Path) -> None:
-    """Bytes of what is gathered and scattered in a step: 2 Psi and Psi. A tied table is gathered twice more by
-    zerosim, once per use in each direction; FSDP2's root keeps it in between."""
+@pytest.mark.parametrize("method", ["fsdp2", "hsdp"])
+def test_same_volume_as_fsdp2(pytorch: Results, method: str, tied: bool, tmp_path: Path) -> None:
+    """Bytes of what is gathered and scattered in a step: 2 Psi and Psi; of parts averaged over replicas Psi/2. A tied
+    table is gathered twice more by zerosim, once per use in each direction; FSDP2's root keeps it in between."""
     task = TASKS[tied]
-    ours = run_zerosim(tied, 3, tmp_path)
+    ours = run_zerosim(tied, method, tmp_path)
     psi = 4 * ours.num_parameters
     again = 2 * 4 * task.vocab * task.hidden if tied else 0
-    for rank, results in enumerate(pytorch):
-        for step, theirs in enumerate(results["fsdp2", tied]["traffic"]):
+    across = {"all_reduce": psi // 2} if method == "hsdp" else {}
+    for rank, results in enumerate(pytorch[method, tied]):
+        for step, theirs in enumerate(results["traffic"]):
             rows = [row for row in ours.traffic[rank] if row.step == step and row.purpose == "states"]
             payload = {row.op: 0 for row in rows}
             for row in rows:
                 payload[row.op] += row.payload_bytes
-            assert theirs == {"all_gather": 2 * psi, "reduce_scatter": psi}
-            assert payload == {"all_gather": 2 * psi + again, "reduce_scatter": psi}
+            assert theirs == {"all_gather": 2 * psi, "reduce_scatter": psi, **across}
+            assert payload == {"all_gather": 2 * psi + again, "reduce_scatter": psi, **across}

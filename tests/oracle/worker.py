@@ -1,4 +1,6 @@
-"""One process of two that train with PyTorch's own DDP or FSDP2 on gloo: `python -m oracle.worker FOLDER RANK`.
+"""One process of two that train with PyTorch's own DDP or FSDP2, or of four with its HSDP, on gloo.
+
+    python -m oracle.worker FOLDER RANK METHODS...
 
 FOLDER holds tasks.pickle; this leaves rank<RANK>.pickle: by (method, tied), what zerosim is compared with.
 Started by `test_distributed.py`.
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,14 +27,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .gpt import GPT
 from .runs import Task
 
-RANKS = 2
+RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
 CLIP_NORM = 0.9
 LR = 1e-3
 TIMEOUT = timedelta(seconds=60)
 
 
 class Traffic(TorchDispatchMode):
-    """Adds up the bytes of the whole tensors that FSDP2 gathers and scatters (`payload_bytes` in zerosim's words)."""
+    """Adds up the bytes of whole tensors that FSDP2 gathers, scatters and reduces: zerosim's `payload_bytes`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +46,8 @@ class Traffic(TorchDispatchMode):
             self.payload_bytes["all_gather"] += args[0].nbytes
         elif name.startswith("c10d._reduce_scatter_base_"):
             self.payload_bytes["reduce_scatter"] += args[1].nbytes
+        elif name.startswith("c10d.allreduce_"):
+            self.payload_bytes["all_reduce"] += sum(tensor.nbytes for tensor in args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -50,21 +55,29 @@ def ddp(model: GPT) -> Any:
     return DistributedDataParallel(model, bucket_cap_mb=1)
 
 
-def fsdp2(model: GPT) -> Any:
+def hsdp(model: GPT) -> Any:
+    """`fsdp2` on two replicas of two ranks."""
+    return fsdp2(model, init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")))
+
+
+def fsdp2(model: GPT, mesh: DeviceMesh | None = None) -> Any:
     """zerosim's units, but for a tied table: it belongs to the root, which keeps it from its first use to its last."""
     units = [model.wpe, *model.h, model.ln_f]
     if model.lm_head is not None:
         units += [model.wte, model.lm_head]
     for unit in units:
-        fully_shard(unit, reshard_after_forward=True)
-    return fully_shard(model, reshard_after_forward=True)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+METHODS = {"ddp": ddp, "fsdp2": fsdp2, "hsdp": hsdp}
 
 
 def train(task: Task, method: str, rank: int) -> dict[str, Any]:
     model = task.gpt()
-    wrapped = (ddp if method == "ddp" else fsdp2)(model)
+    wrapped = METHODS[method](model)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    rows = task.tokens.shape[1] // RANKS
+    rows = task.tokens.shape[1] // RANKS[method]
     losses, norms, traffic = [], [], []
     for batch in batches(task, rank, rows):
         optimizer.zero_grad()
@@ -95,12 +108,13 @@ def whole(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def main(folder: Path, rank: int) -> None:
+def main(folder: Path, rank: int, methods: list[str]) -> None:
+    [ranks] = {RANKS[method] for method in methods}
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS, timeout=TIMEOUT
+        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks, timeout=TIMEOUT
     )
     tasks = pickle.loads((folder / "tasks.pickle").read_bytes())
-    results = {(method, tied): train(task, method, rank) for tied, task in tasks.items() for method in ("ddp", "fsdp2")}
+    results = {(method, tied): train(task, method, rank) for tied, task in tasks.items() for method in methods}
     (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
@@ -108,4 +122,4 @@ def main(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
