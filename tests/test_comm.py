@@ -214,7 +214,7 @@ def test_traffic_of_equal_chunks(n: int) -> None:
             touched = (n + 1) * c * item if algorithm == "direct" else 3 * each
             sums = [("reduce", (n - 1) * c, touched)] if n > 1 else []
             for t in (scattered[r], reduced[r]):
-                assert [(k.name, k.flops, k.nbytes) for k in t.kernels] == sums
+                assert [(k.name, k.flops, k.bytes_read + k.bytes_written) for k in t.kernels] == sums
             assert not gathered[r].kernels
 
 
@@ -231,7 +231,7 @@ def test_traffic_of_rooted_collectives(n: int) -> None:
             assert sent[r].messages == ([(-1, nbytes, n - 1)] if n > 1 else [])
             assert got[r].bytes == (nbytes, 0, (n - 1) * nbytes)
             sums = [((n - 1) * numel, (n + 1) * nbytes)] if n > 1 else []
-            assert [(k.flops, k.nbytes) for k in got[r].kernels] == sums
+            assert [(k.flops, k.bytes_read + k.bytes_written) for k in got[r].kernels] == sums
         else:
             assert sent[r].bytes == (nbytes, 0, nbytes)
             assert got[r].bytes == (nbytes, nbytes, 0)
@@ -246,7 +246,9 @@ def test_traffic_of_rooted_collectives(n: int) -> None:
         first = (root + 1) % n
         assert got[r].bytes == (nbytes, nbytes * (r != root), nbytes * (r != first))
         assert got[r].messages == ([(right, nbytes, 1)] if r != root else [])
-        assert [(k.flops, k.nbytes) for k in got[r].kernels] == ([(numel, 3 * nbytes)] if r != first else [])
+        assert [(k.flops, k.bytes_read + k.bytes_written) for k in got[r].kernels] == (
+            [(numel, 3 * nbytes)] if r != first else []
+        )
 
 
 @pytest.mark.parametrize("numel", [0, 1, 5, 8, 9, 10, 11])
@@ -340,7 +342,7 @@ def test_launch_says_what_and_for_whom() -> None:
         assert [(e.op, e.dtype, e.purpose, e.axis, e.group, e.sequence) for e in launches] == [
             ("all_reduce", "fp64", "control", "tensor", odd.ranks, 0),
             ("all_reduce", "fp64", "states", "tensor", odd.ranks, 1),
-            ("barrier", "", "control", "data", (0, 1, 2, 3), 0),
+            ("barrier", "", "control", "dp_shard", (0, 1, 2, 3), 0),
         ]
         assert launches[-1].payload_bytes == launches[-1].sent_bytes == 0
 

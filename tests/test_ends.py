@@ -118,7 +118,7 @@ def test_without_stderr_and_stdin_all_that_goes_to_stdout_is_there(folder: Path,
     assert [code for _, code, _ in results] == [0, 0, 2, 0]
     assert results[0][2] == ["out.json", "out.npz"]
     assert "ZeRO-3 on 2 ranks" in out
-    assert '{"schema": 1' in out
+    assert '{"schema": 2' in out
     assert "error" not in out  # what was meant for stderr
     assert err == ""
 

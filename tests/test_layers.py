@@ -18,9 +18,9 @@ LAYERS = [
     {"scenario"},  # plain data over plain data: errors, units and presets are all it knows
     {"device", "allocator"},
     {"comm"},
-    {"sharding", "schedule", "functional", "primitives", "tensor", "autograd", "rng", "finite_differences"},
+    {"sharding", "functional", "primitives", "tensor", "autograd", "rng", "finite_differences"},
     {"models", "nn", "optim", "precision"},
-    {"parallel"},
+    {"parallel", "schedule"},
     {"engine", "runtime", "data", "npz", "build"},
     {"ledger", "planner", "pools", "result"},
     {"books", "experiment", "machine", "shapes", "report", "bench", "expect", "doctor"},

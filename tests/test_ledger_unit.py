@@ -52,7 +52,7 @@ def test_retag_moves_bytes_to_another_kind_and_leaves_the_unit() -> None:
 
 
 def launch(scope: Scope, op: str, sent: int, work: int) -> Event:
-    return Launch(scope, work, op, "fp16", "states", "data", (0, 1), work, 2 * sent, sent, sent)
+    return Launch(scope, work, op, "fp16", "states", "dp_shard", (0, 1), work, 2 * sent, sent, sent)
 
 
 def test_traffic_by_step_phase_and_operation() -> None:

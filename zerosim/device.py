@@ -173,7 +173,13 @@ class Device:
         self.switch = switch or Switch()
         self.where = Scope()
         self.grad_enabled = True
+        self._last_id = 0
         self.ticks = 0  # grows with every kernel, so that a watcher can tell a slow rank from a stuck one
+
+    def next_id(self) -> int:
+        """A number that names one buffer or one work of this rank."""
+        self._last_id += 1
+        return self._last_id
 
     def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
         """A new buffer, its contents undefined. `padding` of its elements belong to no parameter.
@@ -184,7 +190,7 @@ class Device:
         for size in shape:
             numel *= size
         nbytes = numel * dtype.itemsize
-        id = self.recorder.next_id()
+        id = self.next_id()
         reserved = self.allocator.reserve(id, nbytes)
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value))

@@ -167,12 +167,6 @@ class Recorder:
         self.readers = readers
         self.keep = keep
         self.enabled = enabled
-        self._next_id = 0
-
-    def next_id(self) -> int:
-        """A number that names one buffer or one work of this rank."""
-        self._next_id += 1
-        return self._next_id
 
     def add(self, event: Event) -> None:
         if self.enabled:

@@ -173,7 +173,7 @@ class Group:
         device, recorder = self.device, self.device.recorder
         sequence = self._sequences.get((call.pair, group), 0)
         self._sequences[call.pair, group] = sequence + 1
-        id = recorder.next_id()
+        id = device.next_id()
         if recorder.enabled:
             sent, received = plan.sent_bytes, plan.received_bytes
             recorder.add(

@@ -82,7 +82,7 @@ class Strategy:
     @property
     def ends_action(self) -> bool:
         """Whether the use that is on is the last one of its forward or backward."""
-        following = self.coming()
+        following = Strategy.coming(self)  # an answer of a student may call something of its own `coming`
         return not following or following[0].action != self._uses[self._at - 1].action
 
     def later(self, work: Work[T], then: Callable[[T], None]) -> None:

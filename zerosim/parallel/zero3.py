@@ -67,7 +67,7 @@ class Zero3(Strategy):
             self.reshard(unit.flat)
 
     def is_used_next(self, unit: Unit) -> bool:
-        return any(use.unit is unit for use in self.coming())
+        return any(use.unit is unit for use in Strategy.coming(self))
 
     def pre_backward(self, unit: Unit) -> None:
         if unit.flat.param is None:
