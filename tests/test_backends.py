@@ -20,8 +20,6 @@ from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
-pytestmark = pytest.mark.bits
-
 HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 Values = np.ndarray[Any, np.dtype[Any]]
 
@@ -510,6 +508,7 @@ def test_arrays_may_be_strided(backend: Backend, case: Case, dtype: DType) -> No
     check(backend, case, dtype, *case.run(backend, dtype, strided=True))
 
 
+@pytest.mark.bits
 @every_case(numpy=FLOATING, cuda=[fp32, bf16])
 def test_alignment_never_changes_a_bit(backend: Backend, case: Case, dtype: DType) -> None:
     """cuBLAS chooses how to multiply by the alignment of what it is given: products keep their bits from one block of
@@ -559,6 +558,7 @@ def as_half(backend: Backend, values: Values, dtype: DType) -> Values:
     return np.asarray(backend.to_host(out)).astype(HALVES[dtype.name])  # exact: the values are half's already
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("dtype", [fp16, bf16], ids=str)
 def test_casts_are_exact(backend: Backend, dtype: DType) -> None:
     every = np.arange(2**16, dtype=np.uint16).view(HALVES[dtype.name])
@@ -579,6 +579,7 @@ def test_casts_are_exact(backend: Backend, dtype: DType) -> None:
     assert same(as_half(backend, values, dtype), expected)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("dtype", [fp16, bf16], ids=str)
 def test_fp64_is_rounded_once(backend: Backend, dtype: DType) -> None:
     """Just beside the middle of two halves: by way of float32 it would land on the middle, then on even."""
@@ -607,6 +608,7 @@ def test_fill_and_copy(backend: Backend, dtype: DType) -> None:
 
 
 # -- order and cuts --------------------------------------------------------------------------------------------
+@pytest.mark.bits
 @every_dtype
 def test_reduce_adds_in_the_order_given(backend: Backend, dtype: DType) -> None:
     rng = np.random.default_rng(2)
@@ -632,6 +634,7 @@ def test_reduce_adds_in_the_order_given(backend: Backend, dtype: DType) -> None:
         assert bits(backend, out[window]) == bits(backend, put(backend, total[window], dtype))
 
 
+@pytest.mark.bits
 @every_dtype
 def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> None:
     rng, compute, size = np.random.default_rng(3), compute_dtype(dtype), 150_001
@@ -657,6 +660,7 @@ def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> N
     assert run() == run(1, 13, 40_000, 40_000, 111_111) == run(75_001)
 
 
+@pytest.mark.bits
 @every_dtype
 def test_sum_squares(backend: Backend, dtype: DType) -> None:
     out = backend.empty((1,), fp64)
@@ -677,6 +681,7 @@ def test_sum_squares(backend: Backend, dtype: DType) -> None:
     assert np.isfinite(backend.to_host(out)).all()  # no overflow: the squares are fp64
 
 
+@pytest.mark.bits
 @every_dtype
 def test_sums_of_squares_by_runs_are_those_of_the_runs_alone(backend: Backend, dtype: DType) -> None:
     array = put(backend, np.random.default_rng(1).standard_normal(30_001), dtype)
@@ -725,6 +730,7 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
     assert outs[0] == outs[1]
 
 
+@pytest.mark.bits
 @every_dtype
 @pytest.mark.parametrize(("num_heads", "kv"), [(4, 4), (6, 2)])
 def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, num_heads: int, kv: int) -> None:
@@ -747,6 +753,7 @@ def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, n
     assert bits(backend, plain) == bits(backend, kept)
 
 
+@pytest.mark.bits
 @every_dtype
 def test_statistics_alone_are_the_norms(backend: Backend, dtype: DType) -> None:
     x = put(backend, np.random.default_rng(8).standard_normal((3000, 48)), dtype)
@@ -790,6 +797,7 @@ def philox_words(key: tuple[int, int], count: int) -> list[int]:
     return words[:count]
 
 
+@pytest.mark.bits
 def test_dropout_mask_is_the_philox_stream(backend: Backend) -> None:
     key, shape = (0x0123456789ABCDEF, 2**64 - 2), (7, 11, 13)
     for probability in (0.1, 0.5, 0.999):

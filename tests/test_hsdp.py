@@ -37,8 +37,6 @@ from zerosim.scenario import RunConfig
 from zerosim.shapes import plan
 from zerosim.stepper import debug
 
-pytestmark = pytest.mark.bits
-
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, ranks=4)
 ZERO = [(stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner")]
 
@@ -77,6 +75,7 @@ def assert_close(result: RunResult, expected: RunResult, tolerance: float) -> No
 
 
 # -- weights --------------------------------------------------------------------------------------------
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,6 +99,7 @@ def test_stages_and_partitions_of_one_mesh_are_equal_to_the_bit(options: dict[st
         assert other.live_bytes_after == [0] * other.config.ranks
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("recipe", ["deepspeed", "fsdp2", "megatron"])
 def test_recipes_change_no_bit_of_a_mesh(recipe: str) -> None:
     paper = trained(stage=3, grad_dtype="fp32", steps=2)
@@ -107,6 +107,7 @@ def test_recipes_change_no_bit_of_a_mesh(recipe: str) -> None:
         assert_same_bits(trained(stage=stage, recipe=recipe, grad_dtype="fp32", steps=2), paper)
 
 
+@pytest.mark.bits
 def test_accumulation_pairs_stages_2_and_3() -> None:
     """Stage 1 adds over micro-batches and then over ranks, 2 and 3 the other way round."""
     results = {
@@ -121,6 +122,7 @@ def test_accumulation_pairs_stages_2_and_3() -> None:
     assert_close(*exact, tolerance=1e-12)
 
 
+@pytest.mark.bits
 def test_replicas_may_be_averaged_in_each_micro_batch() -> None:
     early: dict[str, Any] = dict(replica_reduction="micro_batch", accumulate=2, steps=2)
     second = trained(stage=2, **early)
@@ -138,6 +140,7 @@ def test_replicas_may_be_averaged_in_each_micro_batch() -> None:
         assert_same_bits(trained(stage=stage, replica_reduction="micro_batch", steps=2), trained(stage=stage, steps=2))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", ["bf16", "fp32", "fp16"])
 def test_as_many_replicas_as_ranks_are_ddp(precision: str, accumulate: int) -> None:
@@ -147,6 +150,7 @@ def test_as_many_replicas_as_ranks_are_ddp(precision: str, accumulate: int) -> N
         assert_same_bits(trained(stage=stage, dp_replicate=4, **options), ddp)
 
 
+@pytest.mark.bits
 def test_as_many_replicas_as_ranks_clip_as_ddp_does() -> None:
     """The norm's squares are added by slices, of which DDP has N and one replica alone has one: close, not equal."""
     options = dict(precision="fp64", clip_norm=0.5)
@@ -156,6 +160,7 @@ def test_as_many_replicas_as_ranks_clip_as_ddp_does() -> None:
         assert_close(trained(stage=stage, dp_replicate=4, **options), ddp, tolerance=1e-12)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_replicas_train_what_one_group_trains(ranks: int) -> None:
     """The same rows in the same places: sums in another order, so rounding apart."""
@@ -189,6 +194,7 @@ def on_mesh(r: int, f: int, stage: int, kind: str, **more: Any) -> RunResult:
     return run(RunConfig(ranks=r * f, dp_replicate=r, stage=stage, precision="bf16", **sizes, **more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "tied", "untied"])
 @pytest.mark.parametrize(("r", "f"), MESHES)
 def test_traffic_by_axis_is_that_of_the_formulas(r: int, f: int, kind: str) -> None:
@@ -254,6 +260,7 @@ def test_shapes_leave_the_record_of_a_real_run(
     assert_same_record(small(ranks=ranks, partition=partition, collective=collective, **sizes, **more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["direct", "ring"])
 @pytest.mark.parametrize(("ranks", "r"), [(6, 2), (6, 3), (8, 2), (12, 2), (12, 3)])
 @pytest.mark.parametrize(("stage", "partition"), ZERO)
@@ -272,6 +279,7 @@ def test_replicas_of_even_parts_are_one_class() -> None:
 
 
 # -- the stepper ----------------------------------------------------------------------------------------
+@pytest.mark.bits
 def test_a_stepped_world_leaves_what_the_run_leaves() -> None:
     config = small(stage=3, steps=2, micro_batch=1, clip_norm=0.5)
     expected = run(config)

@@ -25,8 +25,6 @@ from zerosim.models.llama import LlamaConfig
 from zerosim.scenario import RunConfig
 from zerosim.tensor import Operand, Tensor, cpu, tensor
 
-pytestmark = pytest.mark.bits
-
 BACKEND = NumpyBackend()
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
 
@@ -134,6 +132,7 @@ def test_kernel_computes_its_formula(case: Case, dtype: DType) -> None:
         check(BACKEND, case, dtype, *case.run(BACKEND, dtype, fp32))
 
 
+@pytest.mark.bits
 @every_case
 @every_dtype
 def test_alignment_never_changes_a_bit(case: Case, dtype: DType) -> None:
@@ -152,6 +151,7 @@ def test_inf_and_nan_are_results_like_others(case: Case) -> None:
         assert not np.isnan(poison) or any(np.isnan(BACKEND.to_host(a)).any() for a in outputs)
 
 
+@pytest.mark.bits
 def test_the_statistic_made_again_has_the_same_bits() -> None:
     backend: Backend = BACKEND
     x = np.random.default_rng(1).standard_normal((700, 129)).astype(np.float32)
@@ -324,6 +324,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
@@ -338,6 +339,7 @@ def test_all_stages_give_the_references_bits(train: Any, ranks: int, tied: bool,
         assert result.live_bytes_after == [0] * ranks
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "change", [dict(recompute="selective"), dict(recompute="full"), dict(saves="megatron")], ids=str
 )

@@ -339,6 +339,7 @@ def test_bars_can_be_read(case: str, size: tuple[float, float] | None) -> None:
     assert_readable(traffic_figure(results, size=size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beyond", [0.4, 0.99, 1.02, 1.1])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_limit_hides_no_number(stage: int, beyond: float) -> None:
@@ -467,6 +468,7 @@ def bytes_of(figure: Figure, form: str) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_files_are_the_same_bytes_twice(form: str, theme: str) -> None:

@@ -23,8 +23,6 @@ from zerosim.shapes import plan
 from zerosim.sharding import whole
 from zerosim.tensor import Tensor, cpu, tensor
 
-pytestmark = pytest.mark.bits
-
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, dropout=0.2)
 
 
@@ -42,6 +40,7 @@ def assert_same_bits(one: RunResult, other: RunResult) -> None:
 STAGES = [(0, "slices"), *itertools.product((1, 2, 3), ("slices", "owner"))]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("stage", "partition"), STAGES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -57,6 +56,7 @@ def test_weights_are_those_without_recompute(stage: int, partition: str, precisi
     assert_same_bits(small(**base, saves="megatron"), wanted)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_flash_is_recomputed_too(recompute: str) -> None:
     base = dict(
@@ -72,6 +72,7 @@ def test_flash_learns_what_eager_learns() -> None:
         np.testing.assert_allclose(flash.weights[name], weights, rtol=1e-6, atol=1e-9)  # Adam divides by small numbers
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("collective", ["direct", "ring"])
 def test_other_choices_of_a_run_go_with_it(collective: str) -> None:
     base = dict(
@@ -241,6 +242,7 @@ def test_the_second_forward_draws_the_masks_of_the_first() -> None:
     assert len([e for e in masks if e.scope.phase == "backward"]) == 2 * 3
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("attention", ["eager", "flash"])
 def test_a_llama_with_shared_heads_is_recomputed_to_the_same_bits(attention: str) -> None:
     base = dict(model="llama", heads=4, kv_heads=2, stage=3, ranks=2, dropout=0.0, attention=attention)

@@ -27,8 +27,6 @@ from zerosim.runtime import make_backend
 from zerosim.sharding import whole
 from zerosim.tensor import Tensor, cpu, tensor
 
-pytestmark = pytest.mark.bits
-
 s, b, h, a, L = 6, 3, 8, 2, 3
 SAVES, ATTENTIONS, RECOMPUTES = ("lean", "megatron"), ("eager", "flash"), ("none", "selective", "full")
 

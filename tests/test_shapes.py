@@ -94,6 +94,7 @@ RECOMPUTE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize(("stage", "partition", "precision", "recompute"), RECOMPUTE)
 def test_recompute_leaves_the_same_record(

@@ -21,8 +21,6 @@ from zerosim.record import Alloc, Free, Launch, Wait
 from zerosim.scenario import RunConfig
 from zerosim.stepper import DebugWorld, debug
 
-pytestmark = pytest.mark.bits
-
 TINY: dict[str, Any] = dict(steps=2, layers=2, hidden=16, heads=2, seq=8, micro_batch=1, vocab=256)
 
 
@@ -70,6 +68,7 @@ WORLDS = [
 ]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> None:
     config = tiny(**world)
@@ -85,6 +84,7 @@ def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> No
         np.testing.assert_array_equal(result.weights[name], values)
 
 
+@pytest.mark.bits
 def test_any_order_of_ranks_leaves_the_same() -> None:
     config = tiny(stage=3, ranks=3, steps=1)
     expected = run(config, keep_events=True)
@@ -99,6 +99,7 @@ def test_any_order_of_ranks_leaves_the_same() -> None:
     assert all(np.array_equal(result.weights[name], values) for name, values in expected.weights.items())
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS[:6], ids=str)
 @pytest.mark.parametrize("start", [3, 150, 900])
 def test_back_after_twenty_events_is_the_same_state(world: dict[str, Any], start: int) -> None:

@@ -27,8 +27,6 @@ from zerosim.scenario import RunConfig
 from zerosim.sharding import Flat
 from zerosim.tensor import cpu
 
-pytestmark = pytest.mark.bits
-
 STEPS = 2
 # 12 * 5 + ... : no N below divides every unit's size, so slices are padded.
 TINY: dict[str, Any] = dict(layers=2, hidden=10, heads=2, seq=5, vocab=19, steps=STEPS, micro_batch=1, seed=3, lr=1e-2)
@@ -65,6 +63,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
@@ -84,6 +83,7 @@ def test_all_stages_and_partitions_give_the_references_bits(train: Any, ranks: i
         assert result.live_bytes_after == [0] * ranks
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "options",
     [
@@ -108,6 +108,7 @@ def test_options_keep_the_references_bits(train: Any, options: dict[str, Any]) -
         assert equal(train(stage=stage, partition=partition, ranks=3, **options).weights, weights), (stage, partition)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("model", [dict(), dict(seq=1, dropout=0.1), dict(model="llama", heads=1, kv_heads=1)], ids=str)
 def test_stages_agree_wherever_in_memory_arrays_start(
@@ -130,6 +131,7 @@ def test_stages_agree_wherever_in_memory_arrays_start(
         assert equal(result.weights, first.weights), (stage, partition)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("options", [dict(keep_last_unit=True), dict(reshard_after_forward=False)], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_what_stays_gathered_changes_no_bit(train: Any, options: dict[str, Any], tied: bool) -> None:
@@ -137,6 +139,7 @@ def test_what_stays_gathered_changes_no_bit(train: Any, options: dict[str, Any],
     assert equal(plain.weights, train(stage=3, ranks=2, tie_embeddings=tied, **options).weights)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_accumulation_pairs_stages(train: Any, precision: str, ranks: int) -> None:
@@ -164,6 +167,7 @@ def test_in_fp16_the_pairs_may_skip_different_steps() -> None:
     assert sum(skipped[2]) < sum(skipped[0])
 
 
+@pytest.mark.bits
 def test_a_global_batch_gives_the_same_masks_however_it_is_cut(train: Any) -> None:
     """Dropout is keyed by the global micro-batch: 1 rank with 4 micro-batches sees what 4 ranks see."""
     one = train(stage=0, ranks=1, accumulate=4, dropout=0.3, precision="fp64")
@@ -189,6 +193,7 @@ def test_exact_masters_keep_what_rounding_loses(train: Any) -> None:
     assert not np.allclose(rounded.weights[name], full.weights[name], atol=1e-9)
 
 
+@pytest.mark.bits
 def test_initial_weights_do_not_depend_on_ranks_or_stage(train: Any) -> None:
     first, *others = [train(stage=s, ranks=n, lr=1e-30, precision="fp64").weights for s in (0, 3) for n in (1, 4)]
     for other in others:  # a step of 1e-30 moves nothing but zeros
@@ -253,6 +258,7 @@ def test_what_is_over_goes_before_new_parameters_are_gathered(options: dict[str,
     assert left == [(3, whole), (2, whole), (1, whole), (0, whole)]
 
 
+@pytest.mark.bits
 def test_the_mlp_trains_the_same_in_every_stage() -> None:
     results = [
         run(RunConfig(model="mlp", stage=s, ranks=3, layers=2, hidden=14, seq=8, steps=3, precision="fp32"))

@@ -76,11 +76,12 @@ def test_a_long_wait_is_no_failure_while_a_rank_works(tmp_path: Path) -> None:
     program = tmp_path / "slow.py"
     program.write_text(
         "import time\n"
+        "from zerosim.kernel_work import KernelWork\n"
         "from zerosim.runtime import World, launch\n"
         "def program(ctx):\n"
         "    for _ in range(12 * ctx.rank):\n"
         "        time.sleep(0.1)\n"
-        "        ctx.device.count('kernel', 1, 1)\n"
+        "        ctx.device.count(KernelWork('kernel', 'vector', 1, 1, 0))\n"
         "    ctx.comm.barrier()\n"
         "launch(program, World(ranks=2, kind='mpi', patience_s=0.6))\n",
         "utf-8",
