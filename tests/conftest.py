@@ -17,10 +17,10 @@ import pytest
 from hypothesis import settings
 
 from zerosim.backends.kernels import Backend
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.device import Device
-from zerosim.ledger import MemoryLedger
-from zerosim.record import Recorder
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.device.device import Device
+from zerosim.device.events import Recorder
+from zerosim.ledger.ledgers import MemoryLedger
 
 settings.register_profile("zerosim", deadline=None, derandomize=True, database=None)
 settings.load_profile("zerosim")
@@ -97,7 +97,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         pytest.skip(NO_COMPILER)
     import cupy
 
-    from zerosim.backends.cuda import CudaBackend
+    from zerosim.backends.cuda.backend import CudaBackend
 
     with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
         yield CudaBackend()
@@ -110,7 +110,7 @@ def plain_device(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Device:
     def make() -> Device:
         return Device(0, backend, recorder=Recorder(enabled=False))
 
-    monkeypatch.setattr("zerosim.finite_differences.cpu", make)
+    monkeypatch.setattr("zerosim.tensor.gradcheck.cpu", make)
     return make()
 
 

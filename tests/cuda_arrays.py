@@ -8,8 +8,8 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.numpy_cast import store
-from zerosim.backends.numpy_ops import NUMPY_TYPES
+from zerosim.backends.numpy.cast import store
+from zerosim.backends.numpy.ops import NUMPY_TYPES
 from zerosim.dtypes import DType
 
 Values = np.ndarray[Any, np.dtype[Any]]

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.build import build_model
-from zerosim.device import Device, Kind
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.config import RunConfig
+from zerosim.device.device import Device, Kind
 from zerosim.dtypes import compute_dtype, dtype
-from zerosim.engine import backward_pass, forward_loss
 from zerosim.models.model import Model, initial_values
 from zerosim.nn import Unit
-from zerosim.scenario import RunConfig
+from zerosim.train.build import build_model
+from zerosim.train.engine import backward_pass, forward_loss
 
 
 class NoStrategy:

@@ -14,15 +14,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from zerosim import functional as F
-from zerosim import primitives as P
-from zerosim.autograd import Node, backward
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.events import Alloc, Kernel
 from zerosim.dtypes import fp32, fp64
 from zerosim.errors import InputError
-from zerosim.ledger import MemoryLedger
-from zerosim.record import Alloc, Kernel
-from zerosim.sharding import Flat, whole
-from zerosim.tensor import Leaf, Operand, Parameter, Tensor, apply, cpu, tensor
+from zerosim.ledger.ledgers import MemoryLedger
+from zerosim.tensor import ops as P
+from zerosim.tensor.autograd import Node, backward
+from zerosim.tensor.flat import Flat, whole
+from zerosim.tensor.tensor import Leaf, Operand, Parameter, Tensor, apply, cpu, tensor
 
 
 def leaf(values: object, device: Device) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from zerosim.backends.kernels import Backend
-from zerosim.backends.numpy import NumpyBackend
+from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
 HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

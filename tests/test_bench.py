@@ -19,9 +19,9 @@ from zerosim.bench.figures import Figure
 from zerosim.bench.products import BareProducts, watch
 from zerosim.bench.training import TrainingRun, global_batch
 from zerosim.cli import bench
+from zerosim.config import RunConfig
 from zerosim.errors import InputError, RankFailed
-from zerosim.experiment import run
-from zerosim.scenario import RunConfig
+from zerosim.train.run import run
 
 TINY = RunConfig(stage=0, layers=1, hidden=16, heads=2, seq=16, micro_batch=4, ranks=1, precision="fp32", lr=1e-3)
 ONCE = Effort(0.0, least=2, most=2, warm_ups=1)

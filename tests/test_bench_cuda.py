@@ -20,24 +20,24 @@ import cupy as cp
 import numpy as np
 import pytest
 
-from zerosim.backends import cuda_check
-from zerosim.backends.cuda_facts import CudaFacts, Gpu
-from zerosim.backends.cuda_lane import CudaLane
-from zerosim.backends.cuda_timer import LaneTimer
+from zerosim.backends.cuda import check as cuda_check
+from zerosim.backends.cuda.facts import CudaFacts, Gpu
+from zerosim.backends.cuda.lane import CudaLane
+from zerosim.backends.cuda.timer import LaneTimer
 from zerosim.backends.meta import MetaBackend
 from zerosim.bench import cuda_device, cuda_figures, cuda_pytorch, cuda_suite, figures, pytorch
 from zerosim.bench.contest import Effort
 from zerosim.bench.cuda_training import CudaTraining, SquareProduct
 from zerosim.bench.cuda_turns import Rounds, Timing, Turns
 from zerosim.bench.suite import initial_weights, over_ranks
-from zerosim.build import build_model
 from zerosim.cli import bench
-from zerosim.device import Device
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.device.events import Kernel
 from zerosim.errors import InputError, RankFailed
-from zerosim.experiment import run
-from zerosim.record import Kernel
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
+from zerosim.train.build import build_model
+from zerosim.train.plan import plan
+from zerosim.train.run import run
 
 TINY = RunConfig(
     stage=0, layers=1, hidden=16, heads=2, seq=16, vocab=64, micro_batch=4, ranks=1, precision="fp16", lr=1e-2,

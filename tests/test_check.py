@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerosim.analysis import formulas
+from zerosim.analysis.expect import Judged, judge, read_expectations
+from zerosim.analysis.expect.asked import Runs
+from zerosim.analysis.expect.figures import parse_figure, printed_like
 from zerosim.cli.main import main
+from zerosim.config import RunConfig, read_scenario
+from zerosim.config.files import ScenarioFile, read_scenario_file
 from zerosim.errors import InputError
-from zerosim.expect import Judged, judge, read_expectations
-from zerosim.expect.asked import Runs
-from zerosim.expect.figures import parse_figure, printed_like
-from zerosim.planner import formulas
-from zerosim.scenario import RunConfig, read_scenario
-from zerosim.scenario.files import ScenarioFile, read_scenario_file
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
@@ -152,7 +152,7 @@ def test_training_counts_are_counts_of_training(runs: Runs, monkeypatch: pytest.
     def refuse(config: RunConfig) -> None:
         raise AssertionError("planned")
 
-    monkeypatch.setattr("zerosim.expect.asked.plan", refuse)
+    monkeypatch.setattr("zerosim.analysis.expect.asked.plan", refuse)
     first = read_expectations(read("training.toml"))[0]
     assert first.counted_on == "training"
     assert judge(first, Runs()).passed
@@ -366,7 +366,7 @@ def test_every_file_is_read_before_anything_runs(tmp_path: Path, monkeypatch: py
     def refuse(config: RunConfig) -> None:
         raise AssertionError("a run was made")
 
-    monkeypatch.setattr("zerosim.expect.asked.plan", refuse)
+    monkeypatch.setattr("zerosim.analysis.expect.asked.plan", refuse)
     broken = scenario(tmp_path, replaced('source = "s"\n', ""))
     assert main(["check", str(FOLDER / "figure1.toml"), broken]) == 2
 

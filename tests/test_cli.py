@@ -18,13 +18,13 @@ import pytest
 from processes import ended, posix
 
 import zerosim
-from zerosim import experiment
 from zerosim.cli import options
 from zerosim.cli.main import main
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser
+from zerosim.config import RunConfig
 from zerosim.errors import OutputError
-from zerosim.scenario import RunConfig
+from zerosim.train import run as experiment
 
 SIZES = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
 SMALL = [*SIZES, "--steps", "2"]

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerosim import dtypes
-from zerosim.backends.numpy import NumpyBackend
+from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.plan import RangeCut, SliceCut, buckets, spans
+from zerosim.comm.runtime import Context, World, launch
 from zerosim.comm.threads import ThreadTransport
 from zerosim.comm.transport import Call, Hop
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.events import Alloc, Kernel, Launch, Message, Wait
 from zerosim.dtypes import DType, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
-from zerosim.record import Alloc, Kernel, Launch, Message, Wait
-from zerosim.runtime import Context, World, launch
 
 FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16}
 SIZES = (1, 2, 3, 4, 8)
@@ -311,7 +311,7 @@ class Spy(NumpyBackend):
 @pytest.mark.parametrize("verb", ["reduce_scatter", "all_gather", "all_reduce", "broadcast", "reduce", "send"])
 def test_what_is_recorded_is_what_moves(monkeypatch: pytest.MonkeyPatch, verb: str, algorithm: str) -> None:
     n, spy = 4, Spy()
-    monkeypatch.setattr("zerosim.runtime.make_backend", lambda name: spy)
+    monkeypatch.setattr("zerosim.comm.runtime.make_backend", lambda name: spy)
 
     def call(ctx: Context) -> None:
         if verb == "send":

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from zerosim.cli.main import main
+from zerosim.config import RunConfig
+from zerosim.device.events import Event, Pool
 from zerosim.errors import InputError
-from zerosim.experiment import run
-from zerosim.record import Event, Pool
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 STANDIN: Any = getattr(cupy, "standin", None)
 on_standin = pytest.mark.skipif(STANDIN is None, reason="looks into the stand-in, and a real GPU is here")

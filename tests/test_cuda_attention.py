@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 from cuda_arrays import Values, assert_close, both, junk, rounded, strided, to_device
 
-from zerosim.backends import cuda_attention, cuda_flash, cuda_philox, numpy_attention, numpy_flash, numpy_fused
+from zerosim.backends.cuda import attention as cuda_attention
+from zerosim.backends.cuda import flash as cuda_flash
+from zerosim.backends.cuda import philox as cuda_philox
+from zerosim.backends.numpy import attention as numpy_attention
+from zerosim.backends.numpy import flash as numpy_flash
+from zerosim.backends.numpy import fused as numpy_fused
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32
 
 KEY = (123, 2**64 - 456)

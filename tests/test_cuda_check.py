@@ -16,8 +16,8 @@ from textwrap import dedent
 import pytest
 
 import zerosim
-from zerosim.backends.cuda_check import check_cuda, check_nccl, check_precision, check_room, cuda_faults, nccl_fault
-from zerosim.backends.cuda_facts import CudaFacts, Gpu, cuda_facts, one_line
+from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision, check_room, cuda_faults, nccl_fault
+from zerosim.backends.cuda.facts import CudaFacts, Gpu, cuda_facts, one_line
 from zerosim.errors import InputError
 
 WELL = CudaFacts(True, ("cupy-cuda13x 14.2.0",), "14.2.0", None, 13020, 13000, num_gpus=1)

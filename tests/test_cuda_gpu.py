@@ -12,9 +12,9 @@ import cupy
 import numpy as np
 import pytest
 
-from zerosim.experiment import run
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 pytestmark = pytest.mark.cuda
 

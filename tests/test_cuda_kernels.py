@@ -15,9 +15,9 @@ import cupy as cp
 import numpy as np
 import pytest
 
-from zerosim.backends.cuda import CudaBackend
-from zerosim.backends.cuda_host import Transfers
-from zerosim.backends.numpy import NumpyBackend
+from zerosim.backends.cuda.backend import CudaBackend
+from zerosim.backends.cuda.host import Transfers
+from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
 NUMPY, CUDA = NumpyBackend(), CudaBackend()

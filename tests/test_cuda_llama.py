@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from cuda_arrays import Values, assert_close, both, from_device, junk, rounded, strided, to_device
 
-from zerosim.backends import cuda_llama, numpy_llama
+from zerosim.backends.cuda import llama as cuda_llama
+from zerosim.backends.numpy import llama as numpy_llama
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp32
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)

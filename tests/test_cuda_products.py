@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from cuda_arrays import Values, assert_close, both, from_device, junk, rounded, strided, to_device
 
-from zerosim.backends import cuda_products, numpy_fused, numpy_ops
+from zerosim.backends.cuda import products as cuda_products
+from zerosim.backends.numpy import fused as numpy_fused
+from zerosim.backends.numpy import ops as numpy_ops
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64
 
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from zerosim.allocator import Exact
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.device import Device, Kind, Phase, Switch
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.device.device import Device, Kind, Phase, Switch
+from zerosim.device.events import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
+from zerosim.device.memory import Exact
+from zerosim.device.work import KernelWork
 from zerosim.dtypes import bf16, fp16, fp32, fp64, int64, uint8
 from zerosim.errors import Aborted, OutOfMemory
-from zerosim.kernel_work import KernelWork
-from zerosim.record import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
 
 
 def with_capacity(capacity: int) -> Device:

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 import zerosim
-from zerosim import doctor
-from zerosim.backends.cuda_facts import CudaFacts, Gpu
+from zerosim.backends.cuda.facts import CudaFacts, Gpu
 from zerosim.cli.main import main
 from zerosim.comm.mpi.check import MpiFacts
-from zerosim.doctor import Blas, Diagnosis, Fault, Library, Machine, Standing, diagnose
-from zerosim.mpirun import LAUNCHED
+from zerosim.config.launcher import LAUNCHED
 from zerosim.report.doctor import doctor_report
 from zerosim.report.look import emit
+from zerosim.train import diagnosis as doctor
+from zerosim.train.diagnosis import Blas, Diagnosis, Fault, Library, Machine, Standing, diagnose
 
 ROOT = str(Path(zerosim.__file__).parents[1])
 WELL = Diagnosis(
@@ -131,7 +131,10 @@ def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.Monkey
 
 
 def test_what_it_asks_is_not_imported_here() -> None:
-    code = "from zerosim.doctor import diagnose; diagnose(); import sys; print({'cupy', 'mpi4py'} & {*sys.modules})"
+    code = (
+        "from zerosim.train.diagnosis import diagnose; diagnose(); "
+        "import sys; print({'cupy', 'mpi4py'} & {*sys.modules})"
+    )
     environment = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", check=True, timeout=120

@@ -15,10 +15,11 @@ import pytest
 from processes import posix
 
 import zerosim
-from zerosim import errors, experiment
+from zerosim import errors
 from zerosim.cli import run as run_verb
 from zerosim.cli.main import main
 from zerosim.comm import together
+from zerosim.train import run as experiment
 
 ROOT = Path(zerosim.__file__).parents[1]
 SMALL = "--layers 1 --hidden 16 --heads 2 --seq 8 --ranks 2 --micro-batch 1 --steps 2"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import zerosim
+from zerosim.analysis.formulas import TABLE_1, block_activations
 from zerosim.cli.main import main
-from zerosim.planner.formulas import TABLE_1, block_activations
 
 ASKED = ["explain", "--stage", "2", "--params", "7.5B", "--ranks", "64"]
 SIZES = ["--hidden", "1600", "--layers", "48", "--heads", "25", "--seq", "1024", "--micro-batch", "32"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim import primitives as P
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
-from zerosim.finite_differences import GradcheckError, gradcheck
-from zerosim.primitives import Exp
-from zerosim.tensor import Tensor, apply
+from zerosim.tensor import ops as P
+from zerosim.tensor.gradcheck import GradcheckError, gradcheck
+from zerosim.tensor.ops import Exp
+from zerosim.tensor.tensor import Tensor, apply
 
 
 def exp_with(rule: type[Exp], x: Tensor) -> Tensor:

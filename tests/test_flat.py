@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import reference
 
-from zerosim.build import build_model
-from zerosim.device import Device
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
 from zerosim.errors import InputError
-from zerosim.experiment import run
-from zerosim.finite_differences import gradcheck
 from zerosim.models.flat import FlatConfig, add_columns
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
-from zerosim.tensor import Tensor, cpu, tensor
+from zerosim.tensor.gradcheck import gradcheck
+from zerosim.tensor.tensor import Tensor, cpu, tensor
+from zerosim.train.build import build_model
+from zerosim.train.plan import plan
+from zerosim.train.run import run
 
 pytestmark = pytest.mark.bits
 

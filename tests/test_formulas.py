@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from zerosim.planner import formulas
-from zerosim.planner.formulas import (
+from zerosim.analysis import formulas
+from zerosim.analysis.formulas import (
     FIGURE_1,
     MIXED_ADAM,
     TABLE_1,

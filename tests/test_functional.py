@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim import primitives as P
-from zerosim import rng
-from zerosim.autograd import backward
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
-from zerosim.finite_differences import gradcheck
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.tensor import Operand, Tensor, cpu, tensor
+from zerosim.tensor import ops as P
+from zerosim.tensor import rng
+from zerosim.tensor.autograd import backward
+from zerosim.tensor.gradcheck import gradcheck
+from zerosim.tensor.tensor import Operand, Tensor, cpu, tensor
 
 KEY = rng.key("a fixed place")
 IDS = [[3, 0, 3], [1, 3, 0]]

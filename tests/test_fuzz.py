@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 import zerosim
-from zerosim.data import read_tokens, read_weights
+from zerosim.analysis.expect import read_expectations
+from zerosim.config import RunConfig
+from zerosim.config.files import read_scenario_file
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
-from zerosim.expect import read_expectations
-from zerosim.presets.hardware import find_hardware
-from zerosim.scenario import RunConfig
-from zerosim.scenario.files import read_scenario_file
+from zerosim.train.data import read_tokens, read_weights
 
 ROOT = Path(__file__).parent.parent
 MEMORY = 3 * 2**30  # of address space, in which NumPy's libraries alone take one

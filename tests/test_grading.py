@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from grading_here import grade
 
-from zerosim.device import Kind
+from zerosim.device.device import Kind
+from zerosim.device.events import Alloc, Free, Kernel, Launch
 from zerosim.errors import InputError
 from zerosim.grading import (
     EXERCISES,
@@ -34,7 +35,6 @@ from zerosim.grading import (
 from zerosim.parallel.all_reduce import AllReduceZero1
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero1 import Zero1
-from zerosim.record import Alloc, Free, Kernel, Launch
 
 SKELETONS = [one for one in EXERCISES if not one.name.startswith("bug_")]
 BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
@@ -194,7 +194,7 @@ def test_sparing_names_the_rank_that_did_not_join() -> None:
 def test_a_norm_of_each_ranks_own_is_seen() -> None:
     class Alone(Zero2):
         def agree(self) -> float | None:
-            from zerosim.precision import norm_partials, total_norm
+            from zerosim.optim.precision import norm_partials, total_norm
 
             squares = norm_partials(self.device, self.flats, self.comm.size)
             return self.updater.judge(total_norm(self.device, squares))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from grading_here import Own2, Own3, grade
 
-from zerosim.device import Kind
+from zerosim.device.device import Kind
+from zerosim.device.events import Recorder
 from zerosim.errors import InputError
 from zerosim.grading import EXERCISES, Exercise, Flat, Slice, Strategy, Unit, Zero2, Zero3, find_exercise
 from zerosim.grading.borrowed import _owners
@@ -19,8 +20,7 @@ from zerosim.grading.targets import case_of
 from zerosim.grading.trial import attempt
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero1 import Zero1
-from zerosim.record import Recorder
-from zerosim.sharding import slice_of, slice_size
+from zerosim.tensor.flat import slice_of, slice_size
 
 BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from zerosim.config.presets.hardware import KEYS, Hardware, find_hardware, hardware_names, presets
 from zerosim.errors import InputError
-from zerosim.presets.hardware import KEYS, Hardware, find_hardware, hardware_names, presets
 
 OWN = """
 name = "my-card"

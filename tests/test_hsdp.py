@@ -18,24 +18,24 @@ import pytest
 from test_schedule import run_with
 from test_shapes import assert_same_record
 
-from zerosim.books import Books
+from zerosim.analysis.compare import check_states, check_traffic
 from zerosim.cli.main import main
 from zerosim.comm.collectives import Comm
-from zerosim.device import Device
+from zerosim.comm.runtime import launch
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
 from zerosim.errors import InputError, NonFiniteGradient, PlacementError
-from zerosim.experiment import Experiment, run, world_of
+from zerosim.ledger.ranks import Books
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.owner import OwnerZero2
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero3 import Zero3
-from zerosim.report.numbers import check_states, check_traffic
-from zerosim.result import RunResult
-from zerosim.runtime import launch
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
 from zerosim.stepper import debug
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
+from zerosim.train.run import Experiment, run, world_of
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, ranks=4)
 ZERO = [(stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner")]

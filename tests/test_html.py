@@ -11,19 +11,19 @@ import pytest
 from colours import closest, hue
 
 import zerosim
-from zerosim.device import Kind
-from zerosim.html import (
+from zerosim.config import RunConfig
+from zerosim.device.device import Kind
+from zerosim.ledger.ledgers import TrafficRow
+from zerosim.report.html import (
     LETTERS,
     TONES,
     memory_html,
     result_html,
     traffic_html,
 )
-from zerosim.ledger import TrafficRow
 from zerosim.report.ownership import RANK_TONES, ownership_html, ownership_lines, ownership_text
 from zerosim.report.plots.style import KIND_PAINTS, contrast
 from zerosim.report.stepper_html import live_html, live_text, world_html
-from zerosim.scenario import RunConfig
 
 EVIL = '<script>alert("1")</script>&\''
 VOID = {"br", "img", "polyline"}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from zerosim.build import build_model
-from zerosim.device import Device
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.config.huggingface import read_config_json
+from zerosim.config.presets.models import MODELS
+from zerosim.device.device import Device
 from zerosim.errors import InputError
-from zerosim.presets.huggingface import read_config_json
-from zerosim.presets.models import MODELS
-from zerosim.runtime import make_backend
-from zerosim.scenario import RunConfig
+from zerosim.train.build import build_model
 
 # As released, less the keys that say nothing about the model (token ids, dtype, generation).
 GPT2 = {

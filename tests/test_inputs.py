@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import zerosim
-from zerosim import books
 from zerosim.cli.main import main
+from zerosim.config import RunConfig
+from zerosim.config.inputs import LARGEST_TEXT, read_json, read_toml
 from zerosim.errors import InputError
-from zerosim.inputs import LARGEST_TEXT, read_json, read_toml
-from zerosim.scenario import RunConfig
+from zerosim.ledger import ranks as books
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
 DEVICE = 'name = "own"\nmemory_bytes = "24GB"\npeak_flops = 165e12\nhbm_bytes_per_s = 1e12\nlink_bytes_per_s = 1e9\n'

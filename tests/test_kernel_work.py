@@ -10,15 +10,15 @@ import pytest
 from test_backends import CASES, Case
 
 from zerosim import functional as F
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.device import Device, Kind
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.config import RunConfig
+from zerosim.device.device import Device, Kind
+from zerosim.device.events import Kernel, Launch, Recorder
+from zerosim.device.work import BY_ROWS, FILLS, MATMUL, UPDATES, VECTOR, work_of
 from zerosim.dtypes import DType, bf16, fp16, fp32
-from zerosim.kernel_work import BY_ROWS, FILLS, MATMUL, UPDATES, VECTOR, work_of
 from zerosim.optim.adam import Adam
-from zerosim.record import Kernel, Launch, Recorder
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
-from zerosim.tensor import tensor
+from zerosim.tensor.tensor import tensor
+from zerosim.train.result import RunResult
 
 NOT_LISTED = {"attention", "attention_backward", "reduce", "from_host", "to_host"}
 
@@ -101,7 +101,7 @@ def test_the_cast_that_publishes_moves_6_bytes_an_element() -> None:
 
 
 def run_of(**changes: Any) -> RunResult:
-    from zerosim.experiment import run
+    from zerosim.train.run import run
 
     sizes: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=7, micro_batch=1, steps=1, ranks=2)
     return run(RunConfig(**{**sizes, **changes}), keep_events=True)

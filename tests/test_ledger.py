@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim import data, engine
 from zerosim import functional as F
-from zerosim.build import build_model, build_strategy, build_updater
-from zerosim.device import Device, Storage
+from zerosim.analysis import formulas
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.config import RunConfig
+from zerosim.device.device import Device, Storage
 from zerosim.dtypes import dtype, fp32
-from zerosim.experiment import run
-from zerosim.ledger import CommLedger, MemoryLedger
+from zerosim.ledger.ledgers import CommLedger, MemoryLedger
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Unit
-from zerosim.planner import formulas
-from zerosim.result import RunResult
-from zerosim.runtime import Context, World, launch
-from zerosim.scenario import RunConfig
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
+from zerosim.train import data, engine
+from zerosim.train.build import build_model, build_strategy, build_updater
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=32, micro_batch=1, steps=2)
 COSTS = {
@@ -353,7 +353,7 @@ def test_stage_3_never_holds_the_whole_model_not_even_at_the_start() -> None:
 
 
 def test_a_device_counts_only_what_it_was_asked_for() -> None:
-    from zerosim.device import Kind
+    from zerosim.device.device import Kind
 
     ledger = MemoryLedger()
 

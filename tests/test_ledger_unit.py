@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zerosim.ledger import CommLedger, MemoryLedger, TrafficRow
-from zerosim.record import Alloc, Event, Free, Launch, Mark, Retag, Scope
+from zerosim.device.events import Alloc, Event, Free, Launch, Mark, Retag, Scope
+from zerosim.ledger.ledgers import CommLedger, MemoryLedger, TrafficRow
 
 FORWARD, BACKWARD = Scope(0, "forward", "h.0", 0), Scope(0, "backward", "h.1", 0)
 

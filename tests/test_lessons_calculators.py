@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from zerosim.analysis.formulas import calculators
 from zerosim.lessons.calculators import (
     NEAREST,
     WHY,
@@ -19,7 +20,6 @@ from zerosim.lessons.calculators import (
     terms,
     why,
 )
-from zerosim.planner.formulas import calculators
 
 PSI, RANKS = 7_500_000_000, 64
 NAMES = [calculator.name for calculator in calculators()]

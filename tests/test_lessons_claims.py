@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.experiment import run
+from zerosim.config import RunConfig
 from zerosim.lessons.claims import peers, pipeline_idle, rounded_to_bf16, sent_by_phase, split_mlp, volume
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
+from zerosim.train.plan import plan
+from zerosim.train.run import run
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

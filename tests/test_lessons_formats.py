@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.lessons import formats
-from zerosim.scenario import RunConfig
 
 pytestmark = pytest.mark.bits
 

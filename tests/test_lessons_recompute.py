@@ -7,11 +7,11 @@ import io
 import pytest
 from rich.console import Console
 
+from zerosim.analysis.formulas import block_activations
+from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.device.events import Alloc, Kernel, Scope
 from zerosim.errors import InputError
 from zerosim.lessons.recompute import choices, choices_table, flops_of
-from zerosim.planner.formulas import block_activations
-from zerosim.record import Alloc, Kernel, Scope
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
 
 CONFIG = RunConfig(stage=0, ranks=1, layers=3, dropout=0.1, **PLAN_DEFAULTS)
 

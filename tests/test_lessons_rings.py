@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.comm.runtime import Context
 from zerosim.errors import InputError
 from zerosim.lessons import rings
-from zerosim.runtime import Context
-from zerosim.tensor import tensor
+from zerosim.tensor.tensor import tensor
 
 pytestmark = pytest.mark.bits
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import zerosim
+from zerosim.device.events import Launch
 from zerosim.errors import InputError
 from zerosim.lessons import stepping
-from zerosim.record import Launch
 
 SMALL = zerosim.RunConfig(stage=0, ranks=3, steps=1, layers=2, hidden=16, heads=2, seq=8, micro_batch=2, vocab=256)
 

@@ -9,7 +9,7 @@ import pytest
 
 from zerosim.errors import InputError
 from zerosim.lessons.tape import tape, tape_figure, watch_backward
-from zerosim.tensor import Tensor, cpu, tensor
+from zerosim.tensor.tensor import Tensor, cpu, tensor
 
 
 def point() -> dict[str, Tensor]:

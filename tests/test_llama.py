@@ -13,17 +13,17 @@ from test_backends import Case, Values, bits, check
 
 from zerosim import functional as F
 from zerosim.backends.kernels import Backend
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.build import build_model
-from zerosim.device import Device
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
 from zerosim.dtypes import FLOATING, DType, fp16, fp32
 from zerosim.errors import InputError
-from zerosim.experiment import run
-from zerosim.finite_differences import gradcheck
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.llama import LlamaConfig
-from zerosim.scenario import RunConfig
-from zerosim.tensor import Operand, Tensor, cpu, tensor
+from zerosim.tensor.gradcheck import gradcheck
+from zerosim.tensor.tensor import Operand, Tensor, cpu, tensor
+from zerosim.train.build import build_model
+from zerosim.train.run import run
 
 BACKEND = NumpyBackend()
 every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)

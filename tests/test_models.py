@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim.autograd import backward
-from zerosim.device import Buffer, Device, Kind, Phase
+from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
 from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model, draw_flat, initial_values
 from zerosim.nn import Dropout, Unit
-from zerosim.rng import DropoutKeys
-from zerosim.sharding import Flat, slice_of, whole
-from zerosim.tensor import Tensor, cpu, tensor
+from zerosim.tensor.autograd import backward
+from zerosim.tensor.flat import Flat, slice_of, whole
+from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.tensor import Tensor, cpu, tensor
 
 SMALL = GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11)
 

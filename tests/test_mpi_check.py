@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import zerosim
-from zerosim import mpirun
 from zerosim.comm.mpi import check as mpi_check
 from zerosim.comm.mpi.check import (
     MpiFacts,
@@ -24,8 +23,9 @@ from zerosim.comm.mpi.check import (
     mpi_facts,
     mpi_fault,
 )
+from zerosim.config import launcher as mpirun
+from zerosim.config.launcher import LAUNCHED, mpirun_rank, mpirun_size
 from zerosim.errors import InputError
-from zerosim.mpirun import LAUNCHED, mpirun_rank, mpirun_size
 
 FAKE = """
 import sys, types
@@ -222,7 +222,7 @@ def test_a_real_world_of_two_processes_passes() -> None:
     if importlib.util.find_spec("mpi4py") is None or mpirun is None:
         pytest.skip("needs mpi4py and an MPI library: pip install 'zerosim[mpi]'")
     code = (
-        "from zerosim.comm.mpi.check import check_mpi; from zerosim.mpirun import mpirun_size; check_mpi(); "
+        "from zerosim.comm.mpi.check import check_mpi; from zerosim.config.launcher import mpirun_size; check_mpi(); "
         "from mpi4py import MPI; "
         "print('worlds', mpirun_size(), MPI.COMM_WORLD.size)"
     )

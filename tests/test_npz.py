@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from zerosim.cli.main import main
-from zerosim.data import read_tokens, read_weights
+from zerosim.config.npz import ArrayFile
 from zerosim.errors import InputError
-from zerosim.npz import ArrayFile
+from zerosim.train.data import read_tokens, read_weights
 
 SHAPES = {"w": (3, 4), "b": (4,)}
 GOOD = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(4, np.float32)}
@@ -260,7 +260,7 @@ def test_more_tokens_than_are_meant_are_not_read(
 ) -> None:
     path = tmp_path / "tokens.npz"
     np.savez_compressed(path, tokens=np.zeros((40_000, 2, 9), np.int64))
-    monkeypatch.setattr("zerosim.data.LARGEST_DATA", 10**6)
+    monkeypatch.setattr("zerosim.train.data.LARGEST_DATA", 10**6)
     with pytest.raises(InputError, match=r"40000 steps of tokens are more than the 1\.00 MB that are read: set fewer"):
         read_tokens(str(path), 2, 8, 256, None)
     assert read_tokens(str(path), 2, 8, 256, 3).shape == (3, 2, 9)

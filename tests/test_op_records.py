@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim.autograd import backward
-from zerosim.device import Device, Kind
+from zerosim.device.device import Device, Kind
+from zerosim.device.events import Alloc, Kernel
 from zerosim.dtypes import fp32
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.optim.adam import Adam
 from zerosim.optim.sgd import SGD
-from zerosim.record import Alloc, Kernel
-from zerosim.tensor import Tensor, tensor
+from zerosim.tensor.autograd import backward
+from zerosim.tensor.tensor import Tensor, tensor
 
 KEY = (1, 2)
 MEGATRON = ActivationPolicy("megatron")

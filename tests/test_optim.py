@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, bf16, compute_dtype, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted, NonFiniteGradient
 from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.precision import LossScaler
 from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
-from zerosim.precision import LossScaler
-from zerosim.sharding import Flat, Slice, slice_of, whole
-from zerosim.tensor import cpu
+from zerosim.tensor.flat import Flat, Slice, slice_of, whole
+from zerosim.tensor.tensor import cpu
 
 pytestmark = pytest.mark.bits
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from zerosim.analysis.compare import check_states, check_traffic
 from zerosim.cli.main import main
-from zerosim.presets.models import model_names
-from zerosim.report.numbers import check_states, check_traffic
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
-from zerosim.shapes import plan
+from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config.presets.models import model_names
+from zerosim.train.plan import plan
 
 ROOT = Path(__file__).parent.parent
 

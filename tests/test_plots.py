@@ -27,8 +27,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from zerosim.cli.main import main
+from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Retag, Scope
 from zerosim.errors import InputError
-from zerosim.record import Alloc, Event, Free, Kernel, Mark, Retag, Scope
 from zerosim.report.plots import memory_figure, scaling_figure, timeline_figure, traffic_figure, write_figure
 from zerosim.report.plots.bars import Bar
 from zerosim.report.plots.history import COLUMNS, Peak, Span, read_history
@@ -38,9 +39,8 @@ from zerosim.report.plots.scaling import spread
 from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, THEMES, contrast, mixed
 from zerosim.report.plots.traffic import traffic_bars, traffic_formulas
 from zerosim.report.plots.words import stage_label
-from zerosim.result import RunResult
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
-from zerosim.shapes import plan
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
 
 STAGES = (0, 1, 2, 3)
 SIZES = [None, (5.0, 3.0), (10.0, 6.0)]
@@ -455,7 +455,7 @@ def test_the_distance_is_ciede2000(one: tuple[float, ...], other: tuple[float, .
 
 
 def test_every_kind_has_a_paint() -> None:
-    from zerosim.device import Kind
+    from zerosim.device.device import Kind
 
     assert set(KIND_PAINTS) == {kind.value for kind in Kind}
     assert mixed("#000000", "#ffffff") == "#7f7f7f"

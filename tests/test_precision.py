@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerosim.device import Device, Kind
+from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted
-from zerosim.precision import LossScaler, norm_partials, total_norm
-from zerosim.sharding import Flat, Slice, nothing, slice_of, slice_size, whole
-from zerosim.tensor import cpu
+from zerosim.optim.precision import LossScaler, norm_partials, total_norm
+from zerosim.tensor.flat import Flat, Slice, nothing, slice_of, slice_size, whole
+from zerosim.tensor.tensor import cpu
 
 pytestmark = pytest.mark.bits
 

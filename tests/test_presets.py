@@ -6,12 +6,12 @@ from decimal import Decimal
 
 import pytest
 
-from zerosim.build import build_model
-from zerosim.device import Device
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, family_sizes, find_model, model_names
+from zerosim.device.device import Device
 from zerosim.errors import InputError
-from zerosim.presets.models import FAMILIES, MODELS, ModelPreset, family_sizes, find_model, model_names
-from zerosim.runtime import make_backend
-from zerosim.scenario import RunConfig
+from zerosim.train.build import build_model
 from zerosim.units import parse_count
 
 EXACT = {

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim import primitives as P
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.dtypes import fp16
 from zerosim.errors import InputError
-from zerosim.finite_differences import gradcheck
-from zerosim.tensor import Tensor, cpu, tensor
+from zerosim.tensor import ops as P
+from zerosim.tensor.gradcheck import gradcheck
+from zerosim.tensor.tensor import Tensor, cpu, tensor
 
 POSITIVE = np.random.default_rng(1).uniform(0.5, 2.0, (2, 3))
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.experiment import run
-from zerosim.record import Alloc
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.device.events import Alloc
 from zerosim.stepper import debug
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 pytestmark = pytest.mark.bits
 

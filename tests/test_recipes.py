@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from zerosim.analysis.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states
+from zerosim.config.presets.recipes import NAMES, find_recipe, paper_fields, recipes
 from zerosim.errors import InputError
-from zerosim.planner.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states
-from zerosim.presets.recipes import NAMES, find_recipe, paper_fields, recipes
 
 RANKS = 64
 

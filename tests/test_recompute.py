@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.device import Device, Kind, Phase
+from zerosim.config import RunConfig
+from zerosim.device.device import Device, Kind, Phase
+from zerosim.device.events import Alloc, Kernel, Launch, Retag
 from zerosim.dtypes import fp64
-from zerosim.experiment import run
 from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.model import draw_flat
 from zerosim.nn import ActivationPolicy, Recompute, Unit
-from zerosim.record import Alloc, Kernel, Launch, Retag
-from zerosim.result import RunResult
-from zerosim.rng import DropoutKeys
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
-from zerosim.sharding import whole
-from zerosim.tensor import Tensor, cpu, tensor
+from zerosim.tensor.flat import whole
+from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.tensor import Tensor, cpu, tensor
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, dropout=0.2)
 

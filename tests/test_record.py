@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerosim.record import Event, Mark, Recorder, Scope
+from zerosim.device.events import Event, Mark, Recorder, Scope
 
 
 class Names:

@@ -17,27 +17,27 @@ import pytest
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from zerosim.analysis import formulas
+from zerosim.analysis.compare import MARK, check_states, check_traffic, cost_of, last_whole_step
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import OutOfMemory
-from zerosim.experiment import run
-from zerosim.ledger import Snapshot, TrafficRow
+from zerosim.ledger.ledgers import Snapshot, TrafficRow
 from zerosim.lessons.tables import table
 from zerosim.optim.updater import StepReport
-from zerosim.planner import formulas
 from zerosim.report import words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
 from zerosim.report.look import emit, prose, show
 from zerosim.report.notebook import COLUMNS, InNotebook
-from zerosim.report.numbers import MARK, check_states, check_traffic, cost_of, last_whole_step
 from zerosim.report.plan import holders_table, memory_table
 from zerosim.report.plots.style import contrast
 from zerosim.report.progress import Lines, Reporter
 from zerosim.report.states import states_table
 from zerosim.report.tables import owners_table, sample_text, summary
 from zerosim.report.traffic import traffic_table
-from zerosim.result import RankMemory, RunResult
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
-from zerosim.shapes import plan
+from zerosim.train.plan import plan
+from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.run import run
 
 STAGES = (0, 1, 2, 3)
 

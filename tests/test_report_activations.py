@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from zerosim import data, engine
-from zerosim.build import build_rank, build_updater, place_rank
+from zerosim.analysis.formulas import block_activations
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.ledger import ActivationLedger, SavedRow
+from zerosim.ledger.ledgers import ActivationLedger, SavedRow
 from zerosim.models.model import draw_flat
-from zerosim.planner.formulas import block_activations
 from zerosim.report.activations import activations_table, block_unit, check_block
-from zerosim.runtime import Context, World, launch
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
+from zerosim.train import data, engine
+from zerosim.train.build import build_rank, build_updater, place_rank
+from zerosim.train.plan import plan
 
 PAPER: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=16, micro_batch=2, dropout=0.1, saves="megatron")
 

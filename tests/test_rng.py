@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerosim import rng
-from zerosim.device import Kind
+from zerosim.device.device import Kind
 from zerosim.dtypes import uint8
-from zerosim.rng import DropoutKeys
-from zerosim.tensor import cpu
+from zerosim.tensor import rng
+from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.tensor import cpu
 
 
 def test_keys_do_not_change_between_versions() -> None:

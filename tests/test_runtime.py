@@ -19,7 +19,9 @@ import threadpoolctl
 from processes import ended, posix
 
 from zerosim.comm import standing
-from zerosim.device import Buffer, Device, Kind, Phase
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.device.device import Buffer, Device, Kind, Phase
+from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark
 from zerosim.dtypes import fp16, fp32
 from zerosim.errors import (
     Aborted,
@@ -31,8 +33,6 @@ from zerosim.errors import (
     OutOfMemory,
     RankFailed,
 )
-from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark
-from zerosim.runtime import Context, World, launch
 
 
 def make(ctx: Context, values: Any, dtype: Any = fp32) -> Buffer:
@@ -525,7 +525,7 @@ def test_interrupted_process_ends() -> None:
     program = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where pytest was started with it ignored
-from zerosim.runtime import World, launch
+from zerosim.comm.runtime import World, launch
 
 def program(ctx):
     if ctx.rank == 2:

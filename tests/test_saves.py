@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim.device import Device, Kind, Phase
+from zerosim.comm.runtime import make_backend
+from zerosim.device.device import Device, Kind, Phase
+from zerosim.device.events import Alloc, Recorder, Save, Scope
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
 from zerosim.errors import InputError
-from zerosim.ledger import ActivationLedger, MemoryLedger, SavedRow
+from zerosim.ledger.ledgers import ActivationLedger, MemoryLedger, SavedRow
 from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import ActivationPolicy
-from zerosim.record import Alloc, Recorder, Save, Scope
-from zerosim.rng import DropoutKeys
-from zerosim.runtime import make_backend
-from zerosim.sharding import whole
-from zerosim.tensor import Tensor, cpu, tensor
+from zerosim.tensor.flat import whole
+from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.tensor import Tensor, cpu, tensor
 
 s, b, h, a, L = 6, 3, 8, 2, 3
 SAVES, ATTENTIONS, RECOMPUTES = ("lean", "megatron"), ("eager", "flash"), ("none", "selective", "full")

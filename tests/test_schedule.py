@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.books import Books
-from zerosim.build import build_strategy
 from zerosim.comm.collectives import Comm
-from zerosim.device import Device
+from zerosim.comm.runtime import launch
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.device.events import Kernel, Launch, Wait
 from zerosim.errors import InputError
-from zerosim.experiment import Experiment, world_of
+from zerosim.ledger.ranks import Books
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.schedule import Action, Backward, Forward, Use, schedule, uses_of
 from zerosim.parallel.zero3 import Zero3
-from zerosim.record import Kernel, Launch, Wait
-from zerosim.result import RunResult
-from zerosim.runtime import launch
-from zerosim.scenario import RunConfig
-from zerosim.schedule import Action, Backward, Forward, Use, schedule, uses_of
+from zerosim.train.build import build_strategy
+from zerosim.train.result import RunResult
+from zerosim.train.run import Experiment, world_of
 
 pytestmark = pytest.mark.bits
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=7, micro_batch=1, steps=2, ranks=2)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from zerosim.planner.search import changes, cheapest_fit, fewest_ranks, most_that_fits
-from zerosim.scenario import RunConfig
+from zerosim.analysis.search import changes, cheapest_fit, fewest_ranks, most_that_fits
+from zerosim.config import RunConfig
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
 

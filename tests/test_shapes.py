@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from zerosim.experiment import run
-from zerosim.record import Event
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
+from zerosim.config import RunConfig
+from zerosim.device.events import Event
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 
 def small(**changes: object) -> RunConfig:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerosim.device import Device, Kind
+from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
-from zerosim.ledger import MemoryLedger
+from zerosim.ledger.ledgers import MemoryLedger
 from zerosim.parallel.bucket import Bucket
-from zerosim.sharding import Flat, Slice, assign_owners, nothing, slice_of, slice_size, whole
-from zerosim.tensor import cpu
+from zerosim.tensor.flat import Flat, Slice, assign_owners, nothing, slice_of, slice_size, whole
+from zerosim.tensor.tensor import cpu
 
 NUMELS = st.integers(1, 10**13)
 RANKS = st.integers(1, 2048)

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from zerosim.config import RunConfig
 from zerosim.errors import RankFailed
-from zerosim.experiment import run
-from zerosim.scenario import RunConfig
+from zerosim.train.run import run
 
 if not hasattr(cp, "standin"):
     pytest.skip("a real GPU is here, and its CuPy", allow_module_level=True)
@@ -194,7 +194,7 @@ def test_races_are_those_of_the_whole_order() -> None:
 
 
 def test_a_run_whose_streams_do_not_wait_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerosim.backends.cuda_lane import CudaLane
+    from zerosim.backends.cuda.lane import CudaLane
 
     text = tmp_path / "text"
     text.write_bytes(bytes(range(16)) * 16)

@@ -19,11 +19,11 @@ import pytest
 import zerosim
 from zerosim.cli.step_keys import parse_until
 from zerosim.cli.step_picture import picture_of
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.report.stepper import frame, shown_ranks
 from zerosim.report.stepper_pages import help_page, live_page, ownership_page, page_frame, parameters_page
 from zerosim.report.stepper_terminal import _split
-from zerosim.scenario import RunConfig
 from zerosim.stepper import Match, Moment
 
 fcntl, pty, termios = (

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import zerosim
+from zerosim.config import RunConfig
+from zerosim.device.events import Alloc, Free, Launch, Wait
 from zerosim.errors import Deadlock, InputError, OutOfMemory, RankFailed
-from zerosim.experiment import run
 from zerosim.nn import Unit
 from zerosim.parallel.zero3 import Zero3
-from zerosim.record import Alloc, Free, Launch, Wait
-from zerosim.scenario import RunConfig
 from zerosim.stepper import DebugWorld, debug
+from zerosim.train.run import run
 
 TINY: dict[str, Any] = dict(steps=2, layers=2, hidden=16, heads=2, seq=8, micro_batch=1, vocab=256)
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import reference
 
-from zerosim import data
-from zerosim.backends import numpy_ops
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.build import build_updater
+from zerosim.backends.numpy import ops as numpy_ops
+from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.fake import FakeTransport
-from zerosim.device import Kind
+from zerosim.config import RunConfig
+from zerosim.device.device import Kind
+from zerosim.device.events import Alloc, Free, Launch
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
-from zerosim.experiment import run
 from zerosim.parallel.ddp import DDP
-from zerosim.record import Alloc, Free, Launch
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
-from zerosim.sharding import Flat
-from zerosim.tensor import cpu
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import cpu
+from zerosim.train import data
+from zerosim.train.build import build_updater
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 STEPS = 2
 # 12 * 5 + ... : no N below divides every unit's size, so slices are padded.

@@ -7,59 +7,59 @@
     print(zerosim.plan(zerosim.plan_config(model="gpt2-xl", ranks=64)).memory[0].peak.total_bytes)
 
 Names are loaded when they are first used: importing zerosim imports nothing heavy. For lessons on
-autograd: `from zerosim.tensor import tensor`, and `zerosim.gradcheck`.
+autograd: `from zerosim.tensor.tensor import tensor`, and `zerosim.gradcheck`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerosim.device import Device as Device
-    from zerosim.device import Kind as Kind
+    from zerosim.comm.runtime import Context as Context
+    from zerosim.comm.runtime import World as World
+    from zerosim.comm.runtime import launch as launch
+    from zerosim.config import RunConfig as RunConfig
+    from zerosim.config import plan_config as plan_config
+    from zerosim.device.device import Device as Device
+    from zerosim.device.device import Kind as Kind
     from zerosim.errors import InputError as InputError
     from zerosim.errors import OutOfMemory as OutOfMemory
     from zerosim.errors import RankFailed as RankFailed
     from zerosim.errors import ZerosimError as ZerosimError
-    from zerosim.experiment import run as run
-    from zerosim.finite_differences import gradcheck as gradcheck
     from zerosim.grading import grade as grade
-    from zerosim.ledger import CommLedger as CommLedger
-    from zerosim.ledger import MemoryLedger as MemoryLedger
-    from zerosim.result import RunResult as RunResult
-    from zerosim.runtime import Context as Context
-    from zerosim.runtime import World as World
-    from zerosim.runtime import launch as launch
-    from zerosim.scenario import RunConfig as RunConfig
-    from zerosim.scenario import plan_config as plan_config
-    from zerosim.shapes import plan as plan
+    from zerosim.ledger.ledgers import CommLedger as CommLedger
+    from zerosim.ledger.ledgers import MemoryLedger as MemoryLedger
     from zerosim.stepper import debug as debug
-    from zerosim.tensor import Tensor as Tensor
-    from zerosim.tensor import cpu as cpu
+    from zerosim.tensor.gradcheck import gradcheck as gradcheck
+    from zerosim.tensor.tensor import Tensor as Tensor
+    from zerosim.tensor.tensor import cpu as cpu
+    from zerosim.train.plan import plan as plan
+    from zerosim.train.result import RunResult as RunResult
+    from zerosim.train.run import run as run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CommLedger": "ledger",
-    "Context": "runtime",
-    "Device": "device",
+    "CommLedger": "ledger.ledgers",
+    "Context": "comm.runtime",
+    "Device": "device.device",
     "InputError": "errors",
-    "Kind": "device",
-    "MemoryLedger": "ledger",
+    "Kind": "device.device",
+    "MemoryLedger": "ledger.ledgers",
     "OutOfMemory": "errors",
     "RankFailed": "errors",
-    "RunConfig": "scenario",
-    "RunResult": "result",
+    "RunConfig": "config",
+    "RunResult": "train.result",
     "Tensor": "tensor",
-    "World": "runtime",
+    "World": "comm.runtime",
     "ZerosimError": "errors",
     "cpu": "tensor",
     "debug": "stepper",
     "grade": "grading",
-    "gradcheck": "finite_differences",
-    "launch": "runtime",
-    "plan": "shapes",
-    "plan_config": "scenario",
-    "run": "experiment",
+    "gradcheck": "tensor.gradcheck",
+    "launch": "comm.runtime",
+    "plan": "train.plan",
+    "plan_config": "config",
+    "run": "train.run",
 }
 
 __all__ = sorted(_HOMES)

@@ -125,7 +125,7 @@ def main(archs: list[str]) -> int:
         return 77
     without_cublas()
     import zerosim.backends
-    from zerosim.backends.cuda_types import RAW_PREAMBLE
+    from zerosim.backends.cuda.types import RAW_PREAMBLE
 
     failed, seen = 0, set[str]()
     for found in pkgutil.iter_modules(zerosim.backends.__path__):

@@ -19,7 +19,7 @@ if os.environ["ZEROSIM_TESTS_GPU"] == "0":  # conftest.py found none
 import zerosim
 from zerosim.comm.mpi import transport as mpi
 from zerosim.comm.mpi.session import mpi_session
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
 
 TINY: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, micro_batch=1, steps=2, precision="fp32")
 RUNS: list[dict[str, Any]] = [

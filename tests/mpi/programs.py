@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.numpy import NumpyBackend
-from zerosim.backends.numpy_ops import array_over
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.backends.numpy.ops import array_over
 from zerosim.comm.mpi import session as mpi_session_module
 from zerosim.comm.mpi.session import mpi_session
-from zerosim.device import Buffer, Kind
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype
 from zerosim.errors import ZerosimError
-from zerosim.runtime import Context, World, launch
 
 LARGE = 30_011
 """Elements: a chunk of any dtype for 4 ranks is larger than what travels within a note."""

@@ -17,8 +17,8 @@ import numpy as np
 
 import zerosim
 from zerosim.comm.mpi.session import mpi_session
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.train.result import RunResult
 
 
 def whole_result(result: RunResult) -> dict[str, Any]:

@@ -16,10 +16,10 @@ HEAD = """
 import sys, time
 import zerosim
 from zerosim.comm.mpi.session import mpi_session
-from zerosim.device import Kind
+from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
 from zerosim.errors import InputError, OutOfMemory, ZerosimError
-from zerosim.runtime import World, launch
+from zerosim.comm.runtime import World, launch
 session = mpi_session()
 me = session.process
 """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerosim.record import Copy, Launch
-from zerosim.runtime import World, launch
+from zerosim.comm.runtime import World, launch
+from zerosim.device.events import Copy, Launch
 
 from .mpirun import needs_mpi, results
 from .programs import program

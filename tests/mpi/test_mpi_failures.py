@@ -76,8 +76,8 @@ def test_a_long_wait_is_no_failure_while_a_rank_works(tmp_path: Path) -> None:
     program = tmp_path / "slow.py"
     program.write_text(
         "import time\n"
-        "from zerosim.kernel_work import KernelWork\n"
-        "from zerosim.runtime import World, launch\n"
+        "from zerosim.device.work import KernelWork\n"
+        "from zerosim.comm.runtime import World, launch\n"
         "def program(ctx):\n"
         "    for _ in range(12 * ctx.rank):\n"
         "        time.sleep(0.1)\n"

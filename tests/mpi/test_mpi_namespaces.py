@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import zerosim
-from zerosim.record import Message
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.device.events import Message
+from zerosim.train.result import RunResult
 
 from . import namespaces
 from .mpirun import ENVIRONMENT, ROOT, needs_mpi

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.backends.numpy_ops import array_over
+from zerosim.backends.numpy.ops import array_over
+from zerosim.comm.runtime import World, launch
+from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
-from zerosim.record import Launch
-from zerosim.runtime import World, launch
 
 from .mpirun import PROGRAMS, needs_mpi, results, run
 from .programs import program

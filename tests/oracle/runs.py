@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from zerosim.experiment import run
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 from .gpt import GPT
 

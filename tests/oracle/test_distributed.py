@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 
 from .compare import weights_within, within
 from .runs import tiny, train_zerosim

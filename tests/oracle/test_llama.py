@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zerosim.experiment import run
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
 
 from .compare import weights_within, within
 

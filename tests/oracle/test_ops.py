@@ -18,11 +18,11 @@ import torch
 from torch.nn import functional as F
 
 from zerosim import functional as Z
-from zerosim.autograd import backward
-from zerosim.device import Buffer, Device, Kind
+from zerosim.comm.runtime import make_backend
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import dtype, int64
-from zerosim.runtime import make_backend
-from zerosim.tensor import tensor
+from zerosim.tensor.autograd import backward
+from zerosim.tensor.tensor import tensor
 
 from .compare import within, within_one_ulp
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from zerosim.device import Kind
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.device.device import Kind
 from zerosim.dtypes import dtype
 from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Optimizer
@@ -26,8 +27,7 @@ from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero2 import Zero2
-from zerosim.runtime import Context, World, launch
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 from .compare import weights_within, within
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 
 from .compare import compared, weights_within, within
 from .runs import Trace, first_gradients, make_task, tiny, train_torch, train_zerosim

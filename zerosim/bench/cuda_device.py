@@ -1,7 +1,7 @@
 """The GPU that a benchmark runs on: its name and versions, its published peak, and how much fits on it.
 
 Owns what is said about the device, and the choice of rows by its free memory. Whether there is a GPU at all is
-`backends/cuda_check.py`'s.
+`backends/cuda/check.py`'s.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from zerosim.backends.cuda_check import check_precision, version_text
-from zerosim.backends.cuda_facts import cuda_facts, find_gpu
+from zerosim.backends.cuda.check import check_precision, version_text
+from zerosim.backends.cuda.facts import cuda_facts, find_gpu
 from zerosim.bench import pytorch
 from zerosim.bench.suite import RANKS, over_ranks
+from zerosim.config import RunConfig
+from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.errors import InputError
-from zerosim.presets.hardware import Hardware, find_hardware
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
+from zerosim.train.plan import plan
 from zerosim.units import format_bytes
 
 ROWS = (8, 4)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from zerosim.bench.cuda_turns import Rounds
 from zerosim.bench.figures import Figure, quartiles, ratio
-from zerosim.kernel_work import EAGER_PARTS, MATMULS
-from zerosim.presets.hardware import Hardware
+from zerosim.config.presets.hardware import Hardware
+from zerosim.device.work import EAGER_PARTS, MATMULS
 
 PRODUCTS = MATMULS | {name for name in EAGER_PARTS if name.startswith("attention_") and name != "attention_dropout"}
 """Kernels whose recorded flops are matrix products and nothing else."""

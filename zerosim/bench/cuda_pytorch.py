@@ -19,7 +19,7 @@ from typing import Any
 
 from zerosim.bench import pytorch
 from zerosim.bench.cuda_turns import Timing
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
 
 
 def why_not() -> str:

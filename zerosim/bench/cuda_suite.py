@@ -20,7 +20,7 @@ from zerosim.bench.cuda_training import CudaTraining, SquareProduct
 from zerosim.bench.cuda_turns import GpuContestant, Rounds, take_turns
 from zerosim.bench.figures import Figure
 from zerosim.bench.suite import RANKS, initial_weights, over_ranks
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
 
 _COMMON = RunConfig(
     model="gpt2", stage=0, ranks=1, micro_batch=8, precision="bf16", dropout=0.0, lr=3e-4, initial_scale_power=12,

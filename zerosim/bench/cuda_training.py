@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from zerosim import data, engine
-from zerosim.backends.cuda_lane import CudaLane
-from zerosim.backends.cuda_timer import LaneTimer
+from zerosim.backends.cuda.lane import CudaLane
+from zerosim.backends.cuda.timer import LaneTimer
 from zerosim.bench.cuda_turns import Timing
 from zerosim.bench.training import END_S, PATIENCE_S, Gate
-from zerosim.build import build_rank, build_updater, place_rank
+from zerosim.comm.runtime import Context, World, launch, make_backend
+from zerosim.config import RunConfig
+from zerosim.device.events import Event, Kernel, Reader
 from zerosim.dtypes import dtype
-from zerosim.ledger import CommLedger, MemoryLedger
+from zerosim.ledger.ledgers import CommLedger, MemoryLedger
 from zerosim.models.model import load_flat
-from zerosim.record import Event, Kernel, Reader
-from zerosim.runtime import Context, World, launch, make_backend
-from zerosim.scenario import RunConfig
+from zerosim.train import data, engine
+from zerosim.train.build import build_rank, build_updater, place_rank
 
 
 class LastStep:

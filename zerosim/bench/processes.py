@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory, ZerosimError
-from zerosim.scenario import RunConfig
 
 START_UP_LIMIT_S = 30.0
 TRAINING_LIMIT_S = 240.0

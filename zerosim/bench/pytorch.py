@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 """GPT-2 stores these (in, out); nn.Linear wants (out, in)."""

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
-from zerosim.backends.numpy import NumpyBackend
+from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.bench import processes, pytorch
 from zerosim.bench.contest import Contestant, Effort, Say, interleave
 from zerosim.bench.figures import Figure, difference, ratio
 from zerosim.bench.products import BareProducts, watch
 from zerosim.bench.training import TrainingRun, global_batch
-from zerosim.build import build_model
-from zerosim.device import Device
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
 from zerosim.models.model import initial_values
-from zerosim.scenario import RunConfig
+from zerosim.train.build import build_model
 
 SMALL = RunConfig(stage=0, layers=4, hidden=128, heads=4, seq=128, micro_batch=16, ranks=1, precision="fp32", lr=1e-3)
 LARGE = RunConfig(stage=0, layers=6, hidden=384, heads=6, seq=256, micro_batch=8, ranks=1, precision="fp32", lr=1e-3)

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from zerosim import data, engine
-from zerosim.build import build_model, build_strategy, build_updater
-from zerosim.ledger import CommLedger, MemoryLedger
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.config import RunConfig
+from zerosim.ledger.ledgers import CommLedger, MemoryLedger
 from zerosim.models.model import draw_flat
-from zerosim.runtime import Context, World, launch
-from zerosim.scenario import RunConfig
+from zerosim.train import data, engine
+from zerosim.train.build import build_model, build_strategy, build_updater
 
 PATIENCE_S = 3600.0
 """A run that waits for its turn at a gate is not late."""

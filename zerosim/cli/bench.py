@@ -86,7 +86,7 @@ def _measure_cpu(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[
 
 def _measure_gpu(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[str], str]:
     """Steps on the GPU, as `_measure_cpu`. Raises: InputError where there is none that can be used."""
-    from zerosim.backends.cuda_check import check_cuda
+    from zerosim.backends.cuda.check import check_cuda
 
     check_cuda()
     from zerosim.bench import bystanders, cuda_device, cuda_suite, figures

@@ -27,12 +27,12 @@ def main(args: argparse.Namespace) -> int:
     figures = None
     if args.json is not None and args.json != "-":
         figures = Output("--json", args.json)
+    from zerosim.analysis.expect import judge, read_expectations
+    from zerosim.analysis.expect.asked import Runs
     from zerosim.cli.run import human_stream, json_text, read_files, write_json
-    from zerosim.expect import judge, read_expectations
-    from zerosim.expect.asked import Runs
+    from zerosim.config.files import read_scenario_file
     from zerosim.report.check import CheckedFile, CheckReport
     from zerosim.report.look import emit
-    from zerosim.scenario.files import read_scenario_file
 
     named, found = scenario_paths(args.paths)
     files = [read_scenario_file(path) for path in found]

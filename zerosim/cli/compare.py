@@ -14,8 +14,8 @@ from zerosim.cli.outputs import write_all
 from zerosim.cli.parser import Parser, stages
 from zerosim.cli.run import human_stream, json_text, output, train, write_json
 from zerosim.cli.streams import one_voice
+from zerosim.config import RunConfig
 from zerosim.errors import DIFFERENCE, OutOfMemory
-from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:
     from zerosim.report.compare import Comparison

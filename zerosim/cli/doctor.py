@@ -16,9 +16,9 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Returns 0 whatever is missing: it reports. Raises: InputError for a file that cannot be written."""
     file = output(args, "json")
-    from zerosim.doctor import diagnose
     from zerosim.report.doctor import doctor_report
     from zerosim.report.look import emit
+    from zerosim.train.diagnosis import diagnose
 
     found = diagnose()
     if file is not None:

@@ -6,12 +6,12 @@ import argparse
 import math
 import sys
 
+from zerosim.analysis.formulas import RECOMPUTE
+from zerosim.analysis.question import Question, Shape
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser, nearest, number, whole_number
+from zerosim.config.presets.recipes import NAMES, find_recipe
 from zerosim.errors import InputError
-from zerosim.planner.formulas import RECOMPUTE
-from zerosim.planner.question import Question, Shape
-from zerosim.presets.recipes import NAMES, find_recipe
 from zerosim.units import parse_count
 
 PRECISIONS = ("bf16", "fp16", "fp32")

@@ -7,18 +7,18 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from zerosim.analysis.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import add_device_flags, device_limit
 from zerosim.cli.run import human_stream, json_text, output, write_json
+from zerosim.config import PLAN_DEFAULTS
 from zerosim.errors import InputError
-from zerosim.planner.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
-from zerosim.scenario import PLAN_DEFAULTS
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from zerosim.planner.search import Found
+    from zerosim.analysis.search import Found
     from zerosim.report.plan import Limit
 
 
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     config = config.replace(capacity=None)
     stream = human_stream(args)
-    from zerosim.shapes import peak_of
+    from zerosim.train.plan import peak_of
 
     started = time.perf_counter()
 

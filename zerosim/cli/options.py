@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from zerosim.cli.parser import Parser, count, dynamic_or_number, number, or_none, size, utf8, whole_number
+from zerosim.config import CHOICES, PLAN_DEFAULTS, RunConfig, read_scenario
+from zerosim.config.launcher import is_launched, mpirun_size, size_name
 from zerosim.errors import InputError
-from zerosim.mpirun import is_launched, mpirun_size, size_name
-from zerosim.scenario import CHOICES, PLAN_DEFAULTS, RunConfig, read_scenario
 
 _FIELDS = {field.name: field.default for field in dataclasses.fields(RunConfig) if field.init}
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.parser import Parser, size
 from zerosim.cli.run import human_stream, json_text, output, write_json
+from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
-from zerosim.presets.hardware import find_hardware
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
     from zerosim.report.plan import Limit
-    from zerosim.result import RunResult
+    from zerosim.train.result import RunResult
 
 
 def add_arguments(parser: Parser) -> None:
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     config = config.replace(capacity=None)
     stream = human_stream(args)
     from zerosim.report.plan import fits
-    from zerosim.shapes import plan
+    from zerosim.train.plan import plan
 
     result = plan(config, every_rank=args.every_rank)
     fitting = None if limit is None else fits(result, limit)
@@ -84,8 +84,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _advice(config: RunConfig, limit: Limit) -> str:
     """The cheapest change that fits, tried on shapes."""
-    from zerosim.planner.search import cheapest_fit
-    from zerosim.shapes import peak_within
+    from zerosim.analysis.search import cheapest_fit
+    from zerosim.train.plan import peak_within
 
     found = cheapest_fit(config, limit.nbytes, peak_within)
     return f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."

@@ -18,12 +18,12 @@ from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import Output, write_all
 from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
 from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError, printable
-from zerosim.ledger import MARKS
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
+from zerosim.ledger.ledgers import MARKS
 
 if TYPE_CHECKING:
-    from zerosim.result import RunResult
+    from zerosim.train.result import RunResult
 
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
 RANKS = "1,4,16,64,256,1024"
@@ -160,7 +160,7 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     from zerosim.report.plots.history import read_history
     from zerosim.report.plots.timeline import MOST_PANELS
     from zerosim.report.plots.words import run_words, stage_label
-    from zerosim.shapes import plan
+    from zerosim.train.plan import plan
 
     rank, step = args.rank, None if args.step == "all" else args.step
     ranks = range(config.ranks) if rank == "all" else [rank]
@@ -191,7 +191,7 @@ _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]]
 def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResult]:
     """A plan for each stage that was asked for, by the stage's name."""
     from zerosim.report.plots.words import stage_label
-    from zerosim.shapes import plan
+    from zerosim.train.plan import plan
 
     wanted = args.stages or ((config.stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
     steps = args.steps if hasattr(args, "steps") else 1  # a scenario's are there to learn: all of them count the same
@@ -226,7 +226,7 @@ def _limit(args: argparse.Namespace, config: RunConfig) -> Limit | None:
     if not hasattr(args, "gpu"):
         return None
     if args.gpu is not None:
-        from zerosim.presets.hardware import find_hardware
+        from zerosim.config.presets.hardware import find_hardware
 
         device = find_hardware(args.gpu)
         return device.name, device.memory_bytes

@@ -14,11 +14,11 @@ from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import Output, write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.streams import one_voice
+from zerosim.config import RunConfig
 from zerosim.errors import DIFFERENCE, InputError
-from zerosim.scenario import RunConfig
 
 if TYPE_CHECKING:
-    from zerosim.result import RunResult
+    from zerosim.train.result import RunResult
 
 
 def add_arguments(parser: Parser) -> None:
@@ -101,9 +101,9 @@ def human_stream(args: argparse.Namespace) -> TextIO:
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     """Run with progress on `stream`."""
     from zerosim.comm.standing import ranks_text
-    from zerosim.experiment import DEFAULT_STEPS, run
     from zerosim.report.progress import make_reporter
     from zerosim.report.words import STAGES
+    from zerosim.train.run import DEFAULT_STEPS, run
 
     steps = config.steps or (None if config.tokens else DEFAULT_STEPS)
     here = config.ranks if config.world == "threads" else config.ranks_per_process

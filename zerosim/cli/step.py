@@ -7,7 +7,7 @@ import sys
 
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.parser import Parser
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
 
 
 def add_arguments(parser: Parser) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from zerosim.cli.parser import nearest
 from zerosim.cli.step_picture import picture_of, step_of
+from zerosim.config import RunConfig
 from zerosim.errors import HUNG_UP, InputError, ZerosimError, message_of
 from zerosim.report import stepper_pages as pages
 from zerosim.report.stepper import frame
 from zerosim.report.stepper_terminal import Terminal
-from zerosim.scenario import RunConfig
 from zerosim.stepper import Match, Moment, debug
 from zerosim.stepper.match import FIELDS
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from zerosim.comm.standing import ranks_text
-from zerosim.record import Launch, Message, Scope
+from zerosim.device.events import Launch, Message, Scope
 from zerosim.report.stepper import Picture, RankPicture, arrow, shown_ranks
 from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, place

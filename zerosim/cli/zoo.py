@@ -9,7 +9,7 @@ from typing import Any
 
 from zerosim.cli.parser import Parser
 from zerosim.cli.run import human_stream, json_text, output, write_json
-from zerosim.presets import hardware, models, recipes
+from zerosim.config.presets import hardware, models, recipes
 
 ROOMS = ("models", "gpus", "recipes")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.device import Buffer, Device
+from zerosim.device.device import Buffer, Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 

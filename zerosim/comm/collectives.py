@@ -20,7 +20,7 @@ from zerosim.comm import checks
 from zerosim.comm.group import Buffers, Group, Work
 from zerosim.comm.plan import Plan, RangeCut, SliceCut, buckets, window
 from zerosim.comm.transport import Call, Hop
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.placement.mesh import Mesh

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from zerosim.comm import standing
+from zerosim.device.events import Scope
 from zerosim.errors import Deadlock, LateRank, Mismatch
-from zerosim.record import Scope
 
 if TYPE_CHECKING:
     from zerosim.comm.transport import Call

@@ -15,11 +15,11 @@ from zerosim.backends.kernels import Array
 from zerosim.comm import checks, direct, native, ring
 from zerosim.comm.plan import Algorithm, Member, Plan
 from zerosim.comm.transport import Call, Round, Transport
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.events import Copy, Launch, Message, Wait
+from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
-from zerosim.kernel_work import VECTOR, KernelWork
-from zerosim.record import Copy, Launch, Message, Wait
 
 T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])

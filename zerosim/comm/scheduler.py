@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
 
-from zerosim.device import Switch
+from zerosim.device.device import Switch
 from zerosim.errors import Aborted
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.record import Scope
+from zerosim.device.events import Scope
 
 MAX_LINES = 32
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from zerosim.comm.scheduler import Scheduler, State
-from zerosim.device import Switch
+from zerosim.device.device import Switch
+from zerosim.device.events import Event, Free, Reader, Recorder
 from zerosim.errors import Aborted
-from zerosim.record import Event, Free, Reader, Recorder
 
 
 class SteppedScheduler(Scheduler):

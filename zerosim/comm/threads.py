@@ -19,9 +19,9 @@ from zerosim.comm import complaints, standing
 from zerosim.comm.complaints import Caller
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.transport import Call, Copied, Hop, Parts, meet
-from zerosim.device import Device
+from zerosim.device.device import Device
+from zerosim.device.events import Scope
 from zerosim.errors import Mismatch
-from zerosim.record import Scope
 
 POLL_S = 0.05
 

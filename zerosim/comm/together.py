@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from zerosim.config.launcher import mpirun_rank, mpirun_size
 from zerosim.errors import InputError
-from zerosim.mpirun import mpirun_rank, mpirun_size
 
 if TYPE_CHECKING:
     from zerosim.comm.mpi.session import MpiSession

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.functional.common import Grads, grad_like, like
-from zerosim.tensor import Tensor, apply
+from zerosim.tensor.tensor import Tensor, apply
 
 
 class Gelu:

@@ -20,14 +20,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
+from zerosim.device.work import eager_attention, eager_attention_backward
 from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
 from zerosim.functional.dropout import check_chance, dropout_mask
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.kernel_work import eager_attention, eager_attention_backward
-from zerosim.tensor import Saved, Tensor, apply
+from zerosim.tensor.tensor import Saved, Tensor, apply
 
 
 @dataclass(frozen=True, slots=True)

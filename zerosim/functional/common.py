@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zerosim.backends.kernels import Array
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
-from zerosim.tensor import Tensor
+from zerosim.tensor.tensor import Tensor
 
 Grads = tuple[Buffer | None, ...]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like
-from zerosim.tensor import Tensor, apply
+from zerosim.tensor.tensor import Tensor, apply
 
 
 class Dropout:
@@ -47,7 +47,7 @@ def dropout_mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tup
 def dropout(x: Tensor, probability: float, key: tuple[int, int], *, op: str = "dropout") -> Tensor:
     """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
 
-    Which ones is a function of `key` and the position alone (`rng.py`). Probability 0 is x itself.
+    Which ones is a function of `key` and the position alone (`tensor/rng.py`). Probability 0 is x itself.
     `op` is its name within the unit.
     """
     mask = dropout_mask(x, x.shape, probability, key)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
-from zerosim.tensor import Operand, Saved, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
 class Embedding:

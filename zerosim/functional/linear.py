@@ -5,10 +5,10 @@ I and O are the widths, M = product of the leading dims.
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
-from zerosim.tensor import Operand, Saved, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
 class Linear:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
-from zerosim.tensor import Saved, Tensor, apply
+from zerosim.tensor.tensor import Saved, Tensor, apply
 
 
 class CrossEntropy:

@@ -7,11 +7,11 @@ computes them again, to the same bits.
 
 from __future__ import annotations
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, like, rows_of
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.tensor import Operand, Saved, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
 class LayerNorm:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
-from zerosim.tensor import Operand, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Operand, Tensor, apply, layer_of
 
 
 class PackedLinear:

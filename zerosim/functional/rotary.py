@@ -7,10 +7,10 @@ it), turned by the angle t * base^(-2i/E) at position t.
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like
-from zerosim.tensor import Tensor, apply
+from zerosim.tensor.tensor import Tensor, apply
 
 
 class Rotary:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
-from zerosim.tensor import Tensor, apply
+from zerosim.tensor.tensor import Tensor, apply
 
 
 class SwiGLU:

@@ -8,11 +8,11 @@
 
 An answer runs in a process of its own (`apart.py`), on a copy of itself (`carrying.py`).
 
-Owns exercises and their checks. Runs are `experiment.py`'s, closed forms `planner/formulas`'s.
+Owns exercises and their checks. Runs are `train/run.py`'s, closed forms `planner/formulas`'s.
 """
 
 from zerosim.comm.collectives import Comm as Comm
-from zerosim.device import Buffer as Buffer
+from zerosim.device.device import Buffer as Buffer
 from zerosim.grading.catalogue import EXERCISES as EXERCISES
 from zerosim.grading.catalogue import find_exercise as find_exercise
 from zerosim.grading.exercise import Check as Check
@@ -23,10 +23,10 @@ from zerosim.grading.looking import Held as Held
 from zerosim.grading.looking import Where as Where
 from zerosim.grading.report import Grade as Grade
 from zerosim.nn import Unit as Unit
+from zerosim.optim.precision import norm_partials as norm_partials
+from zerosim.optim.precision import total_norm as total_norm
 from zerosim.parallel.base import Strategy as Strategy
 from zerosim.parallel.zero2 import Zero2 as Zero2
 from zerosim.parallel.zero3 import Zero3 as Zero3
-from zerosim.precision import norm_partials as norm_partials
-from zerosim.precision import total_norm as total_norm
-from zerosim.sharding import Flat as Flat
-from zerosim.sharding import Slice as Slice
+from zerosim.tensor.flat import Flat as Flat
+from zerosim.tensor.flat import Slice as Slice

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.comm.collectives import Comm
-from zerosim.device import Buffer, Device
+from zerosim.config import RunConfig
+from zerosim.device.device import Buffer, Device
 from zerosim.errors import InputError
 from zerosim.grading.calling import called
 from zerosim.grading.exercise import Check, Unsolved
@@ -25,8 +26,7 @@ from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.zero3 import Zero3
-from zerosim.scenario import RunConfig
-from zerosim.sharding import Flat, Slice, slice_of, whole
+from zerosim.tensor.flat import Flat, Slice, slice_of, whole
 
 SLICES = ((12, 4), (10, 4), (7, 3), (3, 4), (1, 1), (5, 8))
 """(numel, N) that slice bounds are asked for: dividing, not dividing, more ranks than elements."""

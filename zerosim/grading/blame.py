@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.standing import ranks_text
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
+from zerosim.device.events import Alloc, Free
 from zerosim.grading.looking import Call, Where, calls, where
 from zerosim.grading.trial import Failure, Trial
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
-from zerosim.record import Alloc, Free
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 ALIKE = "every rank must call the same collectives in the same order, whatever it owns"
 _HINTS = (

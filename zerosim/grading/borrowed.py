@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from zerosim import sharding
 from zerosim.grading.source import is_own
 from zerosim.parallel.base import Strategy
+from zerosim.tensor import flat as sharding
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.looking import mark_number, most_gathered, peak, where
 from zerosim.grading.trial import Trial
-from zerosim.planner.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 
 COST = bytes_per_parameter(2, 2, 2)
 """bf16 weights and gradients, an fp32 master and Adam's two moments: 2 + 2 + 12."""

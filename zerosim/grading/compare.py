@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerosim.config import RunConfig
+from zerosim.device.events import Event
 from zerosim.grading.looking import Where, first_difference, other_kernels, where
 from zerosim.grading.trial import Trial
 from zerosim.grading.watched import Update
-from zerosim.record import Event
-from zerosim.scenario import RunConfig
 
 
 class Gap(NamedTuple):

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.grading.looking import Where
 from zerosim.grading.trial import Make, Trial
 from zerosim.grading.watch import Watch
-from zerosim.scenario import RunConfig
 
 
 class Case(NamedTuple):

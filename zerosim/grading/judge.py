@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from zerosim.build import build_strategy
 from zerosim.errors import InputError
 from zerosim.grading.apart import judged_apart
 from zerosim.grading.blame import blame
@@ -22,6 +21,7 @@ from zerosim.grading.trial import Trial, attempt
 from zerosim.grading.watch import Watch
 from zerosim.grading.words import error_words
 from zerosim.stepper import DebugWorld, debug
+from zerosim.train.build import build_strategy
 
 
 def grade(answer: Any, exercise: Exercise | str | int) -> Grade:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from zerosim.ledger import TrafficRow
-from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Retag
+from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Retag
+from zerosim.ledger.ledgers import TrafficRow
 from zerosim.stepper.match import describe
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from zerosim.analysis.formulas.traffic import volume
+from zerosim.config import RunConfig
 from zerosim.grading import checks, traffic
 from zerosim.grading.exercise import Case
-from zerosim.planner.formulas.traffic import volume
-from zerosim.scenario import RunConfig
 
 _TINY: dict[str, Any] = dict(
     model="gpt", layers=2, hidden=24, heads=2, seq=5, vocab=256, micro_batch=1, steps=2, bucket_bytes=None, lr=1e-2

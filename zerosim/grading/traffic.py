@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
+from zerosim.analysis.formulas.states import padded_numel
+from zerosim.config import RunConfig
+from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.grading.checks import psi_of, result_of
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.looking import Difference, Where, calls, carries_states, first_difference, where
 from zerosim.grading.trial import Trial
-from zerosim.planner.formulas.states import padded_numel
-from zerosim.record import Event, Kernel, Launch, Wait
-from zerosim.scenario import RunConfig
 
 _NO_COMPUTE = ("reduce", "fill", "copy")
 

@@ -13,28 +13,28 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zerosim.allocator import Exact
-from zerosim.books import Books
-from zerosim.build import build_strategy
 from zerosim.comm.collectives import Comm
+from zerosim.comm.runtime import Context, Ranks, make_backend, make_contexts
 from zerosim.comm.standing import place, ranks_text
 from zerosim.comm.threads import ThreadTransport
-from zerosim.device import Device, Switch
+from zerosim.config import RunConfig
+from zerosim.device.device import Device, Switch
+from zerosim.device.events import Event
+from zerosim.device.memory import Exact
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
-from zerosim.experiment import Experiment, RankOutcome, world_of
 from zerosim.grading.ending import end_left, end_thread
 from zerosim.grading.source import line_of_frame, line_of_trace
 from zerosim.grading.watch import LIMIT_S, PATIENCE_S, POLL_S, Watch
 from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Over, Update, WatchedUpdater
 from zerosim.grading.words import error_words, text_of
+from zerosim.ledger.ranks import Books
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
-from zerosim.record import Event
-from zerosim.result import RunResult
-from zerosim.runtime import Context, Ranks, make_backend, make_contexts
-from zerosim.scenario import RunConfig
 from zerosim.stepper.match import place as place_in_step
+from zerosim.train.build import build_strategy
+from zerosim.train.result import RunResult
+from zerosim.train.run import Experiment, RankOutcome, world_of
 
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.device import Switch
+from zerosim.device.device import Switch
+from zerosim.device.events import Event, Free, Reader, Recorder
 from zerosim.errors import InputError
 from zerosim.optim.updater import Updater
-from zerosim.record import Event, Free, Reader, Recorder
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 EVENTS_PER_STEP = 10_000
 """How much one rank may do; the runs that are graded need about a tenth of it at most."""

@@ -13,14 +13,14 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.analysis.formulas import calculators
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.lessons.tables import table
-from zerosim.planner.formulas import calculators
 from zerosim.report.look import Adaptive, Stack
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS
-from zerosim.scenario import PLAN_DEFAULTS, RunConfig
-from zerosim.shapes import plan
+from zerosim.train.plan import plan
 from zerosim.units import format_bytes, format_count
 
 PARAM, GRAD, OPTIM, BUCKET, LIVE = "param", "grad", "optim", "comm", "unsharded_param"

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.device import Kind
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.device.device import Kind
+from zerosim.device.events import Event, Message
 from zerosim.dtypes import fp64
-from zerosim.ledger import CommLedger
-from zerosim.record import Event, Message
-from zerosim.result import RunResult
-from zerosim.rng import generator
-from zerosim.runtime import Context, World, launch
+from zerosim.ledger.ledgers import CommLedger
+from zerosim.tensor.rng import generator
+from zerosim.train.result import RunResult
 
 
 @dataclass(frozen=True, slots=True)

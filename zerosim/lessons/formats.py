@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.config import RunConfig
 from zerosim.dtypes import dtype as dtype_of
 from zerosim.errors import InputError
-from zerosim.experiment import run
 from zerosim.lessons.sheet import Sheet, ink_on, open_sheet, picture, write
 from zerosim.optim.adam import Adam
 from zerosim.report.plots.page import Picture, dress, frame, open_page
 from zerosim.report.plots.style import LINE_PAINTS, mixed
-from zerosim.scenario import RunConfig
-from zerosim.tensor import cpu, tensor
+from zerosim.tensor.tensor import cpu, tensor
+from zerosim.train.run import run
 
 FORMATS = ("fp16", "bf16", "fp32")
 _LOG_LOW, _LOG_HIGH = -152, 132

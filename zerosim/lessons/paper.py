@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import zerosim
+from zerosim.analysis.expect import judge, read_expectations
+from zerosim.analysis.expect.asked import Runs
+from zerosim.config.files import read_scenario_file
 from zerosim.errors import InputError
-from zerosim.expect import judge, read_expectations
-from zerosim.expect.asked import Runs
 from zerosim.report.check import CheckedFile, CheckReport
-from zerosim.scenario.files import read_scenario_file
 
 FOLDERS = (Path("scenarios"), Path("..", "scenarios"), Path(zerosim.__file__).parents[1] / "scenarios")
 """Looked into in this order: from the repository's root, from its notebooks, from anywhere else."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerosim.build import is_block
-from zerosim.ledger import Snapshot
+from zerosim.config import RunConfig
+from zerosim.device.events import Event, Kernel
+from zerosim.ledger.ledgers import Snapshot
 from zerosim.lessons.tables import table
-from zerosim.record import Event, Kernel
 from zerosim.report.activations import block_unit
 from zerosim.report.look import Adaptive, Stack
-from zerosim.scenario import RunConfig
-from zerosim.shapes import plan
+from zerosim.train.build import is_block
+from zerosim.train.plan import plan
 
 
 @dataclass(frozen=True, slots=True)

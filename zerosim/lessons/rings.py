@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.comm.runtime import Context, World, launch
+from zerosim.device.events import Event, Message, Recorder
 from zerosim.errors import InputError
-from zerosim.ledger import CommLedger
+from zerosim.ledger.ledgers import CommLedger
 from zerosim.lessons.sheet import Sheet, arrow, cell, ink_on, open_sheet, picture, write
-from zerosim.record import Event, Message, Recorder
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, mixed
-from zerosim.runtime import Context, World, launch
-from zerosim.tensor import Tensor, tensor
+from zerosim.tensor.tensor import Tensor, tensor
 from zerosim.units import format_bytes
 
 MOST_DRAWN = 6

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from zerosim.device.events import Event, Launch
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import Sheet, cell, ink_on, open_sheet, picture, write
 from zerosim.lessons.tables import table
-from zerosim.record import Event, Launch
 from zerosim.report.plots.page import Picture, open_page
 from zerosim.report.plots.style import OP_PAINTS, OTHER_PAINT
 from zerosim.units import format_bytes

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from zerosim.device.events import Mark
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import Sheet, cell, open_sheet, picture, write
-from zerosim.record import Mark
 from zerosim.report.plots.page import Page, Picture, open_page
 from zerosim.report.plots.style import KIND_PAINTS, OTHER_PAINT, mixed
 from zerosim.stepper import DebugWorld

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from zerosim import data
-from zerosim.backends.numpy import NumpyBackend
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.config import RunConfig
+from zerosim.device.events import Alloc, Event, Retag, Wait
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.ledger import MemoryLedger, Snapshot
-from zerosim.record import Alloc, Event, Retag, Wait
+from zerosim.ledger.ledgers import MemoryLedger, Snapshot
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import Picture, frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS
-from zerosim.scenario import RunConfig
-from zerosim.sharding import Flat
 from zerosim.stepper import DebugWorld, Match, UnderWay
+from zerosim.tensor.flat import Flat
+from zerosim.train import data
 
 
 def rank_batches(config: RunConfig, step: int = 0) -> list[list[Any]]:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.autograd import Node, Rule, Sink
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import arrow, box, open_sheet, picture
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS
-from zerosim.tensor import Tensor
+from zerosim.tensor.autograd import Node, Rule, Sink
+from zerosim.tensor.tensor import Tensor
 
 Names = Mapping[str, Tensor]
 

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerosim.backends.kernels import Array
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, rows_of
 from zerosim.models.model import Model
 from zerosim.nn import Unit
-from zerosim.sharding import Flat
-from zerosim.tensor import Operand, Parameter, Tensor, apply
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import Operand, Parameter, Tensor, apply
 
 GAIN = 32.0
 STD = 0.02

@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerosim import functional as F
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
 from zerosim.nn import ActivationPolicy, Block, Dropout, LayerNorm, Recompute, Unit
-from zerosim.rng import DropoutKeys
-from zerosim.sharding import Flat
-from zerosim.tensor import Parameter, Tensor
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.tensor import Parameter, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ import math
 from dataclasses import dataclass
 
 from zerosim import functional as F
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
 from zerosim.nn import ActivationPolicy, Recompute, Unit
 from zerosim.nn.llama import LlamaBlock, RMSNorm
-from zerosim.sharding import Flat
-from zerosim.tensor import Parameter, Tensor
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import Parameter, Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerosim import functional as F
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.models.model import Model
 from zerosim.nn import Linear, Unit
-from zerosim.sharding import Flat
-from zerosim.tensor import Tensor
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 from zerosim.errors import InputError
 from zerosim.nn import Unit
 from zerosim.placement.spec import WeightSpec
-from zerosim.rng import normal
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.rng import normal
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from zerosim import functional as F
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.rng import DropoutKeys
-from zerosim.sharding import Flat
-from zerosim.tensor import Tensor
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.tensor import Tensor
 
 
 class Linear:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from zerosim import functional as F
 from zerosim.functional.policy import ActivationPolicy
-from zerosim.sharding import Flat
-from zerosim.tensor import Parameter, Tensor
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import Parameter, Tensor
 
 
 class RMSNorm:

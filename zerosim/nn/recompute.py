@@ -3,15 +3,15 @@
 (Chen et al. 1604.06174; "activation checkpointing" in ZeRO's paper, section 3.2, and in PyTorch.) Owns
 what is kept between forward and backward: one input per slot. Inside a strategy's points nothing
 changes: stage 3 gathers once in backward, for the second forward and the backward after it. Random
-masks are drawn from where they are used (`rng.py`), so the second run drops what the first dropped,
+masks are drawn from where they are used (`tensor/rng.py`), so the second run drops what the first dropped,
 and every bit of the result is that of a run that keeps all.
 """
 
 from __future__ import annotations
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.nn.unit import Unit
-from zerosim.tensor import Tensor, record_saved
+from zerosim.tensor.tensor import Tensor, record_saved
 
 
 class Recompute(Unit):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerosim.autograd import Node, Sink, backward
-from zerosim.device import Buffer
-from zerosim.sharding import Flat
-from zerosim.tensor import Leaf, Tensor
+from zerosim.device.device import Buffer
+from zerosim.tensor.autograd import Node, Sink, backward
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import Leaf, Tensor
 
 
 class Unit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 
 
 class Optimizer(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 
 
 @dataclass(frozen=True, slots=True)

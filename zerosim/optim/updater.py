@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zerosim.device import Kind
+from zerosim.device.device import Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.precision import LossScaler
 from zerosim.optim.schedule import Schedule
-from zerosim.precision import LossScaler
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ Source: DeepSpeed, stage_1_and_2.py, where use_multi_rank_bucket_allreduce is th
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class AllReduceZero1(Zero1):

@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.nn import Unit
+from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.optim.updater import Updater
+from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
 from zerosim.placement.mesh import DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
-from zerosim.precision import norm_partials, total_norm
-from zerosim.schedule import Use
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 T = TypeVar("T")
 

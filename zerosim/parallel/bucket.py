@@ -6,7 +6,7 @@ unit larger than a bucket is cut by the collective itself (`comm/`).
 
 from __future__ import annotations
 
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class Bucket:

@@ -10,13 +10,13 @@ gradients' own memory. With accumulation, gradients are summed first and reduced
 from __future__ import annotations
 
 from zerosim.comm.collectives import Comm
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.bucket import Bucket
 from zerosim.placement.partition import Whole
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class DDP(Strategy):

@@ -10,13 +10,13 @@ with slices, in the same order, so weights are the same to the bit.
 
 from __future__ import annotations
 
-from zerosim.device import Buffer, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.placement.partition import WholeUnits
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class OwnerPartition(Strategy):

@@ -11,12 +11,12 @@ gradients are summed first and reduced once.
 from __future__ import annotations
 
 from zerosim.comm.collectives import Comm
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.bucket import Bucket
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class Zero1(Strategy):

@@ -9,10 +9,10 @@ reduction. With A micro-batches each one is reduced and added onto the slice: (A
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class Zero2(Strategy):

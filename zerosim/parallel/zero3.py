@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from zerosim.comm.collectives import Comm
-from zerosim.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
-from zerosim.sharding import Flat
+from zerosim.tensor.flat import Flat
 
 
 class Zero3(Strategy):

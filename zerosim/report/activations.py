@@ -15,12 +15,12 @@ from fractions import Fraction
 from rich.console import RenderableType
 from rich.table import Table
 
+from zerosim.analysis.formulas import block_activations, block_text, zero_paper_elements
+from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.ledger import SavedRow
-from zerosim.planner.formulas import block_activations, block_text, zero_paper_elements
+from zerosim.ledger.ledgers import SavedRow
 from zerosim.report.look import Adaptive, Look, Stack, prose, show, stacked, titled
-from zerosim.scenario import RunConfig
 from zerosim.units import format_bytes
 
 _PER_SCORE = ("softmax", "dropped softmax")

@@ -16,8 +16,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from zerosim.expect import Judged
-from zerosim.expect.sweeps import describe
+from zerosim.analysis.expect import Judged
+from zerosim.analysis.expect.sweeps import describe
 from zerosim.report.check_tables import figures_table
 from zerosim.report.check_words import basis, contradictions, rules
 from zerosim.report.look import Adaptive, Look, Stack, prose

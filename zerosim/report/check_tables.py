@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zerosim.expect import Judged, JudgedCell
-from zerosim.expect.figures import show, show_difference
-from zerosim.expect.sweeps import Axis, grid
+from zerosim.analysis.expect import Judged, JudgedCell
+from zerosim.analysis.expect.figures import show, show_difference
+from zerosim.analysis.expect.sweeps import Axis, grid
 from zerosim.report.look import Adaptive, Look
 
 Places = dict[tuple[str, ...], JudgedCell]

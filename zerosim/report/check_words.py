@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from zerosim.expect import Expectation
-from zerosim.expect.asked import SHAPES
-from zerosim.expect.closed_forms import FORMULAS
-from zerosim.expect.counts import COUNTS
-from zerosim.expect.figures import ROUNDINGS
+from zerosim.analysis.expect import Expectation
+from zerosim.analysis.expect.asked import SHAPES
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.figures import ROUNDINGS
 from zerosim.units import format_bytes
 
 

@@ -12,13 +12,13 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from zerosim.analysis.compare import StateCheck, TrafficCheck, check_states, check_traffic, last_whole_step
+from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
 from zerosim.report.notebook import InNotebook
-from zerosim.report.numbers import StateCheck, TrafficCheck, check_states, check_traffic, last_whole_step
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
 

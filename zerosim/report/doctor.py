@@ -6,9 +6,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zerosim.backends.cuda_check import version_text
-from zerosim.doctor import Diagnosis, Standing
+from zerosim.backends.cuda.check import version_text
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.train.diagnosis import Diagnosis, Standing
 from zerosim.units import format_bytes
 
 ROOMS = {

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
-from zerosim.planner.question import Question, Shape
+from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes, sections
 from zerosim.report.look import Adaptive, Look, Stack, prose, show, titled
 from zerosim.report.notebook import InNotebook

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from zerosim.planner import formulas
-from zerosim.planner.formulas import BytesPerParameter
-from zerosim.planner.question import Question, Shape
+from zerosim.analysis import formulas
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.question import Question, Shape
 from zerosim.units import format_bytes
 
 ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"

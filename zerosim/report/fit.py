@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.table import Table
 
-from zerosim.build import build_model
-from zerosim.device import Device
-from zerosim.planner.search import SEARCHES, Found, with_value
+from zerosim.analysis.search import SEARCHES, Found, with_value
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
 from zerosim.report.plan import Limit
-from zerosim.runtime import make_backend
-from zerosim.scenario import RunConfig
+from zerosim.train.build import build_model
 from zerosim.units import format_bytes, format_count
 
 

@@ -20,7 +20,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from zerosim.mpirun import is_launched
+from zerosim.config.launcher import is_launched
 from zerosim.report.notebook import InNotebook
 
 PIPE_WIDTH = 160

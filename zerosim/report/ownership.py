@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Protocol
 
-from zerosim.html import FONT, HATCH, card, escaped, table
+from zerosim.report.html import FONT, HATCH, card, escaped, table
 
 RANK_TONES = ("#165cd8", "#ad400d", "#007d47", "#9a4878", "#b48600", "#23a2ae", "#8f86f4", "#958f83")
 MOST_BARS = 64

@@ -12,17 +12,17 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.table import Table
 
-from zerosim.ledger import MARKS
-from zerosim.presets.recipes import find_recipe
+from zerosim.analysis.compare import is_owned, peak_rank
+from zerosim.config import model_notes
+from zerosim.config.presets.recipes import find_recipe
+from zerosim.ledger.ledgers import MARKS
 from zerosim.report import words
 from zerosim.report.activations import activations_table
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
-from zerosim.report.numbers import is_owned, peak_rank
 from zerosim.report.states import states_table
 from zerosim.report.tables import owners_table
 from zerosim.report.traffic import traffic_table
-from zerosim.result import RunResult
-from zerosim.scenario import model_notes
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
 MOST_HOLDERS = 10

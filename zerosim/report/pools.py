@@ -9,11 +9,11 @@ from rich.table import Table
 
 from zerosim.comm.standing import numbers_text
 from zerosim.errors import InputError
-from zerosim.ledger import MARKS
-from zerosim.pools import PoolRow
+from zerosim.ledger.ledgers import MARKS
+from zerosim.ledger.pools import PoolRow
 from zerosim.report.look import Adaptive, Look, titled
 from zerosim.report.words import counted
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
 LAYOUTS = (

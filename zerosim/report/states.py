@@ -8,10 +8,10 @@ from fractions import Fraction
 from rich.console import RenderableType
 from rich.table import Table
 
+from zerosim.analysis.compare import StateCheck, check_states
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Look, show, spread, stacked, titled
-from zerosim.report.numbers import StateCheck, check_states
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 
 EACH_RANK = 8
 """Up to so many ranks have a row each."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from zerosim.html import LETTERS, TONES
+from zerosim.report.html import LETTERS, TONES
 from zerosim.units import format_bytes
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12

@@ -1,6 +1,6 @@
 """A stepped world as HTML for a notebook's cell and as text for a repr: where ranks stand, and what is live on one.
 
-Reads plain data, such as `stepper.RankView` and `stepper.LiveBuffer`. The pieces are `html.py`'s.
+Reads plain data, such as `stepper.RankView` and `stepper.LiveBuffer`. The pieces are `report/html.py`'s.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from zerosim.html import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
+from zerosim.report.html import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
 
 
 class BufferRow(Protocol):

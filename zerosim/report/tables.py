@@ -13,12 +13,12 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from zerosim.analysis.compare import is_owned, peak_rank
 from zerosim.report import words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Look, Stack, prose, titled
-from zerosim.report.numbers import is_owned, peak_rank
 from zerosim.report.states import states_table
 from zerosim.report.traffic import traffic_table
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
 __all__ = ["kinds_table", "owners_table", "peak_table", "sample_text", "states_table", "summary", "traffic_table"]

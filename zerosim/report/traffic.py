@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table
 
+from zerosim.analysis.compare import TrafficCheck, check_traffic, control_bytes, last_whole_step
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Look, prose, show, spread, stacked, titled
-from zerosim.report.numbers import TrafficCheck, check_traffic, control_bytes, last_whole_step
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 
 
 def traffic_table(result: RunResult) -> RenderableType:

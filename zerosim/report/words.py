@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from zerosim.planner import formulas
-from zerosim.report.numbers import (
+from zerosim.analysis import formulas
+from zerosim.analysis.compare import (
     cost_of,
     gathers_of,
     is_owned,
@@ -18,8 +18,8 @@ from zerosim.report.numbers import (
     num_replica_reductions,
     volume_of,
 )
-from zerosim.result import RunResult
-from zerosim.scenario import RunConfig
+from zerosim.config import RunConfig
+from zerosim.train.result import RunResult
 
 KINDS = {
     "param": "parameters that stay on this rank",

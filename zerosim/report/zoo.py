@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table
 
-from zerosim.build import build_model
-from zerosim.device import Device
-from zerosim.presets import hardware, models, recipes
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.config.presets import hardware, models, recipes
+from zerosim.device.device import Device
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
-from zerosim.runtime import make_backend
-from zerosim.scenario import RunConfig
+from zerosim.train.build import build_model
 from zerosim.units import format_bytes
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
-from zerosim.device import Kind, Phase
+from zerosim.device.device import Kind, Phase
+from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
+from zerosim.device.work import EAGER_PARTS
 from zerosim.errors import InputError
-from zerosim.kernel_work import EAGER_PARTS
-from zerosim.ledger import MARKS
-from zerosim.record import Alloc, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
+from zerosim.ledger.ledgers import MARKS
 
 OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
 FIELDS = ("what", "rank", "phase", "unit", "kind", "step")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from zerosim.record import Event, Launch
+from zerosim.device.events import Event, Launch
 
 
 class Order:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from zerosim.errors import InputError
 from zerosim.report.ownership import ownership_html, ownership_text
-from zerosim.sharding import Flat
 from zerosim.stepper.session import Parts, Session
+from zerosim.tensor.flat import Flat
 
 
 class OwnedSlice(NamedTuple):

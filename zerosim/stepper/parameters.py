@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.errors import InputError
-from zerosim.sharding import Flat
 from zerosim.stepper.session import Parts
+from zerosim.tensor.flat import Flat
 
 
 @dataclass(frozen=True, slots=True)

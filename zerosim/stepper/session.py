@@ -10,21 +10,21 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zerosim.allocator import Allocator, Exact
 from zerosim.backends.kernels import Backend
-from zerosim.books import Books
+from zerosim.comm.runtime import Context, Ranks, make_backend, make_contexts
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
 from zerosim.comm.threads import ThreadTransport
-from zerosim.device import Buffer, Device, Kind, Switch
+from zerosim.device.device import Buffer, Device, Kind, Switch
+from zerosim.device.events import Event
+from zerosim.device.memory import Allocator, Exact
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, InputError
-from zerosim.experiment import Experiment, RankOutcome, world_of
+from zerosim.ledger.ranks import Books
 from zerosim.models.model import Model
 from zerosim.parallel.base import Strategy
-from zerosim.record import Event
-from zerosim.result import RunResult
-from zerosim.runtime import Context, Ranks, make_backend, make_contexts
+from zerosim.train.result import RunResult
+from zerosim.train.run import Experiment, RankOutcome, world_of
 
 
 class Held(NamedTuple):

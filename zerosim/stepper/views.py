@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from zerosim.comm import standing
 from zerosim.comm.scheduler import State
+from zerosim.device.events import Alloc, Event, Save
 from zerosim.errors import InputError
-from zerosim.ledger import Snapshot
-from zerosim.record import Alloc, Event, Save
+from zerosim.ledger.ledgers import Snapshot
 from zerosim.report import stepper_html
-from zerosim.sharding import Flat
 from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters
 from zerosim.stepper.session import Parts, Session
+from zerosim.tensor.flat import Flat
 
 
 class LiveBuffer(NamedTuple):

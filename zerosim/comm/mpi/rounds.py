@@ -18,8 +18,8 @@ from zerosim.comm.mpi.staging import Staging
 from zerosim.comm.mpi.wire import NO_TAG, Wire
 from zerosim.comm.threads import ThreadRound
 from zerosim.comm.transport import Call, Copied, Parts
+from zerosim.device.events import Scope
 from zerosim.dtypes import dtype as get_dtype
-from zerosim.record import Scope
 
 if TYPE_CHECKING:
     from zerosim.comm.mpi.native import NativeCall

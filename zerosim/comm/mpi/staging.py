@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Protocol
 
 from zerosim.backends.kernels import Array, Backend, Lane
-from zerosim.device import Device
+from zerosim.device.device import Device
 from zerosim.dtypes import DType
 
 INLINE_BYTES = 3072

@@ -29,7 +29,7 @@ from zerosim.comm.mpi.wire import Pause
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.threads import ThreadRound, ThreadTransport
 from zerosim.comm.transport import Call, Hop
-from zerosim.device import Device, Switch
+from zerosim.device.device import Device, Switch
 
 LAST_MESSAGES_S = 0.2
 """MPI keeps messages between two processes in order, but not the moments at which sends are found to be done."""

@@ -5,10 +5,10 @@ Owns the bugs and says nothing about them: the repaired ones are in notebooks/so
 
 from __future__ import annotations
 
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
-from zerosim.sharding import Flat, Slice
+from zerosim.tensor.flat import Flat, Slice
 
 
 class Thrifty(Strategy):

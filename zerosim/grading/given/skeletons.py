@@ -6,13 +6,13 @@ Owns no check: which runs a solution must pass is `catalogue.py`'s.
 from __future__ import annotations
 
 from zerosim.comm.collectives import Comm
-from zerosim.device import Buffer
+from zerosim.device.device import Buffer
 from zerosim.nn import Unit
+from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
-from zerosim.precision import norm_partials, total_norm
-from zerosim.sharding import Flat, Slice
+from zerosim.tensor.flat import Flat, Slice
 
 
 def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:

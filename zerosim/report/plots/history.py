@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.device.events import Alloc, Event, Free, Retag, Scope
 from zerosim.errors import InputError
-from zerosim.record import Alloc, Event, Free, Retag, Scope
 
 COLUMNS = 1200
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from zerosim.errors import InputError
-from zerosim.ledger import MARKS, Snapshot
+from zerosim.ledger.ledgers import MARKS, Snapshot
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, most_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS
 from zerosim.report.plots.words import check_results, limit_words, run_words
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 
 MOMENTS = {
     "after_init": "after the start, before any step",

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from zerosim.device.events import Event
 from zerosim.errors import InputError
-from zerosim.record import Event
 from zerosim.report.plots.history import COLUMNS, History, Span, read_history
 from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, settle
 from zerosim.report.plots.style import KIND_PAINTS, in_order

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
+from zerosim.analysis import formulas
+from zerosim.analysis.compare import itemsizes, last_whole_step
 from zerosim.errors import InputError
-from zerosim.planner import formulas
-from zerosim.report.numbers import itemsizes, last_whole_step
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, most_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import OP_PAINTS
 from zerosim.report.plots.words import check_results, run_words
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
 

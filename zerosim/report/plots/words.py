@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from zerosim.errors import InputError
 from zerosim.report.words import STAGES
-from zerosim.result import RunResult
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
 _LONGEST_NAME = 32

@@ -1,0 +1,322 @@
+"""What a run counted beside what the closed forms say: numbers only, no words and no layout.
+
+Counts come from the run's ledgers, expectations from `planner/formulas.py`; an agreement is an
+equality of exact numbers, never a tolerance. With slices a formula is compared twice: at Psi with
+what was counted less padding (over all ranks), and at Psi padded with every rank's own count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from zerosim.analysis import formulas
+from zerosim.analysis.formulas import BytesPerParameter, Volume
+from zerosim.config import RunConfig
+from zerosim.dtypes import dtype
+from zerosim.placement.partition import slice_size
+from zerosim.train.build import is_block
+from zerosim.train.result import RunResult
+
+MARK = "end_of_backward"
+
+
+@dataclass(frozen=True, slots=True)
+class StateCheck:
+    """One model state, in bytes by rank, beside its formula (per rank, without padding)."""
+
+    kind: str
+    counted: tuple[int, ...]
+    padding: tuple[int, ...]
+    formula: Fraction
+    text: str
+    expected: tuple[Fraction, ...]
+    """What each rank must hold, padding included."""
+
+    @property
+    def mean(self) -> Fraction:
+        """Per rank, less padding."""
+        return Fraction(sum(self.counted) - sum(self.padding), len(self.counted))
+
+    @property
+    def agrees(self) -> bool:
+        return self.mean == self.formula and self.counted == self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCheck:
+    """One operation's traffic of model states in one step, sent bytes by rank, beside its formula.
+
+    `payload` is rank 0's, the whole tensors. `modelled`: `sent` was not seen, it is what a ring would send.
+    """
+
+    op: str
+    axis: str
+    dtypes: tuple[str, ...]
+    calls: int
+    sent: tuple[int, ...]
+    formula: Fraction
+    text: str
+    with_padding: Fraction
+    even: bool
+    """Every rank must send the same (slices, alike shares across replicas); else the total alone is fixed."""
+    payload: int
+    modelled: bool
+
+    @property
+    def mean(self) -> Fraction:
+        return Fraction(sum(self.sent), len(self.sent))
+
+    @property
+    def padding(self) -> Fraction:
+        """Per rank."""
+        return self.with_padding - self.formula
+
+    @property
+    def agrees(self) -> bool:
+        return self.mean == self.with_padding and (not self.even or len(set(self.sent)) == 1)
+
+
+def cost_of(config: RunConfig) -> BytesPerParameter:
+    """Bytes per parameter of each model state in this run."""
+    moments = 2 if config.optimizer != "sgd" else int(config.momentum != 0)
+    cast = config.stage == 3 and config.schedule_choices.cast_shards
+    return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
+
+
+def itemsizes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of a parameter, and of a gradient."""
+    return dtype(config.precision).itemsize, dtype(config.schedule_choices.grad_dtype).itemsize
+
+
+def volume_of(result: RunResult) -> Volume:
+    """The elements that this run's stage moves per step."""
+    config, choices = result.config, result.config.schedule_choices
+    gathers = gathers_of(result)
+    return formulas.volume(
+        config.stage,
+        micro_batches=config.accumulate,
+        tied=gathers.tied > 0,
+        reshard_after_forward=config.reshard_after_forward,
+        keep_last_unit=config.keep_last_unit and gathers.last > 0,
+        grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
+        keep_root_units=choices.keep_root_units,
+        persistent=gathers.persistent > 0,
+        last_is_root=not is_block(result.units[-1].name) or result.tied_numel > 0,
+    )
+
+
+class Gathers(NamedTuple):
+    """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order."""
+
+    tied: int
+    last: int
+    root: int
+    persistent: int
+
+
+def gathers_of(result: RunResult, ranks: int = 1) -> Gathers:
+    """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
+    limit = result.config.schedule_choices.persistent_numel
+    tied_name = result.units[0].name if result.tied_numel else ""
+    last = tied_name or result.units[-1].name
+    freed = {unit.name: unit.numel for unit in result.units if unit.numel >= limit}
+
+    def padded(names: Iterable[str]) -> int:
+        return formulas.padded_numel((freed[name] for name in names if name in freed), ranks)
+
+    return Gathers(
+        tied=padded([tied_name]),
+        last=padded([last]),
+        root=padded(name for name in freed if not is_block(name)),
+        persistent=formulas.padded_numel((unit.numel for unit in result.units if unit.numel < limit), ranks),
+    )
+
+
+def is_owned(config: RunConfig) -> bool:
+    """Whole units belong to ranks. Stage 0 divides nothing."""
+    return config.partition == "owner" and config.stage > 0
+
+
+def is_sliced(config: RunConfig) -> bool:
+    return config.partition == "slices" and config.stage > 0
+
+
+def check_states(result: RunResult) -> list[StateCheck]:
+    """param, grad, optim, then their total."""
+    config, cost = result.config, cost_of(result.config)
+    snapshots = [memory.marks[MARK] for memory in result.memory]
+    formula = formulas.model_states(config.stage, result.num_parameters, config.dp_shard, cost)
+    checks = [
+        StateCheck(
+            kind=kind,
+            counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
+            padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
+            formula=formula[kind],
+            text=formulas.state_text(config.stage, kind, cost),
+            expected=_expected(result, kind, cost),
+        )
+        for kind in formulas.STATES
+    ]
+    total = StateCheck(
+        kind="total",
+        counted=_columns([check.counted for check in checks]),
+        padding=_columns([check.padding for check in checks]),
+        formula=sum((check.formula for check in checks), Fraction(0)),
+        text=formulas.model_states_text(config.stage, cost),
+        expected=_total([check.expected for check in checks]),
+    )
+    return [*checks, total]
+
+
+def last_whole_step(result: RunResult) -> int | None:
+    """The last step that was not skipped."""
+    whole = [step for step, report in enumerate(result.steps) if not report.skipped]
+    return whole[-1] if whole else None
+
+
+def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
+    """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
+    config, volume = result.config, volume_of(result)
+    psi, ranks = result.num_parameters, config.dp_shard
+    padded, cuts = psi, 1
+    if is_sliced(config):
+        padded, cuts = formulas.padded_numel((unit.numel for unit in result.units), ranks), ranks
+    param_bytes, grad_bytes = itemsizes(config)
+    grads_op, params_op = _operations(config)
+    inside = config.mesh.name("dp_shard")
+    forms = {
+        (grads_op, inside): (
+            volume.sent_grad_bytes(psi, ranks, grad_bytes),
+            volume.sent_grad_bytes(padded, ranks, grad_bytes),
+            volume.grads_text(),
+        ),
+    }
+    if params_op:
+        forms[params_op, inside] = (
+            volume.sent_param_bytes(psi, ranks, param_bytes, *gathers_of(result)),
+            volume.sent_param_bytes(padded, ranks, param_bytes, *gathers_of(result, cuts)),
+            volume.params_text(),
+        )
+    if config.dp_replicate > 1:
+        reductions = num_replica_reductions(config)
+        forms["all_reduce", "dp_replicate"] = (
+            formulas.replica_bytes(psi, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
+            formulas.replica_bytes(padded, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
+            formulas.replica_text(reductions),
+        )
+    for rank in result.ran:
+        for row in result.traffic[rank]:
+            if row.step == step and row.purpose == "states":
+                forms.setdefault((row.op, row.axis), (Fraction(0), Fraction(0), "0"))
+    even = is_sliced(config)
+    # An all_reduce of what R does not divide: replicas add unlike shares of a part.
+    shared = even and not any(slice_size(unit.numel, ranks) % config.dp_replicate for unit in result.units)
+    checks = [
+        _traffic_of(result, step, op, axis, formula, with_padding, text, even if axis == inside else shared)
+        for (op, axis), (formula, with_padding, text) in forms.items()
+    ]
+    total = TrafficCheck(
+        op="total",
+        axis="",
+        dtypes=tuple(dict.fromkeys(name for check in checks for name in check.dtypes)),
+        calls=sum(check.calls for check in checks),
+        sent=_columns([check.sent for check in checks]),
+        formula=sum((check.formula for check in checks), Fraction(0)),
+        text=" + ".join([volume.text(), *(check.text for check in checks if check.axis == "dp_replicate")]),
+        with_padding=sum((check.with_padding for check in checks), Fraction(0)),
+        payload=sum(check.payload for check in checks),
+        modelled=result.is_modelled,
+        even=shared,
+    )
+    return [*checks, total]
+
+
+def control_bytes(result: RunResult, step: int) -> tuple[int, ...]:
+    """What each rank sent for norms and overflow flags."""
+    sent = {rank: result.sent_bytes(rank, step, "control") for rank in result.ran}
+    return tuple(sent[rank] for rank in result.stands_for)
+
+
+def peak_rank(result: RunResult) -> int:
+    """The rank with the highest peak, the lowest of those with the same."""
+    peaks = [memory.peak.total_bytes for memory in result.memory]
+    return peaks.index(max(peaks))
+
+
+def _expected(result: RunResult, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
+    config = result.config
+    each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
+    if is_owned(config) and config.stage >= formulas.first_partitioned(kind):
+        owned: Counter[int | None] = Counter()
+        for unit in result.units:
+            owned[unit.owner] += unit.numel
+        index = config.mesh.index
+        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in range(config.ranks))
+    psi = result.num_parameters
+    if is_sliced(config):
+        psi = formulas.padded_numel((unit.numel for unit in result.units), config.dp_shard)
+    share = formulas.model_states(config.stage, psi, config.dp_shard, cost)[kind]
+    return (share,) * config.ranks
+
+
+def num_replica_reductions(config: RunConfig) -> int:
+    """How often in a step a rank averages its part of the gradients over replicas."""
+    return config.accumulate if config.replica_reduction == "micro_batch" and config.stage >= 2 else 1
+
+
+def _operations(config: RunConfig) -> tuple[str, str]:
+    """What reduces gradients and what brings parameters."""
+    if config.stage == 0:
+        return "all_reduce", ""
+    if is_owned(config):
+        return "reduce", "broadcast"
+    return config.schedule_choices.grad_reduction if config.stage < 3 else "reduce_scatter", "all_gather"
+
+
+def _traffic_of(
+    result: RunResult,
+    step: int,
+    op: str,
+    axis: str,
+    formula: Fraction,
+    with_padding: Fraction,
+    text: str,
+    even: bool,
+) -> TrafficCheck:
+    found = {
+        rank: [
+            row
+            for row in result.traffic[rank]
+            if (row.step, row.op, row.axis, row.purpose) == (step, op, axis, "states")
+        ]
+        for rank in result.ran
+    }
+    sent = {rank: sum(row.wire_bytes for row in rows) for rank, rows in found.items()}
+    return TrafficCheck(
+        op=op,
+        axis=axis,
+        dtypes=tuple(dict.fromkeys(row.dtype for rows in found.values() for row in rows)),
+        calls=sum(row.calls for row in found[0]),
+        sent=tuple(sent[rank] for rank in result.stands_for),
+        payload=sum(row.payload_bytes for row in found[0]),
+        modelled=result.is_modelled,
+        formula=formula,
+        text=text,
+        with_padding=with_padding,
+        even=even,
+    )
+
+
+def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
+    """The sum over states, by rank; added once where every rank has the same."""
+    if all(len(set(share)) == 1 for share in shares):
+        return (sum((share[0] for share in shares), Fraction(0)),) * len(shares[0])
+    return tuple(sum(each, Fraction(0)) for each in zip(*shares, strict=True))
+
+
+def _columns(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sum(column) for column in zip(*rows, strict=True))

@@ -1,0 +1,202 @@
+"""Whether a source's printed figures are what was counted, and what the closed form says.
+
+Owns the verdict. A number agrees when it is printed the same: rounded by the source's own rule, to the
+digits that it shows. Where a file says that its source is wrong (`instead`), the number must be the
+right one and must not be the printed one, so that neither claim can go stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zerosim.analysis.expect.asked import Asked, Quantity, Runs
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.figures import Figure, printed_like, show, show_difference
+from zerosim.analysis.expect.reading import Cell, Expectation
+from zerosim.analysis.expect.sweeps import MP, describe
+from zerosim.errors import InputError
+from zerosim.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCell:
+    """One printed figure beside its exact numbers (in base units: bytes, parameters, multiples of Ψ)."""
+
+    labels: tuple[str, ...]
+    printed: Figure
+    instead: Figure | None
+    counted: Fraction | None
+    formula: Fraction | None
+    beside: Fraction | None
+    failures: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def judged(self) -> Fraction:
+        """The count or, where none is judged, the formula."""
+        value = self.formula if self.counted is None else self.counted
+        assert value is not None  # reading.py demands one
+        return value
+
+    @property
+    def difference(self) -> Fraction:
+        """Judged less printed, in the figure's unit."""
+        return self.printed.measured(self.judged) - self.printed.value
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One table of figures with its verdicts."""
+
+    expectation: Expectation
+    cells: tuple[JudgedCell, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(cell.passed for cell in self.cells)
+
+    @property
+    def num_failed(self) -> int:
+        return sum(not cell.passed for cell in self.cells)
+
+    @property
+    def num_bold(self) -> int:
+        return sum(cell.printed.is_bold for cell in self.cells)
+
+
+def judge(expectation: Expectation, runs: Runs) -> Judged:
+    """Count, put numbers into formulas, compare. Raises: InputError, naming the file and the cell; what runs raise."""
+    quantity = None if expectation.quantity is None else COUNTS[expectation.quantity]
+    formula = None if expectation.formula is None else FORMULAS[expectation.formula]
+    beside = None if expectation.beside is None else COUNTS[expectation.beside]
+    rows = [
+        [_read(expectation, cell, read, runs) for read in (quantity, formula, beside)] for cell in expectation.cells
+    ]
+    values = [row[0] if quantity is not None else row[1] for row in rows]
+    bold = _bold_failures(expectation, values)
+    cells = []
+    for cell, (counted, closed, shown), more in zip(expectation.cells, rows, bold, strict=True):
+        failures = [
+            failure
+            for what, value in (("counted", counted), ("formula", closed))
+            if value is not None and (failure := _compare(expectation, cell, what, value)) is not None
+        ]
+        cells.append(JudgedCell(cell.labels, cell.printed, cell.instead, counted, closed, shown, (*failures, *more)))
+    return Judged(expectation, tuple(cells))
+
+
+def _read(expectation: Expectation, cell: Cell, quantity: Quantity | None, runs: Runs) -> Fraction | None:
+    if quantity is None:
+        return None
+    asked = Asked(
+        cell.config,
+        runs,
+        expectation.counted_on,
+        cell.mp,
+        expectation.at,
+        expectation.memory,
+        expectation.calculator,
+    )
+    where = f"scenario {expectation.path}: expect {_name(expectation, cell)}".rstrip()
+    try:
+        value = quantity.read(asked)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    if value is None:
+        raise InputError(f'{where}: {expectation.calculator} has no answer here; write "-" in printed')
+    return value
+
+
+def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction) -> str | None:
+    """What is wrong with one number, or None."""
+    printed = cell.printed
+    if cell.instead is not None and _agrees(expectation, cell, printed, value):
+        return f"{what} {_in_unit(printed, value)} is what is printed: drop instead"
+    right = cell.instead or printed
+    if _agrees(expectation, cell, right, value):
+        return None
+    difference = show_difference(right.measured(value) - right.value)
+    against = "printed" if cell.instead is None else f"printed {_with_unit(printed)}, instead"
+    rounded = _rounded(expectation, cell, right, value)
+    return (
+        f"{against} {_with_unit(right)}, {what} {_in_unit(right, value)}, difference {difference}{_space(right)} "
+        f"({expectation.rounding} gives {rounded})"
+    )
+
+
+def _agrees(expectation: Expectation, cell: Cell, figure: Figure, value: Fraction) -> bool:
+    return _rounded(expectation, cell, figure, value) == figure.digits
+
+
+def _rounded(expectation: Expectation, cell: Cell, figure: Figure, value: Fraction) -> str:
+    """The number as the source would print it in the figure's place."""
+    rounding = expectation.rounding
+    if rounding == "multiples-of-first-row":
+        first = _first_row(expectation, cell)
+        value = cell.mp * Fraction(printed_like(first.measured(value / cell.mp), first.digits, "half-up")) * first.scale
+        rounding = "half-up"
+    return printed_like(figure.measured(value), figure.digits, rounding)
+
+
+def _first_row(expectation: Expectation, cell: Cell) -> Figure:
+    """What is printed above a cell in the row of the smallest mp; a number there is that of its place, over mp."""
+    for other in expectation.cells:
+        if other.mp == 1 and other.labels[1:] == cell.labels[1:]:
+            return other.printed
+    raise InputError(
+        f"scenario {expectation.path}: rounding {expectation.rounding!r}: {MP} = 1 has no figure "
+        f"above {_name(expectation, cell)}"
+    )
+
+
+def _bold_failures(expectation: Expectation, values: Sequence[Fraction | None]) -> list[list[str]]:
+    """By cell: bold where the rule sets none, or the other way round."""
+    rule = expectation.bold
+    if rule is None:
+        return [[] for _ in values]
+    axis = next(i for i, axis in enumerate(expectation.axes) if axis.name == rule.smallest)
+    bold: dict[tuple[str, ...], int] = {}
+    for cell, value in zip(expectation.cells, values, strict=True):
+        column, at = cell.labels[:axis] + cell.labels[axis + 1 :], int(cell.labels[axis])
+        if value is not None and value <= rule.at_most:
+            bold[column] = min(bold.get(column, at), at)
+    found: list[list[str]] = []
+    for cell, value in zip(expectation.cells, values, strict=True):
+        smallest = bold.get(cell.labels[:axis] + cell.labels[axis + 1 :])
+        should = smallest == int(cell.labels[axis])
+        if should == cell.printed.is_bold or value is None:
+            found.append([])
+            continue
+        by_rule = "this one is" if should else "none is" if smallest is None else f"{rule.smallest}={smallest} is"
+        how = "in bold" if cell.printed.is_bold else "not in bold"
+        what = "formula" if expectation.quantity is None else "counted"
+        found.append(
+            [
+                f"printed {_with_unit(cell.printed)} {how}, {what} {_in_unit(cell.printed, value)}: by the rule "
+                f"(smallest {rule.smallest} with at most {format_bytes(rule.at_most)}) {by_rule}"
+            ]
+        )
+    return found
+
+
+def _name(expectation: Expectation, cell: Cell) -> str:
+    place = describe(expectation.axes, cell.labels)
+    return ", ".join(part for part in (repr(expectation.title) if expectation.title else "", place) if part)
+
+
+def _in_unit(figure: Figure, value: Fraction) -> str:
+    return show(figure.measured(value)) + _space(figure)
+
+
+def _with_unit(figure: Figure) -> str:
+    return figure.digits + _space(figure)
+
+
+def _space(figure: Figure) -> str:
+    return f" {figure.unit}" if figure.unit else ""

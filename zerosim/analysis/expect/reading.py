@@ -1,0 +1,213 @@
+"""The table [expect] of a scenario: what a source prints about the run above it.
+
+Owns their meaning: whatever can be wrong with a file is found here, before anything runs. Keys:
+
+    source                where it is printed: paper, section or table (required)
+    title                 what the figures are (required where a file has several tables)
+    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
+    printed               the figures as strings, one for each place of the grid; **bold**, "-" for none (required)
+    unit                  of figures that name none, such as GB
+    rounding              how the source rounded (required, `figures.py`)
+    bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
+    instead, note         figures that the source's own rule gives where it prints others, and why
+    beside, why           a count that is shown and not judged, and why it differs
+    with, sweep           fields of this table's runs; its own grid instead of the file's
+    counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
+    at, memory, calculator   what some quantities take: a moment, devices' bytes, whose rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.analysis.expect.asked import SHAPES
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.figures import Figure, parse_figure
+from zerosim.analysis.expect.keys import check_keys, check_options, find_known
+from zerosim.analysis.expect.sweeps import MP, Axis, Point, describe, grid, read_axes
+from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config.files import ScenarioFile
+from zerosim.errors import InputError
+from zerosim.units import LONGEST_NUMBER, parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BoldRule:
+    """Bold is the smallest value of an axis whose figure is at most so many bytes."""
+
+    smallest: str
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One printed figure, the run that it is about, and what is right in its place where that is known."""
+
+    labels: tuple[str, ...]
+    config: RunConfig
+    mp: int
+    printed: Figure
+    instead: Figure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One table of printed figures, with everything that is needed to judge it."""
+
+    path: str
+    title: str
+    source: str
+    quantity: str | None
+    formula: str | None
+    beside: str | None
+    why: str
+    note: str
+    rounding: str
+    bold: BoldRule | None
+    counted_on: str
+    at: str
+    memory: int
+    calculator: str
+    axes: tuple[Axis, ...]
+    cells: tuple[Cell, ...]
+
+
+def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
+    """Every [expect] of a file. Raises: InputError, in one line, with the file and the key."""
+    titles = [table.get("title") for table in file.expect]
+    if len(titles) > 1 and (None in titles or len(set(map(str, titles))) < len(titles)):
+        raise InputError(f"scenario {file.path}: expect.title: each of several [[expect]] needs a title of its own")
+    found = []
+    for table, title in zip(file.expect, titles, strict=True):
+        where = f"scenario {file.path}: expect" + (f" {title!r}" if len(titles) > 1 else "")
+        try:
+            found.append(_expectation(file, table))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+    return tuple(found)
+
+
+def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
+    check_keys(table)
+    judged = [find_known(table, "quantity", COUNTS), find_known(table, "formula", FORMULAS)]
+    beside = find_known(table, "beside", COUNTS)
+    quantities = [quantity for quantity in (*judged, beside) if quantity is not None]
+    if not any(judged):
+        raise InputError(f"quantity or formula is missing: say what is printed; counts are {', '.join(COUNTS)}")
+    if len({quantity.dimension for quantity in quantities}) > 1:
+        raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
+    check_options(table, quantities)
+    given = table.get("with", {}) if "sweep" in table else {**file.run, **table.get("with", {})}
+    axes = read_axes(table.get("sweep", file.sweep), given)
+    names = [axis.name for axis in axes]
+    for key, quantity in zip(("quantity", "formula"), judged, strict=True):
+        if MP in names and quantity is not None and MP not in quantity.takes:
+            raise InputError(f"sweep: mp says nothing about {key} {table[key]!r}: leave it out")
+    rounding = table["rounding"]
+    if rounding == "multiples-of-first-row" and names[:1] != [MP]:
+        raise InputError(f"rounding {rounding!r}: the first axis of [sweep] must be mp")
+    points = grid(axes)
+    unit, dimension = table.get("unit", ""), quantities[0].dimension
+    printed = _figures(table, "printed", axes, len(points), dimension, unit)
+    instead: list[Figure | None] = [None] * len(points)
+    if "instead" in table:
+        instead = _figures(table, "instead", axes, len(points), dimension, unit)
+    for point, figure, right in zip(points, printed, instead, strict=True):
+        if figure is None and right is not None:
+            raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is printed there")
+    counted_on = table.get("counted_on", SHAPES)
+    expectation = Expectation(
+        path=file.path,
+        title=table.get("title", ""),
+        source=table["source"],
+        quantity=table.get("quantity"),
+        formula=table.get("formula"),
+        beside=table.get("beside"),
+        why=table.get("why", ""),
+        note=table.get("note", ""),
+        rounding=rounding,
+        bold=_bold(table, axes, dimension, printed),
+        counted_on=counted_on,
+        at=table.get("at", "end_of_backward"),
+        memory=_size(table, "memory") if "memory" in table else 0,
+        calculator=table.get("calculator", ""),
+        axes=axes,
+        cells=tuple(
+            Cell(point.labels, _config(file, table, point, axes, counted_on), point.changes.get(MP, 1), figure, right)
+            for point, figure, right in zip(points, printed, instead, strict=True)
+            if figure is not None
+        ),
+    )
+    if not expectation.cells:
+        raise InputError("printed holds no figure: nothing could fail")
+    return expectation
+
+
+def _figures(
+    table: Mapping[str, Any], key: str, axes: Sequence[Axis], places: int, dimension: str, unit: str
+) -> list[Figure | None]:
+    """The figures of all places in the grid's order. Raises: InputError where cells are missing or too many."""
+    value = table[key]
+    cells = value if isinstance(value, list) else [value]
+    if axes and len(cells) != len(axes[0].labels):
+        raise InputError(f"{key} has {len(cells)} rows, expected {len(axes[0].labels)}: one for each {axes[0].name}")
+    if len(axes) > 1:
+        width, across = places // len(cells), " x ".join(axis.name for axis in axes[1:])
+        for label, row in zip(axes[0].labels, cells, strict=True):
+            if not isinstance(row, list) or len(row) != width:
+                got = f"{len(row)} cells" if isinstance(row, list) else repr(row)
+                raise InputError(f"{key}: row {axes[0].name}={label} is {got}, expected {width}: {across}")
+        cells = [cell for row in cells for cell in row]
+    if len(cells) != places:
+        raise InputError(f"{key} has {len(cells)} figures, expected {places}: there is no [sweep]")
+    figures = []
+    for point, cell in zip(grid(axes), cells, strict=True):
+        try:
+            figures.append(parse_figure(cell, dimension, unit))
+        except InputError as error:
+            where = f" at {describe(axes, point.labels)}" if axes else ""
+            raise InputError(f"{key}{where}: {error}") from None
+    return figures
+
+
+def _bold(
+    table: Mapping[str, Any], axes: Sequence[Axis], dimension: str, printed: Sequence[Figure | None]
+) -> BoldRule | None:
+    rule = table.get("bold")
+    if rule is None:
+        if any(figure is not None and figure.is_bold for figure in printed):
+            raise InputError('bold is missing: **figures** need a rule, like { smallest = "ranks", at_most = "32GB" }')
+        return None
+    names = [axis.name for axis in axes]
+    if set(rule) != {"smallest", "at_most"} or rule["smallest"] not in names:
+        raise InputError(f'bold {rule!r}: expected {{ smallest = one of {", ".join(names)}, at_most = "32GB" }}')
+    labels = [label for axis in axes if axis.name == rule["smallest"] for label in axis.labels]
+    if not all(label.isdecimal() and len(label) <= LONGEST_NUMBER for label in labels):
+        raise InputError(f"bold: {rule['smallest']} has no smallest value: expected an axis of whole numbers")
+    if dimension != "bytes":
+        raise InputError(f"bold: the rule is about bytes, and these figures are a {dimension}")
+    return BoldRule(rule["smallest"], _size(rule, "at_most"))
+
+
+def _size(table: Mapping[str, Any], key: str) -> int:
+    value = table[key]
+    try:
+        return parse_bytes(value if isinstance(value, str) else repr(value))
+    except InputError as error:
+        raise InputError(f"{key} {error}") from None
+
+
+def _config(
+    file: ScenarioFile, table: Mapping[str, Any], point: Point, axes: Sequence[Axis], counted_on: str
+) -> RunConfig:
+    """The run of one place: what is assumed (one step), the file's values, the table's, the place's own."""
+    assumed = {**(PLAN_DEFAULTS if counted_on == SHAPES else {}), "steps": 1}
+    own = {name: value for name, value in point.changes.items() if name != MP}
+    try:
+        return RunConfig.from_dict({**assumed, **file.run, **table.get("with", {}), **own}, source="the run")
+    except InputError as error:
+        where = f"at {describe(axes, point.labels)}: " if axes else ""
+        raise InputError(f"{where}{error}") from None

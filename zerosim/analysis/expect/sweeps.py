@@ -1,0 +1,99 @@
+"""The grid of runs that a table spans: axes of fields' values, or of named cases.
+
+Owns `[sweep]`. An axis is a list of values of one field (ranks = [1, 4, 16]), or a table of cases
+([sweep.schedule], each a name and the fields that it sets). The first axis goes down a table, the
+others across, the last one fastest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+
+MP = "mp"
+"""An axis that is no field: the model-parallel degree, over which parameters or checkpoints are divided."""
+
+MOST_PLACES = 10_000
+"""Of a grid: axes multiply, and a few lines could ask for more runs than there is time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One direction of a table: a name, a label per value, and the fields that each sets."""
+
+    name: str
+    labels: tuple[str, ...]
+    changes: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One place of the grid: its label on each axis, and the fields that are set there."""
+
+    labels: tuple[str, ...]
+    changes: Mapping[str, Any]
+
+
+def read_axes(sweep: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes of a [sweep] table. `beside` are the values given where it stands.
+
+    Raises: InputError for a name that is no field, an axis without values, a value twice, a field given twice, and
+    more than `MOST_PLACES`.
+    """
+    axes = tuple(_axis(name, values) for name, values in sweep.items())
+    if (places := math.prod(len(axis.labels) for axis in axes)) > MOST_PLACES:
+        raise InputError(f"sweep: {places:,} runs, expected at most {MOST_PLACES:,}")
+    given = [name for name in sweep if name in beside]
+    if given:
+        raise InputError(f"sweep: {given[0]} has a value of its own too: leave one of them out")
+    return axes
+
+
+def grid(axes: Sequence[Axis]) -> list[Point]:
+    """Every place, the last axis fastest; one place without axes."""
+    places = itertools.product(*(zip(axis.labels, axis.changes, strict=True) for axis in axes))
+    points = []
+    for place in places:
+        changes: dict[str, Any] = {}
+        for _, values in place:
+            changes.update(values)
+        points.append(Point(tuple(label for label, _ in place), changes))
+    return points
+
+
+def describe(axes: Sequence[Axis], labels: Sequence[str]) -> str:
+    """'ranks=64, params=7.5B, stage=1'."""
+    return ", ".join(f"{axis.name}={label}" for axis, label in zip(axes, labels, strict=True))
+
+
+def _axis(name: str, values: object) -> Axis:
+    fields = [field.name for field in dataclasses.fields(RunConfig) if field.init]
+    if isinstance(values, dict):
+        if name in (*fields, MP):
+            raise InputError(f"sweep: {name} names a field: give it a list of values")
+        if not values or not all(isinstance(case, dict) for case in values.values()):
+            raise InputError(f'sweep.{name}: expected cases, each a name and the fields it sets, "a" = {{ stage = 1 }}')
+        return Axis(name, tuple(values), tuple(values.values()))
+    if name not in (*fields, MP):
+        near = difflib.get_close_matches(name, [*fields, MP], 1)
+        raise InputError(
+            f"sweep: unknown field {name!r}; {f'did you mean {near[0]!r}?' if near else 'see zerosim run'}"
+        )
+    if not isinstance(values, list) or not values:
+        raise InputError(f"sweep: {name} {values!r}: expected a list of values")
+    if len(values) > MOST_PLACES:
+        raise InputError(f"sweep: {name} has {len(values):,} values, expected at most {MOST_PLACES:,}")
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise InputError(f"sweep: {name} holds {value!r} twice")
+    if name == MP and not all(type(value) is int and value >= 1 for value in values):
+        raise InputError(f"sweep: mp {values!r}: expected whole numbers of at least 1")
+    return Axis(name, tuple(str(value) for value in values), tuple({name: value} for value in values))

@@ -1,0 +1,100 @@
+"""What the ZeRO paper prints, and how it rounds: Figure 1 and Tables 1 and 2 (arXiv 1910.02054).
+
+Owns the printed figures and the rules that turn exact numbers into them. GB is 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zerosim.analysis.formulas.states import BytesPerParameter, bytes_per_parameter_at
+
+MIXED_ADAM = BytesPerParameter(2, 2, 12)
+"""The paper's case: 2-byte parameters and gradients, K = 12 (section 3.1)."""
+
+FIGURE_1 = ("120", "31.4", "16.6", "1.9")
+"""GB per device by stage: 7.5B parameters, 64 ranks."""
+
+VOLUME = ("2Ψ", "2Ψ", "2Ψ", "3Ψ")
+"""Elements per rank and step, by stage (section 7): without the factor (N-1)/N, one micro-batch."""
+
+TABLE_1 = {
+    7_500_000_000: {
+        1: ("120", "120", "120"),
+        4: ("52.5", "41.3", "30"),
+        16: ("35.6", "21.6", "7.5"),
+        64: ("31.4", "16.6", "1.88"),
+        256: ("30.4", "15.4", "0.47"),
+        1024: ("30.1", "15.1", "0.12"),
+    },
+    128_000_000_000: {
+        1: ("2048", "2048", "2048"),
+        4: ("896", "704", "512"),
+        16: ("608", "368", "128"),
+        64: ("536", "284", "32"),
+        256: ("518", "263", "8"),
+        1024: ("513", "257", "2"),
+    },
+    1_000_000_000_000: {
+        1: ("16000", "16000", "16000"),
+        4: ("7000", "5500", "4000"),
+        16: ("4750", "2875", "1000"),
+        64: ("4187", "2218", "250"),
+        256: ("4046", "2054", "62.5"),
+        1024: ("4011", "2013", "15.6"),
+    },
+}
+"""GB per device of stages 1, 2 and 3, by parameters and ranks."""
+
+DEVICE_GB = Fraction(32)
+"""The devices of Tables 1 and 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A figure as the paper prints it, in GB, and where."""
+
+    where: str
+    gigabytes: str
+
+
+def printed_states(stage: int, num_parameters: int, ranks: int) -> list[Printed]:
+    """Where the paper prints the model states per device of this question, in mixed precision with Adam."""
+    found = []
+    if (num_parameters, ranks) == (7_500_000_000, 64):
+        found.append(Printed("Figure 1", FIGURE_1[stage]))
+    row = TABLE_1.get(num_parameters, {}).get(ranks)
+    if row and stage >= 1:
+        found.append(Printed("Table 1", row[stage - 1]))
+    return found
+
+
+def printed(value_gb: Fraction, like: str) -> str:
+    """An exact value with the digits of the printed one: half up below 100, cut off from 100 on.
+
+    That is how Table 1 rounds: 41.25 is printed 41.3, 513.5 is printed 513. Recomputed from all its cells.
+    """
+    scale = 10 ** len(like.partition(".")[2])
+    scaled = value_gb * scale
+    digits = int(scaled) if value_gb >= 100 else int(scaled + Fraction(1, 2))
+    if scale == 1:
+        return str(digits)
+    return f"{digits // scale}.{digits % scale:0{len(str(scale)) - 1}d}"
+
+
+def smallest_fit(cells: Mapping[int, Fraction], limit_gb: Fraction = DEVICE_GB) -> int | None:
+    """The smallest number of ranks of a column of Table 1 that fits: the cell the paper sets in bold.
+
+    A cell of exactly the limit fits. `cells` are GB by ranks; None where none fits.
+    """
+    return min((ranks for ranks, gigabytes in cells.items() if gigabytes <= limit_gb), default=None)
+
+
+def largest_model(memory_bytes: int, stage: int, ranks: int, cost: BytesPerParameter, mp: int = 1) -> Fraction:
+    """Parameters whose model states alone fill `mp` devices' memory (Table 2): memory * mp / bytes per parameter.
+
+    The paper's rows of mp > 1 are multiples of its rounded first row, so that they lie a little lower.
+    """
+    return memory_bytes * mp / bytes_per_parameter_at(stage, ranks, cost)

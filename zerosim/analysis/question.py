@@ -1,0 +1,77 @@
+"""A question to the closed forms: a stage, Psi parameters and N ranks under a recipe.
+
+Owns what a recipe's fields mean for the formulas: bytes per parameter, and elements per step. It runs
+nothing, and does not judge its values: that is who asks, `cli/explain.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerosim.analysis import formulas
+from zerosim.analysis.formulas import BytesPerParameter, Volume
+from zerosim.config.presets.recipes import Recipe
+from zerosim.dtypes import dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What activations depend on."""
+
+    hidden: int
+    layers: int
+    heads: int
+    seq: int
+    micro_batch: int
+    recompute: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked; every value is in its bounds."""
+
+    stage: int
+    num_parameters: int
+    ranks: int
+    recipe: Recipe
+    replicas: int = 1
+    precision: str = "bf16"
+    optimizer: str = "adam"
+    momentum: float = 0.0
+    micro_batches: int = 1
+    shape: Shape | None = None
+
+    @property
+    def shards(self) -> int:
+        """Ranks that model states are divided among: the formulas' N."""
+        return self.ranks // self.replicas
+
+    @property
+    def param_bytes(self) -> int:
+        return dtype(self.precision).itemsize
+
+    @property
+    def grad_bytes(self) -> int:
+        return dtype(str(self.recipe.resolved(self.stage)["grad_dtype"] or self.precision)).itemsize
+
+    @property
+    def moments(self) -> int:
+        return 2 if self.optimizer != "sgd" else int(self.momentum != 0)
+
+    @property
+    def cost(self) -> BytesPerParameter:
+        """Bytes per parameter under the recipe."""
+        cast = bool(self.recipe.resolved(self.stage)["cast_shards"])
+        return formulas.bytes_per_parameter(self.param_bytes, self.grad_bytes, self.moments, cast_shards=cast)
+
+    @property
+    def volume(self) -> Volume:
+        """Elements per step under the recipe."""
+        fields = self.recipe.resolved(self.stage)
+        return formulas.volume(
+            self.stage,
+            micro_batches=self.micro_batches,
+            grad_reduction=str(fields["grad_reduction"]),
+            keep_root_units=bool(fields["keep_root_units"]),
+            persistent=bool(fields["persistent_numel"]),
+        )

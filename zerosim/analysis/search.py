@@ -1,0 +1,189 @@
+"""What would fit: the cheapest change of a configuration, or the largest value of one of its sizes.
+
+Found by running, never by a formula: a `Trial` runs one configuration and says what its peak is. What a
+trial runs is the caller's affair (`shapes.plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from zerosim.analysis.formulas import STATES
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+from zerosim.units import format_bytes
+
+MOST_RANKS = 64
+Trial = Callable[[RunConfig], int]
+"""The highest peak over ranks, in bytes, of one step of a configuration on devices without a limit."""
+
+LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
+"""Bytes by kind at the highest peak over ranks of one step or, where a rank asks for more than that capacity, then."""
+
+
+def cheapest_fit(config: RunConfig, capacity: int, trial: LimitedTrial) -> str | None:
+    """The first change that fits, as flags and the peak it was measured with; None when none tried does.
+
+    More ranks, the last changes of all, make nothing smaller but model states: where the rest alone is too much for
+    some number of ranks, no larger one is tried.
+    """
+    for changed, flags in changes(config):
+        by_kind = trial(changed, capacity)
+        peak = sum(by_kind.values())
+        if peak <= capacity:
+            return f"{flags} would fit: its peak is {format_bytes(peak)} of {format_bytes(capacity)}"
+        if changed.ranks > config.ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > capacity:
+            return None
+    return None
+
+
+def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
+    """Configurations of the same model and the flags that lead there, in the order of what they cost.
+
+    A higher stage (nothing but traffic), another attention kernel, running the attention core again, a
+    smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
+    blocks again (a third more arithmetic), all of them, more ranks (more devices).
+    """
+    for stage in range(config.stage + 1, 4):
+        yield config.replace(stage=stage), f"--stage {stage}"
+    if config.attention == "eager" and config.family in ("gpt", "llama"):
+        yield config.replace(attention="flash"), "--attention flash"
+    for recompute in _more_recompute(config, "selective"):
+        yield config.replace(recompute=recompute), f"--recompute {recompute}"
+    yield from _smaller(config)
+    for recompute in _more_recompute(config, "full"):
+        yield config.replace(recompute=recompute), f"--recompute {recompute}"
+    least = config
+    flags: list[str] = []
+    if config.stage < 3:
+        least, flags = least.replace(stage=3), [*flags, "--stage 3"]
+        for changed, words in _smaller(least):
+            yield changed, " ".join([*flags, words])
+    for recompute in _more_recompute(config, "full"):
+        least, flags = least.replace(recompute=recompute), [*flags, f"--recompute {recompute}"]
+        if len(flags) > 1:  # alone it was tried above
+            yield least, " ".join(flags)
+        for changed, words in _smaller(least):
+            yield changed, " ".join([*flags, words])
+    ranks = 2 * config.ranks
+    while ranks <= min(max(MOST_RANKS, 8 * config.ranks), _HIGHEST["ranks"]):
+        accumulate = max(1, config.global_batch // ranks)
+        more = f"--micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
+        yield (
+            least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks),
+            " ".join([*(flags or ["--stage 3"]), more]),
+        )
+        ranks *= 2
+
+
+def _more_recompute(config: RunConfig, recompute: str) -> list[str]:
+    """`recompute`, if the configuration's model has blocks and runs less of them again than that."""
+    order = ("none", "selective", "full")
+    has_blocks = config.family in ("gpt", "llama")
+    return [recompute] if has_blocks and order.index(recompute) > order.index(config.recompute) else []
+
+
+def _smaller(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
+    """Fewer rows at a time and as much more accumulation: every divisor of the micro-batch, largest first."""
+    for rows in range(config.micro_batch - 1, 0, -1):
+        if config.micro_batch % rows == 0:
+            accumulate = config.accumulate * config.micro_batch // rows
+            flags = f"--micro-batch {rows} --accumulate {accumulate}"
+            yield config.replace(micro_batch=rows, accumulate=accumulate), flags
+
+
+class Tried(NamedTuple):
+    """One value that was run, and its peak."""
+
+    value: int
+    peak_bytes: int
+
+
+class Found(NamedTuple):
+    """The value that fits best (None: none does), the next one, which does not, and all that were run."""
+
+    best: Tried | None
+    beyond: Tried | None
+    tried: tuple[Tried, ...]
+
+
+SEARCHES = {
+    "micro-batch": "the most rows per rank",
+    "layers": "the most blocks of this width: the largest model",
+    "params": "the most parameters of a flat model",
+    "seq": "the longest rows",
+    "ranks": "the fewest ranks",
+}
+_HIGHEST = {"micro_batch": 10**7, "layers": 100_000, "params": 10**15, "seq": 10**8, "ranks": 65536}
+
+
+def most_that_fits(
+    config: RunConfig, field: str, capacity: int, trial: Trial, say: Callable[[Tried], None] = lambda tried: None
+) -> Found:
+    """The largest value of a field whose peak fits, by doubling and then halving the gap.
+
+    Every value named was run; that more of it takes more memory is taken for granted in between.
+    """
+    return _search(config, field, capacity, trial, say, wanted=True)
+
+
+def fewest_ranks(
+    config: RunConfig, capacity: int, trial: Trial, say: Callable[[Tried], None] = lambda tried: None
+) -> Found:
+    """The smallest number of ranks whose peak fits. `beyond` is the number below it, which does not."""
+    return _search(config, "ranks", capacity, trial, say, wanted=False)
+
+
+def _search(
+    config: RunConfig, field: str, capacity: int, trial: Trial, say: Callable[[Tried], None], wanted: bool
+) -> Found:
+    """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
+    tried: dict[int, Tried] = {}
+    step = config.dp_replicate if field == "ranks" else 1  # every replica has as many
+
+    def fits(steps: int) -> bool:
+        if steps not in tried:
+            value = steps * step
+            tried[steps] = Tried(value, trial(with_value(config, field, value)))
+            say(tried[steps])
+        return tried[steps].peak_bytes <= capacity
+
+    least = (config.units or 1) if field == "params" else 1  # a unit holds one at least
+    low, high, most = least - 1, least, _HIGHEST[field] // step
+    while fits(high) == wanted:
+        low = high
+        if high == most:
+            break
+        high = min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle) == wanted:
+            low = middle
+        else:
+            high = middle
+    inner, outer = (low, high) if wanted else (high, low)
+    best, beyond = tried.get(inner), tried.get(outer)
+    return Found(
+        best if best is not None and best.peak_bytes <= capacity else None,
+        beyond if beyond is not None and beyond.peak_bytes > capacity else None,
+        tuple(tried.values()),
+    )
+
+
+def with_value(config: RunConfig, field: str, value: int) -> RunConfig:
+    if field == "seq" and config.family == "gpt":  # the position table grows with the rows
+        return config.replace(seq=value, positions=max(value, config.positions))
+    return config.replace(**{field: value})
+
+
+def check_search(config: RunConfig, what: str) -> str:
+    """The field to search. Raises: InputError for a size that the model does not have."""
+    if what not in SEARCHES:
+        raise InputError(f"--find {what!r}: expected one of {', '.join(SEARCHES)}")
+    field = what.replace("-", "_")
+    if field == "params" and config.family != "flat":
+        raise InputError(f"--find params: {config.model} has fixed sizes; choose --model flat, or --find layers")
+    if field in ("layers", "seq") and config.family == "flat":
+        raise InputError(f"--find {what}: a flat model has none; choose --find params")
+    return field

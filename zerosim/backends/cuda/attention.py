@@ -1,0 +1,249 @@
+"""Causal self-attention on the device with its probabilities stored, forward and backward, over packed q|k|v.
+
+Products go through cuBLAS, batched over heads where they lie in the packed array; row kernels make the
+softmax and its gradient. Scores of half types stay in float32 until they are probabilities: they pass through
+scratch that holds a part of them (SCORES), so that probabilities are rounded once, when they are stored. It is those
+that tensor cores multiply with v: beside the contract's formula a result is off by at most half a last place of each.
+The same holds for the scores' gradient. Attention that stores no probabilities is in `cuda_flash.py`.
+
+Layouts are those of `numpy_attention.py`: (B, K, H/K, T, d), keys and values (B, K, 1, T, d).
+B batch, T tokens, H heads, K key-value heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.products import dense, land, landing, multiply
+from zerosim.backends.cuda.types import elementwise, raw, row_launch, wide
+from zerosim.backends.kernels import Array
+
+SCORES = 16 * 1024 * 1024
+"""Scores in scratch at a time, about: 64 MB in float32. A sequence of 12 heads and 1,024 tokens is one part."""
+
+NULL = np.uint64(0)  # passed in place of an array: 8 bytes of zeros
+
+_SOFTMAX = r"""
+// The causal softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each. probs or
+// dropped (probs * mask) may lie over the scores. lse (heads, tokens): the log-sum-exp, at its query. All but the
+// scores may be null: not there, or not wanted.
+template <class S, class P> __global__ void softmax_rows(
+    const S* scores, const unsigned char* mask, P* probs, P* dropped, S* lse, long long rows, long long queries,
+    long long first, long long columns, long long tokens) {
+    __shared__ S shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const long long start = row * columns, query = first + row % queries, live = query + 1;
+    S top = scores[start];
+    for (long long j = threadIdx.x; j < live; j += blockDim.x) top = larger(top, scores[start + j]);
+    top = row_max(top, shared);
+    S total = 0;
+    for (long long j = threadIdx.x; j < live; j += blockDim.x) total += exp(scores[start + j] - top);
+    total = row_sum(total, shared);
+    for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
+        const S p = j < live ? exp(scores[start + j] - top) / total : S(0);
+        if (probs) store(p, probs[start + j]);
+        if (dropped) store(mask && !mask[start + j] ? p * S(0) : p, dropped[start + j]);
+    }
+    if (lse && threadIdx.x == 0) lse[row / queries * tokens + query] = top + log(total);
+}
+"""
+
+_SOFTMAX_BACKWARD = r"""
+// ds = p * (dp * mask - sum(dp * mask * p)) of each row of whole heads; ds may lie over dp, mask may be null. 0 above
+// the diagonal.
+template <class S, class P> __global__ void softmax_backward_rows(
+    const P* probs, const unsigned char* mask, const S* dp, P* ds, long long rows, long long tokens) {
+    __shared__ S shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const long long start = row * tokens, live = row % tokens + 1;
+    S sum = 0;
+    for (long long j = threadIdx.x; j < live; j += blockDim.x) {
+        const S kept = mask ? dp[start + j] * S(mask[start + j]) : dp[start + j];
+        sum += kept * wide_of(probs[start + j]);
+    }
+    sum = row_sum(sum, shared);
+    for (long long j = threadIdx.x; j < tokens; j += blockDim.x) {
+        const S kept = j >= live ? S(0) : mask ? dp[start + j] * S(mask[start + j]) : dp[start + j];
+        store(j < live ? wide_of(probs[start + j]) * (kept - sum) : S(0), ds[start + j]);
+    }
+}
+"""
+
+_apply_mask = elementwise("T x, M mask", "U y", "store(wide_of(x) * mask, y)", "apply_mask")
+
+
+def attention(
+    qkv: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    mask: Array | None,
+    keep: float,
+    workspace: Array | None,
+    out: Array,
+    probs: Array,
+    dropped: Array | None,
+) -> None:
+    """`workspace` is left alone. Scratch: half types, 4 bytes for each of SCORES scores, or of one key-value head's
+    H/K T² where they are more; with a mask but no `dropped`, an element's bytes for each of as many."""
+    if not probs.size:
+        return
+    compute, stored = wide(qkv), common(qkv, out, probs, *([] if dropped is None else [dropped]))
+    result, softmaxed = landing(out, stored), landing(probs, stored)
+    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
+    y, whole = by_group(result, num_heads, num_kv_heads), by_heads(softmaxed, num_kv_heads)
+    kept = None if mask is None else by_heads(dense(mask), num_kv_heads)
+    left = None if dropped is None else landing(dropped, stored)
+    cuts = list(parts(whole.shape, stored != compute or (mask is not None and left is None)))
+    room = whole[cuts[0]].size  # no other part is larger
+    scores_room = None if stored == compute else cp.empty((room,), compute)
+    dropped_room = None if kept is None or left is not None else cp.empty((room,), stored)
+    for part in cuts:
+        p, m = whole[part], None if kept is None else kept[part]
+        scores = p if scores_room is None else within(scores_room, p.shape)
+        multiply(q[part], k[part].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+        after = None
+        if m is not None:
+            after = within(dropped_room, p.shape) if left is None else by_heads(left, num_kv_heads)[part]
+        softmax(scores, m, probs=p, dropped=after)
+        multiply(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
+    land(result, out)
+    land(softmaxed, probs)
+    if left is not None:
+        land(left, dropped)
+
+
+def attention_backward(
+    grad: Array,
+    qkv: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    probs: Array,
+    mask: Array | None,
+    dropped: Array | None,
+    keep: float,
+    workspace: Array,
+    dqkv: Array,
+) -> None:
+    """The formulas of `numpy_attention.attention_backward`. The scores' gradient is stored in `workspace`.
+
+    Scratch: half types, 4 bytes for each of SCORES scores, as in `attention`; with shared keys and values,
+    a key's or value's gradient in the compute dtype.
+    """
+    if not probs.size:
+        return
+    compute, stored = wide(grad, qkv), common(grad, qkv, probs, dqkv)
+    result, gradients = landing(dqkv, stored), landing(workspace, stored)
+    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
+    dq, dk, dv = split(result, num_heads, num_kv_heads)
+    g = by_group(dense(grad, stored), num_heads, num_kv_heads)
+    p, ds = (by_heads(a, num_kv_heads) for a in (dense(probs, stored), gradients))
+    kept = None if mask is None else by_heads(dense(mask), num_kv_heads)
+    after, chance = p, 1.0 if mask is None else 1.0 / keep
+    if kept is not None:
+        after = ds if dropped is None else by_heads(dense(dropped, stored), num_kv_heads)
+        if dropped is None:
+            _apply_mask(p, kept, ds)
+    _multiply_shared(after, g, dv, chance, compute)
+    cuts = list(parts(p.shape, stored != compute))
+    room = None if stored == compute else cp.empty((p[cuts[0]].size,), compute)
+    for part in cuts:
+        dp = ds[part] if room is None else within(room, ds[part].shape)
+        multiply(g[part], v[part].swapaxes(-1, -2), dp, scale=chance)
+        _softmax_backward(p[part], None if kept is None else kept[part], dp, ds[part])
+    scale = q.shape[-1] ** -0.5
+    multiply(ds, k, dq, scale=scale)
+    _multiply_shared(ds, q, dk, scale, compute)
+    land(result, dqkv)
+
+
+def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compute: np.dtype[Any]) -> None:
+    """out (B, K, 1, T, d) = scale * scores^T @ rows, summed over the query heads that share a key-value head."""
+    sharing = scores.shape[2]
+    total = out if sharing == 1 or out.dtype == compute else cp.empty(out.shape, compute)
+    for i in range(sharing):
+        one = slice(i, i + 1)
+        multiply(scores[:, :, one].swapaxes(-1, -2), rows[:, :, one], total, scale=scale, add=i > 0)
+    land(total, out)
+
+
+# -- views --------------------------------------------------------------------------------------------
+def common(*arrays: Array) -> np.dtype[Any]:
+    """The type to read and write all of these in: theirs if it is one, else the one that arithmetic runs in."""
+    first = arrays[0].dtype
+    return first if all(a.dtype == first for a in arrays) else wide(*arrays)
+
+
+def split(qkv: Array, num_heads: int, num_kv_heads: int) -> tuple[Array, Array, Array]:
+    """Contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d), views."""
+    width = qkv.shape[2] // (num_heads + 2 * num_kv_heads)
+    first, second = num_heads * width, (num_heads + num_kv_heads) * width
+    k, v = (by_group(x, num_kv_heads, num_kv_heads) for x in (qkv[..., first:second], qkv[..., second:]))
+    return by_group(qkv[..., :first], num_heads, num_kv_heads), k, v
+
+
+def by_group(packed: Array, num_heads: int, num_kv_heads: int) -> Array:
+    """(B, T, H d), rows of contiguous elements, as (B, K, H/K, T, d), a view."""
+    batch, tokens, columns = packed.shape
+    shape = (batch, tokens, num_kv_heads, num_heads // num_kv_heads, columns // num_heads)
+    return packed.reshape(shape).transpose(0, 2, 3, 1, 4)
+
+
+def by_heads(scores: Array, num_kv_heads: int) -> Array:
+    """Contiguous (B, H, T, T) as (B, K, H/K, T, T), a view."""
+    batch, heads, tokens, _ = scores.shape
+    return scores.reshape(batch, num_kv_heads, heads // num_kv_heads, tokens, tokens)
+
+
+def within(room: Array, shape: tuple[int, ...]) -> Array:
+    """An array of that shape over the first elements of the flat `room`."""
+    return room[: math.prod(shape)].reshape(shape)
+
+
+def parts(shape: tuple[int, ...], by_parts: bool) -> Iterator[tuple[slice, slice]]:
+    """Slices of the batch and of the key-value heads, contiguous in memory, of about SCORES scores; or one of all."""
+    batches, kv_heads, scores = shape[0], shape[1], math.prod(shape[2:])
+    heads = min(kv_heads, max(1, SCORES // scores)) if by_parts else kv_heads
+    rows = max(1, SCORES // (scores * kv_heads)) if by_parts else batches
+    for row in range(0, batches, rows):
+        for head in range(0, kv_heads, heads):
+            yield slice(row, row + rows), slice(head, head + heads)
+
+
+# -- rows of scores -----------------------------------------------------------------------------------
+def softmax(
+    scores: Array,
+    mask: Array | None,
+    *,
+    probs: Array | None = None,
+    dropped: Array | None = None,
+    lse: Array | None = None,
+    first: int = 0,
+) -> None:
+    """The causal softmax of scores (..., queries, keys), contiguous as all arrays are, from query `first` on.
+
+    probs and dropped, of one type, receive it before and after the mask, and may lie over the scores; lse, (heads, T)
+    in the scores' type, the log-sum-exp of these queries.
+    """
+    queries, keys = scores.shape[-2:]
+    target = probs if dropped is None else dropped
+    assert target is not None
+    kernel = raw(_SOFTMAX, "softmax_rows", (scores.dtype, target.dtype))
+    arrays = (scores, *(NULL if a is None else a for a in (mask, probs, dropped, lse)))
+    rows = scores.size // keys
+    numbers = (rows, queries, first, keys, 0 if lse is None else lse.shape[-1])
+    kernel(*row_launch(rows, keys), (*arrays, *(np.int64(n) for n in numbers)))
+
+
+def _softmax_backward(probs: Array, mask: Array | None, dp: Array, ds: Array) -> None:
+    tokens = probs.shape[-1]
+    rows = probs.size // tokens
+    kernel = raw(_SOFTMAX_BACKWARD, "softmax_backward_rows", (dp.dtype, probs.dtype))
+    numbers = (np.int64(rows), np.int64(tokens))
+    kernel(*row_launch(rows, tokens), (probs, NULL if mask is None else mask, dp, ds, *numbers))

@@ -1,0 +1,156 @@
+"""Whether CuPy, its CUDA libraries, the driver and a GPU can be used, and what mends it when they cannot.
+
+Owns the judgement, before the first array is made on a GPU: a fault is one sentence and one command, the same in a
+run's error and in `zerosim doctor`. What is there is found in `cuda_facts.py`; nothing here imports CuPy.
+
+Source: CUDA compatibility guide (a driver runs every older CUDA, and newer ones of its own major version), cuBLAS's
+manual (cublasSetWorkspace: 32 MiB on compute capability 9 and newer, 4 MiB before).
+"""
+
+from __future__ import annotations
+
+from zerosim.backends.cuda.facts import CudaFacts, basic_facts, cuda_facts, find_gpu
+from zerosim.errors import InputError
+from zerosim.units import format_bytes
+
+__all__ = ["check_cuda", "check_nccl", "check_precision", "check_room", "cuda_facts", "cuda_faults", "nccl_fault"]
+
+INSTALL = "pip install 'zerosim[cuda]'"
+BF16_SINCE = 14
+OLDEST_DRIVER = 12
+
+Fault = tuple[str, str]
+"""What is wrong, and the command or setting that mends it."""
+
+
+def check_cuda(ranks: int | None = None) -> None:
+    """Refuse a run on GPUs that could not start; with `ranks`, dealt out in turn, also one without room for them.
+
+    Raises: InputError, one line with the command that mends it.
+    """
+    facts = basic_facts()
+    for what, mend in cuda_faults(facts):
+        raise InputError(f"--backend cuda: {what}: {mend}")
+    for index in range(min(ranks or 0, facts.num_gpus)):
+        check_room(index, len(range(index, ranks or 0, facts.num_gpus)), 0)
+
+
+def check_room(index: int, ranks: int, rank_bytes: int) -> None:
+    """Refuse `ranks` ranks of `rank_bytes` bytes each, and cuBLAS's workspace, on a GPU with less free memory.
+
+    Raises: InputError with both figures.
+    """
+    gpu = find_gpu(index)
+    if gpu is None:
+        return
+    workspace = (32 if int(gpu.compute_capability.split(".")[0]) >= 9 else 4) * 2**20
+    needed = ranks * (rank_bytes + workspace)
+    if needed > gpu.free_bytes:
+        raise InputError(
+            f"{ranks} rank{'s' if ranks > 1 else ''} on GPU {index} ({gpu.name}) need {format_bytes(needed)}, "
+            f"cuBLAS's workspaces included, and {format_bytes(gpu.free_bytes)} of {format_bytes(gpu.memory_bytes)} are "
+            "free: use fewer --ranks or a smaller model, or see with nvidia-smi who uses the GPU"
+        )
+
+
+def check_precision(name: str) -> None:
+    """Refuse bf16 on a CuPy that does not know it. Raises: InputError."""
+    if name != "bf16":
+        return
+    facts = basic_facts()
+    if facts.cupy is not None and _major(facts.cupy) < BF16_SINCE:
+        raise InputError(
+            f"--precision bf16 on --backend cuda needs CuPy {BF16_SINCE}, this is {facts.cupy}: "
+            f"pip install --upgrade '{_package(facts)}[ctk]>={BF16_SINCE}', or --precision fp16"
+        )
+
+
+def check_nccl() -> None:
+    """Refuse NCCL's collectives where NCCL does not load. Raises: InputError."""
+    if (wrong := nccl_fault(cuda_facts(probe=False))) is not None:
+        raise InputError(f"--collective native on --backend cuda: {wrong[0]}: {wrong[1]}, or --collective direct")
+
+
+def cuda_faults(facts: CudaFacts) -> tuple[Fault, ...]:
+    """What keeps a GPU from being used, in the order in which it is mended; what cannot be told yet is left out."""
+    if len(facts.distributions) > 1:
+        names = " ".join(found.split()[0] for found in facts.distributions)
+        shown = " and ".join(facts.distributions)
+        return ((f"{shown} are installed over one another", f"pip uninstall -y {names} && {INSTALL}"),)
+    if not facts.is_installed:
+        return (("CuPy is not installed", INSTALL),)
+    if facts.look_error is not None:
+        return ((f"CuPy cannot be asked ({facts.look_error})", "see whether nvidia-smi answers"),)
+    if facts.cupy is None:
+        why = facts.import_error or "no reason given"
+        mend = _libraries(facts) if ".so" in why else f"pip install --force-reinstall '{_package(facts)}[ctk]'"
+        return ((f"{_shown(facts)} is installed but its import fails ({why})", mend),)
+    if (wrong := _version_fault(facts)) is not None:  # another CuPy, with other libraries
+        return (wrong,)
+    return tuple(fault for fault in (_gpu_fault(facts), _library_fault(facts)) if fault is not None)
+
+
+def nccl_fault(facts: CudaFacts) -> Fault | None:
+    """NCCL is wanted only where every rank has its own GPU and asks for native collectives."""
+    if facts.nccl is not None:
+        return None
+    major = (facts.runtime_version or 12000) // 1000
+    return "NCCL does not load", f"pip install nvidia-nccl-cu{major}"
+
+
+def _version_fault(facts: CudaFacts) -> Fault | None:
+    """A driver that is older than the CUDA that CuPy is built for."""
+    driver, runtime = facts.driver_version, facts.runtime_version
+    if facts.num_gpus or not driver or not runtime or driver // 1000 >= runtime // 1000:
+        return None
+    what = f"{_shown(facts)} is built for CUDA {version_text(runtime)}, the driver runs CUDA {version_text(driver)}"
+    if driver // 1000 < OLDEST_DRIVER:
+        return what, f"install a driver for CUDA {OLDEST_DRIVER} or newer; nvidia-smi shows which CUDA it runs"
+    return what, f"pip uninstall -y {_package(facts)} && {INSTALL}, which is cupy-cuda12x"
+
+
+def _gpu_fault(facts: CudaFacts) -> Fault | None:
+    if facts.num_gpus > 0:
+        return None
+    if facts.driver_version == 0:
+        what = "there is no NVIDIA driver (libcuda.so.1 does not load)"
+        return what, "install NVIDIA's driver, or start the container with --gpus all, until nvidia-smi answers"
+    if facts.visible is not None:
+        shown = facts.visible or "''"
+        return f"CUDA_VISIBLE_DEVICES={shown} leaves no GPU", "unset it, or set it to a number that nvidia-smi -L lists"
+    why = f" ({facts.count_error})" if facts.count_error else ""
+    return f"no GPU is visible{why}", "nvidia-smi must list one; in a container, start it with --gpus all"
+
+
+def _library_fault(facts: CudaFacts) -> Fault | None:
+    for name, error in (("cuBLAS", facts.cublas_error), ("NVRTC", facts.nvrtc_error)):
+        if error is not None:
+            return f"{name} does not load ({error})", _libraries(facts)
+    if facts.probe_error is not None:
+        return f"a kernel does not compile ({facts.probe_error})", _libraries(facts)
+    return None
+
+
+def _libraries(facts: CudaFacts) -> str:
+    """CuPy's own extra: the CUDA libraries as wheels."""
+    return f"pip install '{_package(facts)}[ctk]'"
+
+
+def _package(facts: CudaFacts) -> str:
+    """The package that pip knows CuPy by; `cupy` itself is built from source, and has no libraries to bring."""
+    name = facts.distributions[0].split()[0] if facts.distributions else "cupy"
+    return "cupy-cuda12x" if name == "cupy" else name
+
+
+def _shown(facts: CudaFacts) -> str:
+    return facts.distributions[0] if facts.distributions else f"CuPy {facts.cupy or ''}".strip()
+
+
+def version_text(number: int) -> str:
+    """'12.8' of NVIDIA's 12080."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _major(version: str) -> int:
+    head = version.split(".")[0]
+    return int(head) if head.isdigit() else BF16_SINCE  # a development version knows what the newest does

@@ -1,0 +1,205 @@
+"""Causal self-attention on the device that stores no probabilities: FlashAttention's promise, by other means.
+
+What stays from forward to backward is the result and the log-sum-exp of each query's scores; backward makes the
+probabilities again, p = exp(score - lse), and with dropout the mask again out of its key. No array of T x T is ever
+held: a block of queries meets its keys, up to the block's end, in scratch of bounded size that fits a GPU's
+second-level cache. Where FlashAttention is one kernel that walks over keys in on-chip memory, this is three calls
+for each block: cuBLAS, a row kernel, cuBLAS. dk and dv are added in the compute dtype, blocks from the last to the
+first, and rounded once. As there, what tensor cores multiply is probabilities rounded to the half type.
+
+Scratch: forward 4 bytes for each of SCORES scores (8 in fp64), half types 2 more, dropout 1 more; backward twice
+that (one mask), and dk and dv of the heads at work, in the compute dtype.
+
+Source: Dao, FlashAttention-2 (arXiv 2307.08691), section 3.1. Layouts are those of `numpy_attention.py`.
+B batch, T tokens, H heads, K key-value heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.attention import NULL, by_group, common, softmax, split, within
+from zerosim.backends.cuda.philox import mask_rows
+from zerosim.backends.cuda.products import cast, dense, land, landing, multiply
+from zerosim.backends.cuda.types import raw, row_launch, wide
+from zerosim.backends.kernels import Array
+
+SCORES = 4 * 1024 * 1024
+"""Scores in scratch at a time, at most, unless one query of one key-value head's queries has more."""
+
+QUERIES = 128
+"""Queries in a block where tokens are few: fewer leave out more of the future half, more keep the matrices thick."""
+
+_DELTA = r"""
+// delta (B, H, T) = the sum over a head of grad * out, both (B, T, H, width).
+template <class S, class P> __global__ void delta_rows(
+    const P* grad, const P* out, S* delta, long long rows, long long tokens, long long heads, long long width) {
+    __shared__ S shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    S sum = 0;
+    for (long long j = threadIdx.x; j < width; j += blockDim.x)
+        sum += wide_of(grad[row * width + j]) * wide_of(out[row * width + j]);
+    sum = row_sum(sum, shared);
+    const long long head = row % heads, token = row / heads % tokens, batch = row / heads / tokens;
+    if (threadIdx.x == 0) delta[(batch * heads + head) * tokens + token] = sum;
+}
+"""
+
+_BACKWARD = r"""
+// Of each score: p = exp(score - lse), dropped = p * mask, ds = p * (dp * mask - delta); 0 above the diagonal.
+// `queries` rows a head from query `first` on. dropped may lie over the scores, ds over dp; mask may be null.
+template <class S, class P> __global__ void flash_backward_rows(
+    const S* scores, const unsigned char* mask, const S* lse, const S* delta, const S* dp, P* dropped, P* ds,
+    long long rows, long long queries, long long first, long long columns, long long tokens) {
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const long long start = row * columns, query = first + row % queries, at = row / queries * tokens + query;
+    for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
+        S after = 0, slope = 0;
+        if (j <= query) {
+            const S p = exp(scores[start + j] - lse[at]), kept = mask ? S(mask[start + j]) : S(1);
+            after = p * kept;
+            slope = p * (dp[start + j] * kept - delta[at]);
+        }
+        store(after, dropped[start + j]);
+        store(slope, ds[start + j]);
+    }
+}
+"""
+
+
+def flash_attention(
+    qkv: Array, num_heads: int, num_kv_heads: int, key: tuple[int, int], dropout: float, out: Array, lse: Array
+) -> None:
+    if not qkv.size:
+        return
+    stored, compute, tokens = common(qkv, out), wide(qkv), qkv.shape[1]
+    result, sums = landing(out, stored), landing(lse, compute)
+    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
+    y, sharing = by_group(result, num_heads, num_kv_heads), num_heads // num_kv_heads
+    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 1, compute, stored, dropout)
+    for b, group in _heads(q.shape):
+        heads = slice(group.start * sharing, group.stop * sharing)
+        for rows in blocks:
+            keys = slice(0, rows.stop)
+            scores = within(rooms[0], (*q[b, group, :, rows].shape[:3], rows.stop))
+            multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+            mask = _mask(key, dropout, rooms[-1], scores, (b * num_heads + heads.start) * tokens * tokens, rows, tokens)
+            after = within(rooms[1], scores.shape)
+            softmax(scores, mask, dropped=after, lse=sums[b, heads], first=rows.start)
+            multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout))
+    land(result, out)
+    land(sums, lse)
+
+
+def flash_attention_backward(
+    grad: Array,
+    qkv: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    key: tuple[int, int],
+    dropout: float,
+    out: Array,
+    lse: Array,
+    delta: Array,
+    dqkv: Array,
+) -> None:
+    """As `attention_backward`, with sum(dp * p) per query as sum(grad * out): `delta`, before blocks begin."""
+    if not qkv.size:
+        return
+    stored, compute, tokens = common(grad, qkv, out, dqkv), wide(grad, qkv), qkv.shape[1]
+    gradient, y, sums, deltas = dense(grad, stored), dense(out, stored), dense(lse, compute), landing(delta, compute)
+    _deltas(gradient, y, deltas, num_heads)
+    result = landing(dqkv, stored)
+    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
+    dq, dk, dv = split(result, num_heads, num_kv_heads)
+    g, sharing, chance = by_group(gradient, num_heads, num_kv_heads), num_heads // num_kv_heads, 1.0 / (1.0 - dropout)
+    scale = q.shape[-1] ** -0.5
+    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 2, compute, stored, dropout)
+    for b, group in _heads(q.shape):
+        heads = slice(group.start * sharing, group.stop * sharing)
+        totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
+        for rows in reversed(blocks):  # the last one sets totals, the others add
+            keys = slice(0, rows.stop)
+            shape = (*q[b, group, :, rows].shape[:3], rows.stop)
+            scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
+            multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
+            multiply(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
+            mask = _mask(key, dropout, rooms[-1], scores, (b * num_heads + heads.start) * tokens * tokens, rows, tokens)
+            _backward(scores, mask, sums[b, heads], deltas[b, heads], dp, after, ds, rows.start)
+            multiply(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
+            for total, left, right, factor in zip(totals, (ds, after), (q, g), (scale, chance), strict=True):
+                for i in range(sharing):
+                    one, add = slice(i, i + 1), i > 0 or rows.stop < tokens
+                    part = right[b, group, one, rows]
+                    multiply(left[:, one].swapaxes(-1, -2), part, total[:, :, keys], scale=factor, add=add)
+        for total, target in zip(totals, (dk, dv), strict=True):
+            cast(total, target[b, group])
+    land(result, dqkv)
+    land(deltas, delta)
+
+
+def _heads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
+    """Each sequence, with as many key-value heads at a time as leave room for a block of QUERIES."""
+    batches, kv_heads, sharing, tokens, _ = shape
+    heads = min(kv_heads, max(1, SCORES // (sharing * min(tokens, QUERIES) * tokens)))
+    for batch in range(batches):
+        for head in range(0, kv_heads, heads):
+            yield batch, slice(head, min(head + heads, kv_heads))
+
+
+def _blocks(shape: tuple[int, ...]) -> list[slice]:
+    """Blocks of queries: QUERIES, or a quarter of many tokens; fewer where the heads' scores would exceed SCORES."""
+    tokens, (_, group) = shape[3], next(_heads(shape))
+    most = max(1, SCORES // (shape[2] * (group.stop - group.start) * tokens))
+    step = min(max(QUERIES, tokens // 4), most)
+    step = step // 64 * 64 or step
+    return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
+
+
+def _rooms(
+    shape: tuple[int, ...], count: int, compute: np.dtype[Any], stored: np.dtype[Any], dropout: float
+) -> list[Array]:
+    """Flat scratch for the largest block: `count` of scores, as many of what the products read (the same memory where
+    the types are one), and with dropout one of the mask."""
+    _, group = next(_heads(shape))  # the first has the most heads
+    size = shape[2] * (group.stop - group.start) * max((rows.stop - rows.start) * rows.stop for rows in _blocks(shape))
+    wide_rooms = [cp.empty((size,), compute) for _ in range(count)]
+    rooms = wide_rooms if stored == compute else [cp.empty((size,), stored) for _ in range(count)]
+    return [*wide_rooms, *rooms, *([cp.empty((size,), np.dtype(np.uint8))] if dropout else [])]
+
+
+def _mask(
+    key: tuple[int, int], dropout: float, room: Array, scores: Array, first: int, rows: slice, tokens: int
+) -> Array | None:
+    """The part of `dropout_mask` over (B, H, T, T) that belongs to `scores`, whose heads begin at word `first`."""
+    if not dropout:
+        return None
+    *lead, queries, keys = scores.shape
+    mask = within(room, (lead[0] * lead[1], queries, keys))
+    mask_rows(key, dropout, mask, first + rows.start * tokens, tokens * tokens, tokens)
+    return mask
+
+
+def _deltas(grad: Array, out: Array, delta: Array, num_heads: int) -> None:
+    batch, tokens, columns = grad.shape
+    rows, width = batch * tokens * num_heads, columns // num_heads
+    numbers = (np.int64(n) for n in (rows, tokens, num_heads, width))
+    kernel = raw(_DELTA, "delta_rows", (delta.dtype, grad.dtype))
+    kernel(*row_launch(rows, width), (grad, out, delta, *numbers))
+
+
+def _backward(
+    scores: Array, mask: Array | None, lse: Array, delta: Array, dp: Array, dropped: Array, ds: Array, first: int
+) -> None:
+    *_, queries, keys = scores.shape
+    rows = scores.size // keys
+    numbers = (np.int64(n) for n in (rows, queries, first, keys, lse.shape[-1]))
+    kernel = raw(_BACKWARD, "flash_backward_rows", (scores.dtype, ds.dtype))
+    arrays = (scores, NULL if mask is None else mask, lse, delta, dp, dropped, ds)
+    kernel(*row_launch(rows, keys), (*arrays, *numbers))

@@ -1,0 +1,101 @@
+"""Between host and device: pinned memory, uploads that wait for nothing, downloads that wait for one event.
+
+Owns every crossing of a CUDA run. CuPy's pool hands a pinned block out again as soon as Python drops it,
+finished or not; `Transfers` therefore holds each block until the event behind its copy has passed.
+Within a step nothing is held that adds up: tokens, losses, a flag. Weights of a large model do, when they
+are first uploaded; beyond `most_bytes` the host waits for what is under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.ops import packed, unpacked
+from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import raised, store
+
+
+class Transfers:
+    """Copies over the bus, and the pinned blocks that copies under way still use. Any thread may call."""
+
+    def __init__(self, most_bytes: int = 2**30) -> None:
+        self._most_bytes = most_bytes
+        self._held: deque[tuple[Any, Any, int]] = deque()
+
+    def from_host(self, values: Any, out: Array) -> None:
+        """Round on the host, as the NumPy backend does, and upload in the current stream. Waits for nothing.
+
+        A strided `out` takes scratch of its size.
+        """
+        if not out.size:
+            return
+        block = self._pinned(out.nbytes)
+        rounded = _as_array(block, out.shape, out.dtype)
+        with np.errstate(all="ignore"):  # inf and nan are results like others here
+            store(np.asarray(values), rounded)
+        with unpacked(out) as target:
+            stream = cp.cuda.get_current_stream()
+            kind = cp.cuda.runtime.memcpyHostToDevice
+            cp.cuda.runtime.memcpyAsync(target.data.ptr, block.ptr, out.nbytes, kind, stream.ptr)
+        self._hold(block, out.nbytes)
+
+    def to_host(self, array: Array) -> Any:
+        """The values as a new NumPy array (half types as float32). Waits for the current stream."""
+        return self.to_host_later(array)()
+
+    def to_host_later(self, array: Array) -> Callable[[], Any]:
+        """Start a download in the current stream; the function returned waits for it, and gives the values.
+
+        What is written to `array` later in this stream does not change them. A strided array takes scratch.
+        """
+        shape, dtype = array.shape, array.dtype
+        if not array.size:
+            return lambda: raised(np.empty(shape, dtype))
+        with cp.cuda.Device(array.device.id):
+            block = self._pinned(array.nbytes)
+            source, stream = packed(array), cp.cuda.get_current_stream()
+            kind = cp.cuda.runtime.memcpyDeviceToHost
+            cp.cuda.runtime.memcpyAsync(block.ptr, source.data.ptr, array.nbytes, kind, stream.ptr)
+            done = self._hold(block, array.nbytes)
+
+        def wait() -> Any:  # holds on to the block, not to the device's array
+            done.synchronize()
+            values = _as_array(block, shape, dtype)
+            found = raised(values)
+            return found.copy() if found is values else found
+
+        return wait
+
+    def _pinned(self, nbytes: int) -> Any:
+        """A block of pinned memory, after blocks whose copies are done have gone back to CuPy's pool."""
+        under_way = tuple(self._held)
+        if nbytes + sum(held for _, _, held in under_way) > self._most_bytes:
+            for event, _, _ in under_way:
+                event.synchronize()
+        for _ in under_way:
+            try:
+                entry = self._held.popleft()
+            except IndexError:  # another thread has been here
+                break
+            if not entry[0].done:
+                self._held.append(entry)
+        return cp.cuda.alloc_pinned_memory(nbytes)
+
+    def _hold(self, block: Any, nbytes: int) -> Any:
+        """Keep the block until what the current stream has been given so far is done; the event that says so."""
+        event = cp.cuda.Event(disable_timing=True)
+        event.record(cp.cuda.get_current_stream())
+        self._held.append((event, block, nbytes))
+        return event
+
+
+def _as_array(block: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A NumPy view of pinned memory, good for as long as the block is held."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return np.frombuffer(block, np.uint8, nbytes).view(dtype).reshape(shape)

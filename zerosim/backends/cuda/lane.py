@@ -1,0 +1,90 @@
+"""One rank on a GPU: its device, its stream, and a memory pool of its own.
+
+Rank r works on GPU r mod G; ranks that share a GPU have streams of their own there, which run side by side.
+Streams know nothing of each other: what one rank may read of another's arrays, and when memory may be
+used again, is ordered by events (`comm/threads.py`). Blocks that a pool took back are handed out again in
+the same stream alone, so that a rank needs no order with itself. A pool per rank tells ranks apart that share a GPU.
+CuPy 14 never frees what a pool holds when the pool is dropped: a lane gives it back as it ends.
+
+Source: CuPy 14.2, `cupy/cuda/memory.pyx` (free chunks and their arena hold one another until `free_all_blocks`).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+from weakref import finalize
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.facts import find_gpu
+from zerosim.backends.cuda.types import CUDA_TYPES
+from zerosim.backends.kernels import Array, GpuBytes
+from zerosim.dtypes import DType
+
+
+class CudaLane:
+    """Where one rank's kernels queue and its memory comes from. Any thread may work as the rank, `with lane.use():`."""
+
+    def __init__(self, gpu: int) -> None:
+        self.gpu = gpu
+        self.device = cp.cuda.Device(gpu)
+        self.pool = cp.cuda.MemoryPool()
+        with self.device:
+            self.stream = cp.cuda.Stream(non_blocking=True)
+        finalize(self, _give_back, self.device, self.pool).atexit = False
+
+    def use(self) -> AbstractContextManager[object]:
+        """Kernels launched inside run in this rank's stream, arrays made inside come from its pool."""
+        stack = ExitStack()
+        stack.enter_context(self.device)
+        stack.enter_context(cp.cuda.using_allocator(self.pool.malloc))
+        stack.enter_context(self.stream)
+        return stack
+
+    def fence(self) -> Any:
+        """An event behind all that the stream was given so far."""
+        with self.device:
+            event = cp.cuda.Event(disable_timing=True)
+            event.record(self.stream)
+        return event
+
+    def wait_for(self, fence: Any) -> None:
+        """The stream goes on when `fence` has passed, which may be of another GPU; the host does not wait."""
+        with self.device:
+            self.stream.wait_event(fence)
+
+    def synchronize(self) -> None:
+        """The host waits until the stream has nothing left to do."""
+        self.stream.synchronize()
+
+    def download(self, array: Array) -> Any:
+        """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
+        with self.use():
+            return array.get().reshape(-1).view(np.uint8)
+
+    def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
+        """A new array of this rank with these bytes; CUDA takes them from pageable memory before it returns."""
+        with self.use():
+            array = cp.empty(shape, CUDA_TYPES[dtype.name])
+            array.set(np.frombuffer(data, np.uint8).view(array.dtype).reshape(shape))
+            return array
+
+    def gpu_bytes(self) -> GpuBytes:
+        """The GPU's number, name and bytes in use, other programs' among them."""
+        self.synchronize()
+        gpu = find_gpu(self.gpu)
+        assert gpu is not None, f"GPU {self.gpu} worked a moment ago"
+        return gpu.index, gpu.name, gpu.memory_bytes - gpu.free_bytes
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and held."""
+        with self.device:
+            return self.pool.used_bytes(), self.pool.total_bytes()
+
+
+def _give_back(device: Any, pool: Any) -> None:
+    """Free what the pool holds on that GPU and nobody uses."""
+    with device:
+        pool.free_all_blocks()

@@ -1,0 +1,209 @@
+"""Llama's own layers on the device: RMS norm, rotary positions and SwiGLU, with their backward halves.
+
+Formulas and the order of their roundings are those of `numpy_llama.py`; sums over rows and columns are taken in an
+order that depends on shapes alone. M rows, D width, B batch, T tokens, F width of SwiGLU's result.
+"""
+
+from __future__ import annotations
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.products import dense, land, landing
+from zerosim.backends.cuda.types import elementwise, raw, row_launch, wide
+from zerosim.backends.kernels import Array
+
+_STATS = r"""
+// 1 / sqrt(average of squares + eps) of one row; every thread of the row gets it.
+template <class T> __device__ inline typename wide<T>::type row_rstd(
+    const T* x, long long columns, double eps, typename wide<T>::type* shared) {
+    using V = typename wide<T>::type;
+    V sum = 0;
+    for (long long j = threadIdx.x; j < columns; j += blockDim.x) sum += wide_of(x[j]) * wide_of(x[j]);
+    return V(1) / sqrt(row_sum(sum, shared) / V(columns) + V(eps));
+}
+
+template <class T> __global__ void rms_norm_stats(
+    const T* x, typename wide<T>::type* rstd, long long rows, long long columns, double eps) {
+    __shared__ typename wide<T>::type shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const typename wide<T>::type scale = row_rstd(x + row * columns, columns, eps, shared);
+    if (threadIdx.x == 0) rstd[row] = scale;
+}
+
+template <class T, class W, class U> __global__ void rms_norm(
+    const T* x, const W* weight, U* out, typename wide<T>::type* rstd, long long rows, long long columns, double eps) {
+    __shared__ typename wide<T>::type shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const typename wide<T>::type scale = row_rstd(x + row * columns, columns, eps, shared);
+    if (threadIdx.x == 0) rstd[row] = scale;
+    for (long long j = threadIdx.x; j < columns; j += blockDim.x)
+        store(wide_of(x[row * columns + j]) * scale * wide_of(weight[j]), out[row * columns + j]);
+}
+"""
+
+_BACKWARD = r"""
+// With n = x * rstd and g = grad * weight: dx = (g - n * average(g * n)) * rstd.
+template <class G, class T, class W, class U> __global__ void rms_norm_dx(
+    const G* grad, const T* x, const W* weight, const typename wide_both<G, T>::type* rstd, U* dx, long long rows,
+    long long columns) {
+    using V = typename wide_both<G, T>::type;
+    __shared__ V shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const long long start = row * columns;
+    const V scale = rstd[row];
+    V slope = 0;
+    for (long long j = threadIdx.x; j < columns; j += blockDim.x)
+        slope += V(wide_of(grad[start + j])) * (V(wide_of(x[start + j])) * scale) * V(wide_of(weight[j]));
+    slope = row_sum(slope, shared) / V(columns);
+    for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
+        const V normed = V(wide_of(x[start + j])) * scale;
+        store((V(wide_of(grad[start + j])) * V(wide_of(weight[j])) - normed * slope) * scale, dx[start + j]);
+    }
+}
+
+// partial (parts, columns): the sums of grad * x * rstd over `run` consecutive rows each; 32 columns by 8 rows a block.
+template <class G, class T> __global__ void rms_norm_partial(
+    const G* grad, const T* x, const typename wide_both<G, T>::type* rstd, typename wide_both<G, T>::type* partial,
+    long long rows, long long columns, long long run) {
+    using V = typename wide_both<G, T>::type;
+    __shared__ V shared[8][32];
+    const long long column = static_cast<long long>(blockIdx.x) * 32 + threadIdx.x, first = blockIdx.y * run;
+    const long long stop = first + run < rows ? first + run : rows;
+    V sum = 0;
+    if (column < columns)
+        for (long long row = first + threadIdx.y; row < stop; row += 8)
+            sum += V(wide_of(grad[row * columns + column])) * (V(wide_of(x[row * columns + column])) * rstd[row]);
+    shared[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || column >= columns) return;
+    for (int i = 1; i < 8; ++i) sum += shared[i][threadIdx.x];
+    partial[blockIdx.y * columns + column] = sum;
+}
+
+template <class S, class U> __global__ void add_partials(
+    const S* partial, U* out, long long parts, long long columns) {
+    const long long column = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (column >= columns) return;
+    S sum = 0;
+    for (long long i = 0; i < parts; ++i) sum += partial[i * columns + column];
+    store(sum, out[column]);
+}
+"""
+
+_ROTARY = r"""
+// A thread turns one pair of columns in every head of one token: their angle is made once. As on the host, the angle
+// is rounded to the compute dtype; its power, cosine and sine are taken in double.
+template <class T, class U> __global__ void rotary(
+    const T* x, U* out, long long tokens, long long rows, long long columns, long long heads, long long half,
+    double base, int inverse) {
+    using V = typename wide<T>::type;
+    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const long long row = i / half, pair = i % half;
+    if (row >= rows) return;
+    const V exponent = V(2 * pair) / V(2 * half);
+    const V rate = V(1) / V(pow(double(V(base)), double(exponent)));
+    const double angle = V(row % tokens) * rate;
+    const V c = V(cos(angle)), s = inverse ? -V(sin(angle)) : V(sin(angle));
+    const T* from = x + row * columns;
+    U* to = out + row * columns;
+    for (long long head = 0; head < heads; ++head) {
+        const long long one = head * 2 * half + pair, other = one + half;
+        const V a = wide_of(from[one]), b = wide_of(from[other]);
+        store(a * c - b * s, to[one]);
+        store(b * c + a * s, to[other]);
+    }
+    for (long long j = heads * 2 * half + pair; j < columns; j += half) store(wide_of(from[j]), to[j]);
+}
+"""
+
+_ROWS = 64
+_MOST_PARTS = 256
+_THREADS = 256
+
+_SIGMOID = "typedef wide<T>::type V; const V g = wide_of(gate), s = V(1) / (V(1) + exp(-g)); "
+_swiglu = elementwise("T gate, T up", "U y", _SIGMOID + "store(g * s * wide_of(up), y);", "swiglu")
+_swiglu_backward = elementwise(
+    "G grad, T gate, T up",
+    "U dgate, U dup",
+    _SIGMOID
+    + "const V d = wide_of(grad), u = wide_of(up);"
+    + "store(((V(1) - s) * g + V(1)) * s * u * d, dgate);"
+    + "store(s * g * d, dup);",
+    "swiglu_backward",
+)
+
+
+# -- RMS norm -----------------------------------------------------------------------------------------
+def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
+    rows, columns = x.shape
+    if not x.size:
+        return
+    source, scales = dense(x), dense(weight)
+    result, stats = landing(out), landing(rstd, wide(x))
+    kernel = raw(_STATS, "rms_norm", (source.dtype, scales.dtype, result.dtype))
+    numbers = (np.int64(rows), np.int64(columns), np.float64(eps))
+    kernel(*row_launch(rows, columns), (source, scales, result, stats, *numbers))
+    land(result, out)
+    land(stats, rstd)
+
+
+def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
+    rows, columns = x.shape
+    if not x.size:
+        return
+    source, stats = dense(x), landing(rstd, wide(x))
+    kernel = raw(_STATS, "rms_norm_stats", (source.dtype,))
+    kernel(*row_launch(rows, columns), (source, stats, np.int64(rows), np.int64(columns), np.float64(eps)))
+    land(stats, rstd)
+
+
+def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array) -> None:
+    """Scratch: M/64 rows of D numbers in the compute dtype, 256 at most: dweight's sums over runs of rows."""
+    (rows, columns), compute = x.shape, wide(x, grad)
+    if not columns:
+        return
+    gradient, source, scales, stats = dense(grad), dense(x), dense(weight), dense(rstd, compute)
+    if dx is not None and rows:
+        result = landing(dx)
+        kernel = raw(_BACKWARD, "rms_norm_dx", (gradient.dtype, source.dtype, scales.dtype, result.dtype))
+        arrays = (gradient, source, scales, stats, result)
+        kernel(*row_launch(rows, columns), (*arrays, np.int64(rows), np.int64(columns)))
+        land(result, dx)
+    run = max(_ROWS, -(-rows // _MOST_PARTS))
+    parts = max(1, -(-rows // run))
+    partial, total = cp.empty((parts, columns), compute), landing(dweight)
+    kernel = raw(_BACKWARD, "rms_norm_partial", (gradient.dtype, source.dtype))
+    numbers = (np.int64(rows), np.int64(columns), np.int64(run))
+    kernel((-(-columns // 32), parts), (32, 8), (gradient, source, stats, partial, *numbers))
+    kernel = raw(_BACKWARD, "add_partials", (compute, total.dtype))
+    kernel((-(-columns // _THREADS),), (_THREADS,), (partial, total, np.int64(parts), np.int64(columns)))
+    land(total, dweight)
+
+
+# -- rotary positions, SwiGLU -----------------------------------------------------------------------------
+def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
+    batch, tokens, columns = x.shape
+    if not x.size:
+        return
+    source, result, rows, half = dense(x), landing(out), batch * tokens, head_dim // 2
+    kernel = raw(_ROTARY, "rotary", (source.dtype, result.dtype))
+    numbers = (np.int64(n) for n in (tokens, rows, columns, heads, half))
+    threads = (-(-rows * half // _THREADS),), (_THREADS,)
+    kernel(*threads, (source, result, *numbers, np.float64(base), np.int32(inverse)))
+    land(result, out)
+
+
+def swiglu(x: Array, out: Array) -> None:
+    width = out.shape[1]
+    if out.size:
+        _swiglu(x[:, :width], x[:, width:], out)
+
+
+def swiglu_backward(grad: Array, x: Array, dx: Array) -> None:
+    width = grad.shape[1]
+    if grad.size:
+        _swiglu_backward(grad, x[:, :width], x[:, width:], dx[:, :width], dx[:, width:])

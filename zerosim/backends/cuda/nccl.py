@@ -1,0 +1,96 @@
+"""NCCL's collectives for ranks of one process that each have a GPU of their own.
+
+The last rank to join a round calls NCCL for all of them, inside one group (groupStart, groupEnd): alone, the
+first call would wait for ever for the others. Each rank's part runs in its own stream. NCCL has no
+division: avg is its sum, divided by N afterwards.
+
+Source: NCCL User Guide, "Group Calls"; nccl.h for the numbers of types and operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zerosim.backends.cuda.lane import CudaLane
+from zerosim.backends.cuda.ops import divide
+from zerosim.backends.cuda.types import BFLOAT16
+from zerosim.backends.kernels import Array
+from zerosim.errors import InputError
+
+TYPES: Mapping[np.dtype[Any], int] = MappingProxyType(
+    {
+        np.dtype(np.uint8): 1,
+        np.dtype(np.int64): 4,
+        np.dtype(np.float16): 6,
+        np.dtype(np.float32): 7,
+        np.dtype(np.float64): 8,
+        BFLOAT16: 9,
+    }
+)
+SUM, MAX = 0, 2
+REDUCTIONS: Mapping[str, int] = MappingProxyType({"sum": SUM, "avg": SUM, "max": MAX})
+
+
+class Nccl:
+    """The communicators of one run, one list per set of GPUs, made when first used."""
+
+    def __init__(self) -> None:
+        self._communicators: dict[tuple[int, ...], list[Any]] = {}
+
+    def perform(
+        self,
+        lanes: Sequence[CudaLane],
+        op: str,
+        inputs: Sequence[Sequence[Array]],
+        outputs: Sequence[Sequence[Array]],
+        reduction: str,
+        root: int,
+    ) -> None:
+        """Queue inputs[r][i] to outputs[r][i] for every member r. Raises: InputError where two share a GPU."""
+        from cupy.cuda import nccl
+
+        communicators = self._of(tuple(lane.gpu for lane in lanes))
+        for i in range(len(inputs[0])):
+            nccl.groupStart()
+            for lane, communicator, sources, targets in zip(lanes, communicators, inputs, outputs, strict=True):
+                with lane.use():
+                    _call(communicator, op, sources[i], targets[i], reduction, root, lane.stream.ptr)
+            nccl.groupEnd()
+        if reduction == "avg":
+            for member, (lane, targets) in enumerate(zip(lanes, outputs, strict=True)):
+                if op == "reduce" and member != root:
+                    continue
+                with lane.use():
+                    for target in targets:
+                        divide(target, float(len(lanes)), target)
+
+    def _of(self, gpus: tuple[int, ...]) -> list[Any]:
+        if len(set(gpus)) < len(gpus):
+            raise InputError(
+                f"collective native: {len(gpus)} ranks share {len(set(gpus))} GPU(s), NCCL wants one each; choose "
+                f"--collective direct, or --ranks {len(set(gpus))}"
+            )
+        if gpus not in self._communicators:
+            from cupy.cuda import nccl
+
+            self._communicators[gpus] = nccl.NcclCommunicator.initAll(list(gpus))
+        return self._communicators[gpus]
+
+
+def _call(communicator: Any, op: str, source: Array, target: Array, reduction: str, root: int, stream: int) -> None:
+    """One member's part of one collective; counts are of elements, of a rank's slice where there are slices."""
+    send, receive, dtype = source.data.ptr, target.data.ptr, TYPES[source.dtype]
+    if op == "reduce_scatter":
+        communicator.reduceScatter(send, receive, target.size, dtype, REDUCTIONS[reduction], stream)
+    elif op == "all_gather":
+        communicator.allGather(send, receive, source.size, dtype, stream)
+    elif op == "all_reduce":
+        communicator.allReduce(send, receive, source.size, dtype, REDUCTIONS[reduction], stream)
+    elif op == "broadcast":
+        communicator.broadcast(send, receive, source.size, dtype, root, stream)
+    else:
+        communicator.reduce(send, receive, source.size, dtype, REDUCTIONS[reduction], root, stream)

@@ -1,0 +1,157 @@
+"""Layer norm in CUDA, forward, its statistics alone, and backward. Formulas as in numpy_fused.py.
+
+A row is taken by a warp or by a block (`row_launch`); the gradients of weight and bias are column sums in two
+stages (cuda_columns.py). The order of every addition depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.columns import add_rows, stages_of
+from zerosim.backends.cuda.ops import packed, unpacked
+from zerosim.backends.cuda.types import raw, row_launch
+from zerosim.backends.kernels import Array
+
+LAYER_NORM = r"""
+// The mean of a row and 1 / sqrt(variance + eps): the one place that computes them. `shared`: 32 values.
+template <class T, class W>
+__device__ inline void row_stats(const T* x, int columns, double eps, W* shared, W& mean, W& rstd) {
+    W total = 0;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) total += wide_of(x[c]);
+    mean = row_sum(total, shared) / W(columns);
+    W squares = 0;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const W y = wide_of(x[c]) - mean;
+        squares += y * y;
+    }
+    const W variance = row_sum(squares, shared) / W(columns);
+    rstd = W(1) / sqrt(variance + W(eps));
+}
+
+template <class T, class P, class O, class W>
+__global__ void layer_norm(const T* x, const P* weight, const P* bias, double eps, O* out, W* means, W* rstds,
+                           long long rows, int columns) {
+    __shared__ W shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    x += row * columns;
+    out += row * columns;
+    W mean, rstd;
+    row_stats(x, columns, eps, shared, mean, rstd);
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        store((wide_of(x[c]) - mean) * rstd * W(wide_of(weight[c])) + W(wide_of(bias[c])), out[c]);
+    }
+    if (threadIdx.x == 0) { means[row] = mean; rstds[row] = rstd; }
+}
+
+template <class T, class W>
+__global__ void layer_norm_stats(const T* x, double eps, W* means, W* rstds, long long rows, int columns) {
+    __shared__ W shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    W mean, rstd;
+    row_stats(x + row * columns, columns, eps, shared, mean, rstd);
+    if (threadIdx.x == 0) { means[row] = mean; rstds[row] = rstd; }
+}
+
+// With n = (x - mean) * rstd and g = grad * weight: dx = rstd * (g - average(g) - n * average(g * n)).
+template <class G, class T, class P, class W, class O>
+__global__ void layer_norm_dx(const G* grad, const T* x, const P* weight, const W* means, const W* rstds, O* dx,
+                              long long rows, int columns) {
+    __shared__ W shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    grad += row * columns;
+    x += row * columns;
+    dx += row * columns;
+    const W mean = means[row], rstd = rstds[row];
+    W average = 0, slope = 0;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const W g = W(wide_of(grad[c])) * W(wide_of(weight[c]));
+        average += g;
+        slope += g * ((W(wide_of(x[c])) - mean) * rstd);
+    }
+    average = row_sum(average, shared) / W(columns);
+    slope = row_sum(slope, shared) / W(columns);
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const W g = W(wide_of(grad[c])) * W(wide_of(weight[c]));
+        const W normed = (W(wide_of(x[c])) - mean) * rstd;
+        store((g - normed * slope - average) * rstd, dx[c]);
+    }
+}
+
+// Stage one of dweight = sum of grad * n and dbias = sum of grad over rows: as column_sum, for both at once.
+template <class G, class T, class W>
+__global__ void layer_norm_columns(const G* grad, const T* x, const W* means, const W* rstds, W* dweight, W* dbias,
+                                   long long rows, int columns, int height) {
+    __shared__ W weights[8][33];
+    __shared__ W biases[8][33];
+    const int c = blockIdx.x * 32 + threadIdx.x;
+    const long long first = static_cast<long long>(blockIdx.y) * height;
+    const long long stop = first + height < rows ? first + height : rows;
+    W weight_sum = 0, bias_sum = 0;
+    if (c < columns) {
+        for (long long row = first + threadIdx.y; row < stop; row += 8) {
+            const W g = wide_of(grad[row * columns + c]);
+            weight_sum += g * ((W(wide_of(x[row * columns + c])) - means[row]) * rstds[row]);
+            bias_sum += g;
+        }
+    }
+    weights[threadIdx.y][threadIdx.x] = weight_sum;
+    biases[threadIdx.y][threadIdx.x] = bias_sum;
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= columns) return;
+    for (int y = 1; y < 8; ++y) {
+        weight_sum += weights[y][threadIdx.x];
+        bias_sum += biases[y][threadIdx.x];
+    }
+    dweight[static_cast<long long>(blockIdx.y) * columns + c] = weight_sum;
+    dbias[static_cast<long long>(blockIdx.y) * columns + c] = bias_sum;
+}
+"""
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array) -> None:
+    rows, columns = x.shape
+    if not x.size:
+        return
+    kernel = raw(LAYER_NORM, "layer_norm", (x.dtype, weight.dtype, out.dtype, mean.dtype))
+    grid, block = row_launch(rows, columns)
+    with unpacked(out) as target, unpacked(mean) as means, unpacked(rstd) as rstds:
+        sources = packed(x), packed(weight), packed(bias)
+        kernel(grid, block, (*sources, float(eps), target, means, rstds, rows, np.int32(columns)))
+
+
+def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
+    rows, columns = x.shape
+    if not x.size:
+        return
+    kernel = raw(LAYER_NORM, "layer_norm_stats", (x.dtype, mean.dtype))
+    grid, block = row_launch(rows, columns)
+    with unpacked(mean) as means, unpacked(rstd) as rstds:
+        kernel(grid, block, (packed(x), float(eps), means, rstds, rows, np.int32(columns)))
+
+
+def layer_norm_backward(
+    grad: Array, x: Array, weight: Array, mean: Array, rstd: Array, dx: Array | None, dweight: Array, dbias: Array
+) -> None:
+    """Scratch: as `column_sum`, twice."""
+    (rows, columns), compute = x.shape, mean.dtype
+    if not columns:
+        return
+    grad, x, weight, mean, rstd = (packed(array) for array in (grad, x, weight, mean, rstd))
+    if dx is not None and dx.size:
+        kernel = raw(LAYER_NORM, "layer_norm_dx", (grad.dtype, x.dtype, weight.dtype, compute, dx.dtype))
+        grid, block = row_launch(rows, columns)
+        with unpacked(dx) as target:
+            kernel(grid, block, (grad, x, weight, mean, rstd, target, rows, np.int32(columns)))
+    height, stages = stages_of(rows)
+    weights, biases = cp.empty((stages, columns), compute), cp.empty((stages, columns), compute)
+    kernel = raw(LAYER_NORM, "layer_norm_columns", (grad.dtype, x.dtype, compute))
+    sizes = rows, np.int32(columns), np.int32(height)
+    kernel((-(-columns // 32), stages), (32, 8), (grad, x, mean, rstd, weights, biases, *sizes))
+    for partial, out in ((weights, dweight), (biases, dbias)):
+        with unpacked(out) as target:
+            add_rows(partial, target, stages)

@@ -1,0 +1,150 @@
+"""The two ends of a language model in CUDA: token embedding and cross-entropy, a block or a warp to a row."""
+
+from __future__ import annotations
+
+import cupy as cp
+import numpy as np
+
+from zerosim.backends.cuda.ops import fill, packed, unpacked
+from zerosim.backends.cuda.types import raw, row_launch
+from zerosim.backends.kernels import Array
+
+EMBEDDING = r"""
+template <class I, class T, class O>
+__global__ void embedding(const I* ids, const T* weight, O* out, long long rows, int columns) {
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const T* from = weight + ids[row] * columns;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) store(wide_of(from[c]), out[row * columns + c]);
+}
+
+// A stable sort by counting. Token t comes at the place p that is the number of tokens before it: those with a
+// smaller id, and those with the same id and earlier. order[p] = t; length[p] = how many tokens have that id if
+// t is the first of them, else 0. A warp counts for four tokens.
+template <class I> __global__ void sort_ids(const I* ids, int* order, int* length, int tokens) {
+    const int first = 4 * (blockIdx.x * blockDim.y + threadIdx.y);
+    if (first >= tokens) return;
+    I own[4];
+    int smaller[4] = {0, 0, 0, 0}, earlier[4] = {0, 0, 0, 0}, equal[4] = {0, 0, 0, 0};
+    for (int k = 0; k < 4; ++k) own[k] = ids[first + k < tokens ? first + k : tokens - 1];
+    for (int j = threadIdx.x; j < tokens; j += 32) {
+        const I id = ids[j];
+        for (int k = 0; k < 4; ++k) {
+            smaller[k] += id < own[k];
+            equal[k] += id == own[k];
+            earlier[k] += id == own[k] && j < first + k;
+        }
+    }
+    for (int k = 0; k < 4 && first + k < tokens; ++k) {
+        const int less = row_sum<int>(smaller[k], nullptr), before = row_sum<int>(earlier[k], nullptr);
+        const int same = row_sum<int>(equal[k], nullptr);
+        if (threadIdx.x == 0) {
+            order[less + before] = first + k;
+            length[less + before] = before ? 0 : same;
+        }
+    }
+}
+
+// dweight's row of each id that occurs: its rows of grad, added in the tokens' order. A block to 128 columns.
+template <class I, class G, class O>
+__global__ void add_runs(const I* ids, const int* order, const int* length, const G* grad, O* dweight, int columns) {
+    using W = typename wide<G>::type;
+    const int start = blockIdx.x, count = length[start], c = blockIdx.y * 128 + threadIdx.x;
+    if (count == 0 || c >= columns) return;
+    W total = 0;
+    #pragma unroll 8
+    for (int k = 0; k < count; ++k) {
+        total += wide_of(grad[static_cast<long long>(order[start + k]) * columns + c]);
+    }
+    store(total, dweight[ids[order[start]] * columns + c]);
+}
+"""
+
+CROSS_ENTROPY = r"""
+template <class T, class I, class W>
+__global__ void cross_entropy(const T* logits, const I* targets, W* losses, W* lses, long long rows, int columns) {
+    __shared__ W shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    logits += row * columns;
+    W top = wide_of(logits[0]);
+    #pragma unroll 4
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) top = larger(top, W(wide_of(logits[c])));
+    top = row_max(top, shared);
+    W total = 0;
+    #pragma unroll 4
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) total += exp(W(wide_of(logits[c])) - top);
+    total = row_sum(total, shared);
+    if (threadIdx.x == 0) {
+        const W lse = log(total) + top;
+        lses[row] = lse;
+        losses[row] = lse - W(wide_of(logits[targets[row]]));
+    }
+}
+
+template <class T, class I, class W, class O>
+__global__ void cross_entropy_backward(const T* logits, const I* targets, const W* lses, double scale, double count,
+                                       O* dlogits, long long rows, int columns) {
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    logits += row * columns;
+    dlogits += row * columns;
+    const W lse = lses[row];
+    const I target = targets[row];
+    #pragma unroll 4
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        W v = exp(W(wide_of(logits[c])) - lse);
+        if (c == target) v -= W(1);
+        store(v * W(scale) / W(count), dlogits[c]);
+    }
+}
+"""
+
+
+def embedding(ids: Array, weight: Array, out: Array) -> None:
+    if not out.size:
+        return
+    grid, block = row_launch(ids.size, weight.shape[1])
+    kernel = raw(EMBEDDING, "embedding", (ids.dtype, weight.dtype, out.dtype))
+    with unpacked(out) as target:
+        kernel(grid, block, (packed(ids), packed(weight), target, ids.size, np.int32(weight.shape[1])))
+
+
+def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
+    """Sort the tokens by id, keeping the order of equal ids, and add up each run: no atomics.
+
+    Scratch: 8 bytes a token. The sort compares every token with every other, which is work for the square of
+    their number (67 million comparisons for 8,192), and, unlike a library's sort, never waits for the device.
+    """
+    tokens, columns = ids.size, dweight.shape[1]
+    with unpacked(dweight) as target:
+        fill(target, 0.0)
+        if not tokens or not columns:
+            return
+        ids, grad = packed(ids), packed(grad)
+        order, length = cp.empty((tokens,), np.int32), cp.empty((tokens,), np.int32)
+        sort = raw(EMBEDDING, "sort_ids", (ids.dtype,))
+        sort((-(-tokens // 32),), (32, 8), (ids, order, length, np.int32(tokens)))
+        add = raw(EMBEDDING, "add_runs", (ids.dtype, grad.dtype, target.dtype))
+        add((tokens, -(-columns // 128)), (128,), (ids, order, length, grad, target, np.int32(columns)))
+
+
+def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> None:
+    rows, columns = logits.shape
+    if not rows:
+        return
+    grid, block = row_launch(rows, columns)
+    kernel = raw(CROSS_ENTROPY, "cross_entropy", (logits.dtype, targets.dtype, lse.dtype))
+    with unpacked(losses) as each, unpacked(lse) as sums:
+        kernel(grid, block, (packed(logits), packed(targets), each, sums, rows, np.int32(columns)))
+
+
+def cross_entropy_backward(logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array) -> None:
+    rows, columns = logits.shape
+    if not rows:
+        return
+    grid, block = row_launch(rows, columns)
+    kernel = raw(CROSS_ENTROPY, "cross_entropy_backward", (logits.dtype, targets.dtype, lse.dtype, dlogits.dtype))
+    with unpacked(dlogits) as target:
+        sources = packed(logits), packed(targets), packed(lse)
+        kernel(grid, block, (*sources, float(scale), float(count), target, rows, np.int32(columns)))

@@ -1,0 +1,198 @@
+"""Causal self-attention in NumPy with its probabilities stored, forward and backward, over a packed q|k|v array.
+
+Works on blocks of queries, for which only the keys up to the block's end exist: the future half of
+the scores is never computed, beyond the corners of the diagonal blocks. Scores live in float32
+(float64) scratch of the cache's size; what is stored is `probs` and the results. Attention that
+stores no probabilities is in `numpy_flash.py`.
+
+Queries share keys and values in groups: of H query heads, each K reads H/K queries' heads (K = H:
+every head has its own). Arrays are laid out (B, K, H/K, T, d), those of keys and values (B, K, 1, T, d).
+
+B batch, T tokens, D = H d model, H heads, K key-value heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import land, landing, raised, store, wide
+from zerosim.backends.numpy.products import product
+
+QUERIES = 64
+"""Queries in a block: fewer leave out more of the future half, more keep the matrices thick."""
+
+SCORES = 128 * 1024
+"""Scores held at a time, about: as many sequences and heads go together."""
+
+
+def attention(
+    qkv: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    mask: Array | None,
+    keep: float,
+    workspace: Array | None,
+    out: Array,
+    probs: Array,
+    dropped: Array | None,
+) -> None:
+    compute, tokens = wide(qkv), qkv.shape[1]
+    ones = np.ones(tokens, compute)
+    future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
+        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+        q = q * q.shape[-1] ** -0.5  # here the scale costs d products a query; on the scores it would cost T
+        target = by_group(out, num_heads, num_kv_heads)[batch, :, group]
+        result = landing(target, compute)
+        y = heads_first(result)
+        stored = _scores_by_group(probs, num_kv_heads, batch, group)
+        kept, left = (None if a is None else _scores_by_group(a, num_kv_heads, batch, group) for a in (mask, dropped))
+        for rows in blocks(tokens):
+            scores = causal_scores(q, k, rows, future)
+            scores -= scores.max(axis=-1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= product(scores, ones[: rows.stop])[..., None]
+            store(scores, stored[..., rows, : rows.stop])
+            stored[..., rows, rows.stop :] = 0
+            if kept is not None:
+                scores *= kept[..., rows, : rows.stop]
+            if left is not None:
+                store(scores, left[..., rows, : rows.stop])
+                left[..., rows, rows.stop :] = 0
+            product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
+        if mask is not None:
+            result /= keep
+        land(result, target)
+
+
+def attention_backward(
+    grad: Array,
+    qkv: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    probs: Array,
+    mask: Array | None,
+    dropped: Array | None,
+    keep: float,
+    workspace: Array,
+    dqkv: Array,
+) -> None:
+    """With p the probabilities, dp = (grad @ v^T) * mask / keep and ds = p * (dp - sum(dp * p)) per query:
+    dq = ds @ k * scale, dk = ds^T @ q * scale, dv = (p * mask / keep)^T @ grad; dk and dv are summed
+    over the query heads that share them.
+
+    `workspace` stands for what an unblocked kernel would hold in device memory; it is left alone.
+    """
+    compute, tokens = wide(grad, qkv), qkv.shape[1]
+    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
+        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+        g = heads_first(raised(by_group(grad, num_heads, num_kv_heads)[batch, :, group]))
+        if mask is not None:
+            g = g / keep
+        stored = _scores_by_group(probs, num_kv_heads, batch, group)
+        kept, left = (None if a is None else _scores_by_group(a, num_kv_heads, batch, group) for a in (mask, dropped))
+        totals = Totals(dqkv, num_heads, num_kv_heads, batch, group, compute)
+        for rows in reversed(blocks(tokens)):  # the last block has every key: it sets dk and dv, the others add
+            p = raised(stored[..., rows, : rows.stop])
+            ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
+            after = p
+            if kept is not None:
+                ds *= kept[..., rows, : rows.stop]
+                after = p * kept[..., rows, : rows.stop] if left is None else raised(left[..., rows, : rows.stop])
+            ds -= np.einsum("...k,...k->...", ds, p)[..., None]
+            ds *= p
+            totals.add(rows, ds, after, q, k, g)
+        totals.land()
+
+
+class Totals:
+    """dq, dk and dv of one group of heads in the compute type, until `land` rounds them once into dqkv."""
+
+    def __init__(
+        self,
+        dqkv: Array,
+        num_heads: int,
+        num_kv_heads: int,
+        batch: slice,
+        group: slice,
+        compute: np.dtype[Any],
+    ) -> None:
+        queries, pairs = _parts(dqkv, num_heads, num_kv_heads)
+        self.targets = queries[batch, :, group], pairs[batch, :, :, group]
+        self.results = tuple(landing(target, compute) for target in self.targets)
+        self.dq = heads_first(self.results[0])
+        self.dk, self.dv = (self.results[1][:, :, part].swapaxes(1, 2) for part in (0, 1))  # (B, K, T, d)
+        self.tokens = dqkv.shape[1]
+
+    def add(self, rows: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
+        """What one block of queries adds; blocks come from the last to the first."""
+        product(ds, k[..., : rows.stop, :], out=self.dq[..., rows, :])
+        for total, left, right in ((self.dk, ds, q), (self.dv, dropped, g)):
+            part = product(left.swapaxes(-1, -2), right[..., rows, :])
+            part = part[:, :, 0] if part.shape[2] == 1 else part.sum(axis=2)
+            if rows.stop == self.tokens:
+                total[...] = part
+            else:
+                total[:, :, : rows.stop] += part
+
+    def land(self) -> None:
+        scale = self.dq.shape[-1] ** -0.5
+        self.dq *= scale
+        self.dk *= scale
+        for result, target in zip(self.results, self.targets, strict=True):
+            land(result, target)
+
+
+def causal_scores(q: Array, k: Array, rows: slice, future: Array) -> Array:
+    """q k^T for a block of queries and the keys up to its end, -inf where the key is later than the query."""
+    scores = product(q[..., rows, :], k[..., : rows.stop, :].swapaxes(-1, -2))
+    diagonal = scores[..., rows]
+    np.copyto(diagonal, -np.inf, where=future[: diagonal.shape[-2], : diagonal.shape[-1]])
+    return scores
+
+
+def split_qkv(qkv: Array, num_heads: int, num_kv_heads: int, batch: slice, group: slice) -> tuple[Array, Array, Array]:
+    """q (B, K, H/K, T, d), k and v (B, K, 1, T, d) of some sequences and heads, in the compute type."""
+    queries, pairs = _parts(qkv, num_heads, num_kv_heads)
+    k, v = (heads_first(x[:, :, :, None]) for x in np.moveaxis(raised(pairs[batch, :, :, group]), 2, 0))
+    return heads_first(raised(queries[batch, :, group])), k, v
+
+
+def _parts(qkv: Array, num_heads: int, num_kv_heads: int) -> tuple[Array, Array]:
+    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d) and pairs of keys and values (B, T, 2, K, d), views."""
+    width = qkv.shape[2] // (num_heads + 2 * num_kv_heads)
+    queries, pairs = qkv[..., : num_heads * width], qkv[..., num_heads * width :]
+    return by_group(queries, num_heads, num_kv_heads), pairs.reshape(*qkv.shape[:2], 2, num_kv_heads, width)
+
+
+def by_group(packed: Array, num_heads: int, num_kv_heads: int) -> Array:
+    """(B, T, H d) as (B, T, K, H/K, d), a view."""
+    return packed.reshape(*packed.shape[:2], num_kv_heads, num_heads // num_kv_heads, -1)
+
+
+def heads_first(x: Array) -> Array:
+    """(B, T, K, H/K, d) as (B, K, H/K, T, d), a view whose matrices BLAS reads and writes in place."""
+    return x.transpose(0, 2, 3, 1, 4)
+
+
+def _scores_by_group(a: Array, num_kv_heads: int, batch: slice, group: slice) -> Array:
+    """(B, H, T, T) as (B, K, H/K, T, T), a view of some sequences and heads."""
+    return a.reshape(len(a), num_kv_heads, -1, *a.shape[2:])[batch, group]
+
+
+def blocks(tokens: int) -> list[slice]:
+    return [slice(start, min(start + QUERIES, tokens)) for start in range(0, tokens, QUERIES)]
+
+
+def groups(batches: int, num_heads: int, num_kv_heads: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of the batch and of the key-value heads whose scores for one block of queries number about SCORES."""
+    scores = min(tokens, QUERIES) * tokens * (num_heads // num_kv_heads)
+    heads = min(num_kv_heads, max(1, SCORES // scores))
+    rows = max(1, SCORES // (scores * num_kv_heads))
+    for row in range(0, batches, rows):
+        for head in range(0, num_kv_heads, heads):
+            yield slice(row, row + rows), slice(head, head + heads)

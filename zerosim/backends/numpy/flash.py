@@ -1,0 +1,131 @@
+"""Causal self-attention in NumPy that stores no probabilities: FlashAttention's promise, not its tiling.
+
+What stays from forward to backward is the result and the log-sum-exp of each query's scores
+(Dao 2307.08691, section 3.1); backward makes the probabilities again, p = exp(score - lse), and with
+dropout the mask again out of its key. A block of queries meets all its keys at once in scratch of the
+cache's size: that is the host's memory, where a GPU kernel would walk over keys in tiles.
+
+Layouts are those of `numpy_attention.py`. B batch, T tokens, H heads, K key-value heads, d width of a head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.attention import (
+    QUERIES,
+    Totals,
+    blocks,
+    by_group,
+    causal_scores,
+    groups,
+    heads_first,
+    split_qkv,
+)
+from zerosim.backends.numpy.cast import land, landing, raised, wide
+from zerosim.backends.numpy.products import product
+
+
+def flash_attention(
+    qkv: Array, num_heads: int, num_kv_heads: int, key: tuple[int, int], dropout: float, out: Array, lse: Array
+) -> None:
+    compute, tokens = wide(qkv), qkv.shape[1]
+    ones = np.ones(tokens, compute)
+    future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+    sums = lse.reshape(len(lse), num_kv_heads, -1, tokens)
+    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
+        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+        q = q * q.shape[-1] ** -0.5
+        target = by_group(out, num_heads, num_kv_heads)[batch, :, group]
+        result = landing(target, compute)
+        y = heads_first(result)
+        for rows in blocks(tokens):
+            scores = causal_scores(q, k, rows, future)
+            top = scores.max(axis=-1, keepdims=True)
+            scores -= top
+            np.exp(scores, out=scores)
+            total = product(scores, ones[: rows.stop])
+            sums[batch, group, :, rows] = np.log(total) + top[..., 0]
+            scores /= total[..., None]
+            if dropout:
+                scores *= _mask(key, dropout, num_heads, num_kv_heads, tokens, batch, group, rows, len(qkv))
+            product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
+        if dropout:
+            result /= 1.0 - dropout
+        land(result, target)
+
+
+def flash_attention_backward(
+    grad: Array,
+    qkv: Array,
+    num_heads: int,
+    num_kv_heads: int,
+    key: tuple[int, int],
+    dropout: float,
+    out: Array,
+    lse: Array,
+    delta: Array,
+    dqkv: Array,
+) -> None:
+    """As `attention_backward`, with sum(dp * p) per query as sum(grad * out): `delta`, before blocks begin."""
+    compute, tokens = wide(grad, qkv), qkv.shape[1]
+    future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+    sums, deltas = (a.reshape(len(a), num_kv_heads, -1, tokens) for a in (lse, delta))
+    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
+        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+        scaled = q * q.shape[-1] ** -0.5
+        g, y = (heads_first(raised(by_group(a, num_heads, num_kv_heads)[batch, :, group])) for a in (grad, out))
+        np.einsum("...d,...d->...", g, y, out=deltas[batch, group])
+        if dropout:
+            g = g / (1.0 - dropout)
+        totals = Totals(dqkv, num_heads, num_kv_heads, batch, group, compute)
+        for rows in reversed(blocks(tokens)):
+            p = causal_scores(scaled, k, rows, future)
+            p -= sums[batch, group, :, rows, None]
+            np.exp(p, out=p)
+            ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
+            dropped = p
+            if dropout:
+                kept = _mask(key, dropout, num_heads, num_kv_heads, tokens, batch, group, rows, len(qkv))
+                ds *= kept
+                dropped = p * kept
+            ds -= deltas[batch, group, :, rows, None]
+            ds *= p
+            totals.add(rows, ds, dropped, q, k, g)
+        totals.land()
+
+
+def _mask(
+    key: tuple[int, int],
+    dropout: float,
+    num_heads: int,
+    num_kv_heads: int,
+    tokens: int,
+    batch: slice,
+    group: slice,
+    rows: slice,
+    batches: int,
+) -> Array:
+    """The part of `dropout_mask` over (B, H, T, T) for some sequences, heads and queries, keys up to the last query.
+
+    Shape (B, K, H/K, rows, keys), 1 where a probability is kept. Rows of one head lie one after the
+    other in the stream, so each head's block is one draw, from the counter where it begins.
+    """
+    sharing = num_heads // num_kv_heads
+    sequences, shared = range(batches)[batch], range(num_kv_heads)[group]
+    kept = np.empty((len(sequences), len(shared), sharing, rows.stop - rows.start, tokens), np.bool_)
+    for b, sequence in enumerate(sequences):
+        for h, head in enumerate(shared):
+            for i in range(sharing):
+                first = ((sequence * num_heads + head * sharing + i) * tokens + rows.start) * tokens
+                kept[b, h, i] = _stream(key, dropout, first, kept[b, h, i].size).reshape(-1, tokens)
+    return kept[..., : rows.stop]
+
+
+def _stream(key: tuple[int, int], dropout: float, first: int, count: int) -> Array:
+    """Elements first .. first + count of the stream of `kernels.dropout_mask`; a counter makes 8 of them."""
+    words = np.random.Philox(key=np.array(key, np.uint64), counter=first // 8)
+    skip = first % 8
+    drawn = words.random_raw((skip + count + 1) // 2).astype("<u8", copy=False).view("<u4")
+    return drawn[skip : skip + count] >= round(dropout * 2**32)

@@ -1,0 +1,289 @@
+"""Runs one plain program on every rank of a world: threads, their results, and how a run ends.
+
+    def program(ctx):
+        return ctx.comm.all_reduce(...)
+
+    results = launch(program, World(ranks=4))
+
+Owns threads and failures. What the ranks compute is the program's affair, whose turn it is
+`comm/scheduler.py`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Generic, TypeVar, cast
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from zerosim.backends.kernels import Backend
+from zerosim.comm.collectives import Comm
+from zerosim.comm.fake import FakeTransport
+from zerosim.comm.group import ALGORITHMS
+from zerosim.comm.standing import place
+from zerosim.comm.threads import ThreadTransport
+from zerosim.comm.transport import Transport
+from zerosim.device.device import Device, Switch
+from zerosim.device.events import Event, Reader, Recorder
+from zerosim.device.memory import Exact
+from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError, described
+
+T = TypeVar("T")
+Readers = Callable[[int], tuple[Reader, ...]]
+
+BACKENDS = {
+    "cuda": ("zerosim.backends.cuda.backend", "CudaBackend"),
+    "meta": ("zerosim.backends.meta", "MetaBackend"),
+    "numpy": ("zerosim.backends.numpy.backend", "NumpyBackend"),
+}
+"""Class names; each lives in `backends/`, imported when it is used."""
+
+KINDS = ("threads", "mpi")
+
+GRACE_S = 0.8
+"""How long the ranks of a failed run may take to end; a rank that does not listen is left behind."""
+
+MANY_RANKS = 32
+STACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many ranks, and how they run.
+
+    ranks          how many
+    parallel       how many run side by side; 1: they take turns, in an order that never changes
+    backend        which array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes alone)
+    kind           'threads', or 'mpi': ranks in several processes that mpirun started
+    per_process    of kind mpi: ranks in each process, as threads; ranks = processes x per_process
+    collective     'direct', 'ring' or 'native' (`comm/direct.py`, `comm/ring.py`, `comm/native.py`)
+    bucket_bytes   the most a collective moves per call, None for no limit
+    capacity       bytes of memory per device, None for no limit
+    patience_s     seconds without any progress after which a rank that others wait for is late
+    record         keep events for readers
+    keep_events    keep every event in `device.recorder.history`
+    """
+
+    ranks: int
+    parallel: int = 1
+    backend: str = "numpy"
+    kind: str = "threads"
+    per_process: int = 1
+    collective: str = "direct"
+    bucket_bytes: int | None = None
+    capacity: int | None = None
+    patience_s: float = 30.0
+    record: bool = True
+    keep_events: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least_one("ranks", self.ranks)
+        _at_least_one("parallel", self.parallel)
+        _at_least_one("per_process", self.per_process)
+        for name in ("bucket_bytes", "capacity"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        _one_of("backend", self.backend, tuple(BACKENDS))
+        _one_of("kind", self.kind, KINDS)
+        _one_of("collective", self.collective, ALGORITHMS)
+        if not self.patience_s > 0:
+            raise InputError(f"patience_s is {self.patience_s}: expected more than 0 seconds")
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} is {value!r}: expected a whole number, at least 1")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}: expected one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a program is given: its rank, its device and its place in the world's group."""
+
+    rank: int
+    world_size: int
+    device: Device
+    comm: Comm
+
+
+def launch(
+    program: Callable[[Context], T],
+    world: World,
+    readers: Readers | None = None,
+) -> list[T]:
+    """Run `program` once per rank; the results, in rank order. `readers(rank)` get that rank's events.
+
+    In a world of kind mpi every process calls this, and gets the results of its own ranks.
+
+    Raises: the first failure of any rank, on every process. A ZerosimError as it is, anything else as the
+    cause of a RankFailed. KeyboardInterrupt ends all ranks. InputError where the processes are not the world's.
+    """
+    run = _processes(program, world, readers) if world.kind == "mpi" else _threads(program, world, readers)
+    with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
+        return run.results(world.patience_s)
+
+
+def launch_alone(
+    program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()
+) -> tuple[T, list[Event]]:
+    """Run `program` as one rank of a shape-only world, on the caller's thread; its result and kept events.
+
+    Nobody else runs: a round without data needs no peers (`comm/fake.py`).
+
+    Raises: what the program raises, as `launch` does.
+    """
+    recorder = Recorder(readers, keep=world.keep_events, enabled=world.record)
+    device = Device(rank, make_backend("meta"), allocator=Exact(world.capacity), recorder=recorder)
+    [context] = make_contexts(world, [device], FakeTransport())
+    try:
+        result = program(context)
+    except Exception as error:
+        raise _explained(context, error) from error.__cause__
+    finally:
+        recorder.drain()
+    return result, recorder.history
+
+
+def make_contexts(world: World, devices: Sequence[Device], transport: Transport) -> list[Context]:
+    """What each rank's program is given on its device; all share one group."""
+    group = tuple(range(world.ranks))
+    contexts = []
+    for device in devices:
+        comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
+        contexts.append(Context(device.rank, world.ranks, device, comm))
+    return contexts
+
+
+def make_backend(name: str) -> Backend:
+    """The backend of that name; imports its library."""
+    _one_of("backend", name, tuple(BACKENDS))
+    module, kind = BACKENDS[name]
+    return cast(Backend, getattr(import_module(module), kind)())
+
+
+def _threads(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
+    devices = _devices(world, readers, range(world.ranks))
+    transport = ThreadTransport(devices, world.parallel)
+    return Ranks(program, transport, make_contexts(world, devices, transport))
+
+
+def _processes(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
+    """This process's ranks of a world of several. mpi4py is first imported here."""
+    from zerosim.comm.mpi.session import mpi_session
+    from zerosim.comm.mpi.transport import MpiTransport
+
+    session = mpi_session()
+    session.check_world(world.ranks, world.per_process)
+    if world.backend == "meta":
+        raise InputError("backend meta on --world mpi: shapes need no peers; use zerosim plan, or backend numpy")
+    if world.collective == "native" and world.per_process > 1:
+        raise InputError(
+            f"collective native with {world.per_process} ranks per process: MPI's collectives are between processes; "
+            "start one process per rank, or choose direct or ring"
+        )
+    if world.collective == "native" and world.backend != "numpy":
+        raise InputError(
+            f"collective native with backend {world.backend} on --world mpi: MPI would add on the host; choose direct "
+            "or ring, or --world threads for NCCL's own collectives"
+        )
+    first = session.process * world.per_process
+    devices = _devices(world, readers, range(first, first + world.per_process))
+    transport = MpiTransport(session, world.ranks, devices, world.parallel)
+    return Ranks(program, transport, make_contexts(world, devices, transport))
+
+
+def _devices(world: World, readers: Readers | None, ranks: range) -> list[Device]:
+    backend, switch = make_backend(world.backend), Switch()
+    return [
+        Device(
+            rank,
+            backend,
+            allocator=Exact(world.capacity),
+            recorder=Recorder(readers(rank) if readers else (), keep=world.keep_events, enabled=world.record),
+            switch=switch,
+            lane=backend.open_lane(rank),
+        )
+        for rank in ranks
+    ]
+
+
+class Ranks(Generic[T]):
+    """One program on every rank, a thread each, from start to end."""
+
+    def __init__(self, program: Callable[[Context], T], transport: ThreadTransport, contexts: list[Context]) -> None:
+        self._program = program
+        self._transport = transport
+        self._scheduler = transport.scheduler
+        self.outcomes: list[T | None] = [None] * len(contexts)
+        # Daemons: a rank that is stuck in its own code must not keep the process alive.
+        self._threads = [
+            threading.Thread(target=self._rank, args=(index, context), name=f"rank {context.rank}", daemon=True)
+            for index, context in enumerate(contexts)
+        ]
+
+    def results(self, patience_s: float) -> list[T]:
+        """Run to the end, on the caller's thread, which stays interruptible."""
+        try:
+            self.start()
+            self._transport.serve(patience_s)
+        except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
+            self._scheduler.abort(error)
+        failure = self._transport.settle()
+        self.join()
+        self._scheduler.failure = None
+        if failure is None:
+            return cast(list[T], self.outcomes)
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame
+
+    def start(self) -> None:
+        before = threading.stack_size(STACK_BYTES) if len(self._threads) > MANY_RANKS else None
+        try:
+            for thread in self._threads:
+                thread.start()
+        finally:
+            if before is not None:
+                threading.stack_size(before)
+        self._scheduler.begin()
+
+    def join(self) -> None:
+        """Wait for every thread; in a failed run not longer than GRACE_S."""
+        deadline = time.monotonic() + GRACE_S
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(None if self._scheduler.failure is None else max(0.0, deadline - time.monotonic()))
+
+    def _rank(self, index: int, context: Context) -> None:
+        """What the thread of one rank does."""
+        rank = context.rank
+        try:
+            self._scheduler.sleep(rank)
+            lane = context.device.lane
+            with nullcontext() if lane is None else lane.use():
+                self.outcomes[index] = self._program(context)
+            context.device.recorder.drain()
+            self._transport.finish(rank)
+        except BaseException as error:
+            if not (isinstance(error, Aborted) and context.device.switch.thrown):
+                self._scheduler.abort(_explained(context, error))
+
+
+def _explained(context: Context, error: BaseException) -> ZerosimError:
+    """A rank's failure as the caller sees it."""
+    if isinstance(error, ZerosimError):
+        return error
+    where = place(error.__dict__.get("zerosim_scope", context.device.where))
+    failed = RankFailed(f"rank {context.rank} failed in {where}: {described(error)}", rank=context.rank)
+    failed.__cause__ = error
+    return failed

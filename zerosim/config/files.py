@@ -1,0 +1,67 @@
+"""Scenario files: a run's values as TOML and, beside them, what is expected of it.
+
+Owns what a file is made of: the keys of a run on top, a table [sweep] and one or several tables
+[expect]. What those two say is judged in `zerosim/expect`; a run reads past them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.config.inputs import read_toml
+from zerosim.errors import InputError
+
+TABLES = ("sweep", "expect")
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioFile:
+    """One file, read and not yet judged: `run` as RunConfig's fields, `sweep`, and each of its [expect] tables."""
+
+    path: str
+    run: dict[str, Any]
+    sweep: dict[str, Any]
+    expect: tuple[dict[str, Any], ...]
+
+
+def read_scenario(path: str) -> dict[str, Any]:
+    """The run of a TOML scenario, without what is expected of it; dashes in keys are read as underscores.
+
+    Raises: InputError for a file that cannot be read, is not TOML, or has a table that nothing reads.
+    """
+    return read_scenario_file(path).run
+
+
+def read_scenario_file(path: str) -> ScenarioFile:
+    """All of a scenario. Raises: InputError as `read_scenario`."""
+    values = _read(path)
+    for key, value in values.items():
+        if key in TABLES or not _is_table(value):
+            continue
+        near = difflib.get_close_matches(key, TABLES, 1)
+        hint = f"did you mean [{near[0]}]?" if near else f"the tables are {' and '.join(f'[{t}]' for t in TABLES)}"
+        raise InputError(f"scenario {path}: unknown table [{key}]; {hint}")
+    sweep, expect = values.pop("sweep", {}), values.pop("expect", [])
+    if not isinstance(sweep, dict):
+        raise InputError(f"scenario {path}: sweep {sweep!r}: expected a table, [sweep]")
+    tables = [expect] if isinstance(expect, dict) else expect
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InputError(f"scenario {path}: expect {expect!r}: expected a table, [expect], or several, [[expect]]")
+    return ScenarioFile(path, values, sweep, tuple({**table} for table in tables))
+
+
+def _read(path: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in read_toml(path, "scenario").items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise InputError(f"scenario {path}: {name} is there twice, with - and with _: keep one")
+        values[name] = value
+    return values
+
+
+def _is_table(value: object) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return any(isinstance(item, dict) for item in items)

@@ -1,0 +1,201 @@
+"""Accelerators by name: memory, peak arithmetic, memory and link bandwidth, each with where it was read.
+
+Owns the published figures of a few devices, and the reading of a user's own from a TOML file. Not what a
+device reaches in practice.
+
+Memory is the figure of the data sheet read as decimal GB, as the ZeRO paper's tables do ("32 GB" =
+32e9 bytes). Devices report more (an H100 of "80 GB": 81,559 MiB = 85.5e9 bytes, NVML), and driver, CUDA
+context and libraries then take some of it, so that a program has a little less than is reported.
+
+Status of a figure: "paper" or "code" read in a primary source, "sheet" read in a copy or a summary of the
+vendor's data sheet, "recalled" not verified.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.config.inputs import read_toml
+from zerosim.errors import InputError
+from zerosim.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where each figure of a device comes from, with its status."""
+
+    memory: str
+    peak: str
+    hbm: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers."""
+
+    name: str
+    memory_bytes: int
+    peak_flops: int
+    hbm_bytes_per_s: int
+    link_bytes_per_s: int
+    sources: Sources
+
+    @property
+    def source(self) -> str:
+        """All four in one line."""
+        given = self.sources
+        return f"memory: {given.memory}; peak: {given.peak}; HBM: {given.hbm}; link: {given.link}"
+
+
+MOST = 10**18
+KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
+"""The keys of a device's TOML file, all required: sizes like "80GB" or whole bytes, bandwidths per second."""
+
+_HALF_NVLINK = "half of NVLink's total of both directions"
+
+
+def presets() -> tuple[Hardware, ...]:
+    """The devices known by name."""
+    return (
+        Hardware(
+            "v100-32",
+            32 * 10**9,
+            125 * 10**12,
+            900 * 10**9,
+            150 * 10**9,
+            Sources(
+                "paper: ZeRO (1910.02054), DGX-2",
+                "recalled, consistent with the ZeRO paper: 38 TFLOPs is over 30% of it",
+                "recalled",
+                f"{_HALF_NVLINK}, 300 GB/s (paper: NVSwitch of DGX-2)",
+            ),
+        ),
+        Hardware(
+            "a100-40",
+            40 * 10**9,
+            312 * 10**12,
+            1555 * 10**9,
+            300 * 10**9,
+            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 600 GB/s (sheet)"),
+        ),
+        Hardware(
+            "a100-80",
+            80 * 10**9,
+            312 * 10**12,
+            2039 * 10**9,
+            300 * 10**9,
+            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 600 GB/s (sheet)"),
+        ),
+        Hardware(
+            "h100-80",
+            80 * 10**9,
+            989 * 10**12,
+            3350 * 10**9,
+            450 * 10**9,
+            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 900 GB/s (sheet)"),
+        ),
+        Hardware(
+            "h200-141",
+            141 * 10**9,
+            989 * 10**12,
+            4800 * 10**9,
+            450 * 10**9,
+            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 900 GB/s (code: MLPerf inference v4.1)"),
+        ),
+        # 192 GB is what Blackwell was announced with. What is sold on HGX and DGX boards is 180: NVIDIA submits it to
+        # MLPerf as B200-SXM-180GB, and a device reports 178.35 GiB in all (pytorch/ao#4002).
+        Hardware(
+            "b200",
+            180 * 10**9,
+            2250 * 10**12,
+            7700 * 10**9,
+            900 * 10**9,
+            Sources(
+                "code: MLPerf, B200-SXM-180GB (announced with 192)",
+                "sheet: HGX B200",
+                "sheet: 7.7 TB/s (a device reports 7680 bits at 3996 MHz x 2, pytorch/ao#4002; announced with 8)",
+                f"{_HALF_NVLINK}, 1800 GB/s (sheet)",
+            ),
+        ),
+    )
+
+
+def hardware_names() -> tuple[str, ...]:
+    return tuple(device.name for device in presets())
+
+
+def find_hardware(name_or_path: str) -> Hardware:
+    """A preset by name, or a user's own device from a TOML file (a name with '/' or ending in .toml).
+
+    Names are taken as people write them: 'H100', 'nvidia h100-80', 'A100-SXM4-80GB', 'Tesla_V100'.
+    Raises: InputError for an unknown name, with the nearest; for a name that two devices share; for a bad file.
+    """
+    if "/" in name_or_path or name_or_path.lower().endswith(".toml"):
+        return read_hardware(name_or_path)
+    wanted = _plain(name_or_path)
+    devices = {device.name: device for device in presets()}
+    found = [name for name in devices if wanted in (name, name.split("-")[0])]
+    if wanted == "b200-180":
+        found = ["b200"]
+    if len(found) > 1:
+        raise InputError(f"hardware {name_or_path!r} is one of {' or '.join(found)}: name one")
+    if not found:
+        near = difflib.get_close_matches(wanted, devices, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(devices)}, or a TOML file"
+        raise InputError(f"unknown hardware {name_or_path!r}: {hint}")
+    return devices[found[0]]
+
+
+def read_hardware(path: str) -> Hardware:
+    """A device from a TOML file with the keys of `KEYS`.
+
+    Raises: InputError for a file that cannot be read, an unknown or missing key, or a bad value, by name.
+    """
+    try:
+        values = read_toml(path, "hardware")
+    except InputError as error:
+        raise InputError(f"{error}: give a TOML file with {', '.join(KEYS)}") from None
+    for key in values:
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(KEYS)}"
+            raise InputError(f"hardware {path}: unknown key {key!r}: {hint}")
+    if missing := [key for key in KEYS if key not in values]:
+        raise InputError(f"hardware {path}: missing {', '.join(missing)}: all of {', '.join(KEYS)} are needed")
+    if not isinstance(values["name"], str) or not values["name"].strip():
+        raise InputError(f"hardware {path}: name {values['name']!r}: expected text")
+    given = f"given in {path}"
+    memory, peak, hbm, link = (_positive(path, key, values) for key in KEYS[1:])
+    return Hardware(values["name"], memory, peak, hbm, link, Sources(given, given, given, given))
+
+
+def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:
+    """A whole number more than 0: 80000000000, 9.89e14 or, for bytes, "80GB"."""
+    value = values[key]
+    is_bytes = key != "peak_flops"
+    if isinstance(value, str) and is_bytes:
+        try:
+            value = parse_bytes(value)
+        except InputError as error:
+            raise InputError(f"hardware {path}: {key} {error}") from None
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        example = '"80GB"' if is_bytes else "312e12"
+        raise InputError(
+            f"hardware {path}: {key} {values[key]!r}: expected a whole number from 1 to 1e18, like {example}"
+        )
+    return value
+
+
+def _plain(name: str) -> str:
+    """'NVIDIA A100-SXM4-80GB' as 'a100-80'. What makes another device of it, such as PCIe, stays."""
+    words = re.split(r"[\s_\-]+", name.strip().lower())
+    words = [re.sub(r"^(\d+)gi?b?$", r"\1", word) for word in words]
+    return "-".join(word for word in words if not re.fullmatch(r"nvidia|tesla|gpu|gb|sxm\d?|hbm\d?e?|", word))

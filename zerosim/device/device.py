@@ -1,0 +1,289 @@
+"""A simulated device: the doors through which bytes and work pass, each of them recorded.
+
+Owns buffers, their kinds and the ambient scope. Does no arithmetic (that is `backends/`), and
+computes no totals (that is `ledger/ledgers.py`).
+
+Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. A
+storage owns its array, so that the life of the object is the life of the bytes: no cycle may hold
+one (`__del__` must run at once, on the owner's thread).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, ParamSpec
+
+from zerosim.backends.kernels import Array, Backend, Lane
+from zerosim.device.events import Alloc, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
+from zerosim.device.memory import Allocator, Exact
+from zerosim.device.work import KernelWork, work_of
+from zerosim.dtypes import DType
+from zerosim.errors import Aborted, OutOfMemory
+from zerosim.units import format_bytes
+
+P = ParamSpec("P")
+
+
+class Kind(StrEnum):
+    """What bytes are for. PARAM, GRAD and OPTIM are ZeRO's model states."""
+
+    PARAM = "param"
+    GRAD = "grad"
+    OPTIM = "optim"
+    UNSHARDED_PARAM = "unsharded_param"
+    UNSHARDED_GRAD = "unsharded_grad"
+    ACTIVATION = "activation"
+    ACTIVATION_GRAD = "activation_grad"
+    KEPT = "kept"
+    TEMP = "temp"
+    COMM = "comm"
+
+
+class Phase(StrEnum):
+    """Where in a step an event happened."""
+
+    INIT = "init"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    EVALUATE = "evaluate"
+
+
+class Switch:
+    """Thrown once, by whoever ends the run; every rank looks at it before each kernel."""
+
+    __slots__ = ("thrown",)
+
+    def __init__(self) -> None:
+        self.thrown = False
+
+
+class Storage:
+    """The bytes themselves: owns one array and reports its end."""
+
+    __slots__ = ("array", "device", "id")
+
+    def __init__(self, array: Array, device: Device, id: int) -> None:
+        self.array = array
+        self.device = device
+        self.id = id
+
+    def __del__(self) -> None:
+        device = self.device
+        device.allocator.release(self.id)
+        device.recorder.add(Free(device.where, self.id))
+
+
+class Buffer:
+    """A handle on a storage, or on a window of it: slices and reshapes share its bytes and cost none."""
+
+    __slots__ = ("array", "dtype", "storage")
+
+    def __init__(self, storage: Storage, array: Array, dtype: DType) -> None:
+        self.storage = storage
+        self.array = array
+        self.dtype = dtype
+
+    @property
+    def device(self) -> Device:
+        return self.storage.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape)
+
+    @property
+    def numel(self) -> int:
+        return int(self.array.size)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    def __getitem__(self, window: Any) -> Buffer:
+        return Buffer(self.storage, self.array[window], self.dtype)
+
+    def reshape(self, *shape: int) -> Buffer:
+        """The same bytes under another shape. Raises: ValueError where only a copy could have it."""
+        if not self.array.flags.c_contiguous:
+            raise ValueError(f"a strided window of shape {self.shape} cannot be seen as {shape} without a copy")
+        return Buffer(self.storage, self.array.reshape(shape), self.dtype)
+
+    def __repr__(self) -> str:
+        return f"Buffer(shape={self.shape}, dtype={self.dtype}, id={self.storage.id})"
+
+
+class _Ambient:
+    """Sets the device's scope, or its gradient switch, for the length of a `with`."""
+
+    __slots__ = ("_after", "_before", "_device")
+
+    def __init__(self, device: Device, after: Scope) -> None:
+        self._device = device
+        self._after = after
+
+    def __enter__(self) -> None:
+        self._before = self._device.where
+        self._device.where = self._after
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:  # the innermost scope is where it happened; a report names it
+            error.__dict__.setdefault("zerosim_scope", self._device.where)
+        self._device.where = self._before
+
+
+class _NoGrad:
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._before = self._device.grad_enabled
+        self._device.grad_enabled = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._device.grad_enabled = self._before
+
+
+class Device:
+    """One rank's device. All state of a rank that is ambient (scope, gradient switch) lives here."""
+
+    def __init__(
+        self,
+        rank: int,
+        backend: Backend,
+        *,
+        allocator: Allocator | None = None,
+        recorder: Recorder | None = None,
+        switch: Switch | None = None,
+        lane: Lane | None = None,
+    ) -> None:
+        self.rank = rank
+        self.backend = backend
+        self.lane = lane  # where kernels queue, for a backend that queues them
+        self.allocator = allocator or Exact()
+        self.recorder = recorder or Recorder()
+        self.switch = switch or Switch()
+        self.where = Scope()
+        self.grad_enabled = True
+        self._last_id = 0
+        self.ticks = 0  # grows with every kernel, so that a watcher can tell a slow rank from a stuck one
+
+    def next_id(self) -> int:
+        """A number that names one buffer or one work of this rank."""
+        self._last_id += 1
+        return self._last_id
+
+    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
+        """A new buffer, its contents undefined. `padding` of its elements belong to no parameter.
+
+        Raises: OutOfMemory when the allocator refuses.
+        """
+        numel = 1
+        for size in shape:
+            numel *= size
+        nbytes = numel * dtype.itemsize
+        id = self.next_id()
+        reserved = self.allocator.reserve(id, nbytes)
+        if reserved is None:
+            self.recorder.add(Refusal(self.where, nbytes, kind.value))
+            raise self._out_of_memory(nbytes, kind)
+        try:
+            array = self.backend.empty(shape, dtype)
+        except BaseException:  # the host's own memory ran out
+            self.allocator.release(id)
+            raise
+        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize))
+        return Buffer(Storage(array, self, id), array, dtype)
+
+    def retag(self, buffer: Buffer, kind: Kind) -> None:
+        """The same bytes serve another purpose from here on."""
+        self.recorder.add(Retag(self.where, buffer.storage.id, kind.value))
+
+    def kernel(self, flops: int, run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run one of the backend's kernels and record it: its flops, and the bytes of its arrays."""
+        self._look_up()
+        if self.recorder.enabled:
+            self.recorder.add(Kernel(self.where, *work_of(run.__name__, flops, args)))
+        run(*args, **kwargs)
+
+    def kernels(
+        self, parts: Sequence[KernelWork], run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Run one kernel of the backend that is several of a device's, and record those."""
+        for part in parts:
+            self.count(part)
+        run(*args, **kwargs)
+
+    def count(self, part: KernelWork, work: int | None = None) -> None:
+        """Record work that is this rank's, whoever runs it (a collective's sums run where the last rank joins).
+
+        Raises: Aborted when the run has been ended.
+        """
+        self._look_up()
+        if self.recorder.enabled:
+            self.recorder.add(Kernel(self.where, *part, work))
+
+    def _look_up(self) -> None:
+        """Before each kernel: is the run still on? Raises: Aborted."""
+        if self.switch.thrown:
+            raise Aborted(f"rank {self.rank} was ended because another rank failed")
+        self.ticks += 1
+
+    def scope(
+        self,
+        *,
+        step: int | None = None,
+        phase: Phase | None = None,
+        unit: str | None = None,
+        slot: int | None = None,
+    ) -> _Ambient:
+        """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
+        here = self.where
+        return _Ambient(
+            self,
+            Scope(
+                here.step if step is None else step,
+                here.phase if phase is None else phase.value,
+                here.unit if unit is None else unit,
+                here.slot if slot is None else slot,
+            ),
+        )
+
+    @property
+    def is_training(self) -> bool:
+        """False in the phase EVALUATE, where nothing is dropped out."""
+        return self.where.phase != Phase.EVALUATE.value
+
+    def phase(self, phase: Phase) -> _Ambient:
+        return self.scope(phase=phase)
+
+    def mark(self, name: str) -> None:
+        """Name this point of the program in the record, with what a real memory pool says of it."""
+        self.recorder.add(Mark(self.where, name))
+        if self.lane is not None:
+            self.recorder.add(Pool(self.where, *self.lane.memory()))
+
+    def no_grad(self) -> _NoGrad:
+        """`with device.no_grad():` ops inside keep nothing for backward."""
+        return _NoGrad(self)
+
+    def _out_of_memory(self, nbytes: int, kind: Kind) -> OutOfMemory:
+        capacity = self.allocator.capacity or 0
+        where = " of ".join(part for part in (self.where.phase, self.where.unit) if part)
+        return OutOfMemory(
+            f"rank {self.rank} is out of memory in {where}: {format_bytes(nbytes)} for {kind} "
+            f"do not fit into a capacity of {format_bytes(capacity)}",
+            rank=self.rank,
+            requested=nbytes,
+            kind=kind.value,
+            capacity=capacity,
+            where=where,
+        )

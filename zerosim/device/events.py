@@ -1,0 +1,181 @@
+"""What happened on one rank, in order: the events, and the recorder that keeps them.
+
+Everything that zerosim prints about memory, traffic or work is read from this stream; a reader
+(`ledger/ledgers.py`) never touches a device. Every event carries the scope it happened in.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Scope(NamedTuple):
+    """Where in the program an event happened. `step` is -1 while the world is set up."""
+
+    step: int = -1
+    phase: str = "init"
+    unit: str = ""
+    slot: int = 0
+
+
+class Alloc(NamedTuple):
+    """`nbytes` now live under `id`; `padding_bytes` of them hold no parameter of the model."""
+
+    scope: Scope
+    id: int
+    nbytes: int
+    reserved_bytes: int
+    kind: str
+    padding_bytes: int
+
+
+class Free(NamedTuple):
+    """The bytes of `id` are no longer live."""
+
+    scope: Scope
+    id: int
+
+
+class Refusal(NamedTuple):
+    """The allocator had no room for `nbytes` more."""
+
+    scope: Scope
+    nbytes: int
+    kind: str
+
+
+class Retag(NamedTuple):
+    """The bytes of `id` now serve another purpose."""
+
+    scope: Scope
+    id: int
+    kind: str
+
+
+class Kernel(NamedTuple):
+    """Work on the device. `engine` is 'matmul' or 'vector'; flops are counted by the operation.
+
+    `work` is the collective whose sums these are, None for a kernel of the program.
+    """
+
+    scope: Scope
+    name: str
+    engine: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    work: int | None = None
+
+
+class Save(NamedTuple):
+    """The op `op` holds `nbytes` of buffer `id` for its backward, as its `what`; others may hold them too."""
+
+    scope: Scope
+    op: str
+    what: str
+    id: int
+    nbytes: int
+
+
+class Launch(NamedTuple):
+    """This rank joined a collective. Payload is the whole logical tensor, in bytes.
+
+    `sent_bytes` and `received_bytes` are what crosses this rank's links in it. None: the call was left to
+    an engine that does not tell (MPI's, NCCL's own collective); then `modelled_bytes` is what a ring would
+    send. `sequence` counts the group's collectives; `axis` is the mesh axis, that is the clock's stream.
+    """
+
+    scope: Scope
+    work: int
+    op: str
+    dtype: str
+    purpose: str
+    axis: str
+    group: tuple[int, ...]
+    sequence: int
+    payload_bytes: int
+    sent_bytes: int | None
+    received_bytes: int | None
+    modelled_bytes: int | None = None
+
+    @property
+    def wire_bytes(self) -> int:
+        """What was sent or, where that was not seen, what a ring would have sent."""
+        return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
+
+
+class Copy(NamedTuple):
+    """`nbytes` went between a rank's own memories, 'device' and 'host': a message staged through the host."""
+
+    scope: Scope
+    source: str
+    target: str
+    nbytes: int
+
+
+class Wait(NamedTuple):
+    """This rank needed the result of `work` and went on when it was there."""
+
+    scope: Scope
+    work: int
+
+
+class Message(NamedTuple):
+    """`count` messages of `nbytes` each left this rank for `peer` (-1: one each to `count` other members)."""
+
+    scope: Scope
+    work: int
+    peer: int
+    nbytes: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants here
+
+
+class Mark(NamedTuple):
+    """A named point of the program, such as 'end_of_backward'."""
+
+    scope: Scope
+    name: str
+
+
+class Pool(NamedTuple):
+    """What a real device's memory pool of this rank said at the mark before: bytes in use, and held."""
+
+    scope: Scope
+    used_bytes: int
+    held_bytes: int
+
+
+Event = Alloc | Free | Refusal | Retag | Kernel | Save | Launch | Copy | Wait | Message | Mark | Pool
+
+
+class Reader(Protocol):
+    """Folds events into a ledger, in order."""
+
+    def read(self, events: list[Event]) -> None: ...
+
+
+class Recorder:
+    """Collects one rank's events and hands them to its readers.
+
+    Readers are fed in batches (`drain`, once a step), so that a long run keeps its ledgers and not
+    its history. With `keep` the drained events stay in `history`.
+    """
+
+    def __init__(self, readers: tuple[Reader, ...] = (), *, keep: bool = False, enabled: bool = True) -> None:
+        self.events: list[Event] = []
+        self.history: list[Event] = []
+        self.readers = readers
+        self.keep = keep
+        self.enabled = enabled
+
+    def add(self, event: Event) -> None:
+        if self.enabled:
+            self.events.append(event)
+
+    def drain(self) -> None:
+        """Feed what has been collected to the readers, then forget it (or keep it)."""
+        events, self.events = self.events, []
+        for reader in self.readers:
+            reader.read(events)
+        if self.keep:
+            self.history.extend(events)

@@ -1,0 +1,100 @@
+"""Mixed precision: loss scaling, overflow, and the gradient's norm over all ranks.
+
+Half types keep 2-byte weights and gradients, and fp32 masters and moments (Micikevicius et al.,
+1710.03740). The scalers follow DeepSpeed 0.19, with one repair: DeepSpeed updates the scale first
+and divides the gradients by the new one, so that they halve on the step that raises it; here they
+are divided by the scale that they were made with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import fp64
+from zerosim.errors import LossScaleExhausted
+from zerosim.tensor.flat import Flat, slice_size
+
+
+class LossScaler:
+    """Dynamic loss scaling, or with `dynamic=False` a fixed scale; overflowing steps are skipped in both.
+
+    An overflow halves the scale once the hysteresis is used up; `hysteresis - 1` overflows are
+    forgiven, and it is refilled only when the scale rises. The scale doubles after a clean step if k =
+    (steps since the last overflow) - 1 is a positive multiple of `window`: first at the end of clean
+    step window + 1, then every window.
+    """
+
+    def __init__(
+        self,
+        scale: float = 2.0**16,
+        *,
+        dynamic: bool = True,
+        window: int = 1000,
+        hysteresis: int = 2,
+        minimum: float = 1.0,
+    ) -> None:
+        self.scale = float(scale)
+        self.dynamic = dynamic
+        self.window = window
+        self.hysteresis = hysteresis
+        self.minimum = minimum
+        self._left = hysteresis
+        self._step = 0
+        self._last_overflow = -1
+
+    def update(self, overflow: bool) -> None:
+        """Move on by one attempted step.
+
+        Raises: LossScaleExhausted for an overflow at the minimum.
+        """
+        if self.dynamic:
+            if overflow:
+                self._shrink()
+            else:
+                self._grow()
+        self._step += 1
+
+    def _shrink(self) -> None:
+        self._last_overflow = self._step
+        if self._left > 1:
+            self._left -= 1
+        elif self.scale <= self.minimum:
+            raise LossScaleExhausted(
+                f"step {self._step}: gradients overflow at the smallest loss scale, {self.minimum:g}: "
+                "the training diverged; lower the learning rate, clip the gradients or use bf16"
+            )
+        else:
+            self.scale = max(self.scale / 2, self.minimum)
+
+    def _grow(self) -> None:
+        clean = self._step - self._last_overflow - 1
+        if clean > 0 and clean % self.window == 0:
+            self._left = self.hysteresis
+            self.scale *= 2
+
+
+def norm_partials(device: Device, flats: Sequence[Flat], world_size: int) -> Buffer:
+    """This rank's share of the sum of squares: (flats, N) in fp64, 0 where another rank counts.
+
+    Every flat is cut into the same N slices whatever the stage holds of it, each slice is one sum,
+    and padding is left out, so that all stages add the same numbers in the same order.
+    """
+    partials = device.alloc((len(flats), world_size), fp64, Kind.TEMP)
+    device.kernel(0, device.backend.fill, partials.array, 0.0)
+    for i, flat in enumerate(flats):
+        size, stop = slice_size(flat.numel, world_size), min(flat.own.stop, flat.numel)
+        if flat.grad_shard is None or flat.own.start >= stop:
+            continue  # nothing but padding, or another rank's
+        part = flat.grad_shard[: stop - flat.own.start]
+        first = flat.own.start // size
+        out = partials.array[i, first : first + -(-part.numel // size)]
+        device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
+    return partials
+
+
+def total_norm(device: Device, partials: Buffer) -> float:
+    """The norm, its squares added in (flat, slice) order. One read of the device."""
+    total = float(device.backend.to_host(partials.array).reshape(-1).cumsum()[-1])  # one after the other
+    return math.sqrt(total) if total >= 0 else math.nan

@@ -1,0 +1,62 @@
+"""A step as a list of actions: which micro-batch goes forward or backward, in which order. Pure.
+
+One stage runs F0 B0 F1 B1 ...: each micro-batch's activations are gone before the next one's come. The engine runs the
+list (`train/engine.py`); a strategy sees the uses of units that follow from it, and so knows what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from zerosim.errors import InputError
+
+if TYPE_CHECKING:
+    from zerosim.nn import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """All units of this stage, in order, on micro-batch `slot`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """All units of this stage, in reverse order, on micro-batch `slot`."""
+
+    slot: int
+
+
+Action = Forward | Backward
+
+
+class Use(NamedTuple):
+    """One unit's turn in an action."""
+
+    unit: Unit
+    action: Action
+
+
+def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
+    """The actions of one stage in one step. Every slot goes forward, then backward; backward in order.
+
+    Raises: InputError for a stage that is not there, for no micro-batches, and for several stages: there is no
+    pipeline yet.
+    """
+    if num_stages != 1:
+        raise InputError(f"{num_stages} stages: expected 1, there is no pipeline schedule")
+    if not 0 <= stage < num_stages:
+        raise InputError(f"stage {stage} of {num_stages}: expected 0 to {num_stages - 1}")
+    if micro_batches < 1:
+        raise InputError(f"{micro_batches} micro-batches: expected at least 1")
+    return [action for slot in range(micro_batches) for action in (Forward(slot), Backward(slot))]
+
+
+def uses_of(actions: Sequence[Action], units: Sequence[Unit]) -> list[Use]:
+    """The units' turns in the order of the step."""
+    return [
+        Use(unit, action) for action in actions for unit in (units if isinstance(action, Forward) else reversed(units))
+    ]

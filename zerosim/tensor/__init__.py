@@ -1,0 +1,5 @@
+"""Tensors and their autograd."""
+
+from zerosim.tensor.tensor import Tensor as Tensor
+from zerosim.tensor.tensor import cpu as cpu
+from zerosim.tensor.tensor import tensor as tensor

@@ -1,0 +1,105 @@
+"""The autograd engine: a graph of nodes, walked backwards. It knows no op and no rule.
+
+A node remembers the op that made a tensor and where each of that op's inputs came from: another
+node, a `Sink` (a leaf that collects its gradient), or None (no gradient wanted). The walk visits
+nodes from the deepest to the shallowest, so that a node runs once all its gradients are in; each
+node is emptied as it is visited, so that what its op saved dies as backward goes.
+
+Nobody writes into a gradient that somebody else may hold: an op may hand one buffer to two inputs
+(`add` does). `Gradient.owned` says that a buffer is nobody else's, and can be added into.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import NamedTuple, Protocol
+
+from zerosim.device.device import Buffer, Kind
+
+
+class Sink(Protocol):
+    """Where gradients end: a leaf tensor or a parameter."""
+
+    depth: int
+
+    def accumulate(self, grad: Gradient) -> None: ...
+
+
+class Rule(Protocol):
+    """An op in the graph: what it saved, and its backward rule."""
+
+    def backward(self, grad: Buffer) -> tuple[Buffer | None, ...]:
+        """One gradient per input, None where it is not wanted: new buffers, or `grad` itself handed on."""
+        ...
+
+
+class Gradient(NamedTuple):
+    """A gradient on its way; `owned` means that no other reader holds its bytes."""
+
+    buffer: Buffer
+    owned: bool
+
+
+class Node:
+    """One op's place in the graph; `depth` is its distance from the leaves."""
+
+    __slots__ = ("depth", "edges", "rule")
+
+    def __init__(self, rule: Rule, edges: tuple[Node | Sink | None, ...]) -> None:
+        self.rule: Rule | None = rule
+        self.edges = edges
+        self.depth: int = 1 + max((edge.depth for edge in edges if edge is not None), default=0)
+
+
+def add_gradients(first: Gradient, second: Gradient) -> Gradient:
+    """Their sum: into one that is owned, or into a new buffer."""
+    if second.owned and not first.owned:
+        first, second = second, first
+    a, b = first.buffer, second.buffer
+    out = a if first.owned else a.device.alloc(a.shape, a.dtype, Kind.ACTIVATION_GRAD)
+    out.device.kernel(out.numel, out.device.backend.add, a.array, b.array, out.array)
+    return Gradient(out, True)
+
+
+def backward(root: Node | Sink, grads: list[Buffer]) -> None:
+    """Walk the graph under `root` with the one gradient in `grads`, that of what `root` made; sinks collect.
+
+    It is taken out of the list: were it an argument, the callers would keep its bytes alive for the
+    whole walk. A graph is walked once: its nodes are empty afterwards.
+    """
+    arriving: dict[Node, Gradient] = {}
+    queue: list[tuple[int, int, Node]] = []  # deepest first; of one depth, first come first served
+    arrivals = itertools.count()
+
+    def deliver(edge: Node | Sink, gradient: Gradient) -> None:
+        if not isinstance(edge, Node):
+            edge.accumulate(gradient)
+        elif edge in arriving:
+            arriving[edge] = add_gradients(arriving[edge], gradient)
+        else:
+            arriving[edge] = gradient
+            heapq.heappush(queue, (-edge.depth, next(arrivals), edge))
+
+    deliver(root, Gradient(grads.pop(), False))
+    while queue:
+        node = heapq.heappop(queue)[2]
+        _visit(node, arriving.pop(node).buffer, deliver)
+
+
+def _visit(node: Node, grad: Buffer, deliver: _Deliver) -> None:
+    """Run one node's rule and hand out its results. Its locals die on return, and with them the bytes."""
+    rule, edges = node.rule, node.edges
+    if rule is None:
+        raise RuntimeError("this graph has been walked already: run forward again before another backward")
+    node.rule, node.edges = None, ()
+    results = rule.backward(grad)
+    del rule
+    held = [grad.storage, *(result.storage for result in results if result is not None)]
+    for edge, result in zip(edges, results, strict=True):
+        if edge is not None and result is not None:
+            deliver(edge, Gradient(result, sum(result.storage is storage for storage in held) == 1))
+
+
+class _Deliver(Protocol):
+    def __call__(self, edge: Node | Sink, gradient: Gradient, /) -> None: ...

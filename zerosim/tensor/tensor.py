@@ -1,0 +1,315 @@
+"""Tensors: a buffer, and its place in the graph. Parameters: a handle on a window of a flat buffer.
+
+Ops take either. An op saves the `Parameter`, never its array, because the data behind it is taken
+away and brought back (ZeRO-3 shards it between uses).
+
+By hand, as in a lesson:
+
+    device = cpu()
+    w = tensor([1.0, 2.0], device, requires_grad=True)
+    ((3 * w - 1) * w).sum().backward()
+    w.grad.numpy()                          # 6 w - 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerosim.backends.kernels import Array
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.events import Recorder, Save
+from zerosim.dtypes import DType
+from zerosim.dtypes import dtype as dtype_of
+from zerosim.errors import InputError
+from zerosim.tensor.autograd import Gradient, Node, Rule, Sink, add_gradients, backward
+
+if TYPE_CHECKING:
+    from zerosim.tensor.flat import Flat
+
+
+class Leaf:
+    """The sink of a tensor that wants its gradient; holds no data of the tensor itself."""
+
+    __slots__ = ("depth", "grad", "owned")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.grad: Buffer | None = None
+        self.owned = False
+
+    def accumulate(self, grad: Gradient) -> None:
+        if self.grad is not None:
+            grad = add_gradients(Gradient(self.grad, self.owned), grad)
+        self.grad, self.owned = grad
+
+    def take(self) -> Buffer:
+        """Hand the gradient over; this sink forgets it."""
+        grad, self.grad = self.grad, None
+        assert grad is not None, "backward did not come this way"
+        return grad
+
+
+class Tensor:
+    """An n-dimensional array on a device, and the node that made it (None: no gradient flows)."""
+
+    __slots__ = ("buffer", "node")
+
+    def __init__(self, buffer: Buffer, node: Node | Sink | None = None) -> None:
+        self.buffer = buffer
+        self.node = node
+
+    @property
+    def array(self) -> Array:
+        return self.buffer.array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.buffer.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def device(self) -> Device:
+        return self.buffer.storage.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.node is not None
+
+    @property
+    def grad(self) -> Tensor | None:
+        """A leaf's collected gradient. It grows with each backward; `x.grad = None` begins anew."""
+        collected = self.node.grad if isinstance(self.node, Leaf) else None
+        return None if collected is None else Tensor(collected)
+
+    @grad.setter
+    def grad(self, value: None) -> None:
+        if value is not None:
+            raise InputError("a gradient is collected by backward: it can be cleared (x.grad = None), not set")
+        if isinstance(self.node, Leaf):
+            self.node.grad = None
+
+    def new_grad(self) -> Buffer:
+        """A buffer for this tensor's gradient, contents undefined."""
+        return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
+
+    def numpy(self) -> Any:
+        """The values as a NumPy array (half types as float32)."""
+        return self.device.backend.to_host(self.array)
+
+    def item(self) -> float:
+        """The value of a tensor of one element."""
+        return float(self.numpy().item())
+
+    def backward(self) -> None:
+        """Gradients of this one-element tensor with respect to every leaf under it.
+
+        Raises: InputError for any other tensor.
+        """
+        if self.node is None or self.buffer.numel != 1:
+            raise InputError(
+                f"backward starts at one element that requires a gradient, not at {self}: "
+                "take a sum or a mean, of tensors made with requires_grad=True"
+            )
+        seed = self.new_grad()
+        self.device.kernel(0, self.device.backend.fill, seed.array, 1.0)
+        backward(self.node, [seed])
+
+    # Operators and methods are the primitive ops (imported at the end of this file: they are built on tensors).
+    __array_ufunc__ = None  # NumPy's numbers leave `number * tensor` to us
+
+    def __add__(self, other: Operand | float) -> Tensor:
+        return primitives.add(self, other)
+
+    def __sub__(self, other: Operand | float) -> Tensor:
+        return primitives.subtract(self, other)
+
+    def __rsub__(self, other: Operand | float) -> Tensor:
+        return primitives.subtract(other, self)
+
+    def __mul__(self, other: Operand | float) -> Tensor:
+        return primitives.multiply(self, other)
+
+    def __truediv__(self, other: Operand | float) -> Tensor:
+        return primitives.divide(self, other)
+
+    def __rtruediv__(self, other: Operand | float) -> Tensor:
+        return primitives.divide(other, self)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return primitives.matmul(self, other)
+
+    def __neg__(self) -> Tensor:
+        return self * -1.0
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def exp(self) -> Tensor:
+        return primitives.exp(self)
+
+    def log(self) -> Tensor:
+        return primitives.log(self)
+
+    def sqrt(self) -> Tensor:
+        return primitives.sqrt(self)
+
+    def tanh(self) -> Tensor:
+        return primitives.tanh(self)
+
+    def sum(self, *dims: int, keepdims: bool = False) -> Tensor:
+        """Over `dims`; without any, over all."""
+        return primitives.sum(self, dims or None, keepdims=keepdims)
+
+    def mean(self, *dims: int, keepdims: bool = False) -> Tensor:
+        """Over `dims`; without any, over all."""
+        return primitives.mean(self, dims or None, keepdims=keepdims)
+
+    def reshape(self, *shape: int) -> Tensor:
+        return primitives.reshape(self, *shape)
+
+    def transpose(self, *order: int) -> Tensor:
+        """Dims in that order; without any, reversed."""
+        return primitives.transpose(self, *order)
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape}, dtype={self.dtype}, requires_grad={self.requires_grad})"
+
+
+class Parameter:
+    """One named weight: a window of its unit's flat buffer, there only while that buffer is.
+
+    Its gradient goes to the same window of the flat gradient buffer.
+    """
+
+    __slots__ = ("depth", "flat", "index", "layer", "name", "shape")
+
+    requires_grad = True
+
+    def __init__(self, flat: Flat, index: int, name: str, shape: tuple[int, ...]) -> None:
+        self.flat = flat
+        self.index = index
+        self.name = name
+        self.layer = name.rpartition(".")[0].rpartition(f"{flat.name}.")[2]  # 'attn.c_attn' in the unit h.0
+        self.shape = shape
+        self.depth = 0
+
+    @property
+    def node(self) -> Sink:
+        return self
+
+    @property
+    def array(self) -> Array:
+        return self.flat.param_window(self.index).array
+
+    @property
+    def dtype(self) -> DType:
+        return self.flat.dtype
+
+    @property
+    def device(self) -> Device:
+        return self.flat.device
+
+    def new_grad(self) -> Buffer:
+        """Where this parameter's gradient is to be written, contents undefined.
+
+        The first use in a micro-batch gets the window itself; a later one (a tied weight) gets a
+        buffer of its own, which `accumulate` then adds.
+        """
+        return self.flat.grad_window(self.index)
+
+    def accumulate(self, grad: Gradient) -> None:
+        self.flat.collect_grad(self.index, grad.buffer)
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.name}, shape={self.shape}, dtype={self.dtype})"
+
+
+Operand = Tensor | Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a rule keeps of a tensor whose gradient it has to make and whose values it does not read: no bytes."""
+
+    device: Device
+    shape: tuple[int, ...]
+    dtype: DType
+    requires_grad: bool
+
+    def new_grad(self) -> Buffer:
+        return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
+
+
+def outline(x: Operand) -> Outline | Parameter:
+    """`x` without its bytes; a parameter is a handle and holds none anyway."""
+    return x if isinstance(x, Parameter) else Outline(x.device, x.shape, x.dtype, x.requires_grad)
+
+
+Saved = Mapping[str, Operand | Buffer | None]
+"""What a rule holds until its backward, by what it is to the rule. Parameters are handles and hold no bytes."""
+
+
+def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved | None = None) -> Tensor:
+    """`out` as a tensor whose gradient `rule` will take to `inputs`, where any of them wants one.
+
+    Then what the rule has `saved` is recorded as held by `op`, its name within the unit.
+    """
+    check_device(*inputs)
+    if out.device.grad_enabled and any(x.requires_grad for x in inputs):
+        if saved is not None and out.device.recorder.enabled:
+            record_saved(out.device, op, saved)
+        return Tensor(out, Node(rule, tuple(x.node for x in inputs)))
+    return Tensor(out)
+
+
+def record_saved(device: Device, op: str, saved: Saved) -> None:
+    """One event for each buffer that `op` holds from here to its backward. All of its storage stays live."""
+    for what, held in saved.items():
+        if held is None or isinstance(held, Parameter):
+            continue
+        storage = (held.buffer if isinstance(held, Tensor) else held).storage
+        device.recorder.add(Save(device.where, op, what, storage.id, int(storage.array.nbytes)))
+
+
+def layer_of(weight: Operand, otherwise: str) -> str:
+    """The name of the layer that `weight` belongs to, within its unit; for a tensor made by hand, `otherwise`."""
+    return weight.layer if isinstance(weight, Parameter) else otherwise
+
+
+def check_device(first: Operand, *others: Operand) -> None:
+    """Raises: InputError where operands of one op lie on different devices."""
+    device = first.device
+    for other in others:
+        if other.device is not device:
+            raise InputError(
+                f"an op is given tensors of two devices, {first} and {other}: "
+                "make one device, device = cpu(), and all tensors on it, tensor(values, device)"
+            )
+
+
+def tensor(
+    values: Any, device: Device | None = None, *, dtype: str | DType = "fp32", requires_grad: bool = False
+) -> Tensor:
+    """A tensor with a copy of `values` (anything NumPy takes) on `device`; without one, on a new one of its own."""
+    import numpy as np
+
+    host = np.asarray(values)
+    device = device or cpu()
+    buffer = device.alloc(host.shape, dtype_of(dtype), Kind.ACTIVATION)
+    device.backend.from_host(host, buffer.array)
+    return Tensor(buffer, Leaf() if requires_grad else None)
+
+
+def cpu(recorder: Recorder | None = None) -> Device:
+    """A device to play with, outside any world: NumPy, no limit of memory. It records only into a given `recorder`."""
+    from zerosim.backends.numpy.backend import NumpyBackend
+
+    return Device(0, NumpyBackend(), recorder=recorder or Recorder(enabled=False))
+
+
+from zerosim.tensor import ops as primitives  # noqa: E402  at the end, because it needs Tensor itself

@@ -1,0 +1,110 @@
+"""Text as bytes, and which rank sees which rows of it.
+
+A step's global batch is (rows, T + 1) token ids. Row order does not depend on N: rank r takes rows
+r*B/N to (r+1)*B/N and cuts them, in order, into its micro-batches.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from zerosim.config.inputs import read_file
+from zerosim.config.npz import open_npz
+from zerosim.errors import InputError
+from zerosim.models.model import Shapes, check_names, check_shapes
+from zerosim.tensor.rng import generator
+from zerosim.units import format_bytes
+
+LARGEST_DATA = 4 * 10**9
+"""Bytes of a text, or of token ids, that a run reads: enwik9 has 1 GB."""
+
+
+def primer() -> bytes:
+    """The packaged text: a primer on ZeRO, which is also worth reading."""
+    return resources.files("zerosim").joinpath("primer.md").read_bytes()
+
+
+def read_text(path: str | None, seq: int, vocab: int) -> Any:
+    """Token ids (uint8) of a file's bytes, or of the primer.
+
+    Raises: InputError for a file that cannot be read, is empty, shorter than one row, or has ids >= vocab.
+    """
+    name = path or "the packaged primer"
+    text = read_file(path, "data file", LARGEST_DATA) if path else primer()
+    if len(text) < seq + 1:
+        what = "is empty" if not text else f"has {len(text)} bytes"
+        raise InputError(f"data file {name} {what}: one row needs seq + 1 = {seq + 1} bytes")
+    tokens = np.frombuffer(text, np.uint8)
+    if int(tokens.max()) >= vocab:
+        raise InputError(f"data file {name} holds byte {int(tokens.max())}: vocab {vocab} is too small, use 256")
+    return tokens
+
+
+def sample_batch(tokens: Any, seed: int, step: int, rows: int, seq: int) -> Any:
+    """A global batch (rows, seq + 1), int64: windows of the text at places drawn for (seed, step)."""
+    starts = generator("batch", seed, step).integers(0, len(tokens) - seq, size=rows)
+    return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)
+
+
+def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -> Any:
+    """The array `tokens` (steps, rows, seq + 1) of an .npz file, cut to the first `steps`.
+
+    Raises: InputError naming what does not fit; only what fits is read.
+    """
+    with open_npz(path) as file:
+        if "tokens" not in file.names:
+            raise InputError(f"{path} has no array named 'tokens'")
+        header = file.header("tokens")
+        if header.dtype != np.int64 or len(header.shape) != 3:
+            raise InputError(
+                f"{path}: tokens is {header.words} of shape {header.shape}, expected int64 (steps, {rows}, {seq + 1})"
+            )
+        there = header.shape
+        if there[1] != rows:
+            raise InputError(
+                f"{path}: the global batch is {there[1]} rows, expected ranks x accumulate x micro-batch = {rows}"
+            )
+        if there[2] != seq + 1:
+            raise InputError(f"{path}: rows have {there[2]} ids, expected seq + 1 = {seq + 1}: set --seq")
+        if there[0] < (steps or 1):
+            raise InputError(f"{path} holds {there[0]} steps, expected at least {steps or 1}")
+        wanted = there[0] if header.fortran_order or steps is None else steps
+        if wanted * rows * (seq + 1) * 8 > LARGEST_DATA:
+            raise InputError(
+                f"{path}: {wanted} steps of tokens are more than the {format_bytes(LARGEST_DATA)} that are read: "
+                f"{'set fewer --steps' if not header.fortran_order else 'save them in C order'}"
+            )
+        tokens = file.read("tokens", steps)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
+        raise InputError(
+            f"{path}: ids run from {tokens.min()} to {tokens.max()}, expected 0 to vocab - 1 = {vocab - 1}"
+        )
+    return tokens
+
+
+def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:
+    """Full weights by name, of the model with those `shapes`.
+
+    Raises: InputError for names and shapes that are not the model's, and anything but floating-point arrays; nothing
+    is read of a file that does not fit.
+    """
+    with open_npz(path) as file:
+        if file.others:
+            raise InputError(f"{path}: member {file.others[0]!r} is not an array: expected what np.savez writes")
+        check_names(file.names, shapes, f"the weights of {path}")
+        headers = {name: file.header(name) for name in file.names}
+        check_shapes({name: header.shape for name, header in headers.items()}, shapes, f"the weights of {path}")
+        for name, header in headers.items():
+            if header.dtype not in (np.float16, np.float32, np.float64):
+                raise InputError(f"{path}: {name} is {header.words}, expected float32 (or float16, float64)")
+        return {name: file.read(name) for name in file.names}
+
+
+def micro_batches(batch: Any, rank: int, ranks: int, accumulate: int) -> list[Any]:
+    """Rank's rows of a global batch, cut in order into its micro-batches."""
+    rows = batch.shape[0] // ranks
+    own = batch[rank * rows : (rank + 1) * rows]
+    return list(own.reshape(accumulate, rows // accumulate, -1))

@@ -1,0 +1,253 @@
+"""What this machine has for zerosim: versions, backends, GPUs, MPI, BLAS, cores and memory.
+
+Owns the facts and which of the worlds can be used; what mends a fault is said by the checks that a run makes too
+(`backends/cuda/check.py`, `comm/mpi/check.py`). Nothing raises, and nothing hangs: CuPy and MPI are asked in processes
+of their own, side by side and with a limit, for a driver may hang, MPI may print, and either may take its process down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerosim import __version__
+from zerosim.backends.cuda.check import cuda_faults, nccl_fault
+from zerosim.backends.cuda.facts import CudaFacts, Gpu, installed_facts
+from zerosim.comm.mpi.check import MpiFacts, mpi_facts, mpi_fault
+from zerosim.comm.runtime import make_backend
+from zerosim.errors import message_of
+
+LIMIT_S = 8.0
+"""How long CuPy and MPI may take to answer."""
+
+LIBRARIES = {"numpy": "numpy", "ml_dtypes": "ml_dtypes", "matplotlib": "matplotlib", "torch": "torch"}
+"""Packages that are shown, and what pip calls them. Nobody needs torch but `bench` and the tests against it."""
+
+LAUNCHER = ("PMI", "PRTE", "OMPI_COMM_WORLD", "OMPI_MCA_ess", "OMPI_MCA_orte", "HYD", "SLURM_", "MPI_LOCAL")
+"""Beginnings of the variables by which a process knows its launcher: the one that asks starts MPI alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A Python package; `version` is None where it is not installed, and `mend` is the command that brings it."""
+
+    name: str
+    version: str | None
+    mend: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """A linear algebra library that NumPy has loaded, and how many threads it uses when nobody holds it back."""
+
+    name: str
+    version: str | None
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`cores` are those that this process may use; memory in bytes, that of its container where it has a limit."""
+
+    system: str
+    processor: str
+    cores: int
+    memory_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, and the command or setting that mends it."""
+
+    what: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether a backend or a world can be used; if not, all that is wrong, each with the command that mends it."""
+
+    name: str
+    is_usable: bool
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that `zerosim doctor` shows."""
+
+    zerosim: str
+    python: str
+    executable: str
+    standings: tuple[Standing, ...]
+    libraries: tuple[Library, ...]
+    blas: tuple[Blas, ...]
+    machine: Machine
+    cuda: CudaFacts
+    mpi: MpiFacts
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, schema 1."""
+        return {"schema": 1, **asdict(self)}
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything, in less than ten seconds. Never raises for what is missing or broken."""
+    cuda_installed, mpi_installed = installed_facts(), mpi_facts(start=False)
+    until = time.monotonic() + LIMIT_S
+    cuda_asked = _ask("zerosim.backends.cuda.facts") if cuda_installed.is_installed else None
+    mpi_asked = _ask("zerosim.comm.mpi.check") if mpi_installed.mpi4py is not None else None
+    try:
+        backends = [_backend("numpy"), _backend("meta")]
+        blas = _blas()
+        cuda = cuda_installed if cuda_asked is None else _cuda_answer(_answer(cuda_asked, until), cuda_installed)
+        mpi = mpi_installed if mpi_asked is None else _mpi_answer(_answer(mpi_asked, until), mpi_installed)
+    finally:
+        for process in (cuda_asked, mpi_asked):
+            if process is not None:
+                _end(process)
+    return Diagnosis(
+        zerosim=__version__,
+        python=platform.python_version(),
+        executable=sys.executable,
+        standings=(*backends, *_cuda_standings(cuda), _standing("mpi", mpi_fault(mpi))),
+        libraries=tuple(_library(name, package) for name, package in LIBRARIES.items()),
+        blas=blas,
+        machine=_machine(),
+        cuda=cuda,
+        mpi=mpi,
+    )
+
+
+def _standing(name: str, *faults: tuple[str, str] | None) -> Standing:
+    found = tuple(Fault(*fault) for fault in faults if fault is not None)
+    return Standing(name, not found, found)
+
+
+def _cuda_standings(cuda: CudaFacts) -> list[Standing]:
+    """CUDA, and NCCL where CUDA can be used: without it there is nothing to say."""
+    faults = cuda_faults(cuda)
+    return [_standing("cuda", *faults)] + ([_standing("nccl", nccl_fault(cuda))] if not faults else [])
+
+
+def _backend(name: str) -> Standing:
+    """A backend that needs no more than zerosim's own packages."""
+    try:
+        make_backend(name)
+    except Exception as error:  # a broken NumPy fails in many ways
+        why = (message_of(error).strip().splitlines() or [type(error).__name__])[0]
+        return _standing(name, (why, "pip install --force-reinstall numpy ml_dtypes"))
+    return _standing(name)
+
+
+def _library(name: str, package: str) -> Library:
+    try:
+        return Library(name, importlib.metadata.version(package), None)
+    except importlib.metadata.PackageNotFoundError:
+        return Library(name, None, f"pip install {package}")
+
+
+def _blas() -> tuple[Blas, ...]:
+    """The libraries that importing the NumPy backend has loaded."""
+    try:
+        from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
+
+        pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+        return tuple(Blas(pool["internal_api"], pool["version"], int(pool["num_threads"])) for pool in pools)
+    except Exception:  # what it cannot tell is not told
+        return ()
+
+
+def _machine() -> Machine:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    system = f"{platform.system()} {platform.release()}"
+    memory, free = _memory()
+    return Machine(system, platform.machine(), cores, memory, free)
+
+
+def _memory() -> tuple[int | None, int | None]:
+    """Bytes in all and free, of the container where it is held to less (cgroup v2); None where nobody says."""
+    total = free = None
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(ValueError, OSError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("utf-8").splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
+    with contextlib.suppress(ValueError, OSError):  # 'max' is no number, and no limit
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text("utf-8"))
+        total = limit if total is None else min(total, limit)
+        free = limit - used if free is None else min(free, limit - used)
+    return total, free
+
+
+def _ask(module: str) -> subprocess.Popen[str] | None:
+    """Start a process that prints the facts of `module`; None where none can be started."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+    code = f"from {module} import main; main()"
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            env={**kept, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+
+
+def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | str:
+    """What it printed last, or in one line why that is nothing. MPI and drivers may print lines of their own."""
+    try:
+        out, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return f"no answer within {LIMIT_S:g} s"
+    for line in reversed(out.splitlines()):
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                return dict(json.loads(line))
+    said = [line.strip() for line in err.splitlines() if line.strip(" -=*")]
+    if process.returncode < 0:
+        return f"the process that asked was ended by {signal.Signals(-process.returncode).name}"
+    return said[-1] if said else f"the process that asked ended with {process.returncode}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Nothing that it started outlives it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def _cuda_answer(answer: dict[str, Any] | str, installed: CudaFacts) -> CudaFacts:
+    if isinstance(answer, str):
+        return replace(installed, look_error=answer)
+    gpus = tuple(Gpu(**gpu) for gpu in answer.pop("gpus"))
+    return CudaFacts(**{**answer, "distributions": tuple(answer["distributions"]), "gpus": gpus})
+
+
+def _mpi_answer(answer: dict[str, Any] | str, installed: MpiFacts) -> MpiFacts:
+    return replace(installed, look_error=answer) if isinstance(answer, str) else MpiFacts(**answer)

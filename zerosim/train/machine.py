@@ -1,0 +1,100 @@
+"""What this machine can hold and do: a run that it cannot carry is refused here, before any rank starts.
+
+What looks for GPUs is imported when a run wants them: others need not wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+from zerosim.models.model import Model
+from zerosim.train.plan import plan
+from zerosim.units import format_bytes
+
+
+def check_libraries(config: RunConfig) -> None:
+    """The backend's library, driver and devices. Raises: InputError with the command that mends it."""
+    if config.backend != "cuda":
+        return
+    from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision
+
+    check_cuda()
+    check_precision(config.precision)
+    if config.collective == "native" and config.world == "threads":
+        _check_own_gpus(config)
+        check_nccl()
+
+
+def check_room_for(config: RunConfig, layout: Model) -> None:
+    """Devices' capacity, this machine's memory, its GPUs'. Raises: InputError with what is needed and what is there."""
+    _check_capacity(config, layout)
+    if config.backend == "cuda":
+        _check_gpus(config)
+    else:
+        _check_host(config, layout)
+
+
+def _check_capacity(config: RunConfig, layout: Model) -> None:
+    largest = max(layout.flats, key=lambda flat: flat.numel)
+    needed = largest.numel * largest.dtype.itemsize
+    if config.capacity is not None and config.capacity < needed:
+        raise InputError(
+            f"capacity {format_bytes(config.capacity)} is too small for one unit: the parameters of "
+            f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage"
+        )
+
+
+def _local_ranks(config: RunConfig) -> int:
+    """How many ranks this process holds."""
+    return config.ranks if config.world == "threads" else config.ranks_per_process
+
+
+def _peak_bytes(config: RunConfig) -> list[int]:
+    """Each rank's peak, counted on shapes."""
+    plain = config.replace(
+        capacity=None, steps=1, bucket_bytes=None, collective="direct", backend="numpy", world="threads",
+        ranks_per_process=1,
+    )  # fmt: skip
+    return [memory.peak.total_bytes for memory in plan(plain).memory]
+
+
+def _check_host(config: RunConfig, layout: Model) -> None:
+    """A run holds every rank's bytes in this machine's memory, where its size is known."""
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return
+    if layout.num_parameters * config.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
+        return
+    peaks, local = _peak_bytes(config), _local_ranks(config)
+    needed = sum(peaks) if local == config.ranks else max(peaks) * local
+    if needed > there:
+        raise InputError(
+            f"{config.model} on {local} ranks needs {format_bytes(needed)} to train, this machine has "
+            f"{format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
+        )
+
+
+def _check_gpus(config: RunConfig) -> None:
+    """Ranks are dealt out to GPUs in turn; each GPU holds all of its ranks' bytes."""
+    from zerosim.backends.cuda.check import check_room
+    from zerosim.backends.cuda.facts import basic_facts
+
+    num_gpus, local = basic_facts().num_gpus, _local_ranks(config)
+    most = max(_peak_bytes(config))
+    for gpu, sharing in sorted(Counter(rank % num_gpus for rank in range(local)).items()):
+        check_room(gpu, sharing, most)
+
+
+def _check_own_gpus(config: RunConfig) -> None:
+    from zerosim.backends.cuda.facts import basic_facts
+
+    num_gpus = basic_facts().num_gpus
+    if config.ranks > num_gpus:
+        raise InputError(
+            f"collective native: NCCL wants a GPU for each of the {config.ranks} ranks, {num_gpus} can be seen; "
+            f"choose --collective direct, or --ranks {num_gpus}"
+        )

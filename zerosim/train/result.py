@@ -1,0 +1,181 @@
+"""What a run leaves behind: losses, ledgers, weights; and its JSON form.
+
+The JSON is a contract for programs (`schema` 2): strict JSON, non-finite numbers as null, bytes as
+integers, kinds in lower case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.config import RunConfig
+from zerosim.device.events import Event
+from zerosim.ledger.ledgers import MARKS, SavedRow, Snapshot, TrafficRow
+from zerosim.ledger.pools import PoolRow
+from zerosim.optim.updater import StepReport
+from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import DATA
+from zerosim.report import html
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark."""
+
+    marks: dict[str, Snapshot]
+    peak: Snapshot
+    pool: tuple[PoolRow, ...] = ()
+
+    def _repr_html_(self) -> str:
+        marks = [html.memory_html(shot.by_kind, name) for name, shot in self.marks.items()]
+        return "".join(marks) + html.memory_html(self.peak.by_kind, "Peak")
+
+    def __repr__(self) -> str:
+        marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
+        return f"RankMemory({marks}, peak {self.peak.total_bytes:,} B)"
+
+    def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
+        """Bytes of param, grad and optim at a mark, padding included."""
+        by_kind = self.marks[mark].by_kind
+        return {kind: by_kind.get(kind, 0) for kind in ("param", "grad", "optim")}
+
+    def to_dict(self) -> dict[str, Any]:
+        scope = self.peak.scope
+        return {
+            **{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks},
+            "padding": dict(self.marks["end_of_backward"].padding),
+            "peak": {
+                "bytes": self.peak.total_bytes,
+                "step": scope.step,
+                "phase": scope.phase,
+                "unit": scope.unit,
+                "by_kind": dict(self.peak.by_kind),
+            },
+            **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """A GPU after the last step: bytes in use in all, and those outside the ranks' memory pools."""
+
+    index: int
+    name: str
+    used_bytes: int
+    outside_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitInfo:
+    """One flat buffer: its elements, and its owner under `--partition owner`."""
+
+    name: str
+    numel: int
+    owner: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
+
+    `saved` and `saved_again` are rank 0's activations by unit and op (`ledger.ActivationLedger`).
+
+    On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
+    `stands_for` names it for each rank, and their entries are the same objects.
+    """
+
+    config: RunConfig
+    layout: Layout
+    num_parameters: int
+    tied_numel: int
+    losses: list[list[float]]
+    steps: list[StepReport]
+    memory: list[RankMemory]
+    traffic: list[list[TrafficRow]]
+    weights: dict[str, Any]
+    sample: bytes | None
+    live_bytes_after: list[int]
+    events: list[list[Event]]
+    stands_for: list[int]
+    saved: dict[str, tuple[SavedRow, ...]]
+    saved_again: dict[str, tuple[SavedRow, ...]]
+    gpus: tuple[GpuUse, ...] = ()
+
+    @property
+    def units(self) -> tuple[UnitInfo, ...]:
+        """The flat buffers, and who owns each under `--partition owner`."""
+        layout = self.layout
+        return tuple(UnitInfo(name, flat.numel, layout.owner(name)) for name, flat in layout.flats.items())
+
+    @property
+    def ran(self) -> list[int]:
+        """The ranks that were run."""
+        return sorted(set(self.stands_for))
+
+    @property
+    def mean_losses(self) -> list[float]:
+        """The mean over ranks, by step."""
+        return [math.fsum(row) / len(row) for row in self.losses]
+
+    def sent_bytes(self, rank: int, step: int, purpose: str = "states") -> int:
+        """What one rank put on the wire in one step; with native collectives, which do not tell, what a ring would."""
+        rows = self.traffic[rank]
+        return sum(row.wire_bytes for row in rows if row.step == step and row.purpose == purpose)
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether what was sent is a ring's figure, because native collectives do not tell."""
+        return any(row.modelled_bytes is not None for rows in self.traffic for row in rows)
+
+    def _repr_html_(self) -> str:
+        return html.result_html(self)
+
+    def __repr__(self) -> str:
+        config, loss = self.config, f", loss {self.mean_losses[-1]:.4f}" if self.losses else ""
+        peak = max(memory.peak.total_bytes for memory in self.memory)
+        return (
+            f"RunResult({config.model}, stage {config.stage}, {config.ranks} ranks, "
+            f"{self.num_parameters:,} parameters, {len(self.steps)} steps{loss}, peak {peak:,} B)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, schema 2."""
+        mesh = self.layout.mesh
+        return {
+            "schema": 2,
+            "config": self.config.to_dict(),
+            "mesh": dict(mesh.sizes),
+            "num_parameters": self.num_parameters,
+            "losses": [_finite(loss) for loss in self.mean_losses],
+            "losses_by_data_rank": [[_finite(row[rank]) for rank in self._data_ranks()] for row in self.losses],
+            "grad_norm": [_finite(step.grad_norm) for step in self.steps],
+            "loss_scale": [_finite(step.loss_scale) for step in self.steps],
+            "skipped": [step.skipped for step in self.steps],
+            "ranks": [self._rank_dict(rank) for rank in self.ran],
+        }
+
+    def _data_ranks(self) -> list[int]:
+        """A rank for each place along the data axes, the lowest there."""
+        mesh, found = self.layout.mesh, dict[int, int]()
+        for rank in range(mesh.world_size):
+            found.setdefault(mesh.index(rank, *DATA), rank)
+        return [found[index] for index in sorted(found)]
+
+    def _rank_dict(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "coordinates": dict(self.layout.mesh.coordinates(rank)),
+            "memory": self.memory[rank].to_dict(),
+            "traffic": _rows(self.traffic[rank]),
+        }
+
+
+def _rows(rows: Sequence[TrafficRow]) -> list[dict[str, Any]]:
+    return [row._asdict() for row in rows]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

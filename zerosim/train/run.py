@@ -1,0 +1,240 @@
+"""From a RunConfig to a RunResult: read the inputs, launch the program on every rank, gather what it leaves.
+
+Bad input is found here before any rank starts. Weights are put together from the ranks' own slices
+on the host, as a sharded checkpoint is consolidated: that is no traffic of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zerosim.analysis.search import cheapest_fit
+from zerosim.backends.kernels import GpuBytes
+from zerosim.comm.runtime import Context, World, launch, make_backend
+from zerosim.comm.together import together
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.device.events import Event
+from zerosim.errors import InputError, OutOfMemory
+from zerosim.ledger.ranks import Books, check_alike
+from zerosim.models.model import Model, draw_flat, load_flat
+from zerosim.optim.updater import StepReport, Updater
+from zerosim.parallel.base import Strategy
+from zerosim.placement.layout import Piece
+from zerosim.placement.mesh import DATA
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.rng import generator
+from zerosim.train import data, engine
+from zerosim.train.build import MakeStrategy, build_model, build_rank, build_updater, layout_of, place_rank
+from zerosim.train.machine import check_libraries, check_room_for
+from zerosim.train.plan import peak_within
+from zerosim.train.result import GpuUse, RankMemory, RunResult
+
+DEFAULT_STEPS = 60
+Progress = Callable[[int, int, float], None]
+"""Called as progress(rank, step, loss) on the rank's own thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What is read before ranks start: batches by step, and weights to begin with."""
+
+    steps: int
+    batch: Callable[[int], Any]
+    weights: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """What one rank's program returns; `pieces` are the parts that it updates.
+
+    `gpu`: the GPU that it worked on, if any, and what was in use there at the end.
+    """
+
+    losses: list[float]
+    steps: list[StepReport]
+    pieces: list[Piece]
+    sample: bytes | None
+    gpu: GpuBytes | None
+
+
+def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:
+    """Train as `config` says.
+
+    `keep_events` keeps every rank's whole record in the result (memory grows with steps).
+
+    Raises: InputError (bad input, before any rank starts), OutOfMemory (with the cheapest change
+    that fits, found by trying), RankFailed.
+    """
+    with together(config.world) as session:
+        if session is not None:
+            session.check_world(config.ranks, config.ranks_per_process)
+            check_alike(session, config)
+        experiment = Experiment(config)
+    books = Books(config.ranks)
+
+    def program(ctx: Context) -> RankOutcome:
+        try:
+            return experiment.train_rank(ctx, progress=progress)
+        except OutOfMemory as error:
+            ctx.device.recorder.drain()
+            refusal = books.memory[ctx.rank].refusal
+            error.live = dict(refusal.by_kind) if refusal else {}
+            raise
+        finally:
+            books.histories[ctx.rank] = ctx.device.recorder.history
+
+    try:
+        outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
+    except OutOfMemory as error:
+        assert config.capacity is not None
+        error.advice = cheapest_fit(config.replace(capacity=None), config.capacity, peak_within)
+        raise
+    if session is not None:
+        outcomes = books.of_all_processes(session, config.ranks_per_process, outcomes)
+    return experiment.result(outcomes, books, books.histories if keep_events else [])
+
+
+def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
+    """The world that a run asks for."""
+    return World(
+        ranks=config.ranks,
+        parallel=config.parallel,
+        backend=config.backend,
+        kind=config.world,
+        per_process=config.ranks_per_process,
+        collective=config.collective,
+        bucket_bytes=config.bucket_bytes,
+        capacity=config.capacity,
+        keep_events=keep_events,
+    )
+
+
+class Experiment:
+    """One run, its inputs read and checked: the program of each rank, and the result of what they return.
+
+    `make_strategy` takes the place of the strategy that the configuration's stage names.
+    """
+
+    def __init__(self, config: RunConfig, make_strategy: MakeStrategy | None = None) -> None:
+        check_libraries(config)
+        self.config = config
+        self.make_strategy = make_strategy
+        self.model = build_model(config, Device(0, make_backend("numpy")))  # no memory is taken for it
+        self.layout = layout_of(config, self.model)
+        self._inputs = _read_inputs(config, self.model)
+        check_room_for(config, self.model)
+
+    @property
+    def steps(self) -> int:
+        return self._inputs.steps
+
+    def train_rank(
+        self,
+        ctx: Context,
+        *,
+        progress: Progress | None = None,
+        opened: Callable[[Context, Model, Strategy], None] | None = None,
+    ) -> RankOutcome:
+        """The program of one rank: the same on all of them. `opened` is shown the parts before they are placed."""
+        config, device = self.config, ctx.device
+        updater: Updater = build_updater(config, self.steps)
+        model, strategy = build_rank(ctx, config, updater, self.make_strategy)
+        if opened is not None:
+            opened(ctx, model, strategy)
+        place_rank(ctx, model, strategy, _writer(config, self._inputs.weights))
+
+        losses: list[float] = []
+        for micro_losses in engine.train(model, _batches(ctx, config, self._inputs), strategy, device):
+            losses.append(sum(micro_losses) / len(micro_losses))
+            if progress is not None:
+                progress(ctx.rank, len(losses) - 1, losses[-1])
+        with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
+            sample = None if config.sample is None else _sample(config, model, strategy, device)
+        to_host = device.backend.to_host
+        pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
+        gpu = None if device.lane is None else device.lane.gpu_bytes()
+        return RankOutcome(losses, updater.reports, pieces, sample, gpu)
+
+    def result(self, outcomes: Sequence[RankOutcome], books: Books, histories: list[list[Event]]) -> RunResult:
+        """What the ranks returned and their ledgers counted, as one."""
+        return RunResult(
+            config=self.config,
+            layout=self.layout,
+            num_parameters=self.model.num_parameters,
+            tied_numel=self.model.tied_numel,
+            losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
+            steps=outcomes[0].steps,
+            memory=[
+                RankMemory(dict(ledger.marks), ledger.peak, tuple(pool.rows))
+                for ledger, pool in zip(books.memory, books.pools, strict=True)
+            ],
+            traffic=[ledger.rows() for ledger in books.traffic],
+            weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
+            sample=outcomes[0].sample,
+            live_bytes_after=[ledger.live_bytes for ledger in books.memory],
+            events=histories,
+            stands_for=list(range(self.config.ranks)),
+            saved=books.activations.saved(),
+            saved_again=books.activations.saved_again(),
+            gpus=_gpu_uses(outcomes, books) if self.config.world == "threads" else (),
+        )
+
+
+def _read_inputs(config: RunConfig, model: Model) -> _Inputs:
+    weights = None
+    if config.weights is not None:
+        weights = data.read_weights(config.weights, model.shapes())
+    rows, seq = config.global_batch, config.seq
+    if config.tokens is not None:
+        if config.data is not None:
+            raise InputError("data and tokens are both given: choose one")
+        tokens = data.read_tokens(config.tokens, rows, seq, config.vocab, config.steps)
+        return _Inputs(len(tokens), lambda step: tokens[step], weights)
+    text = data.read_text(config.data, seq, config.vocab)
+    steps = config.steps or DEFAULT_STEPS
+    return _Inputs(steps, lambda step: data.sample_batch(text, config.seed, step, rows, seq), weights)
+
+
+def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat], None]:
+    exact = config.master_init == "exact"
+    if weights is None:
+        return lambda flat: draw_flat(flat, config.seed, exact_master=exact)
+    return lambda flat: load_flat(flat, weights, exact_master=exact)
+
+
+def _batches(ctx: Context, config: RunConfig, inputs: _Inputs) -> Iterator[list[Any]]:
+    data_rank, data_size = config.mesh.index(ctx.rank, *DATA), config.mesh.size(*DATA)
+    for step in range(inputs.steps):
+        yield data.micro_batches(inputs.batch(step), data_rank, data_size, config.accumulate)
+
+
+def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:
+    """`sample_tokens` bytes that the model continues `sample` with, at temperature 0.8."""
+    random = generator("sample", config.seed)
+
+    def choose(logits: Any) -> int:
+        weights = np.exp((logits - logits.max()).astype(np.float64) / 0.8)
+        return int(random.choice(len(weights), p=weights / weights.sum()))
+
+    prompt = list((config.sample or "").encode())
+    tokens = engine.generate(model, prompt, config.sample_tokens, config.seq, strategy, device, choose)
+    return bytes(token for token in tokens if token < 256)
+
+
+def _gpu_uses(outcomes: Sequence[RankOutcome], books: Books) -> tuple[GpuUse, ...]:
+    """By GPU: what was in use when the last of its ranks ended, and what of it no rank's pool holds."""
+    uses: dict[int, GpuUse] = {}
+    for outcome, pool in zip(outcomes, books.pools, strict=True):
+        if outcome.gpu is None:
+            continue
+        index, name, used = outcome.gpu
+        before = uses.get(index) or GpuUse(index, name, 0, 0)
+        held = before.used_bytes - before.outside_bytes + pool.rows[-1].held_bytes
+        most = max(before.used_bytes, used)
+        uses[index] = GpuUse(index, name, most, most - held)
+    return tuple(uses[index] for index in sorted(uses))
