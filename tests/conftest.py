@@ -20,7 +20,7 @@ from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Device
 from zerosim.device.events import Recorder
-from zerosim.ledger.ledgers import MemoryLedger
+from zerosim.ledger.memory import MemoryLedger
 
 settings.register_profile("zerosim", deadline=None, derandomize=True, database=None)
 settings.load_profile("zerosim")

@@ -18,7 +18,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Alloc, Kernel
 from zerosim.dtypes import fp32, fp64
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import MemoryLedger
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.tensor import ops as P
 from zerosim.tensor.autograd import Node, backward
 from zerosim.tensor.flat import Flat, whole

@@ -209,7 +209,7 @@ def test_a_numpy_that_is_broken_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(name: str) -> Any:
         raise ImportError("numpy: wrong architecture\nsecond line")
 
-    monkeypatch.setattr(importlib, "import_module", fail)
+    monkeypatch.setattr(doctor, "make_backend", fail)
     assert doctor._backend("numpy").faults[0].what == "numpy: wrong architecture"
 
 

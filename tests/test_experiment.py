@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import zerosim
+from zerosim.analysis.advice import run
 from zerosim.analysis.search import changes, cheapest_fit, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig, read_scenario
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.plan import peak_of, peak_within
-from zerosim.train.run import run
 
 pytestmark = pytest.mark.bits
 

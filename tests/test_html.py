@@ -13,7 +13,7 @@ from colours import closest, hue
 import zerosim
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
-from zerosim.ledger.ledgers import TrafficRow
+from zerosim.ledger.traffic import TrafficRow
 from zerosim.report.html import (
     LETTERS,
     TONES,

@@ -17,7 +17,8 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Storage
 from zerosim.dtypes import dtype, fp32
-from zerosim.ledger.ledgers import CommLedger, MemoryLedger
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Unit
 from zerosim.tensor.flat import Flat

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from zerosim.device.events import Alloc, Event, Free, Launch, Mark, Retag, Scope
-from zerosim.ledger.ledgers import CommLedger, MemoryLedger, TrafficRow
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import CommLedger, TrafficRow
 
 FORWARD, BACKWARD = Scope(0, "forward", "h.0", 0), Scope(0, "backward", "h.1", 0)
 

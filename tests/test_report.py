@@ -21,7 +21,8 @@ from zerosim.analysis import formulas
 from zerosim.analysis.compare import MARK, check_states, check_traffic, cost_of, last_whole_step
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.ledgers import Snapshot, TrafficRow
+from zerosim.ledger.memory import Snapshot
+from zerosim.ledger.traffic import TrafficRow
 from zerosim.lessons.tables import table
 from zerosim.optim.updater import StepReport
 from zerosim.report import words

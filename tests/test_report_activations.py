@@ -13,7 +13,7 @@ from zerosim.analysis.formulas import block_activations
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import ActivationLedger, SavedRow
+from zerosim.ledger.activations import ActivationLedger, SavedRow
 from zerosim.models.model import draw_flat
 from zerosim.report.activations import activations_table, block_unit, check_block
 from zerosim.train import data, engine

@@ -19,7 +19,8 @@ from zerosim.device.device import Device, Kind, Phase
 from zerosim.device.events import Alloc, Recorder, Save, Scope
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import ActivationLedger, MemoryLedger, SavedRow
+from zerosim.ledger.activations import ActivationLedger, SavedRow
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import ActivationPolicy

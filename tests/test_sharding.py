@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
-from zerosim.ledger.ledgers import MemoryLedger
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.parallel.bucket import Bucket
 from zerosim.tensor.flat import Flat, Slice, assign_owners, nothing, slice_of, slice_size, whole
 from zerosim.tensor.tensor import cpu

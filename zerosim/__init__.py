@@ -10,10 +10,12 @@ Names are loaded when they are first used: importing zerosim imports nothing hea
 autograd: `from zerosim.tensor.tensor import tensor`, and `zerosim.gradcheck`.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zerosim.analysis.advice import run as run
     from zerosim.comm.runtime import Context as Context
     from zerosim.comm.runtime import World as World
     from zerosim.comm.runtime import launch as launch
@@ -26,25 +28,24 @@ if TYPE_CHECKING:
     from zerosim.errors import RankFailed as RankFailed
     from zerosim.errors import ZerosimError as ZerosimError
     from zerosim.grading import grade as grade
-    from zerosim.ledger.ledgers import CommLedger as CommLedger
-    from zerosim.ledger.ledgers import MemoryLedger as MemoryLedger
+    from zerosim.ledger.memory import MemoryLedger as MemoryLedger
+    from zerosim.ledger.traffic import CommLedger as CommLedger
     from zerosim.stepper import debug as debug
     from zerosim.tensor.gradcheck import gradcheck as gradcheck
     from zerosim.tensor.tensor import Tensor as Tensor
     from zerosim.tensor.tensor import cpu as cpu
     from zerosim.train.plan import plan as plan
     from zerosim.train.result import RunResult as RunResult
-    from zerosim.train.run import run as run
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CommLedger": "ledger.ledgers",
+    "CommLedger": "ledger.traffic",
     "Context": "comm.runtime",
     "Device": "device.device",
     "InputError": "errors",
     "Kind": "device.device",
-    "MemoryLedger": "ledger.ledgers",
+    "MemoryLedger": "ledger.memory",
     "OutOfMemory": "errors",
     "RankFailed": "errors",
     "RunConfig": "config",
@@ -59,7 +60,7 @@ _HOMES = {
     "launch": "comm.runtime",
     "plan": "train.plan",
     "plan_config": "config",
-    "run": "train.run",
+    "run": "analysis.advice",
 }
 
 __all__ = sorted(_HOMES)
@@ -74,3 +75,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()) is not None:
+    import_module("zerosim.report.in_ipython").register(_shell)

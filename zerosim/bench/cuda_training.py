@@ -24,7 +24,8 @@ from zerosim.comm.runtime import Context, World, launch, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Reader
 from zerosim.dtypes import dtype
-from zerosim.ledger.ledgers import CommLedger, MemoryLedger
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import load_flat
 from zerosim.train import data, engine
 from zerosim.train.build import build_rank, build_updater, place_rank

@@ -16,7 +16,8 @@ from typing import Any
 
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
-from zerosim.ledger.ledgers import CommLedger, MemoryLedger
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import draw_flat
 from zerosim.train import data, engine
 from zerosim.train.build import build_model, build_strategy, build_updater

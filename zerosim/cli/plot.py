@@ -20,7 +20,7 @@ from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
 from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError, printable
-from zerosim.ledger.ledgers import MARKS
+from zerosim.ledger.memory import MARKS
 
 if TYPE_CHECKING:
     from zerosim.train.result import RunResult

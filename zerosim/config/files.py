@@ -1,7 +1,7 @@
 """Scenario files: a run's values as TOML and, beside them, what is expected of it.
 
 Owns what a file is made of: the keys of a run on top, a table [sweep] and one or several tables
-[expect]. What those two say is judged in `zerosim/expect`; a run reads past them.
+[expect]. What those two say is judged in `zerosim/analysis/expect`; a run reads past them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Retag
-from zerosim.ledger.ledgers import TrafficRow
+from zerosim.ledger.traffic import TrafficRow
 from zerosim.stepper.match import describe
 
 

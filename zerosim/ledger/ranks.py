@@ -9,8 +9,10 @@ from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
 from zerosim.device.events import Event, Reader
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import ActivationLedger, CommLedger, MemoryLedger
+from zerosim.ledger.activations import ActivationLedger
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.pools import PoolLedger
+from zerosim.ledger.traffic import CommLedger
 
 if TYPE_CHECKING:
     from zerosim.comm.mpi.session import MpiSession

@@ -17,7 +17,7 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Kind
 from zerosim.device.events import Event, Message
 from zerosim.dtypes import fp64
-from zerosim.ledger.ledgers import CommLedger
+from zerosim.ledger.traffic import CommLedger
 from zerosim.tensor.rng import generator
 from zerosim.train.result import RunResult
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.analysis.advice import run
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype as dtype_of
 from zerosim.errors import InputError
@@ -21,7 +22,6 @@ from zerosim.optim.adam import Adam
 from zerosim.report.plots.page import Picture, dress, frame, open_page
 from zerosim.report.plots.style import LINE_PAINTS, mixed
 from zerosim.tensor.tensor import cpu, tensor
-from zerosim.train.run import run
 
 FORMATS = ("fp16", "bf16", "fp32")
 _LOG_LOW, _LOG_HIGH = -152, 132

@@ -1,7 +1,7 @@
 """The scenarios of the papers' tables, judged for a lesson's cell: read, counted, compared, shown.
 
 Owns where the files are and which tables of a file are asked for. What is printed stands in
-`scenarios/*.toml`; the verdict is that of `zerosim/expect`.
+`scenarios/*.toml`; the verdict is that of `zerosim/analysis/expect`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel
-from zerosim.ledger.ledgers import Snapshot
+from zerosim.ledger.memory import Snapshot
 from zerosim.lessons.tables import table
 from zerosim.report.activations import block_unit
 from zerosim.report.look import Adaptive, Stack

@@ -18,7 +18,7 @@ import numpy as np
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Message, Recorder
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import CommLedger
+from zerosim.ledger.traffic import CommLedger
 from zerosim.lessons.sheet import Sheet, arrow, cell, ink_on, open_sheet, picture, write
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, mixed

@@ -17,7 +17,7 @@ from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Event, Retag, Wait
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import MemoryLedger, Snapshot
+from zerosim.ledger.memory import MemoryLedger, Snapshot
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import Picture, frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS

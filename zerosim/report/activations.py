@@ -19,7 +19,7 @@ from zerosim.analysis.formulas import block_activations, block_text, zero_paper_
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import SavedRow
+from zerosim.ledger.activations import SavedRow
 from zerosim.report.look import Adaptive, Look, Stack, prose, show, stacked, titled
 from zerosim.units import format_bytes
 

@@ -1,6 +1,6 @@
 """Printed figures beside what was counted: what `zerosim check` shows.
 
-Owns the layout and the JSON form. The verdicts are those of `zerosim/expect`. A line or a column says
+Owns the layout and the JSON form. The verdicts are those of `zerosim/analysis/expect`. A line or a column says
 which of its numbers is a count and which a formula.
 """
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from zerosim.analysis.compare import is_owned, peak_rank
 from zerosim.config import model_notes
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.ledger.ledgers import MARKS
+from zerosim.ledger.memory import MARKS
 from zerosim.report import words
 from zerosim.report.activations import activations_table
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from zerosim.comm.standing import numbers_text
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import MARKS
+from zerosim.ledger.memory import MARKS
 from zerosim.ledger.pools import PoolRow
 from zerosim.report.look import Adaptive, Look, titled
 from zerosim.report.words import counted

@@ -12,7 +12,7 @@ from zerosim.device.device import Kind, Phase
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
 from zerosim.device.work import EAGER_PARTS
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import MARKS
+from zerosim.ledger.memory import MARKS
 
 OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
 FIELDS = ("what", "rank", "phase", "unit", "kind", "step")

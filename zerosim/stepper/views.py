@@ -12,7 +12,7 @@ from zerosim.comm import standing
 from zerosim.comm.scheduler import State
 from zerosim.device.events import Alloc, Event, Save
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import Snapshot
+from zerosim.ledger.memory import Snapshot
 from zerosim.report import stepper_html
 from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters

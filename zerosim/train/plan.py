@@ -23,7 +23,9 @@ from zerosim.device.device import Device
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.ledgers import ActivationLedger, CommLedger, MemoryLedger
+from zerosim.ledger.activations import ActivationLedger
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import CommLedger
 from zerosim.optim.updater import StepReport, Updater
 from zerosim.train import engine
 from zerosim.train.build import build_model, build_rank, build_updater, layout_of, place_rank

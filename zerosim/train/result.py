@@ -13,12 +13,13 @@ from typing import Any
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
-from zerosim.ledger.ledgers import MARKS, SavedRow, Snapshot, TrafficRow
+from zerosim.ledger.activations import SavedRow
+from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.ledger.pools import PoolRow
+from zerosim.ledger.traffic import TrafficRow
 from zerosim.optim.updater import StepReport
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import DATA
-from zerosim.report import html
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,6 @@ class RankMemory:
     marks: dict[str, Snapshot]
     peak: Snapshot
     pool: tuple[PoolRow, ...] = ()
-
-    def _repr_html_(self) -> str:
-        marks = [html.memory_html(shot.by_kind, name) for name, shot in self.marks.items()]
-        return "".join(marks) + html.memory_html(self.peak.by_kind, "Peak")
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -129,9 +126,6 @@ class RunResult:
     def is_modelled(self) -> bool:
         """Whether what was sent is a ring's figure, because native collectives do not tell."""
         return any(row.modelled_bytes is not None for rows in self.traffic for row in rows)
-
-    def _repr_html_(self) -> str:
-        return html.result_html(self)
 
     def __repr__(self) -> str:
         config, loss = self.config, f", loss {self.mean_losses[-1]:.4f}" if self.losses else ""

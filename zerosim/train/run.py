@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.analysis.search import cheapest_fit
 from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.runtime import Context, World, launch, make_backend
 from zerosim.comm.together import together
@@ -31,7 +30,6 @@ from zerosim.tensor.rng import generator
 from zerosim.train import data, engine
 from zerosim.train.build import MakeStrategy, build_model, build_rank, build_updater, layout_of, place_rank
 from zerosim.train.machine import check_libraries, check_room_for
-from zerosim.train.plan import peak_within
 from zerosim.train.result import GpuUse, RankMemory, RunResult
 
 DEFAULT_STEPS = 60
@@ -67,8 +65,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 
     `keep_events` keeps every rank's whole record in the result (memory grows with steps).
 
-    Raises: InputError (bad input, before any rank starts), OutOfMemory (with the cheapest change
-    that fits, found by trying), RankFailed.
+    Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
     with together(config.world) as session:
         if session is not None:
@@ -88,12 +85,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
         finally:
             books.histories[ctx.rank] = ctx.device.recorder.history
 
-    try:
-        outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
-    except OutOfMemory as error:
-        assert config.capacity is not None
-        error.advice = cheapest_fit(config.replace(capacity=None), config.capacity, peak_within)
-        raise
+    outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
     if session is not None:
         outcomes = books.of_all_processes(session, config.ranks_per_process, outcomes)
     return experiment.result(outcomes, books, books.histories if keep_events else [])

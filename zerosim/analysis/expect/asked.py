@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from zerosim.analysis.advice import run
 from zerosim.analysis.search import most_that_fits
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
-from zerosim.train.run import run
 
 SHAPES, TRAINING = "shapes", "training"
 

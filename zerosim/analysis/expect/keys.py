@@ -13,7 +13,7 @@ from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
 from zerosim.analysis.expect.figures import ROUNDINGS
 from zerosim.analysis.formulas import calculators
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import MARKS
+from zerosim.ledger.memory import MARKS
 
 TEXTS = ("source", "title", "unit", "note", "why")
 TABLES = ("with", "sweep", "bold")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from zerosim.errors import InputError
-from zerosim.ledger.ledgers import MARKS, Snapshot
+from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, most_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS

@@ -1,0 +1,58 @@
+"""A reader of a rank's record: what each op keeps for its backward."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zerosim.device.events import Event, Free, Save
+
+
+class SavedRow(NamedTuple):
+    """What one op holds for its backward. A buffer is charged once, to the op that saved it first."""
+
+    op: str
+    what: str
+    nbytes: int
+
+
+class ActivationLedger:
+    """What each unit's forward leaves for its backward, op by op, in the last micro-batch read.
+
+    Rows stand in the order of saving. Parameters are not among them (they are model states), nor is
+    what a unit saved and dropped again before its forward ended.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], dict[int, SavedRow]] = {}
+        self._moments: dict[tuple[str, str], tuple[int, int]] = {}
+        self._charged: set[int] = set()
+
+    def saved(self) -> dict[str, tuple[SavedRow, ...]]:
+        """By unit, in forward's order: what it holds when its forward ends."""
+        return self.saved_by_phase("forward")
+
+    def saved_again(self) -> dict[str, tuple[SavedRow, ...]]:
+        """By unit, in backward's order: what its second forward made, where it is recomputed in full."""
+        return self.saved_by_phase("backward")
+
+    def saved_by_phase(self, phase: str) -> dict[str, tuple[SavedRow, ...]]:
+        return {unit: tuple(rows.values()) for (unit, during), rows in self._rows.items() if during == phase}
+
+    def read(self, events: list[Event]) -> None:
+        for event in events:
+            if type(event) is Save:
+                self._save(event)
+            elif type(event) is Free and event.id in self._charged:
+                self._charged.remove(event.id)
+                scope = event.scope
+                if scope.phase == "forward" and (scope.unit, "forward") in self._rows:
+                    self._rows[scope.unit, "forward"].pop(event.id, None)  # gone before its forward ended
+
+    def _save(self, event: Save) -> None:
+        scope = event.scope
+        where, moment = (scope.unit, scope.phase), (scope.step, scope.slot)
+        if self._moments.get(where) != moment:
+            self._moments[where], self._rows[where] = moment, {}
+        if event.id not in self._charged:
+            self._charged.add(event.id)
+            self._rows[where][event.id] = SavedRow(event.op, event.what, event.nbytes)

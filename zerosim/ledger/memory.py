@@ -1,0 +1,110 @@
+"""A reader of a rank's record: live bytes by kind and unit, at marks and at the peak. It touches no device.
+
+Figures are exact integers in bytes. A ledger folds events as the recorder hands them over and keeps
+no history; what it returns are frozen snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Refusal, Retag, Scope
+
+Key = TypeVar("Key")
+MARKS = ("after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Live bytes at one moment. `by_unit` is keyed by (unit, kind); `padding` is part of `by_kind`."""
+
+    scope: Scope
+    by_kind: Mapping[str, int]
+    by_unit: Mapping[tuple[str, str], int]
+    padding: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.by_kind.values())
+
+
+class MemoryLedger:
+    """Live bytes now, at the last of each mark, and at the highest point so far.
+
+    `after_init` is the moment when parameters and optimizer state are placed; the other marks are
+    those of the last step read. `refusal` is what was live when an allocation did not fit.
+    """
+
+    def __init__(self) -> None:
+        self.marks: dict[str, Snapshot] = {}
+        self.refusal: Snapshot | None = None
+        self._live: dict[int, Alloc] = {}
+        self._by_unit: dict[tuple[str, str], int] = {}
+        self._padding: dict[str, int] = {}
+        self._total = 0
+        self._peak = Snapshot(Scope(), {}, {}, {})
+        self._peak_bytes = 0
+        self._rising: Scope | None = None  # where a peak was reached of which no snapshot was made yet
+
+    @property
+    def live_bytes(self) -> int:
+        return self._total
+
+    @property
+    def live(self) -> Mapping[int, Alloc]:
+        """The allocs of what is live, by id, oldest first (under its present kind)."""
+        return self._live
+
+    @property
+    def peak(self) -> Snapshot:
+        """The first moment at which the most bytes were live."""
+        return self._peak
+
+    def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
+        by_kind: dict[str, int] = {}
+        for (_, kind), nbytes in self._by_unit.items():
+            by_kind[kind] = by_kind.get(kind, 0) + nbytes
+        return Snapshot(scope, _positive(by_kind), _positive(self._by_unit), _positive(self._padding))
+
+    def read(self, events: list[Event]) -> None:
+        """Fold events in order; the peak is kept where it first occurs."""
+        for event in events:
+            if isinstance(event, Kernel):  # the most frequent first: this loop is what recording costs
+                continue
+            if isinstance(event, Alloc):
+                self._live[event.id] = event
+                self._count(event, 1)
+                if self._total > self._peak_bytes:
+                    self._peak_bytes, self._rising = self._total, event.scope
+            elif isinstance(event, Free):
+                self._keep_peak()
+                self._count(self._live.pop(event.id), -1)
+            elif isinstance(event, Retag):
+                self._keep_peak()
+                before = self._live[event.id]
+                after = self._live[event.id] = before._replace(kind=event.kind)
+                self._count(before, -1)
+                self._count(after, 1)
+            elif isinstance(event, Refusal):
+                self.refusal = self.now(event.scope)
+            elif isinstance(event, Mark):
+                self.marks[event.name] = self.now(event.scope)
+        self._keep_peak()
+
+    def _keep_peak(self) -> None:
+        """A snapshot of a new peak, before anything goes: of all that leads up to it none is needed."""
+        if self._rising is not None:
+            self._peak, self._rising = self.now(self._rising), None
+
+    def _count(self, live: Alloc, sign: int) -> None:
+        nbytes, key = sign * live.nbytes, (live.scope.unit, live.kind)
+        self._total += nbytes
+        self._by_unit[key] = self._by_unit.get(key, 0) + nbytes
+        if live.padding_bytes:
+            self._padding[live.kind] = self._padding.get(live.kind, 0) + sign * live.padding_bytes
+
+
+def _positive(counts: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: count for key, count in counts.items() if count}

@@ -1,0 +1,71 @@
+"""A reader of a rank's record: its traffic, by step, phase, operation, dtype, purpose and axis."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zerosim.device.events import Copy, Event, Launch
+
+
+class TrafficRow(NamedTuple):
+    """What one rank did of one kind of collective in one phase of one step.
+
+    `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
+    are what crossed this rank's links, None where an engine's own collective does not tell (then
+    `modelled_bytes` is a ring's). `purpose` is 'states', 'control' (norms and overflow flags) or 'staging':
+    messages of a GPU that passed through the host's memory, 'device to host' and 'host to device'. `axis` is the
+    mesh axis of the group, several joined with '+'; '' for staging.
+    """
+
+    step: int
+    phase: str
+    op: str
+    dtype: str
+    purpose: str
+    axis: str
+    calls: int
+    payload_bytes: int
+    sent_bytes: int | None
+    received_bytes: int | None
+    modelled_bytes: int | None = None
+
+    @property
+    def wire_bytes(self) -> int:
+        """What was sent or, where that was not seen, what a ring would have sent."""
+        return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
+
+
+def _sum(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more
+
+
+class CommLedger:
+    """Traffic by (step, phase, operation, dtype, purpose, axis)."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, str, str, str, str, str], TrafficRow] = {}
+
+    def read(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Copy):
+                self._stage(event)
+            elif isinstance(event, Launch):
+                key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose, event.axis)
+                row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
+                self._rows[key] = TrafficRow(
+                    *key,
+                    row.calls + 1,
+                    row.payload_bytes + event.payload_bytes,
+                    _sum(row.sent_bytes, event.sent_bytes),
+                    _sum(row.received_bytes, event.received_bytes),
+                    None if event.modelled_bytes is None else (row.modelled_bytes or 0) + event.modelled_bytes,
+                )
+
+    def _stage(self, event: Copy) -> None:
+        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", "staging", "")
+        row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
+        self._rows[key] = row._replace(calls=row.calls + 1, payload_bytes=row.payload_bytes + event.nbytes)
+
+    def rows(self) -> list[TrafficRow]:
+        """In the order in which each first occurred."""
+        return list(self._rows.values())

@@ -1,0 +1,44 @@
+"""How a notebook shows results and ledgers, which know nothing of HTML themselves.
+
+IPython keeps a table of formatters by type; `import zerosim` in a notebook puts these in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zerosim.report import html
+
+
+def register(shell: Any) -> None:
+    """Let this IPython shell show them. A type is loaded when the first of its kind is shown."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for module, name, show in SHOWN:
+        formatter.for_type_by_name(module, name, show)
+
+
+def _snapshot(shot: Any) -> str:
+    return html.memory_html(shot.by_kind, padding=shot.padding)
+
+
+def _memory_ledger(ledger: Any) -> str:
+    return html.memory_html(ledger.now().by_kind) + _marks(ledger)
+
+
+def _marks(memory: Any) -> str:
+    shown = [html.memory_html(shot.by_kind, name) for name, shot in memory.marks.items()]
+    return "".join([*shown, html.memory_html(memory.peak.by_kind, "Peak")])
+
+
+def _traffic(ledger: Any) -> str:
+    return html.traffic_html(ledger.rows())
+
+
+SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("zerosim.ledger.memory", "Snapshot", _snapshot),
+    ("zerosim.ledger.memory", "MemoryLedger", _memory_ledger),
+    ("zerosim.ledger.traffic", "CommLedger", _traffic),
+    ("zerosim.train.result", "RankMemory", _marks),
+    ("zerosim.train.result", "RunResult", html.result_html),
+)
