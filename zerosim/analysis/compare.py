@@ -1,6 +1,6 @@
 """What a run counted beside what the closed forms say: numbers only, no words and no layout.
 
-Counts come from the run's ledgers, expectations from `planner/formulas.py`; an agreement is an
+Counts come from the run's ledgers, expectations from `analysis/formulas`; an agreement is an
 equality of exact numbers, never a tolerance. With slices a formula is compared twice: at Psi with
 what was counted less padding (over all ranks), and at Psi padded with every rank's own count.
 """

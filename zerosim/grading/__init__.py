@@ -8,7 +8,7 @@
 
 An answer runs in a process of its own (`apart.py`), on a copy of itself (`carrying.py`).
 
-Owns exercises and their checks. Runs are `train/run.py`'s, closed forms `planner/formulas`'s.
+Owns exercises and their checks. Runs are `train/run.py`'s, closed forms `analysis/formulas`'s.
 """
 
 from zerosim.comm.collectives import Comm as Comm

@@ -1,7 +1,7 @@
 """The checks of values and of memory: each holds one run of a solution against a reference or a closed form.
 
 Owns what is compared, and the words of what was expected and counted. Closed forms come from
-`planner/formulas`, never from a run; peaks come from the reference's run. Traffic is `traffic.py`'s.
+`analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is `traffic.py`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What exercises are made of: runs on one tiny model, lists of checks, and the paper's volumes.
 
-Source of the volumes: ZeRO paper (arXiv 1910.02054), section 7, as in `planner/formulas/traffic.py`.
+Source of the volumes: ZeRO paper (arXiv 1910.02054), section 7, as in `analysis/formulas/traffic.py`.
 """
 
 from __future__ import annotations

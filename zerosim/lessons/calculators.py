@@ -1,7 +1,7 @@
 """Published calculators beside the count, term by term: what each adds, leaves out, or divides otherwise.
 
 Owns the terms of each calculator's rule (`terms`) and why a term differs from the count of the recipe that
-comes nearest (`WHY`). The rules' totals are `planner/formulas/calculators.py`, against which the terms are
+comes nearest (`WHY`). The rules' totals are `analysis/formulas/calculators.py`, against which the terms are
 checked; the counts are plans of a flat model. Bytes per rank, Adam in mixed precision.
 """
 

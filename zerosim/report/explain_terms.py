@@ -1,7 +1,7 @@
 """Which terms answer a question about memory and traffic: each a formula, its numbers, and bytes.
 
 Owns the choice and the words of the terms that `zerosim explain` shows; `explain.py` lays them out. The
-formulas themselves, with their sources, are `planner/formulas`. Nothing here was counted.
+formulas themselves, with their sources, are `analysis/formulas`. Nothing here was counted.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0
     if config.family == "mlp":
         return build_mlp(MLPConfig(config.layers, config.hidden, config.vocab), device, stored, grads)
     if config.family == "flat":
-        assert config.params is not None  # scenario.py has filled them in
+        assert config.params is not None  # config has filled them in
         assert config.units is not None
         return build_flat(FlatConfig(config.params, config.units, config.vocab), device, stored, grads)
     policy = ActivationPolicy(config.saves, config.attention, config.recompute)

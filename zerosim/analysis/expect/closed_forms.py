@@ -1,4 +1,4 @@
-"""Closed forms of a run's values: the list FORMULAS, from `planner/formulas`.
+"""Closed forms of a run's values: the list FORMULAS, from `analysis/formulas`.
 
 Nothing is counted in here. What a schedule gathers more or less often than Ψ is read off the units of the
 run's model (`analysis/compare.py`), as the tables of a run do.

@@ -4,9 +4,9 @@ Products go through cuBLAS, batched over heads where they lie in the packed arra
 softmax and its gradient. Scores of half types stay in float32 until they are probabilities: they pass through
 scratch that holds a part of them (SCORES), so that probabilities are rounded once, when they are stored. It is those
 that tensor cores multiply with v: beside the contract's formula a result is off by at most half a last place of each.
-The same holds for the scores' gradient. Attention that stores no probabilities is in `cuda_flash.py`.
+The same holds for the scores' gradient. Attention that stores no probabilities is in `flash.py`.
 
-Layouts are those of `numpy_attention.py`: (B, K, H/K, T, d), keys and values (B, K, 1, T, d).
+Layouts are those of `numpy/attention.py`: (B, K, H/K, T, d), keys and values (B, K, 1, T, d).
 B batch, T tokens, H heads, K key-value heads, d width of a head.
 """
 

@@ -1,7 +1,7 @@
 """The CUDA backend, on CuPy: the contract of `kernels.py`, and in which file each kernel is.
 
 Kernels run in the calling thread's current stream and device; only `to_host`, and what `to_host_later`
-returns, wait for it (and an upload, where a gigabyte of others is under way: see cuda_host.py). Nothing
+returns, wait for it (and an upload, where a gigabyte of others is under way: see host.py). Nothing
 here is imported unless backend "cuda" was asked for.
 """
 

@@ -1,7 +1,7 @@
 """Whether CuPy, its CUDA libraries, the driver and a GPU can be used, and what mends it when they cannot.
 
 Owns the judgement, before the first array is made on a GPU: a fault is one sentence and one command, the same in a
-run's error and in `zerosim doctor`. What is there is found in `cuda_facts.py`; nothing here imports CuPy.
+run's error and in `zerosim doctor`. What is there is found in `facts.py`; nothing here imports CuPy.
 
 Source: CUDA compatibility guide (a driver runs every older CUDA, and newer ones of its own major version), cuBLAS's
 manual (cublasSetWorkspace: 32 MiB on compute capability 9 and newer, 4 MiB before).

@@ -1,6 +1,6 @@
 """What is there of CuPy, CUDA and GPUs, found without raising.
 
-Owns the looking; what keeps a GPU from being used and what mends it is `cuda_check.py`'s. CuPy is imported inside
+Owns the looking; what keeps a GPU from being used and what mends it is `check.py`'s. CuPy is imported inside
 functions only. Its errors span many lines: each is kept as the one that says what happened.
 
 Source: CuPy 14 (`cupy/_environment.py`, `cupy_backends/cuda/libs/__init__.py`), CUDA Runtime API

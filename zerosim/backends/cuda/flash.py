@@ -10,7 +10,7 @@ first, and rounded once. As there, what tensor cores multiply is probabilities r
 Scratch: forward 4 bytes for each of SCORES scores (8 in fp64), half types 2 more, dropout 1 more; backward twice
 that (one mask), and dk and dv of the heads at work, in the compute dtype.
 
-Source: Dao, FlashAttention-2 (arXiv 2307.08691), section 3.1. Layouts are those of `numpy_attention.py`.
+Source: Dao, FlashAttention-2 (arXiv 2307.08691), section 3.1. Layouts are those of `numpy/attention.py`.
 B batch, T tokens, H heads, K key-value heads, d width of a head.
 """
 

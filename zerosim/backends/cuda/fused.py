@@ -1,4 +1,4 @@
-"""GELU and dropout in CUDA, with their backward halves, and dropout's random mask. Formulas as in numpy_fused.py."""
+"""GELU and dropout in CUDA, with their backward halves, and dropout's random mask. Formulas as in numpy/fused.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ template <class B> __global__ void dropout_mask(
 """
 )
 
-# 1 / (1 + exp(-2u)) with u the tanh form's argument; see numpy_fused.py.
+# 1 / (1 + exp(-2u)) with u the tanh form's argument; see numpy/fused.py.
 _GATE = f"""
 using W = typename wide<T>::type;
 const W v = wide_of(x);

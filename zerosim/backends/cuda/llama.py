@@ -1,6 +1,6 @@
 """Llama's own layers on the device: RMS norm, rotary positions and SwiGLU, with their backward halves.
 
-Formulas and the order of their roundings are those of `numpy_llama.py`; sums over rows and columns are taken in an
+Formulas and the order of their roundings are those of `numpy/llama.py`; sums over rows and columns are taken in an
 order that depends on shapes alone. M rows, D width, B batch, T tokens, F width of SwiGLU's result.
 """
 

@@ -1,7 +1,7 @@
-"""Layer norm in CUDA, forward, its statistics alone, and backward. Formulas as in numpy_fused.py.
+"""Layer norm in CUDA, forward, its statistics alone, and backward. Formulas as in numpy/fused.py.
 
 A row is taken by a warp or by a block (`row_launch`); the gradients of weight and bias are column sums in two
-stages (cuda_columns.py). The order of every addition depends on shapes alone.
+stages (columns.py). The order of every addition depends on shapes alone.
 """
 
 from __future__ import annotations

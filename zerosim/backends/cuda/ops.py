@@ -1,7 +1,7 @@
 """Arrays and primitive ops in CUDA: allocation, copies between arrays and GPUs, arithmetic, reductions, masks.
 
 Elementwise kernels take strides and mixed types as they come; kernels that go by rows want contiguous
-rows and get them by way of `packed` and `unpacked`. Uploads and downloads are cuda_host.py's.
+rows and get them by way of `packed` and `unpacked`. Uploads and downloads are host.py's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sums over ranks, norms and optimizer steps in CUDA: flat arrays, elementwise, in place.
 
 What a slice of an array gives is, bit for bit, what the whole array would have given there: every
-operation is rounded by itself (--fmad=false), in the order of numpy_update.py, and no cut changes it.
+operation is rounded by itself (--fmad=false), in the order of numpy/update.py, and no cut changes it.
 """
 
 from __future__ import annotations

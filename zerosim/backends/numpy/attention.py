@@ -3,7 +3,7 @@
 Works on blocks of queries, for which only the keys up to the block's end exist: the future half of
 the scores is never computed, beyond the corners of the diagonal blocks. Scores live in float32
 (float64) scratch of the cache's size; what is stored is `probs` and the results. Attention that
-stores no probabilities is in `numpy_flash.py`.
+stores no probabilities is in `flash.py`.
 
 Queries share keys and values in groups: of H query heads, each K reads H/K queries' heads (K = H:
 every head has its own). Arrays are laid out (B, K, H/K, T, d), those of keys and values (B, K, 1, T, d).

@@ -5,7 +5,7 @@ What stays from forward to backward is the result and the log-sum-exp of each qu
 dropout the mask again out of its key. A block of queries meets all its keys at once in scratch of the
 cache's size: that is the host's memory, where a GPU kernel would walk over keys in tiles.
 
-Layouts are those of `numpy_attention.py`. B batch, T tokens, H heads, K key-value heads, d width of a head.
+Layouts are those of `attention.py`. B batch, T tokens, H heads, K key-value heads, d width of a head.
 """
 
 from __future__ import annotations

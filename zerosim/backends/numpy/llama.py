@@ -1,6 +1,6 @@
 """Llama's own layers in NumPy: RMS norm, rotary positions and SwiGLU, with their backward halves.
 
-Arranged as `numpy_fused.py` is: blocks that stay in the cache, sums as products with ones, one
+Arranged as `fused.py` is: blocks that stay in the cache, sums as products with ones, one
 rounding at the end.
 """
 
