@@ -472,3 +472,12 @@ def test_plans_json_tells_ranks_by_their_place(say: Say) -> None:
         place = rank["coordinates"]
         assert 2 * place["dp_replicate"] + place["dp_shard"] == rank["rank"]
         assert {row["axis"] for row in rank["traffic"]} == {"dp_shard", "dp_replicate"}
+
+
+def test_pictures_say_how_many_replicas_there_are(tmp_path: Path) -> None:
+    """Stage 0 beside them has none; where no numbers of ranks are given, those that the replicas divide are drawn."""
+    for figure in ("memory", "traffic", "scaling"):
+        words = f"plot {figure} --model flat --params 1M --dp-replicate 8 -o {tmp_path}/{figure}.svg"
+        assert main([*words.split(), *(["--ranks", "64"] if figure != "scaling" else [])]) == 0
+        text = (tmp_path / f"{figure}.svg").read_text("utf-8")
+        assert "N = 64 data-parallel ranks in 8 replicas" in text or figure == "scaling"

@@ -80,7 +80,8 @@ def _figure_parser(name: str | None) -> Parser:
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
     _check_flags(args)
-    config = run_config(args, PLAN_DEFAULTS)
+    replicas = getattr(args, "dp_replicate", 0)  # which must divide ranks, also where a list of these is drawn
+    config = run_config(args, PLAN_DEFAULTS | ({"ranks": replicas} if name == "scaling" and replicas > 0 else {}))
     picture, form = _picture(args, config)
     figures = output(args, "json", config)
     picture.check_apart(figures, "--json")
@@ -146,7 +147,7 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     mark = args.mark
     lines: dict[str, list[tuple[int, int]]] = {}
     shown: dict[str, RunResult] = {}
-    for ranks in args.ranks_list or _numbers(RANKS):
+    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % config.dp_replicate == 0]:
         results = _by_stage(args, config.replace(ranks=ranks))
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
         for bar in memory_bars(results, mark):

@@ -32,8 +32,8 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     precision = "/".join(dict.fromkeys(result.config.precision for result in runs))
     optimizer = "/".join(dict.fromkeys(result.config.optimizer for result in runs))
     noun = "rank" if ranks == "1" else "ranks"
-    copies = _range((result.config.dp_replicate for result in runs), lambda count: f"{count:,}")
-    replicas = f" in {copies} replicas" if copies != "1" else ""
+    counts = {result.config.dp_replicate for result in runs if result.config.stage} - {1}
+    replicas = f" in {_range(counts, lambda count: f'{count:,}')} replicas" if counts else ""
     return f"Ψ = {psi} parameters, N = {ranks} data-parallel {noun}{replicas}, {precision} with {optimizer}"
 
 
