@@ -263,6 +263,7 @@ def test_json_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "All agree." in printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("name", FILES)
 def test_every_table_fits_its_width(

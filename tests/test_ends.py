@@ -290,6 +290,7 @@ SPOKEN = [
 ]
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
     ("letters", "place"),

@@ -132,6 +132,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Nothing fits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["60", "80", "120"])
 def test_a_plan_fits_into_any_width(
     width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -367,6 +367,7 @@ def test_a_limit_hides_no_number(stage: int, beyond: float) -> None:
                     assert text.get_zorder() > line.get_zorder()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("points", "limit"),

@@ -80,6 +80,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_other_choices_leave_the_same_record(stage: int, name: str) -> None:
