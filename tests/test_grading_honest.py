@@ -145,8 +145,8 @@ def size_by_zerosim(numel: int, rank: int, world_size: int) -> tuple[int, int]:
         (Inherits, "clipping", "Strategy.agree"),
         (InheritsDDP, "bug_mean", "DDP.post_backward"),
         (Zero3, "bug_thrifty", "Zero3.finish, Zero3.post_backward and 3 more"),
-        (cut_by_zerosim, "bounds", "sharding.slice_of"),
-        (size_by_zerosim, "bounds", "sharding.slice_size"),
+        (cut_by_zerosim, "bounds", "placement.partition.slice_of"),
+        (size_by_zerosim, "bounds", "placement.partition.slice_size"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

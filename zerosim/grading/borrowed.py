@@ -15,7 +15,8 @@ from typing import Any
 
 from zerosim.grading.source import is_own
 from zerosim.parallel.base import Strategy
-from zerosim.tensor import flat as sharding
+from zerosim.placement import partition
+from zerosim.tensor import flat
 
 
 @contextmanager
@@ -34,10 +35,10 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
 
 
 def _owners(name: str) -> list[type | ModuleType]:
-    """The strategies (the base only where no other has it: its own points are empty) and the module with that name."""
+    """The strategies (the base only where no other has it: its own points are empty) and the modules with that name."""
     shipped = [each for each in _strategies(Strategy) if each.__module__.startswith("zerosim.parallel.")]
     strategies = [each for each in shipped if name in vars(each)] or [each for each in [Strategy] if name in vars(each)]
-    return [*strategies, *(module for module in [sharding] if name in vars(module))]
+    return [*strategies, *(module for module in [partition, flat] if name in vars(module))]
 
 
 def _strategies(base: type[Strategy]) -> Iterator[type[Strategy]]:
