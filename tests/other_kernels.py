@@ -1,4 +1,4 @@
-"""other_kernels.py [PYTEST ARGUMENTS]: run pytest as an older CPU would, once for each of some BLAS kernels.
+"""other_kernels.py [PYTEST ARGUMENTS]: run pytest as older CPUs would, for some BLAS kernels side by side.
 
 OpenBLAS and NumPy choose their kernels by the CPU; both can be told to take older ones. `pytest -m bits` is what
 promises equal bits, and what people read: the notebooks, the README. Exit code 1 where some run failed.
@@ -10,6 +10,10 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import IO
 
 import numpy as np
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # type: ignore[attr-defined]
@@ -32,19 +36,41 @@ def environment(kernels: str) -> dict[str, str]:
     return {**os.environ, **{name: value for name, value in changed.items() if value}}
 
 
+@contextmanager
+def started(kernels: str, arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """pytest under these kernels, and the file that its words go to. It does not outlive the block."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        job = subprocess.Popen(
+            command, env=environment(kernels), stdout=output, stderr=subprocess.STDOUT, encoding="utf-8"
+        )
+        try:
+            yield job, output
+        finally:
+            job.kill()
+            job.wait(timeout=60)
+
+
+def versions(kernels: str) -> str:
+    """What NumPy and OpenBLAS say that they are."""
+    command, found = [sys.executable, "-c", SHOW], environment(kernels)
+    shown = subprocess.run(command, env=found, capture_output=True, encoding="utf-8", timeout=60)
+    return f"NumPy {np.__version__}, OpenBLAS says {shown.stdout.strip()}"
+
+
 def main(arguments: list[str]) -> int:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         print(f"{platform.machine()}: the older kernels are those of x86-64; nothing was run")
         return 0
     failed = []
-    for kernels in KERNELS:
-        found = environment(kernels)
-        shown = subprocess.run(
-            [sys.executable, "-c", SHOW], env=found, capture_output=True, encoding="utf-8", timeout=60
-        )
-        print(f"== {kernels}: NumPy {np.__version__}, OpenBLAS says {shown.stdout.strip()}", flush=True)
-        if subprocess.run([sys.executable, "-m", "pytest", *arguments], env=found, timeout=LIMIT_S).returncode:
-            failed.append(kernels)
+    with ExitStack() as stack:
+        jobs = {kernels: stack.enter_context(started(kernels, arguments)) for kernels in KERNELS}
+        for kernels, (job, output) in jobs.items():
+            job.wait(timeout=LIMIT_S)
+            output.seek(0)
+            print(f"== {kernels}: {versions(kernels)}\n{output.read()}", flush=True)
+            if job.returncode:
+                failed.append(kernels)
     if failed:
         print(f"failed with the kernels of {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
