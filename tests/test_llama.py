@@ -324,7 +324,6 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.bits
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])

@@ -43,7 +43,7 @@ from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 
 STAGES = (0, 1, 2, 3)
-SIZES = [None, (5.0, 3.0), (10.0, 6.0)]
+SIZES = [None, (5.0, 3.0)]
 GB = 10**9
 V100 = ("V100", 32 * GB)
 

@@ -14,8 +14,6 @@ from zerosim.stepper import debug
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
-pytestmark = pytest.mark.bits
-
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, steps=3, micro_batch=1, ranks=4)
 
 

@@ -40,7 +40,6 @@ def assert_same_bits(one: RunResult, other: RunResult) -> None:
 STAGES = [(0, "slices"), *itertools.product((1, 2, 3), ("slices", "owner"))]
 
 
-@pytest.mark.bits
 @pytest.mark.parametrize(("stage", "partition"), STAGES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("accumulate", [1, 2])
