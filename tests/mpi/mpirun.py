@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,16 +45,21 @@ def start(processes: int, *words: str) -> subprocess.Popen[str]:
 def start_mixed(*parts: tuple[int, Sequence[str]]) -> subprocess.Popen[str]:
     """`mpirun -n 1 python words... : -n 2 python words...`: one job of several programs."""
     assert MPIRUN is not None
+    # A folder of its own: jobs that start and end side by side take PMIx's common one away under each other. A short
+    # one: Unix sockets lie in it.
+    folder = tempfile.mkdtemp(prefix="zs-", dir="/tmp")
     programs = [["-n", str(processes), sys.executable, *words] for processes, words in parts]
-    return subprocess.Popen(
+    job = subprocess.Popen(
         [MPIRUN, *programs[0], *(word for program in programs[1:] for word in (":", *program))],
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, "TMPDIR": folder},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         start_new_session=True,
     )
+    weakref.finalize(job, shutil.rmtree, folder, ignore_errors=True)
+    return job
 
 
 def run(processes: int, *words: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import time
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,27 @@ def large(ctx: Context, numel: int = 0) -> list[int]:
     return [int(got[0]), int(got[numel // 2]), int(got[-1]), int(got.sum(dtype=np.int64))]
 
 
+def freed(ctx: Context) -> list[bool]:
+    """Whether what a rank lets go of after a collective is gone at once, though those who woke it are slow to go on."""
+    scheduler = ctx.comm._transport.scheduler  # type: ignore[attr-defined]
+    wake = scheduler.wake
+
+    def wake_and_dawdle(ranks: list[int]) -> None:
+        wake(ranks)
+        scheduler.mutex.release()
+        time.sleep(0.1)
+        scheduler.mutex.acquire()
+
+    scheduler.wake = wake_and_dawdle
+    found = []
+    for numel in (3, LARGE):
+        work = ctx.comm.all_reduce(filled(ctx, numel, "fp32"), wait=False)
+        array = weakref.ref(work._result[0].array)
+        work.wait()
+        found.append(array() is None)
+    return found
+
+
 def failing(ctx: Context, how: str = "") -> None:
     """Something goes wrong on the last rank, or between ranks, after one good collective."""
     last, comm = ctx.rank == ctx.world_size - 1, ctx.comm
@@ -135,7 +157,7 @@ def failing(ctx: Context, how: str = "") -> None:
     comm.all_reduce(gradient)
 
 
-PROGRAM = {"collectives": collectives, "out_of_order": out_of_order, "large": large, "failing": failing}
+PROGRAM = {"collectives": collectives, "out_of_order": out_of_order, "large": large, "freed": freed, "failing": failing}
 
 
 def program(name: str, **settings: Any) -> Any:

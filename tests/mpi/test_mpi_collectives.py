@@ -51,6 +51,11 @@ def test_processes_do_what_threads_do(
     assert (sum(sent for _, _, sent in found) > 0) == (processes > 1)
 
 
+@pytest.mark.parametrize(("processes", "per_process"), [(2, 1), (1, 2)])
+def test_what_a_rank_frees_after_a_collective_is_free(processes: int, per_process: int, tmp_path: Path) -> None:
+    assert results(processes, per_process, "freed", tmp_path) == [[True, True]] * processes * per_process
+
+
 @pytest.mark.parametrize(("processes", "per_process"), [(3, 1), (2, 2)])
 def test_arrays_that_mpi_must_not_touch_pass_through_the_host(processes: int, per_process: int, tmp_path: Path) -> None:
     world = {"keep_events": True}

@@ -142,7 +142,21 @@ class Queues:
             return False
 
     def _finish(self, round: RemoteRound) -> None:
-        """Run the moves of this process's members, in rank order, and wake who waits."""
+        """Run the moves of this process's members, and wake who waits: nothing here holds their arrays any more."""
+        if not self._moved(round):
+            return
+        self._calls[round.key] = _caller(round)
+        if len(self._calls) > REMEMBERED:
+            del self._calls[next(iter(self._calls))]
+        round.hops = []
+        round.inbox.clear()
+        with self._scheduler.mutex:
+            del self.open[round.key]
+            round.done = True
+            self._scheduler.wake(sorted(round.sleepers))
+
+    def _moved(self, round: RemoteRound) -> bool:
+        """Run the moves, in rank order. False: one failed, and the run ends."""
         lanes = [
             lane for lane in (self._devices[round.group[member]].lane for member in round.local) if lane is not None
         ]
@@ -158,18 +172,10 @@ class Queues:
                     hop.move(partial(round.posted_for, member))
             except Exception as error:
                 self._scheduler.abort(_explained(round, member, error))
-                return
+                return False
         if lanes:
             meet(lanes, [lane.fence() for lane in lanes])
-        self._calls[round.key] = _caller(round)
-        if len(self._calls) > REMEMBERED:
-            del self._calls[next(iter(self._calls))]
-        round.hops = []
-        round.inbox.clear()
-        with self._scheduler.mutex:
-            del self.open[round.key]
-            round.done = True
-            self._scheduler.wake(sorted(round.sleepers))
+        return True
 
 
 def _caller(round: RemoteRound) -> Caller:
