@@ -368,7 +368,7 @@ def test_a_check_that_is_not_there_is_named() -> None:
 
 
 # -- the notebook -----------------------------------------------------------------------------------
-NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "11_write_your_own_zero.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "11_write_your_own_zero.ipynb"
 
 
 def test_the_notebook_holds_every_exercise_as_it_is_given() -> None:

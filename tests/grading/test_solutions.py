@@ -11,7 +11,7 @@ import pytest
 
 from zerosim.grading import EXERCISES, Exercise, grade
 
-FOLDER = Path(__file__).parent.parent / "notebooks" / "solutions"
+FOLDER = Path(__file__).parents[2] / "notebooks" / "solutions"
 
 
 def solution(exercise: Exercise) -> Any:

@@ -19,7 +19,7 @@ def test_a_scenario_is_found_and_judged_wherever_one_stands(tmp_path: Path, monk
 
 
 def test_a_wrong_figure_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Path(__file__).parents[1] / "scenarios" / "figure1.toml"
+    original = Path(__file__).parents[2] / "scenarios" / "figure1.toml"
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "scenarios" / "figure1.toml").write_text(
         original.read_text("utf-8").replace('"31.4"', '"31.5"'), "utf-8"

@@ -31,7 +31,7 @@ from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
 from zerosim.train.data import read_tokens, read_weights
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MEMORY = 3 * 2**30  # of address space, in which NumPy's libraries alone take one
 SECONDS = 20  # of one case
 SHAPES = {"wte.weight": (8, 4), "h.0.ln.bias": (4,), "empty": (0, 3), "scalar": ()}

@@ -730,12 +730,12 @@ def test_matplotlib_waits_until_a_picture_is_asked_for() -> None:
         "sys.exit('matplotlib' in sys.modules)"
     )
     subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent, timeout=120
+        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2], timeout=120
     )
 
 
 def test_pyplot_is_never_loaded() -> None:
     code = "import sys, zerosim.report.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parent.parent, timeout=120
+        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2], timeout=120
     )

@@ -273,7 +273,7 @@ def test_a_working_directory_that_is_gone_is_named(
 
 
 def test_the_page_for_programs_lists_every_exit_code() -> None:
-    page = Path(__file__).parent.parent / "docs" / "for_programs.md"
+    page = Path(__file__).parents[2] / "docs" / "for_programs.md"
     line = next(line for line in page.read_text("utf-8").splitlines() if "Exit codes:" in line)
     kinds = [errors.InputError, errors.OutOfMemory, errors.RankFailed, errors.OutputError, errors.ZerosimError]
     ended = [errors.DIFFERENCE, errors.HUNG_UP, errors.INTERRUPTED, errors.BROKEN_PIPE]

@@ -16,7 +16,7 @@ from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.models import model_names
 from zerosim.train.plan import plan
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def planned(**fields: Any) -> RunConfig:

@@ -23,7 +23,7 @@ from zerosim.config import RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
 from zerosim.errors import InputError
 
-FOLDER = Path(__file__).parent.parent / "scenarios"
+FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
 
 
