@@ -77,5 +77,10 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()) is not None:
-    import_module("zerosim.report.in_ipython").register(_shell)
+def _show_in_notebooks() -> None:
+    """Where IPython runs already, results are shown as HTML."""
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
+        import_module("zerosim.report.in_ipython").register(shell)
+
+
+_show_in_notebooks()

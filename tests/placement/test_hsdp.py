@@ -274,6 +274,15 @@ def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: i
     assert every.ran == list(range(ranks))
 
 
+def test_owners_of_other_units_reduce_unevenly_too() -> None:
+    """Rank 0's own unit divides by 3 replicas, that of the other place in its shard group does not."""
+    config = RunConfig(model="flat", params=11, units=2, ranks=6, dp_replicate=3, partition="owner", stage=2)
+    few, every = plan(config), plan(config, every_rank=True)
+    assert few.traffic == every.traffic
+    assert few.memory == every.memory
+    assert len(few.ran) > 2
+
+
 def test_replicas_of_even_parts_are_one_class() -> None:
     assert plan(RunConfig(**FLAT, ranks=8, dp_replicate=2)).ran == [0]
 

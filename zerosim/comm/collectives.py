@@ -23,7 +23,6 @@ from zerosim.comm.transport import Call, Hop
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
-from zerosim.placement.mesh import Mesh
 
 SENDER, RECEIVER = 0, 1
 """Members of the pair that a message makes."""
@@ -47,13 +46,6 @@ class Comm(Group):
         )
         group._sequences = self._sequences
         return group
-
-    def along(self, mesh: Mesh, *axes: str) -> Comm:
-        """The group of the ranks that differ from this one along these axes of a mesh alone."""
-        ranks = mesh.group(self.device.rank, *axes)
-        if ranks == self.ranks and mesh.name(*axes) == self.axis:
-            return self
-        return self.subgroup(ranks, mesh.name(*axes), mesh.number(*axes))
 
     @overload
     def all_reduce(self, buffer: Buffers, op: str = ..., purpose: str = ..., wait: Literal[True] = ...) -> Buffers: ...

@@ -17,5 +17,8 @@ class Groups:
     def __call__(self, *axes: str) -> Comm:
         """Equal axes give one Comm. Where no other rank differs along them it has one member, and sends nothing."""
         if axes not in self._made:
-            self._made[axes] = self._world.along(self.mesh, *axes)
+            mesh, world = self.mesh, self._world
+            ranks, name = mesh.group(world.device.rank, *axes), mesh.name(*axes)
+            is_world = (ranks, name) == (world.ranks, world.axis)
+            self._made[axes] = world if is_world else world.subgroup(ranks, name, mesh.number(*axes))
         return self._made[axes]

@@ -1,7 +1,7 @@
 """A simulated device: the doors through which bytes and work pass, each of them recorded.
 
 Owns buffers, their kinds and the ambient scope. Does no arithmetic (that is `backends/`), and
-computes no totals (that is `ledger/ledgers.py`).
+computes no totals (that is `ledger/`).
 
 Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. A
 storage owns its array, so that the life of the object is the life of the bytes: no cycle may hold

@@ -1,7 +1,7 @@
 """What happened on one rank, in order: the events, and the recorder that keeps them.
 
 Everything that zerosim prints about memory, traffic or work is read from this stream; a reader
-(`ledger/ledgers.py`) never touches a device. Every event carries the scope it happened in.
+(`ledger/`) never touches a device. Every event carries the scope it happened in.
 """
 
 from __future__ import annotations

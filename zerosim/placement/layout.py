@@ -134,7 +134,7 @@ def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:
             break
         shared = min(end, stop)
         ours, theirs = values[: shared - part.start], whole[part.start : shared]
-        if ours.tobytes() != theirs.tobytes():
+        if not np.array_equal(_bits(ours), _bits(theirs)):
             at = part.start + int(np.flatnonzero(_bits(ours) != _bits(theirs))[0])
             first = next(writer for limit, writer in writers if at < limit)
             raise PlacementError(

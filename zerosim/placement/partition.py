@@ -83,13 +83,13 @@ class WholeUnits:
 
     def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
         owned: list[list[int]] = [[] for _ in range(size)]
-        for which, owner in enumerate(_owners(tuple(numels), size)):
+        for which, owner in enumerate(assign_owners(tuple(numels), size)):
             owned[owner].append(which)
         return [tuple(units) for units in owned]
 
     def owner(self, numels: Sequence[int], which: int, size: int) -> int:
         """The member that holds buffer `which`."""
-        return _owners(tuple(numels), size)[which]
+        return assign_owners(tuple(numels), size)[which]
 
 
 def slice_size(numel: int, world_size: int) -> int:
@@ -121,13 +121,9 @@ def nothing(numel: int) -> Slice:
     return Slice(0, 0, numel)
 
 
-def assign_owners(sizes: Sequence[int], world_size: int) -> list[int]:
-    """The owner of each buffer: largest first, each to the rank with the least so far (lowest rank on a tie)."""
-    return list(_owners(tuple(sizes), world_size))
-
-
 @lru_cache(maxsize=64)
-def _owners(sizes: tuple[int, ...], world_size: int) -> tuple[int, ...]:
+def assign_owners(sizes: tuple[int, ...], world_size: int) -> tuple[int, ...]:
+    """The owner of each buffer: largest first, each to the rank with the least so far (lowest rank on a tie)."""
     load = [0] * world_size
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

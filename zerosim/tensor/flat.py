@@ -14,7 +14,6 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.placement.partition import Slice as Slice
-from zerosim.placement.partition import assign_owners as assign_owners
 from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size

@@ -28,17 +28,17 @@ def check_libraries(config: RunConfig) -> None:
         check_nccl()
 
 
-def check_room_for(config: RunConfig, layout: Model) -> None:
+def check_room_for(config: RunConfig, model: Model) -> None:
     """Devices' capacity, this machine's memory, its GPUs'. Raises: InputError with what is needed and what is there."""
-    _check_capacity(config, layout)
+    _check_capacity(config, model)
     if config.backend == "cuda":
         _check_gpus(config)
     else:
-        _check_host(config, layout)
+        _check_host(config, model)
 
 
-def _check_capacity(config: RunConfig, layout: Model) -> None:
-    largest = max(layout.flats, key=lambda flat: flat.numel)
+def _check_capacity(config: RunConfig, model: Model) -> None:
+    largest = max(model.flats, key=lambda flat: flat.numel)
     needed = largest.numel * largest.dtype.itemsize
     if config.capacity is not None and config.capacity < needed:
         raise InputError(
@@ -61,13 +61,13 @@ def _peak_bytes(config: RunConfig) -> list[int]:
     return [memory.peak.total_bytes for memory in plan(plain).memory]
 
 
-def _check_host(config: RunConfig, layout: Model) -> None:
+def _check_host(config: RunConfig, model: Model) -> None:
     """A run holds every rank's bytes in this machine's memory, where its size is known."""
     try:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return
-    if layout.num_parameters * config.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
+    if model.num_parameters * config.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
         return
     peaks, local = _peak_bytes(config), _local_ranks(config)
     needed = sum(peaks) if local == config.ranks else max(peaks) * local

@@ -52,12 +52,14 @@ def plan(
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
     steps = config.steps or DEFAULT_STEPS
-    first = _run_rank(config, 0, steps, skipped, keep_events)
-    ranks = range(config.ranks)
     around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
-    stands_for = list(ranks) if every_rank else layout.classes(first.uneven, around)
-    left = {rank: _run_rank(config, rank, steps, skipped, keep_events) for rank in sorted(set(stands_for) - {0})}
-    left[0] = first
+    stands_for = list(range(config.ranks)) if every_rank else [0] * config.ranks
+    left: dict[int, _RankOutcome] = {}
+    while missing := sorted(set(stands_for) - left.keys()):
+        left |= {rank: _run_rank(config, rank, steps, skipped, keep_events) for rank in missing}
+        if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
+            stands_for = layout.classes(set().union(*(outcome.uneven for outcome in left.values())), around)
+    first = left[0]
     return RunResult(
         config=config,
         layout=layout,

@@ -125,7 +125,7 @@ class RunResult:
     @property
     def is_modelled(self) -> bool:
         """Whether what was sent is a ring's figure, because native collectives do not tell."""
-        return any(row.modelled_bytes is not None for rows in self.traffic for row in rows)
+        return any(row.modelled_bytes is not None for rank in self.ran for row in self.traffic[rank])
 
     def __repr__(self) -> str:
         config, loss = self.config, f", loss {self.mean_losses[-1]:.4f}" if self.losses else ""
@@ -137,14 +137,14 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, schema 2."""
-        mesh = self.layout.mesh
+        mesh, data_ranks = self.layout.mesh, self._data_ranks()
         return {
             "schema": 2,
             "config": self.config.to_dict(),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
             "losses": [_finite(loss) for loss in self.mean_losses],
-            "losses_by_data_rank": [[_finite(row[rank]) for rank in self._data_ranks()] for row in self.losses],
+            "losses_by_data_rank": [[_finite(row[rank]) for rank in data_ranks] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
             "loss_scale": [_finite(step.loss_scale) for step in self.steps],
             "skipped": [step.skipped for step in self.steps],
