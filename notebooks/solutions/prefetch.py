@@ -12,7 +12,7 @@ class MyPrefetch(Zero3):
 
     def launch(self, flat: Flat) -> None:
         if flat.name not in self.coming:
-            self.coming[flat.name] = self.comm.all_gather(flat.shard(), wait=False)
+            self.coming[flat.name] = self.comm.launch_all_gather(flat.shard())
 
     def use(self, flat: Flat, ahead: int) -> None:
         self.launch(flat)

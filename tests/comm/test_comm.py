@@ -464,11 +464,11 @@ def test_handles_may_be_waited_in_any_order(algorithm: str, parallel: int) -> No
     def program(ctx: Context) -> None:
         r, comm = ctx.rank, ctx.comm
         works: list[Any] = [
-            comm.all_reduce(make(ctx, data[r]), op="max", wait=False),
-            comm.reduce_scatter(make(ctx, data[r]), op="max", wait=False),
-            comm.all_gather(make(ctx, data[r, :4]), wait=False),
-            comm.broadcast(make(ctx, data[r]), src=2, wait=False),
-            comm.reduce(make(ctx, data[r]), dst=1, op="max", wait=False),
+            comm.launch_all_reduce(make(ctx, data[r]), op="max"),
+            comm.launch_reduce_scatter(make(ctx, data[r]), op="max"),
+            comm.launch_all_gather(make(ctx, data[r, :4])),
+            comm.launch_broadcast(make(ctx, data[r]), src=2),
+            comm.launch_reduce(make(ctx, data[r]), dst=1, op="max"),
         ]
         order = np.random.default_rng(r).permutation(5)  # each rank its own
         got = {int(i): works[i].wait().array for i in order}
@@ -491,7 +491,7 @@ def test_handles_may_be_waited_in_any_order(algorithm: str, parallel: int) -> No
 def test_work_holds_its_buffers_until_it_is_waited_for() -> None:
     def program(ctx: Context) -> None:
         used = ctx.device.allocator
-        work = ctx.comm.reduce_scatter(make(ctx, np.ones(16)), wait=False)
+        work = ctx.comm.launch_reduce_scatter(make(ctx, np.ones(16)))
         ctx.comm.barrier()
         assert used.used_bytes == 64 + 16 + 32  # type: ignore[attr-defined]  # input, output, two temporaries
         out = work.wait()
@@ -544,8 +544,8 @@ def test_any_subsets_in_any_order(n: int, seed: int, algorithm: str, parallel: i
 def test_equal_groups_are_one_group() -> None:
     def program(ctx: Context) -> None:
         first, second = ctx.comm.subgroup([0, 1]), ctx.comm.subgroup([1, 0]).subgroup([0, 1])
-        a = first.all_reduce(make(ctx, [1.0]), op="sum", wait=False)
-        b = second.all_reduce(make(ctx, [10.0]), op="sum", wait=False)
+        a = first.launch_all_reduce(make(ctx, [1.0]), op="sum")
+        b = second.launch_all_reduce(make(ctx, [10.0]), op="sum")
         assert (a.wait().array[0], b.wait().array[0]) == (2.0, 20.0)
 
     launch(program, World(2))
@@ -590,8 +590,8 @@ def test_messages_of_a_line_of_stages(parallel: int) -> None:
 def test_crossing_messages_and_many_in_flight(parallel: int) -> None:
     def program(ctx: Context) -> None:
         comm, peer = ctx.comm, 1 - ctx.rank
-        sent = [comm.send(make(ctx, [10.0 * ctx.rank + i]), dst=peer, wait=False) for i in range(4)]
-        received = [comm.recv((1,), fp32, src=peer, wait=False) for _ in range(4)]
+        sent = [comm.launch_send(make(ctx, [10.0 * ctx.rank + i]), dst=peer) for i in range(4)]
+        received = [comm.launch_recv((1,), fp32, src=peer) for _ in range(4)]
         comm.all_reduce(make(ctx, [1.0]))  # a collective of the same two ranks is numbered apart
         order = [2, 0, 3, 1] if ctx.rank else [1, 3, 2, 0]
         values = {i: float(received[i].wait().array[0]) for i in order}
@@ -658,3 +658,12 @@ def test_bad_calls_are_refused_before_joining() -> None:
         foreign.clear()
 
     launch(program, World(2))
+
+
+def test_the_launching_forms_old_spelling_keeps_working() -> None:
+    def program(ctx: Context) -> float:
+        with pytest.warns(DeprecationWarning, match="launch_all_gather"):
+            work: Any = ctx.comm.all_reduce(make(ctx, [1.0]), op="sum", wait=False)
+        return float(work.wait().array[0])
+
+    assert launch(program, World(ranks=2)) == [2.0, 2.0]

@@ -188,12 +188,12 @@ def busy(ctx: Context) -> None:
             full = make(ctx, np.full(4 * n, ctx.rank + 1.0), fp16)
             work(ctx, full)
             shard = comm.reduce_scatter(full)
-            pending = comm.all_gather(shard, wait=False)
+            pending = comm.launch_all_gather(shard)
             del full, shard
             half = comm.subgroup([r for r in range(n) if r % 2 == ctx.rank % 2])
             half.all_reduce([make(ctx, np.ones(3)), make(ctx, np.ones(5))], op="max")
             work(ctx, pending.wait())
-        comm.send(make(ctx, [1.0]), dst=(ctx.rank + 1) % n, wait=False)
+        comm.launch_send(make(ctx, [1.0]), dst=(ctx.rank + 1) % n)
         comm.recv((1,), fp32, src=(ctx.rank - 1) % n)
         device.mark("after_step")
     comm.barrier()
@@ -225,7 +225,7 @@ def test_a_ranks_record_does_not_depend_on_turns(collective: str) -> None:
 def test_every_byte_dies_without_the_garbage_collector(collective: str, parallel: int) -> None:
     def program(ctx: Context) -> Device:
         busy(ctx)
-        ctx.comm.all_reduce(make(ctx, np.ones(9)), wait=False)  # never waited for
+        ctx.comm.launch_all_reduce(make(ctx, np.ones(9)))  # never waited for
         return ctx.device
 
     gc.collect()

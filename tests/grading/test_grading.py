@@ -496,7 +496,7 @@ class Uncalled(Strategy):
 
 class Unwaited(Zero3):
     def gather(self, flat: Flat) -> Any:
-        return self.comm.all_gather(flat.shard(), wait=False)
+        return self.comm.launch_all_gather(flat.shard())
 
 
 class Misspelt(Zero3):

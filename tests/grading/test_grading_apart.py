@@ -215,7 +215,7 @@ class Launches:
 
     def launch(self, flat: Flat) -> None:
         if flat.name not in self.coming:
-            self.coming[flat.name] = Coming(flat, self.comm.all_gather(flat.shard(), wait=False))
+            self.coming[flat.name] = Coming(flat, self.comm.launch_all_gather(flat.shard()))
 
 
 class Prefetches(Launches, Zero3):

@@ -201,7 +201,7 @@ class Forward(Zero3):
     def use(self, flats: list[Flat]) -> None:
         for flat in flats[: self.ahead]:
             if flat.name not in self.coming:
-                self.coming[flat.name] = self.comm.all_gather(flat.shard(), wait=False)
+                self.coming[flat.name] = self.comm.launch_all_gather(flat.shard())
         flats[0].unshard(self.coming.pop(flats[0].name).wait())
 
     def pre_forward(self, unit: Unit) -> None:

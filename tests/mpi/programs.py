@@ -75,7 +75,7 @@ def collectives(ctx: Context) -> tuple[dict[str, bytes], list[Any], int | None]:
                 comm.barrier()
             if size > 1:
                 to, source = (rank + 1) % size, (rank - 1) % size
-                sending = ctx.comm.send(filled(ctx, numel, fmt), to, wait=False)
+                sending = ctx.comm.launch_send(filled(ctx, numel, fmt), to)
                 found[f"recv {fmt} {numel}"] = values(ctx.comm.recv((numel,), dtype(fmt), source))
                 sending.wait()
     several = [filled(ctx, numel, "bf16") for numel in (3, LARGE, 40)]
@@ -90,8 +90,8 @@ def out_of_order(ctx: Context) -> tuple[list[bytes], list[Any], int | None]:
     for salt in range(12):
         comm = half if salt % 3 == 0 else ctx.comm
         numel = LARGE if salt % 2 else 7
-        works.append(comm.all_reduce(filled(ctx, numel, "bf16", salt), wait=False))
-        works.append(comm.all_gather(filled(ctx, numel, "bf16", salt), wait=False))
+        works.append(comm.launch_all_reduce(filled(ctx, numel, "bf16", salt)))
+        works.append(comm.launch_all_gather(filled(ctx, numel, "bf16", salt)))
     return [values(work.wait()) for work in reversed(works)], record(ctx), sent_bytes(ctx)
 
 
@@ -121,7 +121,7 @@ def freed(ctx: Context) -> list[bool]:
     scheduler.wake = wake_and_dawdle
     found = []
     for numel in (3, LARGE):
-        work = ctx.comm.all_reduce(filled(ctx, numel, "fp32"), wait=False)
+        work = ctx.comm.launch_all_reduce(filled(ctx, numel, "fp32"))
         array = weakref.ref(work._result[0].array)
         work.wait()
         found.append(array() is None)

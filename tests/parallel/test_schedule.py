@@ -120,7 +120,7 @@ class Prefetching(Zero3):
         for use in self.coming(1):
             if use.unit.flat.param is None:
                 flat = use.unit.flat
-                self.later(self.comm.all_gather(self.shard(flat), wait=False), flat.unshard)
+                self.later(self.comm.launch_all_gather(self.shard(flat)), flat.unshard)
 
     def pre_backward(self, unit: Unit) -> None:
         self.pre_forward(unit)

@@ -70,7 +70,7 @@ def ring_hop(ctx: Context, chunks: Tensor, hop: int) -> None:
     # The scope: so that the record says which chunk, and when.
     with ctx.device.scope(unit=f"chunk {mine}", slot=hop):
         right = (rank + 1) % n
-        sending = ctx.comm.send(chunks.buffer[mine], right, wait=False)
+        sending = ctx.comm.launch_send(chunks.buffer[mine], right)
     row = chunks.buffer[theirs]
     arrived = ctx.comm.recv(row.shape, row.dtype, (rank - 1) % n)
     sending.wait()
