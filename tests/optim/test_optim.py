@@ -16,6 +16,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, bf16, compute_dtype, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted, NonFiniteGradient
 from zerosim.optim.adam import Adam
+from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
 from zerosim.optim.schedule import Schedule
@@ -78,25 +79,29 @@ def test_steps_are_the_formulas(optimizer: Optimizer, formula: Formula) -> None:
         [0.1, 0.1, 0.3, 0, 0.2, 1, 2],
     )
     weights = buffer(device, start, fp64)
-    moments = [buffer(device, np.zeros(50), fp64) for _ in range(optimizer.num_moments)]
+    states = {name: buffer(device, np.zeros(50), fp64) for name in optimizer.states}
     for step, (grad, lr) in enumerate(zip(grads, rates, strict=True), 1):
         scaled = buffer(device, grad * 1024, fp64)  # the gradient is what is left of it after grad_scale
-        optimizer.update(weights, scaled, moments, grad_scale=1 / 1024, lr=lr, step=step, decays=True)
+        optimizer.update(weights, scaled, states, grad_scale=1 / 1024, lr=lr, step=step, decays=True)
     np.testing.assert_allclose(weights.array, formula(start, grads, rates, optimizer), rtol=1e-12)
 
 
 def test_how_many_states_there_are() -> None:
-    assert (Adam().num_moments, SGD().num_moments, SGD(momentum=0.9).num_moments) == (2, 0, 1)
+    assert [Adam().states, SGD().states, SGD(momentum=0.9).states] == [
+        ("exp_avg", "exp_avg_sq"),
+        (),
+        ("momentum_buffer",),
+    ]
 
 
 @pytest.mark.parametrize("optimizer", [Adam(weight_decay=0.1), SGD(0.9, 0.1)])
 def test_what_does_not_decay(optimizer: Optimizer) -> None:
     device = cpu()
     weights, grad = buffer(device, np.ones(3), fp64), buffer(device, np.zeros(3), fp64)
-    moments = [buffer(device, np.zeros(3), fp64) for _ in range(optimizer.num_moments)]
-    optimizer.update(weights, grad, moments, grad_scale=1.0, lr=0.1, step=1, decays=False)
+    states = {name: buffer(device, np.zeros(3), fp64) for name in optimizer.states}
+    optimizer.update(weights, grad, states, grad_scale=1.0, lr=0.1, step=1, decays=False)
     assert weights.array.tolist() == [1, 1, 1]
-    optimizer.update(weights, grad, moments, grad_scale=1.0, lr=0.1, step=2, decays=True)
+    optimizer.update(weights, grad, states, grad_scale=1.0, lr=0.1, step=2, decays=True)
     assert (weights.array < 1).all()
 
 
@@ -113,10 +118,10 @@ def test_slices_give_the_bits_of_the_whole(numel: int, ranks: int, optimizer: Op
     def run(start: int, stop: int) -> np.ndarray:
         part = slice(start, min(stop, numel))
         weights = buffer(device, values[part], fp32)
-        moments = [buffer(device, np.zeros(weights.numel), fp32) for _ in range(optimizer.num_moments)]
+        states = {name: buffer(device, np.zeros(weights.numel), fp32) for name in optimizer.states}
         for step in (1, 2, 3):
             grad = buffer(device, step * values[::-1][part], grads)
-            optimizer.update(weights, grad, moments, grad_scale=0.3, lr=0.01, step=step, decays=True)
+            optimizer.update(weights, grad, states, grad_scale=0.3, lr=0.01, step=step, decays=True)
         return weights.array
 
     values = random.standard_normal(numel)
@@ -165,7 +170,7 @@ def updated(updater: Updater, flat: Flat, norm: float, gradient: float = 0.0) ->
     if flat.master is not None:
         flat.device.backend.copy(flat.shard().array, flat.master.array)
     flat.grad_shard = buffer(flat.device, np.full(flat.own.size, gradient), flat.dtype)
-    scale = updater.judge(norm)
+    scale = updater.decide(norm)
     assert scale is not None
     updater.update(flat, scale)
     return list(flat.weights().array.tolist())
@@ -177,60 +182,61 @@ def test_decay_of_all_or_of_matrices_only(cuts: list[int], decay: str, expected:
     """A gradient of zero, rate 1, decay 1/2: what decays halves, wherever the slice was cut."""
     result = []
     for start, stop in itertools.pairwise(cuts):
-        updater = Updater(Adam(weight_decay=0.5, decoupled=True), Schedule(1.0), decay=decay)
+        updater = Updater(Adam(weight_decay=0.5, decoupled=True), StepControl(Schedule(1.0)), decay=decay)
         result += updated(updater, flat_of(cpu(), Slice(start, stop, 15)), norm=0.0)
     assert result == expected
 
 
 def test_padding_is_not_updated() -> None:
-    result = updated(Updater(SGD(), Schedule(1.0)), flat_of(cpu(), Slice(12, 18, 15)), norm=1.0, gradient=1.0)
+    updater = Updater(SGD(), StepControl(Schedule(1.0)))
+    result = updated(updater, flat_of(cpu(), Slice(12, 18, 15)), norm=1.0, gradient=1.0)
     assert result == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.5, 1.0, 4.0, 1e10])
 def test_clipping_multiplies_by_at_most_1(norm: float) -> None:
-    updater = Updater(SGD(), Schedule(1.0), clip_norm=1.0)
+    updater = Updater(SGD(), StepControl(Schedule(1.0), clip_norm=1.0))
     factor = min(1.0, 1.0 / (norm + 1e-6))
     assert updated(updater, flat_of(cpu()), norm, gradient=1.0) == [1 - factor] * 15
-    assert updater.reports[0].grad_norm == norm
+    assert updater.control.reports[0].grad_norm == norm
 
 
 def test_gradients_are_divided_by_the_scale_they_were_made_with() -> None:
     """Also on the step that raises it, where DeepSpeed's come out halved."""
-    updater = Updater(SGD(), Schedule(1.0), scaler=LossScaler(8.0, window=1), clip_norm=2.0)
+    updater = Updater(SGD(), StepControl(Schedule(1.0), scaler=LossScaler(8.0, window=1), clip_norm=2.0))
     assert updated(updater, flat_of(cpu()), norm=8.0, gradient=8.0) == [0.0] * 15  # no raise: norm 1, gradient 1
-    assert updater.loss_scale == 8
+    assert updater.control.loss_scale == 8
     assert updated(updater, flat_of(cpu()), norm=8.0, gradient=8.0) == [0.0] * 15
-    assert updater.loss_scale == 16  # raised by that step
-    assert [(r.grad_norm, r.loss_scale) for r in updater.reports] == [(1, 8), (1, 8)]
+    assert updater.control.loss_scale == 16  # raised by that step
+    assert [(r.grad_norm, r.loss_scale) for r in updater.control.reports] == [(1, 8), (1, 8)]
     clipped = updated(updater, flat_of(cpu()), norm=64.0, gradient=16.0)
     assert clipped == [1 - 2 / (4 + 1e-6)] * 15
 
 
 def test_a_skipped_step_does_not_count() -> None:
-    updater = Updater(Adam(), Schedule(1.0, warmup=4), scaler=LossScaler(8.0, hysteresis=1))
-    assert updater.judge(1.0) is not None
-    assert updater.judge(math.inf) is None
-    assert updater.judge(math.nan) is None
-    assert updater.judge(1.0) is not None
-    assert updater.updates == 2
-    assert [report.skipped for report in updater.reports] == [False, True, True, False]
-    assert [report.lr for report in updater.reports] == [0.25, 0.5, 0.5, 0.5]
-    assert [report.loss_scale for report in updater.reports] == [8, 8, 4, 2]
+    control = StepControl(Schedule(1.0, warmup=4), scaler=LossScaler(8.0, hysteresis=1))
+    assert control.decide(1.0) is not None
+    assert control.decide(math.inf) is None
+    assert control.decide(math.nan) is None
+    assert control.decide(1.0) is not None
+    assert control.updates == 2
+    assert [report.skipped for report in control.reports] == [False, True, True, False]
+    assert [report.lr for report in control.reports] == [0.25, 0.5, 0.5, 0.5]
+    assert [report.loss_scale for report in control.reports] == [8, 8, 4, 2]
 
 
 def test_what_is_not_finite_stops_skips_or_exhausts() -> None:
     with pytest.raises(NonFiniteGradient):
-        Updater(SGD(), Schedule(1.0)).judge(math.nan)
-    skips = Updater(SGD(), Schedule(1.0), skip_nonfinite=True)
-    assert skips.judge(math.inf) is None
+        StepControl(Schedule(1.0)).decide(math.nan)
+    skips = StepControl(Schedule(1.0), skip_nonfinite=True)
+    assert skips.decide(math.inf) is None
     assert (skips.updates, skips.reports[0].skipped) == (0, True)
     with pytest.raises(LossScaleExhausted):
-        Updater(SGD(), Schedule(1.0), scaler=LossScaler(1.0, hysteresis=1)).judge(math.inf)
-    static = Updater(SGD(), Schedule(1.0), scaler=LossScaler(64.0, dynamic=False))
-    assert static.judge(math.inf) is None
+        StepControl(Schedule(1.0), scaler=LossScaler(1.0, hysteresis=1)).decide(math.inf)
+    static = StepControl(Schedule(1.0), scaler=LossScaler(64.0, dynamic=False))
+    assert static.decide(math.inf) is None
     assert static.loss_scale == 64
-    assert [Updater(SGD(), Schedule(1.0), skip_nonfinite=skip).stops_at_nonfinite for skip in (False, True)] == [
+    assert [StepControl(Schedule(1.0), skip_nonfinite=skip).stops_at_nonfinite for skip in (False, True)] == [
         True,
         False,
     ]
@@ -242,32 +248,37 @@ def test_states_are_allocated_once_padding_named(
 ) -> None:
     flat = flat_of(device, Slice(12, 18, 15), dtype)
     before = live()
-    Updater(Adam(), Schedule(1.0)).allocate(flat)
+    Updater(Adam(), StepControl(Schedule(1.0))).allocate(flat)
     assert live() - before == 6 * per_element
-    assert len(flat.moments) == 2
+    assert set(flat.states) == {"exp_avg", "exp_avg_sq"}
     assert (flat.master is not None) == dtype.is_half
-    assert all(state.dtype is compute_dtype(dtype) for state in flat.moments)
-    assert all((state.array == 0).all() for state in flat.moments)
+    assert all(state.dtype is compute_dtype(dtype) for state in flat.states.values())
+    assert all((state.array == 0).all() for state in flat.states.values())
 
 
 def test_a_half_type_is_updated_in_its_master() -> None:
     """An update of 1/3 of the weight's last place is lost in fp16 and adds up in the master."""
     flat = flat_of(cpu(), dtype=fp16)
-    updater = Updater(SGD(), Schedule(2.0**-10 / 3))
+    updater = Updater(SGD(), StepControl(Schedule(2.0**-10 / 3)))
     seen = []
     updated(updater, flat, 1.0, gradient=-1.0)
     for _ in range(3):
         flat.store_param_shard()
         seen.append(flat.device.backend.to_host(flat.shard().array)[0])
-        updater.judge(1.0)
+        updater.decide(1.0)
         updater.update(flat, 1.0)
     assert seen == [1, 1 + 2.0**-10, 1 + 2.0**-10]
 
 
 def test_a_rank_that_owns_nothing_has_nothing_to_do() -> None:
     flat = flat_of(cpu(), Slice(0, 0, 15))
-    updater = Updater(Adam(), Schedule(1.0))
+    updater = Updater(Adam(), StepControl(Schedule(1.0)))
     updater.allocate(flat)
-    updater.judge(1.0)
+    updater.decide(1.0)
     updater.update(flat, 1.0)
     assert flat.weights().numel == 0
+
+
+def test_the_old_name_of_decide_keeps_working() -> None:
+    with pytest.warns(DeprecationWarning, match="decide"):
+        assert Updater(SGD(), StepControl(Schedule(1.0), clip_norm=1.0)).judge(2.0) == 1 / (2 + 1e-6)

@@ -20,6 +20,7 @@ from zerosim.device.events import Alloc, Free, Launch
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.parallel.ddp import DDP
+from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
 from zerosim.train import data
@@ -234,8 +235,9 @@ def test_of_several_bad_gradients_the_one_that_backward_met_first_is_named() -> 
     strategy = DDP(Comm(device, FakeTransport(), (0,)), device, build_updater(RunConfig(precision="fp32"), 1))
     for name, value in (("first", np.nan), ("middle", np.nan), ("last", 0.0)):
         flat = Flat(name, device, fp32, fp32)
-        flat.local_probe = device.alloc((1,), fp64, Kind.TEMP)
-        flat.local_probe.array[...] = value
+        flat.probe = GradProbe(device)
+        flat.probe.flag = device.alloc((1,), fp64, Kind.TEMP)
+        flat.probe.flag.array[...] = value
         strategy.flats.append(flat)
     assert "rank 0's gradient of middle is not finite" in str(strategy._blame())
 

@@ -16,6 +16,7 @@ from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.parallel.bucket import Bucket
 from zerosim.placement.partition import assign_owners
+from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat, Slice, nothing, slice_of, slice_size, whole
 from zerosim.tensor.tensor import cpu
 
@@ -221,17 +222,18 @@ def test_a_parameter_that_is_used_twice_gets_one_window_and_the_sum(device: Devi
 
 def test_a_bad_gradient_is_remembered_over_later_micro_batches(device: Device) -> None:
     flat = declared([(2,)], fp32, device)
-    flat.padded_numel, flat.watches = 2, True
+    flat.padded_numel, probe = 2, GradProbe(device)
+    flat.probe = probe
     seen = []
     for value in (1.0, np.inf, 1.0):
         flat.collect_grad(0, _full(device, value, (2,)))
         flat.take_grad()
-        assert flat.local_probe is not None
-        seen.append(float(flat.local_probe.array[0]))
+        assert probe.flag is not None
+        seen.append(float(probe.flag.array[0]))
     assert seen[0] == 0.0
     assert np.isnan(seen[1:]).all()
     flat.drop_grads()
-    assert flat.local_probe is None
+    assert probe.flag is None
 
 
 def test_an_fp32_copy_of_the_own_slice_names_its_padding(device: Device, ledger: MemoryLedger) -> None:

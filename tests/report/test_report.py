@@ -24,7 +24,7 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.lessons.tables import table
-from zerosim.optim.updater import StepReport
+from zerosim.optim.control import StepReport
 from zerosim.report import words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory

@@ -48,10 +48,10 @@ def state(world: DebugWorld) -> list[Any]:
             values = None if parameter.state in ("elsewhere", "freed", "unplaced") else parameter.values().tobytes()
             seen += [name, repr(parameter), values]
         for flat in view.model.flats:
-            for held in (flat.master, *flat.moments, flat.grad, flat.grad_whole, flat.grad_shard):
+            for held in (flat.master, *flat.states.values(), flat.grad, flat.grad_whole, flat.grad_shard):
                 seen.append(None if held is None else flat.device.backend.to_host(held.array).tobytes())
         updater = view.strategy.updater
-        seen += [updater.updates, list(updater.reports), updater.loss_scale]
+        seen += [updater.control.updates, list(updater.control.reports), updater.control.loss_scale]
     return seen
 
 
@@ -259,7 +259,7 @@ def test_what_is_live_is_what_the_ledger_counts() -> None:
                     assert isinstance(born, Alloc)
                     assert (born.id, born.nbytes) == (row.id, row.nbytes)
         names = {row.name for row in world.ranks[0].live()}
-        assert {"wte parameters, own slice", "h.1 master", "h.0 moment 2"} <= names
+        assert {"wte parameters, own slice", "h.1 master", "h.0 exp_avg_sq"} <= names
 
 
 def test_a_parameter_is_sharded_gathered_and_sharded_again() -> None:

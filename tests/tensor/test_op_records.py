@@ -209,8 +209,9 @@ def test_the_loss_of_a_step_records_its_bytes_and_its_work(device: Device) -> No
     ("optimizer", "kernel"), [(Adam(), ("adam", 150)), (SGD(), ("sgd", 40)), (SGD(0.9), ("sgd", 40))], ids=str
 )
 def test_an_update_records_its_work(optimizer: Adam | SGD, kernel: tuple[str, int], device: Device) -> None:
-    weights, grad, *moments = (device.alloc((10,), fp32, Kind.OPTIM) for _ in range(2 + optimizer.num_moments))
-    for buffer in (weights, grad, *moments):
+    weights, grad, *buffers = (device.alloc((10,), fp32, Kind.OPTIM) for _ in range(2 + len(optimizer.states)))
+    for buffer in (weights, grad, *buffers):
         buffer.array[...] = 1
+    states = dict(zip(optimizer.states, buffers, strict=True))
     options: dict[str, Any] = dict(grad_scale=1.0, lr=0.1, step=1, decays=True)
-    assert seen(device, lambda: optimizer.update(weights, grad, moments, **options))[1] == ([], [kernel])
+    assert seen(device, lambda: optimizer.update(weights, grad, states, **options))[1] == ([], [kernel])

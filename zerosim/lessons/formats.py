@@ -143,7 +143,7 @@ def fit_slope(
         Adam().update(
             master.buffer,
             w.grad.buffer,
-            [m.buffer, v.buffer],
+            {"exp_avg": m.buffer, "exp_avg_sq": v.buffer},
             grad_scale=1 / loss_scale,
             lr=lr,
             step=step,

@@ -10,6 +10,7 @@ eps stands outside the root, after bias correction. The kernel is `backend.adam`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zerosim.device.device import Buffer
@@ -17,34 +18,36 @@ from zerosim.device.device import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """`decoupled` makes it AdamW. Two moments: 8 bytes per weight in fp32."""
+    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
-    num_moments: int = 2
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
 
     def update(
         self,
         weights: Buffer,
         grad: Buffer,
-        moments: list[Buffer],
+        states: Mapping[str, Buffer],
         *,
         grad_scale: float,
         lr: float,
         step: int,
         decays: bool,
     ) -> None:
-        exp_avg, exp_avg_sq = moments
         weights.device.kernel(
             15 * weights.numel,
             weights.device.backend.adam,
             weights.array,
             grad.array,
-            exp_avg.array,
-            exp_avg_sq.array,
+            states["exp_avg"].array,
+            states["exp_avg_sq"].array,
             grad_scale=grad_scale,
             lr=lr,
             beta1=self.beta1,

@@ -1,23 +1,26 @@
-"""What every optimizer is: a pure update on flat arrays, and the states that it keeps per element."""
+"""What every optimizer is: a pure update on flat arrays, and the states that it keeps per element, by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from zerosim.device.device import Buffer
 
 
 class Optimizer(Protocol):
-    """`num_moments` state arrays per weight, in the compute dtype; K = 4 bytes each, plus the master's 4."""
+    """One state array per name and weight, in the compute dtype; K = 4 bytes each, plus the master's 4."""
 
     @property
-    def num_moments(self) -> int: ...
+    def states(self) -> tuple[str, ...]:
+        """Their names, as PyTorch's optimizers call them."""
+        ...
 
     def update(
         self,
         weights: Buffer,
         grad: Buffer,
-        moments: list[Buffer],
+        states: Mapping[str, Buffer],
         *,
         grad_scale: float,
         lr: float,

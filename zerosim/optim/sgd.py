@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zerosim.device.device import Buffer
@@ -15,14 +16,14 @@ class SGD:
     weight_decay: float = 0.0
 
     @property
-    def num_moments(self) -> int:
-        return 1 if self.momentum else 0
+    def states(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
 
     def update(
         self,
         weights: Buffer,
         grad: Buffer,
-        moments: list[Buffer],
+        states: Mapping[str, Buffer],
         *,
         grad_scale: float,
         lr: float,
@@ -34,7 +35,7 @@ class SGD:
             weights.device.backend.sgd,
             weights.array,
             grad.array,
-            moments[0].array if moments else None,
+            states["momentum_buffer"].array if self.momentum else None,
             grad_scale=grad_scale,
             lr=lr,
             momentum=self.momentum,

@@ -1,99 +1,50 @@
-"""One optimizer step, whichever the optimizer: masters and moments, unscaling, clipping, skipping, decay.
+"""The optimizer on one rank's own slices: their masters and states, weight decay, the update.
 
-Owns what all ranks must decide alike (`judge`) and the update of one flat's own slice (`update`).
-Holds no collectives: a strategy brings the norm.
+Whether a step is taken, and what gradients are multiplied by, is decided in `control.py`. Holds no collectives.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from warnings import warn
 
 from zerosim.device.device import Kind
 from zerosim.dtypes import compute_dtype
-from zerosim.errors import NonFiniteGradient
+from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Optimizer
-from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 from zerosim.tensor.flat import Flat
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What a step decided. `grad_norm` is unscaled and before clipping; `loss_scale` the one used."""
-
-    grad_norm: float
-    loss_scale: float
-    skipped: bool
-    lr: float
-
-
 class Updater:
-    """The same on every rank; `updates` counts the steps that were not skipped."""
+    """The same on every rank. `decay`: which weights decay, 'all' or 'matrices' (two dimensions or more)."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        *,
-        scaler: LossScaler | None = None,
-        clip_norm: float | None = None,
-        decay: str = "all",
-        skip_nonfinite: bool = False,
-        upcast_grads: bool = False,
+        self, optimizer: Optimizer, control: StepControl, *, decay: str = "all", upcast_grads: bool = False
     ) -> None:
         self.optimizer = optimizer
-        self.schedule = schedule
-        self.scaler = scaler
-        self.clip_norm = clip_norm
+        self.control = control
         self.decay = decay
-        self.skip_nonfinite = skip_nonfinite
         self.upcast_grads = upcast_grads
-        self.updates = 0
-        self.reports: list[StepReport] = []
 
-    @property
-    def stops_at_nonfinite(self) -> bool:
-        return self.scaler is None and not self.skip_nonfinite
-
-    @property
-    def loss_scale(self) -> float:
-        return self.scaler.scale if self.scaler is not None else 1.0
-
-    def allocate(self, flat: Flat) -> None:
-        """Master (half types only) and moments of the own slice, zeroed; live from start to end."""
-        device, size, stored = flat.device, flat.own.size, compute_dtype(flat.dtype)
-        count = self.optimizer.num_moments + flat.dtype.is_half
-        states = [device.alloc((size,), stored, Kind.OPTIM, padding=flat.own.padding) for _ in range(count)]
-        for state in states:
-            device.kernel(0, device.backend.fill, state.array, 0.0)
-        if flat.dtype.is_half:
-            flat.master = states.pop()
-        flat.moments = states
+    def decide(self, scaled_norm: float) -> float | None:
+        """As `StepControl.decide`."""
+        return self.control.decide(scaled_norm)
 
     def judge(self, scaled_norm: float) -> float | None:
-        """What gradients are to be multiplied by, or None when this step is skipped; recorded.
+        """The old name of `decide`."""
+        warn("updater.judge is now updater.decide", DeprecationWarning, stacklevel=2)
+        return self.decide(scaled_norm)
 
-        Raises: NonFiniteGradient without a scaler (unless `skip_nonfinite`), LossScaleExhausted.
-        """
-        scale = self.loss_scale
-        finite = math.isfinite(scaled_norm)
-        if self.scaler is not None:
-            self.scaler.update(not finite)
-        elif not finite and not self.skip_nonfinite:
-            raise NonFiniteGradient("a gradient is not finite")
-        norm = scaled_norm / scale
-        self.reports.append(StepReport(norm, scale, not finite, self.schedule(self.updates)))
-        if not finite:
-            return None
-        # Clipping always multiplies (PyTorch's clip_grad_norm_: by at most 1), it never branches.
-        clip = min(1.0, self.clip_norm / (norm + 1e-6)) if self.clip_norm is not None else 1.0
-        self.updates += 1
-        return clip / scale
+    def allocate(self, flat: Flat) -> None:
+        """The own slice's optimizer states and, of half types, master, zeroed; live from start to end."""
+        device, own, stored = flat.device, flat.own, compute_dtype(flat.dtype)
+        names = [*self.optimizer.states, *(["master"] if flat.dtype.is_half else [])]
+        flat.states = {name: device.alloc((own.size,), stored, Kind.OPTIM, padding=own.padding) for name in names}
+        for state in flat.states.values():
+            device.kernel(0, device.backend.fill, state.array, 0.0)
+        flat.master = flat.states.pop("master", None)
 
     def update(self, flat: Flat, grad_scale: float) -> None:
         """Move the own slice of one flat by one step."""
-        lr = self.reports[-1].lr
         weights, grad = flat.weights(), flat.grad_shard
         if grad is None:
             assert flat.own.size == 0
@@ -102,10 +53,10 @@ class Updater:
             self.optimizer.update(
                 weights[start:stop],
                 grad[start:stop],
-                [moment[start:stop] for moment in flat.moments],
+                {name: state[start:stop] for name, state in flat.states.items()},
                 grad_scale=grad_scale,
-                lr=lr,
-                step=self.updates,
+                lr=self.control.lr,
+                step=self.control.updates,
                 decays=decays,
             )
 

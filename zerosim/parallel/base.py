@@ -24,6 +24,7 @@ from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
 from zerosim.placement.mesh import DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
+from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
 
 T = TypeVar("T")
@@ -173,7 +174,7 @@ class Strategy:
         own = flat.own = self.owned(flat)
         flat.padded_numel = self.padded(flat)
         flat.keeps_whole_grad = self.keeps_grads
-        flat.watches = self.updater.stops_at_nonfinite
+        flat.probe = GradProbe(self.device) if self.updater.control.stops_at_nonfinite else None
         if self.keeps_params:
             flat.param = self._alloc_param(flat, Slice(0, flat.padded_numel, flat.numel))
             flat.param_shard = flat.param[own.start : own.stop]
@@ -200,7 +201,7 @@ class Strategy:
             self.comm.all_reduce(partials, op="sum", purpose="control")
         norm = total_norm(self.device, partials)
         try:
-            return self.updater.judge(norm)
+            return self.updater.decide(norm)
         except NonFiniteGradient:
             raise self._blame() from None
 
@@ -211,9 +212,9 @@ class Strategy:
         flags = self.device.alloc((data.size, len(self.flats)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
         for i, flat in enumerate(self.flats):
-            if flat.local_probe is not None:
+            if flat.probe is not None and flat.probe.flag is not None:
                 out = flags.array[data.rank, i : i + 1]
-                self.device.kernel(0, self.device.backend.copy, flat.local_probe.array, out)
+                self.device.kernel(0, self.device.backend.copy, flat.probe.flag.array, out)
         data.all_reduce(flags, op="sum", purpose="control")
         seen = self.device.backend.to_host(flags.array)
         for i in reversed(range(len(self.flats))):  # backward's order: the first unit to go wrong

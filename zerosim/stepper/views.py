@@ -175,7 +175,6 @@ def _names(session: Session, rank: int) -> dict[int, str]:
 
 
 def _held(flat: Flat) -> list[tuple[str, Any]]:
-    moments = [(f"moment {i + 1}", moment) for i, moment in enumerate(flat.moments)]
     return [
         ("parameters, own slice", flat.param_shard),
         ("parameters", flat.param),
@@ -183,5 +182,5 @@ def _held(flat: Flat) -> list[tuple[str, Any]]:
         ("gradient", flat.grad_whole),
         ("gradient of this micro-batch", flat.grad),
         ("master", flat.master),
-        *moments,
+        *flat.states.items(),
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
@@ -18,6 +17,7 @@ from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.optim.adam import Adam
+from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
 from zerosim.optim.schedule import Schedule
@@ -97,20 +97,15 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
     ctx.device.mark("after_init")
 
 
-U = TypeVar("U", bound=Updater)
-
-
-def build_updater(config: RunConfig, steps: int, kind: type[U] = Updater) -> U:  # type: ignore[assignment]
-    """Optimizer, schedule and scaler of a run, as an updater of that kind; one per rank, all alike."""
-    return kind(
-        _optimizer(config),
+def build_updater(config: RunConfig, steps: int, make_control: Callable[..., StepControl] = StepControl) -> Updater:
+    """Optimizer, learning rates and loss scaling of a run; one per rank, all alike."""
+    control = make_control(
         Schedule(config.lr, config.schedule, config.warmup, config.min_lr, steps),
         scaler=_scaler(config),
         clip_norm=config.clip_norm,
-        decay=config.decay,
         skip_nonfinite=config.skip_nonfinite,
-        upcast_grads=config.schedule_choices.upcast_grads,
     )
+    return Updater(_optimizer(config), control, decay=config.decay, upcast_grads=config.schedule_choices.upcast_grads)
 
 
 def _optimizer(config: RunConfig) -> Optimizer:

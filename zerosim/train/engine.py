@@ -76,7 +76,7 @@ def _run(
 
     It is asked for at once and read after the step, which waits for the norm anyway: one wait for the device, not two.
     """
-    device, scale = strategy.device, strategy.updater.loss_scale
+    device, scale = strategy.device, strategy.updater.control.loss_scale
     # The mean over tokens and micro-batches is one true division, by their product.
     count = _tokens(micro_batches) * len(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zerosim.backends.kernels import Backend
@@ -26,7 +27,8 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
-from zerosim.optim.updater import StepReport, Updater
+from zerosim.optim.control import StepControl, StepReport
+from zerosim.optim.updater import Updater
 from zerosim.train import engine
 from zerosim.train.build import build_model, build_rank, build_updater, layout_of, place_rank
 from zerosim.train.result import RankMemory, RunResult
@@ -110,8 +112,7 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
     uneven = _UnevenReductions()
 
     def program(ctx: Context) -> Updater:
-        updater = build_updater(config, steps, _Told)
-        updater.skipped = skipped
+        updater = build_updater(config, steps, partial(_KnownSkips, skipped=skipped))
         model, strategy = build_rank(ctx, config, updater)
         place_rank(ctx, model, strategy, lambda flat: None)
         for _ in engine.train(model, _batches(config, steps, ctx.device.backend), strategy, ctx.device):
@@ -134,7 +135,7 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
     return _RankOutcome(
         RankMemory(dict(memory.marks), memory.peak),
         traffic.rows(),
-        updater.reports,
+        updater.control.reports,
         memory.live_bytes,
         events,
         uneven.found,
@@ -142,13 +143,15 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
     )
 
 
-class _Told(Updater):
-    """The optimizer step of a run without values, which is told at which steps its gradients overflow."""
+class _KnownSkips(StepControl):
+    """The control of a run without values: which steps overflow is known beforehand."""
 
-    skipped: Collection[int] = ()
+    def __init__(self, *args: Any, skipped: Collection[int], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._skipped = skipped
 
-    def judge(self, scaled_norm: float) -> float | None:
-        return super().judge(math.inf if len(self.reports) in self.skipped else scaled_norm)
+    def decide(self, scaled_norm: float) -> float | None:
+        return super().decide(math.inf if len(self.reports) in self._skipped else scaled_norm)
 
 
 def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[Any]]:

@@ -17,7 +17,7 @@ from zerosim.ledger.activations import SavedRow
 from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.ledger.pools import PoolRow
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.optim.updater import StepReport
+from zerosim.optim.control import StepReport
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import DATA
 

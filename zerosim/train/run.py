@@ -21,7 +21,7 @@ from zerosim.device.events import Event
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import Books, check_alike
 from zerosim.models.model import Model, draw_flat, load_flat
-from zerosim.optim.updater import StepReport, Updater
+from zerosim.optim.control import StepReport
 from zerosim.parallel.base import Strategy
 from zerosim.placement.layout import Piece
 from zerosim.placement.mesh import DATA
@@ -134,7 +134,7 @@ class Experiment:
     ) -> RankOutcome:
         """The program of one rank: the same on all of them. `opened` is shown the parts before they are placed."""
         config, device = self.config, ctx.device
-        updater: Updater = build_updater(config, self.steps)
+        updater = build_updater(config, self.steps)
         model, strategy = build_rank(ctx, config, updater, self.make_strategy)
         if opened is not None:
             opened(ctx, model, strategy)
@@ -150,7 +150,7 @@ class Experiment:
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
         gpu = None if device.lane is None else device.lane.gpu_bytes()
-        return RankOutcome(losses, updater.reports, pieces, sample, gpu)
+        return RankOutcome(losses, updater.control.reports, pieces, sample, gpu)
 
     def result(self, outcomes: Sequence[RankOutcome], books: Books, histories: list[list[Event]]) -> RunResult:
         """What the ranks returned and their ledgers counted, as one."""

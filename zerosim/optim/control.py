@@ -1,0 +1,72 @@
+"""Whether a step is taken, and with what: loss scaling, clipping, the learning rate. The same on every rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zerosim.errors import NonFiniteGradient
+from zerosim.optim.precision import LossScaler
+from zerosim.optim.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step decided. `grad_norm` is unscaled and before clipping; `loss_scale` the one used."""
+
+    grad_norm: float
+    loss_scale: float
+    skipped: bool
+    lr: float
+
+
+class StepControl:
+    """Decides from the norm of the summed gradients. `updates` counts the steps that were not skipped."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        scaler: LossScaler | None = None,
+        clip_norm: float | None = None,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self.schedule = schedule
+        self.scaler = scaler
+        self.clip_norm = clip_norm
+        self.skip_nonfinite = skip_nonfinite
+        self.updates = 0
+        self.reports: list[StepReport] = []
+
+    @property
+    def stops_at_nonfinite(self) -> bool:
+        return self.scaler is None and not self.skip_nonfinite
+
+    @property
+    def loss_scale(self) -> float:
+        return self.scaler.scale if self.scaler is not None else 1.0
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the step that was decided last."""
+        return self.reports[-1].lr
+
+    def decide(self, scaled_norm: float) -> float | None:
+        """What gradients are to be multiplied by, or None when this step is skipped; recorded.
+
+        Raises: NonFiniteGradient without a scaler (unless `skip_nonfinite`), LossScaleExhausted.
+        """
+        scale = self.loss_scale
+        finite = math.isfinite(scaled_norm)
+        if self.scaler is not None:
+            self.scaler.update(not finite)
+        elif not finite and not self.skip_nonfinite:
+            raise NonFiniteGradient("a gradient is not finite")
+        norm = scaled_norm / scale
+        self.reports.append(StepReport(norm, scale, not finite, self.schedule(self.updates)))
+        if not finite:
+            return None
+        # Clipping always multiplies (PyTorch's clip_grad_norm_: by at most 1), it never branches.
+        clip = min(1.0, self.clip_norm / (norm + 1e-6)) if self.clip_norm is not None else 1.0
+        self.updates += 1
+        return clip / scale

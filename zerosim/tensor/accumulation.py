@@ -1,0 +1,153 @@
+"""One unit's gradients on one rank: collected weight by weight in a micro-batch, then kept, whole or as a slice.
+
+    grad         the gradient of the micro-batch under way, all of it
+    grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
+    grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over micro-batches)
+
+Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
+reduces it, and keeps what its stage keeps.
+"""
+
+from __future__ import annotations
+
+from zerosim.backends.kernels import Array
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import DType, compute_dtype, fp64
+from zerosim.placement.partition import nothing
+from zerosim.placement.spec import FlatSpec
+
+
+class GradProbe:
+    """Remembers, on the device, whether this rank's own gradients were finite: an error can name the rank and unit."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.flag: Buffer | None = None  # (1,), fp64: finite as long as all of them were
+
+    def look(self, grad: Buffer) -> None:
+        flag = self.device.alloc((1,), fp64, Kind.TEMP)
+        self.device.kernel(grad.numel, self.device.backend.finite_probe, grad.array, flag.array)
+        self.flag = _added(self.flag, flag)
+
+
+class GradAccumulator:
+    """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank keeps."""
+
+    def __init__(self, name: str, device: Device, grad_dtype: DType) -> None:
+        self.spec = FlatSpec(name, ())
+        self.device = device
+        self.grad_dtype = grad_dtype
+        self.padded_numel = 0
+        self.own = nothing(0)
+        self.keeps_whole_grad = False
+        self.probe: GradProbe | None = None
+        self.grad: Buffer | None = None
+        self.grad_whole: Buffer | None = None
+        self.grad_shard: Buffer | None = None
+        self._given: set[int] = set()
+        self._collected: set[int] = set()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def numel(self) -> int:
+        return self.spec.numel
+
+    def window(self, whole: Buffer, index: int) -> Buffer:
+        """Parameter `index` in a buffer of this layout, in its own shape."""
+        weight, offset = self.spec.weights[index], self.spec.offsets[index]
+        return whole[offset : offset + weight.numel].reshape(*weight.shape)
+
+    # -- one micro-batch --------------------------------------------------------------------------
+    def grad_window(self, index: int) -> Buffer:
+        """Where a gradient of parameter `index` is to be written; contents undefined.
+
+        The window itself at its first use in a micro-batch; after that a buffer of its own.
+        """
+        if index in self._given:
+            return self.device.alloc(self.spec.weights[index].shape, self.grad_dtype, Kind.UNSHARDED_GRAD)
+        self._given.add(index)
+        return self.window(self._open_grad(), index)
+
+    def collect_grad(self, index: int, grad: Buffer) -> None:
+        """A gradient of parameter `index` is complete: it is in its window already, or is added there."""
+        whole = self._open_grad()
+        if grad.storage is not whole.storage:
+            into = self.window(whole, index).array
+            k = self.device.backend
+            if index in self._collected:
+                self.device.kernel(grad.numel, k.add, into, grad.array, into)
+            else:
+                self.device.kernel(0, k.copy, grad.array, into)
+        self._given.add(index)
+        self._collected.add(index)
+
+    def _open_grad(self) -> Buffer:
+        """The micro-batch's gradient buffer, made when backward reaches this flat."""
+        if self.grad is None:
+            keep = self.keeps_whole_grad and self.grad_whole is None
+            kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
+            padding = self.padded_numel - self.numel
+            self.grad = self.device.alloc((self.padded_numel,), self.grad_dtype, kind, padding=padding)
+            if padding:
+                self._zero(self.grad[self.numel :].array)
+        return self.grad
+
+    def take_grad(self) -> Buffer:
+        """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
+        whole = self._open_grad()
+        for index in range(len(self.spec.weights)):
+            if index not in self._collected:  # a parameter that the loss does not depend on
+                self._zero(self.window(whole, index).array)
+        self.grad = None
+        self._given.clear()
+        self._collected.clear()
+        if self.probe is not None:
+            self.probe.look(whole)
+        return whole
+
+    # -- what is kept -----------------------------------------------------------------------------
+    def add_grad_whole(self, grad: Buffer) -> None:
+        """Keep a finished gradient whole; a later micro-batch's is added."""
+        self.grad_whole = _added(self.grad_whole, grad)
+
+    def new_grad_shard(self) -> Buffer:
+        """A buffer for the own slice of a reduced gradient; where a sum is kept already, to be added to it."""
+        own = self.own
+        return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=own.padding)
+
+    def add_grad_shard(self, grad: Buffer | None) -> None:
+        """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
+        if grad is not None:
+            self.grad_shard = _added(self.grad_shard, grad)
+
+    def upcast_grad_shard(self) -> Buffer | None:
+        """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""
+        half, compute = self.grad_shard, compute_dtype(self.grad_dtype)
+        if half is None or not self.grad_dtype.is_half:
+            return None
+        copy = self.device.alloc(half.shape, compute, Kind.GRAD, padding=self.own.padding)
+        self.device.kernel(0, self.device.backend.copy, half.array, copy.array)
+        return copy
+
+    def whole_grad(self) -> Buffer:
+        assert self.grad_whole is not None, f"{self.name}: its gradient is not kept whole"
+        return self.grad_whole
+
+    def drop_grads(self) -> None:
+        """Gradients end with the step."""
+        self.grad = self.grad_whole = self.grad_shard = None
+        if self.probe is not None:
+            self.probe.flag = None
+
+    def _zero(self, array: Array) -> None:
+        self.device.kernel(0, self.device.backend.fill, array, 0.0)
+
+
+def _added(kept: Buffer | None, grad: Buffer) -> Buffer:
+    if kept is None:
+        return grad
+    kept.device.kernel(grad.numel, kept.device.backend.add, kept.array, grad.array, kept.array)
+    return kept
