@@ -23,7 +23,7 @@ from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.config.inputs import LARGEST_TEXT, read_json, read_toml
 from zerosim.errors import InputError
-from zerosim.ledger import ranks as books
+from zerosim.ledger import ranks
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
 DEVICE = 'name = "own"\nmemory_bytes = "24GB"\npeak_flops = 165e12\nhbm_bytes_per_s = 1e12\nlink_bytes_per_s = 1e9\n'
@@ -139,8 +139,8 @@ def test_the_largest_text_is_read(folder: Path) -> None:
 def test_processes_that_compare_their_files_do_not_wait_for_pipes(folder: Path) -> None:
     os.mkfifo("pipe")
     Path("text").write_text("x", "utf-8")
-    assert books._digest("pipe") is books._digest("/dev/zero") is None
-    assert books._digest("text") is not None
+    assert ranks._digest("pipe") is ranks._digest("/dev/zero") is None
+    assert ranks._digest("text") is not None
 
 
 # -- TOML and JSON ----------------------------------------------------------------------------------

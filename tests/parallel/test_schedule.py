@@ -14,7 +14,7 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Kernel, Launch, Wait
 from zerosim.errors import InputError
-from zerosim.ledger.ranks import Books
+from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
@@ -52,16 +52,16 @@ def run_with(kind: type[Strategy] | None, **changes: Any) -> RunResult:
             return build_strategy(config, model, comm, device, updater)
         return kind(comm, device, updater)
 
-    experiment, books = Experiment(config, make), Books(config.ranks)
+    experiment, ledgers = Experiment(config, make), [RankLedgers(rank) for rank in range(config.ranks)]
 
     def program(ctx: Any) -> Any:
         try:
             return experiment.train_rank(ctx)
         finally:
-            books.histories[ctx.rank] = ctx.device.recorder.history
+            ledgers[ctx.rank].events = ctx.device.recorder.history
 
-    outcomes = launch(program, world_of(config, keep_events=True), books.readers)
-    return experiment.result(outcomes, books, books.histories)
+    outcomes = launch(program, world_of(config, keep_events=True), lambda rank: ledgers[rank].readers)
+    return experiment.result(outcomes, ledgers, keep_events=True)
 
 
 class Watching(Zero3):

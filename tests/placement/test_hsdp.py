@@ -25,7 +25,7 @@ from zerosim.comm.runtime import launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.errors import InputError, NonFiniteGradient, PlacementError
-from zerosim.ledger.ranks import Books
+from zerosim.ledger.ranks import RankLedgers
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
@@ -351,14 +351,14 @@ def test_groups_that_train_apart_are_found() -> None:
 
 
 def test_one_copy_of_each_part_is_enough_and_none_is_not() -> None:
-    experiment, books = Experiment(small(stage=3)), Books(4)
-    outcomes = launch(experiment.train_rank, world_of(experiment.config), books.readers)
-    whole = experiment.result(outcomes, books, [])
+    experiment, ledgers = Experiment(small(stage=3)), [RankLedgers(rank) for rank in range(4)]
+    outcomes = launch(experiment.train_rank, world_of(experiment.config), lambda rank: ledgers[rank].readers)
+    whole = experiment.result(outcomes, ledgers)
     without = [replace(outcome, pieces=[]) if rank == 1 else outcome for rank, outcome in enumerate(outcomes)]
-    assert_same_bits(experiment.result(without, books, []), whole)  # rank 3 holds what rank 1 does
+    assert_same_bits(experiment.result(without, ledgers), whole)  # rank 3 holds what rank 1 does
     without[3] = replace(outcomes[3], pieces=[])
     with pytest.raises(PlacementError, match=r"no rank holds element \d+ of wte\.weight"):
-        experiment.result(without, books, [])
+        experiment.result(without, ledgers)
 
 
 @pytest.mark.parametrize(

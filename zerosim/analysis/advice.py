@@ -7,8 +7,8 @@ from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.train import run as training
 from zerosim.train.plan import peak_within
+from zerosim.train.rank import Progress
 from zerosim.train.result import RunResult
-from zerosim.train.run import Progress
 
 
 def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:

@@ -5,15 +5,14 @@
 
     results = launch(program, World(ranks=4))
 
-Owns threads and failures. What the ranks compute is the program's affair, whose turn it is
-`comm/scheduler.py`'s.
+Whose turn it is: `scheduler.py`. How ranks meet: `threads.py`, `mpi/`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,11 +24,12 @@ from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.fake import FakeTransport
 from zerosim.comm.group import ALGORITHMS
+from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.standing import place
 from zerosim.comm.threads import ThreadTransport
 from zerosim.comm.transport import Transport
 from zerosim.device.device import Device, Switch
-from zerosim.device.events import Event, Reader, Recorder
+from zerosim.device.events import Reader, Recorder
 from zerosim.device.memory import Exact
 from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError, described
 
@@ -127,40 +127,78 @@ def launch(
     Raises: the first failure of any rank, on every process. A ZerosimError as it is, anything else as the
     cause of a RankFailed. KeyboardInterrupt ends all ranks. InputError where the processes are not the world's.
     """
-    run = _processes(program, world, readers) if world.kind == "mpi" else _threads(program, world, readers)
+
+    def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
+        return device_of(world, rank, backend, switch, readers(rank) if readers else ())
+
+    ranks = assemble(program, world, make_device)
     with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
-        return run.results(world.patience_s)
+        return ranks.results(world.patience_s)
 
 
-def launch_alone(
-    program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()
-) -> tuple[T, list[Event]]:
-    """Run `program` as one rank of a shape-only world, on the caller's thread; its result and kept events.
+def launch_alone(program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()) -> T:
+    """Run `program` as one rank of a shape-only world, on the caller's thread.
 
     Nobody else runs: a round without data needs no peers (`comm/fake.py`).
 
     Raises: what the program raises, as `launch` does.
     """
-    recorder = Recorder(readers, keep=world.keep_events, enabled=world.record)
-    device = Device(rank, make_backend("meta"), allocator=Exact(world.capacity), recorder=recorder)
-    [context] = make_contexts(world, [device], FakeTransport())
+    device = device_of(world, rank, make_backend("meta"), Switch(), readers)
+    context = _context(world, device, FakeTransport())
     try:
-        result = program(context)
+        return program(context)
     except Exception as error:
         raise _explained(context, error) from error.__cause__
     finally:
-        recorder.drain()
-    return result, recorder.history
+        device.recorder.drain()
 
 
-def make_contexts(world: World, devices: Sequence[Device], transport: Transport) -> list[Context]:
-    """What each rank's program is given on its device; all share one group."""
+def assemble(
+    program: Callable[[Context], T],
+    world: World,
+    make_device: Callable[[int, Backend, Switch], Device],
+    scheduler: Scheduler | None = None,
+) -> Ranks[T]:
+    """This process's ranks of a world, ready to start: devices, transport, contexts, threads.
+
+    `scheduler` hands out turns in a way of its own (`comm/stepping.py`).
+    """
+    mine, session = range(world.ranks), None
+    if world.kind == "mpi":
+        from zerosim.comm.mpi.session import mpi_session
+
+        session = mpi_session()
+        session.check_world(world.ranks, world.per_process)
+        _check_mpi(world)
+        mine = range(session.process * world.per_process, (session.process + 1) * world.per_process)
+    backend, switch = make_backend(world.backend), scheduler.switch if scheduler else Switch()
+    devices = [make_device(rank, backend, switch) for rank in mine]
+    if session is None:
+        transport = ThreadTransport(devices, world.parallel, scheduler)
+    else:
+        from zerosim.comm.mpi.transport import MpiTransport
+
+        transport = MpiTransport(session, world.ranks, devices, world.parallel)
+    return Ranks(program, transport, [_context(world, device, transport) for device in devices])
+
+
+def device_of(world: World, rank: int, backend: Backend, switch: Switch, readers: tuple[Reader, ...] = ()) -> Device:
+    """A rank's device, as the world says."""
+    return Device(
+        rank,
+        backend,
+        allocator=Exact(world.capacity),
+        recorder=Recorder(readers, keep=world.keep_events, enabled=world.record),
+        switch=switch,
+        lane=backend.open_lane(rank),
+    )
+
+
+def _context(world: World, device: Device, transport: Transport) -> Context:
+    """What a rank's program is given; all ranks share one group."""
     group = tuple(range(world.ranks))
-    contexts = []
-    for device in devices:
-        comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
-        contexts.append(Context(device.rank, world.ranks, device, comm))
-    return contexts
+    comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
+    return Context(device.rank, world.ranks, device, comm)
 
 
 def make_backend(name: str) -> Backend:
@@ -170,19 +208,7 @@ def make_backend(name: str) -> Backend:
     return cast(Backend, getattr(import_module(module), kind)())
 
 
-def _threads(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
-    devices = _devices(world, readers, range(world.ranks))
-    transport = ThreadTransport(devices, world.parallel)
-    return Ranks(program, transport, make_contexts(world, devices, transport))
-
-
-def _processes(program: Callable[[Context], T], world: World, readers: Readers | None) -> Ranks[T]:
-    """This process's ranks of a world of several. mpi4py is first imported here."""
-    from zerosim.comm.mpi.session import mpi_session
-    from zerosim.comm.mpi.transport import MpiTransport
-
-    session = mpi_session()
-    session.check_world(world.ranks, world.per_process)
+def _check_mpi(world: World) -> None:
     if world.backend == "meta":
         raise InputError("backend meta on --world mpi: shapes need no peers; use zerosim plan, or backend numpy")
     if world.collective == "native" and world.per_process > 1:
@@ -195,25 +221,6 @@ def _processes(program: Callable[[Context], T], world: World, readers: Readers |
             f"collective native with backend {world.backend} on --world mpi: MPI would add on the host; choose direct "
             "or ring, or --world threads for NCCL's own collectives"
         )
-    first = session.process * world.per_process
-    devices = _devices(world, readers, range(first, first + world.per_process))
-    transport = MpiTransport(session, world.ranks, devices, world.parallel)
-    return Ranks(program, transport, make_contexts(world, devices, transport))
-
-
-def _devices(world: World, readers: Readers | None, ranks: range) -> list[Device]:
-    backend, switch = make_backend(world.backend), Switch()
-    return [
-        Device(
-            rank,
-            backend,
-            allocator=Exact(world.capacity),
-            recorder=Recorder(readers(rank) if readers else (), keep=world.keep_events, enabled=world.record),
-            switch=switch,
-            lane=backend.open_lane(rank),
-        )
-        for rank in ranks
-    ]
 
 
 class Ranks(Generic[T]):
@@ -221,7 +228,8 @@ class Ranks(Generic[T]):
 
     def __init__(self, program: Callable[[Context], T], transport: ThreadTransport, contexts: list[Context]) -> None:
         self._program = program
-        self._transport = transport
+        self.transport = transport
+        self.devices = [context.device for context in contexts]
         self._scheduler = transport.scheduler
         self.outcomes: list[T | None] = [None] * len(contexts)
         # Daemons: a rank that is stuck in its own code must not keep the process alive.
@@ -234,10 +242,10 @@ class Ranks(Generic[T]):
         """Run to the end, on the caller's thread, which stays interruptible."""
         try:
             self.start()
-            self._transport.serve(patience_s)
+            self.transport.serve(patience_s)
         except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
             self._scheduler.abort(error)
-        failure = self._transport.settle()
+        failure = self.transport.settle()
         self.join()
         self._scheduler.failure = None
         if failure is None:
@@ -273,7 +281,7 @@ class Ranks(Generic[T]):
             with nullcontext() if lane is None else lane.use():
                 self.outcomes[index] = self._program(context)
             context.device.recorder.drain()
-            self._transport.finish(rank)
+            self.transport.finish(rank)
         except BaseException as error:
             if not (isinstance(error, Aborted) and context.device.switch.thrown):
                 self._scheduler.abort(_explained(context, error))

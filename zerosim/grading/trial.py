@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
-from zerosim.comm.runtime import Context, Ranks, make_backend, make_contexts
+from zerosim.comm.runtime import Context, Ranks, assemble
+from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.standing import place, ranks_text
 from zerosim.comm.threads import ThreadTransport
 from zerosim.config import RunConfig
@@ -27,7 +29,7 @@ from zerosim.grading.source import line_of_frame, line_of_trace
 from zerosim.grading.watch import LIMIT_S, PATIENCE_S, POLL_S, Watch
 from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Over, Update, WatchedUpdater
 from zerosim.grading.words import error_words, text_of
-from zerosim.ledger.ranks import Books
+from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
@@ -89,28 +91,28 @@ def attempt(config: RunConfig, make: Make | None = None, watch: Watch | None = N
     Raises: InputError for a bad configuration; nothing that the strategy does is raised.
     """
     before = set(sys._current_frames())
-    books, ranks, switch = Books(config.ranks), _Ranks(config.ranks), Switch()
+    ledgers, ranks, switch = [RankLedgers(rank) for rank in range(config.ranks)], _Ranks(config.ranks), Switch()
     limit = EVENTS_PER_STEP * (config.steps or 1)
-    recorders = [BoundedRecorder(books.readers(rank), switch, limit) for rank in range(config.ranks)]
+    recorders = [BoundedRecorder(one.readers, switch, limit) for one in ledgers]
     experiment = Experiment(config, _watched_make(make or build_strategy, recorders, ranks))
-    backend = make_backend("numpy")
-    devices = [
-        Device(rank, backend, allocator=Exact(), recorder=recorder, switch=switch)
-        for rank, recorder in enumerate(recorders)
-    ]
-    transport = ThreadTransport(devices)
-    contexts = make_contexts(world_of(config), devices, transport)
-    threads = Ranks(_program(experiment, ranks), transport, contexts)
-    failure = _watched(threads, transport, ranks, recorders, watch or Watch())
+
+    def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
+        return Device(rank, backend, allocator=Exact(), recorder=recorders[rank], switch=switch)
+
+    scheduler = Scheduler(config.ranks, 1, switch)
+    threads = assemble(_program(experiment, ranks), world_of(config), make_device, scheduler)
+    failure = _watched(threads, threads.transport, ranks, recorders, watch or Watch())
     end_left(before)
     records = [recorder.history for recorder in recorders]
+    for one, record in zip(ledgers, records, strict=True):
+        one.events = record
     result = None
     if failure is None:
-        failure = _not_whole(devices, recorders)
+        failure = _not_whole(threads.devices, recorders)
     if failure is None:
         outcomes = [outcome for outcome in threads.outcomes if outcome is not None]
         try:
-            result = experiment.result(outcomes, books, records)
+            result = experiment.result(outcomes, ledgers, keep_events=True)
         except Exception as error:
             words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
             failure = Failure("error", 0, words, "")

@@ -19,39 +19,34 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FILES = ("data", "tokens", "weights")
-Page = tuple[MemoryLedger, CommLedger, PoolLedger, ActivationLedger, list[Event]]
 
 
-class Books:
-    """By rank: memory, traffic, pool, and the events that were kept; activations of rank 0 (all save the same)."""
+class RankLedgers:
+    """What is counted on one rank: memory, traffic, its memory pool; on rank 0 activations too (all save the same).
 
-    def __init__(self, ranks: int) -> None:
-        self.memory = [MemoryLedger() for _ in range(ranks)]
-        self.traffic = [CommLedger() for _ in range(ranks)]
-        self.pools = [PoolLedger() for _ in range(ranks)]
-        self.activations = ActivationLedger()
-        self.histories: list[list[Event]] = [[] for _ in range(ranks)]
+    `events` are those that the run kept.
+    """
 
-    def readers(self, rank: int) -> tuple[Reader, ...]:
-        own = (self.memory[rank], self.traffic[rank], self.pools[rank])
-        return (*own, self.activations) if rank == 0 else own
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.memory = MemoryLedger()
+        self.traffic = CommLedger()
+        self.pool = PoolLedger()
+        self.activations = ActivationLedger() if rank == 0 else None
+        self.events: list[Event] = []
 
-    def of_all_processes(self, session: MpiSession, per_process: int, outcomes: list[T]) -> list[T]:
-        """The outcomes of all ranks, given this process's; what the other processes counted is put in here."""
-        first = session.process * per_process
-        own = [(first + index, outcome, self._page(first + index)) for index, outcome in enumerate(outcomes)]
-        everyone = [record for records in session.exchange(own) for record in records]
-        for rank, _, page in everyone:
-            self._put(rank, page)
-        return [outcome for _, outcome, _ in everyone]
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        own = (self.memory, self.traffic, self.pool)
+        return own if self.activations is None else (*own, self.activations)
 
-    def _page(self, rank: int) -> Page:
-        return self.memory[rank], self.traffic[rank], self.pools[rank], self.activations, self.histories[rank]
 
-    def _put(self, rank: int, page: Page) -> None:
-        self.memory[rank], self.traffic[rank], self.pools[rank], activations, self.histories[rank] = page
-        if rank == 0:
-            self.activations = activations
+def of_all_processes(
+    session: MpiSession, ledgers: list[RankLedgers], outcomes: list[T]
+) -> tuple[list[RankLedgers], list[T]]:
+    """Every rank's ledgers and outcome, given those of this process's ranks."""
+    everyone = [pair for pairs in session.exchange(list(zip(ledgers, outcomes, strict=True))) for pair in pairs]
+    return [one for one, _ in everyone], [outcome for _, outcome in everyone]
 
 
 def check_alike(session: MpiSession, config: RunConfig) -> None:

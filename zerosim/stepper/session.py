@@ -11,16 +11,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
-from zerosim.comm.runtime import Context, Ranks, make_backend, make_contexts
+from zerosim.comm.runtime import Context, assemble
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
-from zerosim.comm.threads import ThreadTransport
 from zerosim.device.device import Buffer, Device, Kind, Switch
 from zerosim.device.events import Event
 from zerosim.device.memory import Allocator, Exact
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, InputError
-from zerosim.ledger.ranks import Books
+from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.parallel.base import Strategy
 from zerosim.train.result import RunResult
@@ -65,21 +64,20 @@ class Session:
     def __init__(self, experiment: Experiment) -> None:
         config = experiment.config
         self.experiment = experiment
-        self.books = Books(config.ranks)
+        self.ledgers = [RankLedgers(rank) for rank in range(config.ranks)]
         self.parts: list[Parts | None] = [None] * config.ranks
         self.events: list[tuple[int, Event]] = []
-        backend, switch = make_backend("numpy"), Switch()
-        self.scheduler = SteppedScheduler(config.ranks, switch)
-        self.recorders = [
-            SteppedRecorder(rank, self.scheduler, self.books.readers(rank)) for rank in range(config.ranks)
-        ]
-        self.devices = [
-            SteppedDevice(rank, backend, Exact(config.capacity), recorder, switch)
-            for rank, recorder in enumerate(self.recorders)
-        ]
-        self.transport = ThreadTransport(self.devices, scheduler=self.scheduler)
-        contexts = make_contexts(world_of(config), self.devices, self.transport)
-        self._ranks = Ranks(_program(experiment, self.recorders, self.parts), self.transport, contexts)
+        self.scheduler = SteppedScheduler(config.ranks, Switch())
+        self.recorders = [SteppedRecorder(one.rank, self.scheduler, one.readers) for one in self.ledgers]
+        self.devices: list[SteppedDevice] = []
+
+        def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
+            self.devices.append(SteppedDevice(rank, backend, Exact(config.capacity), self.recorders[rank], switch))
+            return self.devices[-1]
+
+        program = _program(experiment, self.recorders, self.parts)
+        self._ranks = assemble(program, world_of(config), make_device, self.scheduler)
+        self.transport = self._ranks.transport
         self._ranks.start()
         self._settle()
 
@@ -125,7 +123,9 @@ class Session:
         if not self.finished:
             raise InputError("the run is not over: world.finish() runs it to its end")
         outcomes = [outcome for outcome in self._ranks.outcomes if outcome is not None]
-        return self.experiment.result(outcomes, self.books, [recorder.history for recorder in self.recorders])
+        for one, recorder in zip(self.ledgers, self.recorders, strict=True):
+            one.events = recorder.history
+        return self.experiment.result(outcomes, self.ledgers, keep_events=True)
 
     def close(self) -> None:
         """End every thread that is left. Safe to call at any time and from any thread, more than once."""

@@ -67,7 +67,7 @@ class RankView:
         if event is None:
             return None
         history = self._session.recorders[self.rank].history
-        text = describe(event, self._session.books.memory[self.rank].live, history)
+        text = describe(event, self._session.ledgers[self.rank].memory.live, history)
         return Moment(self.rank, len(history), event, text)
 
     @property
@@ -83,12 +83,12 @@ class RankView:
     def memory(self) -> Snapshot:
         """Live bytes by kind and unit."""
         history = self._session.recorders[self.rank].history
-        ledger = self._session.books.memory[self.rank]
+        ledger = self._session.ledgers[self.rank].memory
         return ledger.now(history[-1].scope) if history else ledger.now()
 
     def live(self) -> LiveTable:
         """Every live buffer, oldest first."""
-        ledger, held = self._session.books.memory[self.rank], self._session.devices[self.rank].held
+        ledger, held = self._session.ledgers[self.rank].memory, self._session.devices[self.rank].held
         names = _names(self._session, self.rank)
         rows = LiveTable()
         for id, alloc in ledger.live.items():
@@ -162,7 +162,7 @@ def _names(session: Session, rank: int) -> dict[int, str]:
     """What buffers are, by id: as the record says what saved them, and as the rank's flats hold them."""
     names: dict[int, str] = {}
     history = session.recorders[rank].history
-    live: Mapping[int, Alloc] = session.books.memory[rank].live
+    live: Mapping[int, Alloc] = session.ledgers[rank].memory.live
     for event in history:
         if isinstance(event, Save) and event.id in live:
             names.setdefault(event.id, f"{event.scope.unit} {event.op}: {event.what}")

@@ -1,37 +1,31 @@
 """A run on shapes alone: any model, any number of ranks, every byte counted and no value computed.
 
-The program is that of `train/run.py`: the same model, strategy and loop, over a backend without data
-(`backends/meta.py`) and a transport on which nobody meets (`comm/fake.py`). So memory and traffic are
-those of a real run, record by record.
+The program is that of a real run (`train/rank.py`), over a backend without data (`backends/meta.py`) and a transport
+on which nobody meets (`comm/fake.py`). So memory and traffic are those of a real run, record by record.
 
-Owns which ranks have to be run. What a rank does depends on its number in few ways: the padding at
-the end of its slices, the units it owns, the share it adds of a buffer that N does not divide. Ranks
-that agree in all of them leave the same bytes, and one stands for all.
+Few ranks have to be run. What a rank does depends on its number in few ways: the padding at the end of its slices, the
+units it owns, the share it adds of a buffer that N does not divide. Ranks that are alike in all of them leave the same
+bytes, and one stands for all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import Context, World, launch_alone, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.activations import ActivationLedger
-from zerosim.ledger.memory import MemoryLedger
-from zerosim.ledger.traffic import CommLedger
+from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
-from zerosim.optim.updater import Updater
-from zerosim.train import engine
-from zerosim.train.build import build_model, build_rank, build_updater, layout_of, place_rank
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.build import build_model, layout_of
+from zerosim.train.rank import Inputs, train_rank
+from zerosim.train.result import RunResult, collect
 
 DEFAULT_STEPS = 1
 
@@ -53,32 +47,17 @@ def plan(
     """
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
-    steps = config.steps or DEFAULT_STEPS
     around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
     stands_for = list(range(config.ranks)) if every_rank else [0] * config.ranks
-    left: dict[int, _RankOutcome] = {}
-    while missing := sorted(set(stands_for) - left.keys()):
-        left |= {rank: _run_rank(config, rank, steps, skipped, keep_events) for rank in missing}
+    uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
+    ledgers: dict[int, RankLedgers] = {}
+    while missing := sorted(set(stands_for) - ledgers.keys()):
+        for rank in missing:
+            ledgers[rank] = RankLedgers(rank)
+            reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
-            stands_for = layout.classes(set().union(*(outcome.uneven for outcome in left.values())), around)
-    first = left[0]
-    return RunResult(
-        config=config,
-        layout=layout,
-        num_parameters=model.num_parameters,
-        tied_numel=model.tied_numel,
-        losses=[],
-        steps=first.reports,
-        memory=[left[rank].memory for rank in stands_for],
-        traffic=[left[rank].traffic for rank in stands_for],
-        weights={},
-        sample=None,
-        live_bytes_after=[left[rank].live_bytes_after for rank in stands_for],
-        events=[left[rank].events for rank in stands_for] if keep_events else [],
-        stands_for=stands_for,
-        saved=first.activations.saved(),
-        saved_again=first.activations.saved_again(),
-    )
+            stands_for = layout.classes(uneven.found, around)
+    return collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
 
 
 def peak_of(config: RunConfig) -> int:
@@ -96,28 +75,18 @@ def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
     return max((rank.peak for rank in memory), key=lambda peak: peak.total_bytes).by_kind
 
 
-@dataclass(frozen=True, slots=True)
-class _RankOutcome:
-    memory: RankMemory
-    traffic: list[Any]
-    reports: list[StepReport]
-    live_bytes_after: int
-    events: list[Event]
-    uneven: Collection[tuple[tuple[str, ...], int]]
-    activations: ActivationLedger
+def _run_rank(
+    config: RunConfig, ledgers: RankLedgers, uneven: _UnevenReductions, skipped: Collection[int], keep_events: bool
+) -> list[StepReport]:
+    """One rank's program, which feeds these readers; the steps' reports."""
 
-
-def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int], keep_events: bool) -> _RankOutcome:
-    memory, traffic, activations = MemoryLedger(), CommLedger(), ActivationLedger()
-    uneven = _UnevenReductions()
-
-    def program(ctx: Context) -> Updater:
-        updater = build_updater(config, steps, partial(_KnownSkips, skipped=skipped))
-        model, strategy = build_rank(ctx, config, updater)
-        place_rank(ctx, model, strategy, lambda flat: None)
-        for _ in engine.train(model, _batches(config, steps, ctx.device.backend), strategy, ctx.device):
-            pass
-        return updater
+    def program(ctx: Context) -> list[StepReport]:
+        rows = ctx.device.backend.empty((config.micro_batch, config.seq + 1), int64)  # takes no memory
+        inputs = Inputs(config.steps or DEFAULT_STEPS, lambda ctx, step: [rows] * config.accumulate, lambda flat: None)
+        try:
+            return train_rank(ctx, config, inputs, make_control=partial(_KnownSkips, skipped=skipped)).reports
+        finally:
+            ledgers.events = ctx.device.recorder.history
 
     world = World(
         config.ranks,
@@ -128,19 +97,11 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
         keep_events=keep_events,
     )
     try:
-        updater, events = launch_alone(program, world, rank, (memory, traffic, activations, uneven))
+        return launch_alone(program, world, ledgers.rank, (*ledgers.readers, uneven))
     except OutOfMemory as error:
-        error.live = dict(memory.refusal.by_kind) if memory.refusal else {}
+        refusal = ledgers.memory.refusal
+        error.live = dict(refusal.by_kind) if refusal else {}
         raise
-    return _RankOutcome(
-        RankMemory(dict(memory.marks), memory.peak),
-        traffic.rows(),
-        updater.control.reports,
-        memory.live_bytes,
-        events,
-        uneven.found,
-        activations,
-    )
 
 
 class _KnownSkips(StepControl):
@@ -152,13 +113,6 @@ class _KnownSkips(StepControl):
 
     def decide(self, scaled_norm: float) -> float | None:
         return super().decide(math.inf if len(self.reports) in self._skipped else scaled_norm)
-
-
-def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[Any]]:
-    """Token ids that take no memory, in the shapes of one rank's micro-batches."""
-    rows = backend.empty((config.micro_batch, config.seq + 1), int64)
-    for _ in range(steps):
-        yield [rows] * config.accumulate
 
 
 class _UnevenReductions:

@@ -7,7 +7,7 @@ integers, kinds in lower case.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from zerosim.device.events import Event
 from zerosim.ledger.activations import SavedRow
 from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.ledger.pools import PoolRow
+from zerosim.ledger.ranks import RankLedgers
 from zerosim.ledger.traffic import TrafficRow
+from zerosim.models.model import Model
 from zerosim.optim.control import StepReport
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import DATA
@@ -165,6 +167,47 @@ class RunResult:
             "memory": self.memory[rank].to_dict(),
             "traffic": _rows(self.traffic[rank]),
         }
+
+
+def collect(
+    config: RunConfig,
+    model: Model,
+    layout: Layout,
+    ledgers: Mapping[int, RankLedgers],
+    stands_for: Sequence[int],
+    reports: list[StepReport],
+    *,
+    losses: list[list[float]] | None = None,
+    weights: dict[str, Any] | None = None,
+    sample: bytes | None = None,
+    keep_events: bool = False,
+    gpus: tuple[GpuUse, ...] = (),
+) -> RunResult:
+    """A result of what was counted on the ranks that ran, each for those that it stands for."""
+    memory = {
+        rank: RankMemory(dict(one.memory.marks), one.memory.peak, tuple(one.pool.rows)) for rank, one in ledgers.items()
+    }
+    traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
+    activations = ledgers[0].activations
+    assert activations is not None
+    return RunResult(
+        config=config,
+        layout=layout,
+        num_parameters=model.num_parameters,
+        tied_numel=model.tied_numel,
+        losses=losses or [],
+        steps=reports,
+        memory=[memory[rank] for rank in stands_for],
+        traffic=[traffic[rank] for rank in stands_for],
+        weights=weights or {},
+        sample=sample,
+        live_bytes_after=[ledgers[rank].memory.live_bytes for rank in stands_for],
+        events=[ledgers[rank].events for rank in stands_for] if keep_events else [],
+        stands_for=list(stands_for),
+        saved=activations.saved(),
+        saved_again=activations.saved_again(),
+        gpus=gpus,
+    )
 
 
 def _rows(rows: Sequence[TrafficRow]) -> list[dict[str, Any]]:

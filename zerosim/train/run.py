@@ -6,8 +6,9 @@ on the host, as a sharded checkpoint is consolidated: that is no traffic of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from zerosim.comm.runtime import Context, World, launch, make_backend
 from zerosim.comm.together import together
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
-from zerosim.device.events import Event
+from zerosim.device.events import Reader
 from zerosim.errors import InputError, OutOfMemory
-from zerosim.ledger.ranks import Books, check_alike
+from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.optim.control import StepReport
 from zerosim.parallel.base import Strategy
@@ -28,22 +29,12 @@ from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.train import data, engine
-from zerosim.train.build import MakeStrategy, build_model, build_rank, build_updater, layout_of, place_rank
+from zerosim.train.build import MakeStrategy, build_model, layout_of
 from zerosim.train.machine import check_libraries, check_room_for
-from zerosim.train.result import GpuUse, RankMemory, RunResult
+from zerosim.train.rank import Inputs, Opened, Progress, train_rank
+from zerosim.train.result import GpuUse, RunResult, collect
 
 DEFAULT_STEPS = 60
-Progress = Callable[[int, int, float], None]
-"""Called as progress(rank, step, loss) on the rank's own thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What is read before ranks start: batches by step, and weights to begin with."""
-
-    steps: int
-    batch: Callable[[int], Any]
-    weights: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +63,28 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
             session.check_world(config.ranks, config.ranks_per_process)
             check_alike(session, config)
         experiment = Experiment(config)
-    books = Books(config.ranks)
+    ledgers: dict[int, RankLedgers] = {}
+
+    def readers(rank: int) -> tuple[Reader, ...]:
+        ledgers[rank] = RankLedgers(rank)
+        return ledgers[rank].readers
 
     def program(ctx: Context) -> RankOutcome:
         try:
             return experiment.train_rank(ctx, progress=progress)
         except OutOfMemory as error:
             ctx.device.recorder.drain()
-            refusal = books.memory[ctx.rank].refusal
+            refusal = ledgers[ctx.rank].memory.refusal
             error.live = dict(refusal.by_kind) if refusal else {}
             raise
         finally:
-            books.histories[ctx.rank] = ctx.device.recorder.history
+            ledgers[ctx.rank].events = ctx.device.recorder.history
 
-    outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
+    outcomes = launch(program, world_of(config, keep_events=keep_events), readers)
+    counted = list(ledgers.values())
     if session is not None:
-        outcomes = books.of_all_processes(session, config.ranks_per_process, outcomes)
-    return experiment.result(outcomes, books, books.histories if keep_events else [])
+        counted, outcomes = of_all_processes(session, counted, outcomes)
+    return experiment.result(outcomes, counted, keep_events=keep_events)
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
@@ -126,70 +122,59 @@ class Experiment:
         return self._inputs.steps
 
     def train_rank(
-        self,
-        ctx: Context,
-        *,
-        progress: Progress | None = None,
-        opened: Callable[[Context, Model, Strategy], None] | None = None,
+        self, ctx: Context, *, progress: Progress | None = None, opened: Opened | None = None
     ) -> RankOutcome:
-        """The program of one rank: the same on all of them. `opened` is shown the parts before they are placed."""
+        """The program of one rank: the same on all of them."""
         config, device = self.config, ctx.device
-        updater = build_updater(config, self.steps)
-        model, strategy = build_rank(ctx, config, updater, self.make_strategy)
-        if opened is not None:
-            opened(ctx, model, strategy)
-        place_rank(ctx, model, strategy, _writer(config, self._inputs.weights))
-
-        losses: list[float] = []
-        for micro_losses in engine.train(model, _batches(ctx, config, self._inputs), strategy, device):
-            losses.append(sum(micro_losses) / len(micro_losses))
-            if progress is not None:
-                progress(ctx.rank, len(losses) - 1, losses[-1])
-        with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
+        trained = train_rank(
+            ctx, config, self._inputs, make_strategy=self.make_strategy, progress=progress, opened=opened
+        )
+        model, strategy = trained.model, trained.strategy
+        with device.scope(step=self.steps):  # what is recorded from here on comes after the last step
             sample = None if config.sample is None else _sample(config, model, strategy, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
         gpu = None if device.lane is None else device.lane.gpu_bytes()
-        return RankOutcome(losses, updater.control.reports, pieces, sample, gpu)
+        return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu)
 
-    def result(self, outcomes: Sequence[RankOutcome], books: Books, histories: list[list[Event]]) -> RunResult:
+    def result(
+        self, outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers], *, keep_events: bool = False
+    ) -> RunResult:
         """What the ranks returned and their ledgers counted, as one."""
-        return RunResult(
-            config=self.config,
-            layout=self.layout,
-            num_parameters=self.model.num_parameters,
-            tied_numel=self.model.tied_numel,
+        return collect(
+            self.config,
+            self.model,
+            self.layout,
+            dict(enumerate(ledgers)),
+            range(self.config.ranks),
+            outcomes[0].steps,
             losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
-            steps=outcomes[0].steps,
-            memory=[
-                RankMemory(dict(ledger.marks), ledger.peak, tuple(pool.rows))
-                for ledger, pool in zip(books.memory, books.pools, strict=True)
-            ],
-            traffic=[ledger.rows() for ledger in books.traffic],
             weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
             sample=outcomes[0].sample,
-            live_bytes_after=[ledger.live_bytes for ledger in books.memory],
-            events=histories,
-            stands_for=list(range(self.config.ranks)),
-            saved=books.activations.saved(),
-            saved_again=books.activations.saved_again(),
-            gpus=_gpu_uses(outcomes, books) if self.config.world == "threads" else (),
+            keep_events=keep_events,
+            gpus=_gpu_uses(outcomes, ledgers) if self.config.world == "threads" else (),
         )
 
 
-def _read_inputs(config: RunConfig, model: Model) -> _Inputs:
-    weights = None
-    if config.weights is not None:
-        weights = data.read_weights(config.weights, model.shapes())
+def _read_inputs(config: RunConfig, model: Model) -> Inputs:
+    weights = None if config.weights is None else data.read_weights(config.weights, model.shapes())
     rows, seq = config.global_batch, config.seq
+    batch: Callable[[int], Any]
     if config.tokens is not None:
         if config.data is not None:
             raise InputError("data and tokens are both given: choose one")
         tokens = data.read_tokens(config.tokens, rows, seq, config.vocab, config.steps)
-        return _Inputs(len(tokens), lambda step: tokens[step], weights)
-    text = data.read_text(config.data, seq, config.vocab)
-    steps = config.steps or DEFAULT_STEPS
-    return _Inputs(steps, lambda step: data.sample_batch(text, config.seed, step, rows, seq), weights)
+        steps, batch = len(tokens), tokens.__getitem__
+    else:
+        text = data.read_text(config.data, seq, config.vocab)
+        steps = config.steps or DEFAULT_STEPS
+        batch = partial(data.sample_batch, text, config.seed, rows=rows, seq=seq)
+
+    def micro_batches(ctx: Context, step: int) -> list[Any]:
+        data_rank, data_size = config.mesh.index(ctx.rank, *DATA), config.mesh.size(*DATA)
+        return data.micro_batches(batch(step), data_rank, data_size, config.accumulate)
+
+    return Inputs(steps, micro_batches, _writer(config, weights))
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat], None]:
@@ -197,12 +182,6 @@ def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[F
     if weights is None:
         return lambda flat: draw_flat(flat, config.seed, exact_master=exact)
     return lambda flat: load_flat(flat, weights, exact_master=exact)
-
-
-def _batches(ctx: Context, config: RunConfig, inputs: _Inputs) -> Iterator[list[Any]]:
-    data_rank, data_size = config.mesh.index(ctx.rank, *DATA), config.mesh.size(*DATA)
-    for step in range(inputs.steps):
-        yield data.micro_batches(inputs.batch(step), data_rank, data_size, config.accumulate)
 
 
 def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:
@@ -218,15 +197,15 @@ def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device)
     return bytes(token for token in tokens if token < 256)
 
 
-def _gpu_uses(outcomes: Sequence[RankOutcome], books: Books) -> tuple[GpuUse, ...]:
+def _gpu_uses(outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers]) -> tuple[GpuUse, ...]:
     """By GPU: what was in use when the last of its ranks ended, and what of it no rank's pool holds."""
     uses: dict[int, GpuUse] = {}
-    for outcome, pool in zip(outcomes, books.pools, strict=True):
+    for outcome, ledger in zip(outcomes, ledgers, strict=True):
         if outcome.gpu is None:
             continue
         index, name, used = outcome.gpu
         before = uses.get(index) or GpuUse(index, name, 0, 0)
-        held = before.used_bytes - before.outside_bytes + pool.rows[-1].held_bytes
+        held = before.used_bytes - before.outside_bytes + ledger.pool.rows[-1].held_bytes
         most = max(before.used_bytes, used)
         uses[index] = GpuUse(index, name, most, most - held)
     return tuple(uses[index] for index in sorted(uses))

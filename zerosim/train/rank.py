@@ -1,0 +1,70 @@
+"""The program of one rank, on real numbers and on shapes alike: build, place, train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.comm.runtime import Context
+from zerosim.config import RunConfig
+from zerosim.models.model import Model
+from zerosim.optim.control import StepControl, StepReport
+from zerosim.parallel.base import Strategy
+from zerosim.tensor.flat import Flat
+from zerosim.train import engine
+from zerosim.train.build import MakeStrategy, build_rank, build_updater, place_rank
+
+Progress = Callable[[int, int, float], None]
+"""Called as progress(rank, step, loss) on the rank's own thread."""
+
+Opened = Callable[[Context, Model, Strategy], None]
+"""Is shown what a rank has built, before it is placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What is read before ranks start.
+
+    micro_batches   of one rank in one step, as (ctx, step): host arrays (B, T + 1)
+    write           the weights to begin with, into what a rank holds of a flat
+    """
+
+    steps: int
+    micro_batches: Callable[[Context, int], Sequence[Any]]
+    write: Callable[[Flat], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a rank's training leaves: the mean loss by step, and the steps' reports."""
+
+    model: Model
+    strategy: Strategy
+    losses: list[float]
+    reports: list[StepReport]
+
+
+def train_rank(
+    ctx: Context,
+    config: RunConfig,
+    inputs: Inputs,
+    *,
+    make_strategy: MakeStrategy | None = None,
+    make_control: Callable[..., StepControl] = StepControl,
+    progress: Progress | None = None,
+    opened: Opened | None = None,
+) -> Trained:
+    """All steps of `config` on this rank."""
+    updater = build_updater(config, inputs.steps, make_control)
+    model, strategy = build_rank(ctx, config, updater, make_strategy)
+    if opened is not None:
+        opened(ctx, model, strategy)
+    place_rank(ctx, model, strategy, inputs.write)
+    losses: list[float] = []
+    batches = (inputs.micro_batches(ctx, step) for step in range(inputs.steps))
+    for micro_losses in engine.train(model, batches, strategy, ctx.device):
+        losses.append(sum(micro_losses) / len(micro_losses))
+        if progress is not None:
+            progress(ctx.rank, len(losses) - 1, losses[-1])
+    return Trained(model, strategy, losses, updater.control.reports)
