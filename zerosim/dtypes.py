@@ -1,7 +1,7 @@
 """Number formats: bytes per element, what they are computed in, and their limits.
 
-Owns no array library: a backend maps these names to its own types. The limits are those of
-IEEE 754 (fp16, fp32, fp64) and of bfloat16, fp32's upper half.
+A backend maps these names to its library's types. The limits are those of IEEE 754 (fp16, fp32, fp64) and of bfloat16,
+fp32's upper half.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import zerosim
 from zerosim import errors
 from zerosim.cli import run as run_verb
 from zerosim.cli.main import main
-from zerosim.comm import together
+from zerosim.comm import collective_errors
 from zerosim.train import run as experiment
 
 ROOT = Path(zerosim.__file__).parents[1]
@@ -46,6 +46,7 @@ VERBS = [
 EACH = """
 import json, os, sys
 from zerosim.cli.main import main
+from zerosim.comm import collective_errors
 if sys.argv[2:] == ["terminal"]:
     import pty, threading
     master, slave = pty.openpty()
@@ -180,8 +181,8 @@ def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """What a launcher, or a shell that one started, hands on."""
     for name, value in request.param.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(together, "FIRST_SPEAKS_S", 0.0)
-    monkeypatch.setattr(together, "NEXT_SPEAKS_S", 0.0)
+    monkeypatch.setattr(collective_errors, "FIRST_SPEAKS_S", 0.0)
+    monkeypatch.setattr(collective_errors, "NEXT_SPEAKS_S", 0.0)
     return dict(request.param)
 
 

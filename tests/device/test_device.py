@@ -160,7 +160,7 @@ def test_the_switch_ends_a_rank_at_its_next_kernel() -> None:
     device = Device(5, NumpyBackend(), switch=switch)
     a = device.alloc((4,), fp32, Kind.TEMP)
     device.kernel(0, device.backend.fill, a.array, 1.0)
-    switch.thrown = True
+    switch.aborted = True
     with pytest.raises(Aborted, match="rank 5 was ended because another rank failed"):
         device.kernel(0, device.backend.fill, a.array, 2.0)
     with pytest.raises(Aborted):

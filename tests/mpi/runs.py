@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from zerosim.comm.transports.mpi.session import mpi_session
 
 import zerosim
-from zerosim.comm.mpi.session import mpi_session
 from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
 

@@ -120,7 +120,7 @@ class CudaTraining:
             backend="cuda",
             collective=config.collective,
             bucket_bytes=config.bucket_bytes,
-            patience_s=PATIENCE_S,
+            timeout_s=PATIENCE_S,
             record=self._record,
         )
         try:

@@ -104,7 +104,7 @@ class TrainingRun:
             parallel=config.parallel,
             collective=config.collective,
             bucket_bytes=config.bucket_bytes,
-            patience_s=PATIENCE_S,
+            timeout_s=PATIENCE_S,
             record=self._record,
         )
         try:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from warnings import warn
 
 from zerosim.comm import checks
+from zerosim.comm.algorithms.execution import Execution, RangeCut, SliceCut, buckets, window
 from zerosim.comm.group import Buffers, Group, Work
-from zerosim.comm.plan import Plan, RangeCut, SliceCut, buckets, window
-from zerosim.comm.transport import Call, Hop
+from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
@@ -109,7 +109,9 @@ class Comm(Group):
         """Return once every member is here."""
         work: Work[None] = Work(self.device, None, [])
         everyone = range(self.size)
-        self._launch(work, Call("barrier", "", ()), Plan([Hop(to=everyone, sources=everyone)], [], 0), 0, "control")
+        self._launch(
+            work, Call("barrier", "", ()), Execution([Exchange(to=everyone, sources=everyone)], [], 0), 0, "control"
+        )
         work.wait()
 
     # -- launched, to be waited for later -------------------------------------------------------
@@ -120,8 +122,8 @@ class Comm(Group):
         work = Work(self.device, buffer, buffers)
         me = self._member(work, buffers[0].dtype)
         for lo, hi in buckets(sum(lengths), self._even_limit(me.itemsize)):
-            plan = self._algorithm.all_reduce(me, arrays, RangeCut(lengths, self.size, lo, hi), op)
-            self._launch(work, call, plan, (hi - lo) * me.itemsize, purpose)
+            execution = self._algorithm.all_reduce(me, arrays, RangeCut(lengths, self.size, lo, hi), op)
+            self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
     def launch_reduce_scatter(
@@ -143,8 +145,8 @@ class Comm(Group):
         arrays, out_arrays = [b.array for b in fulls], [b.array for b in outs]
         for lo, hi in buckets(sum(lengths), self._limit(me.itemsize, self.size)):
             cut = SliceCut(lengths, self.size, lo, hi)
-            plan = self._algorithm.reduce_scatter(me, arrays, window(out_arrays, lo, hi), cut, op)
-            self._launch(work, call, plan, (hi - lo) * self.size * me.itemsize, purpose)
+            execution = self._algorithm.reduce_scatter(me, arrays, window(out_arrays, lo, hi), cut, op)
+            self._launch(work, call, execution, (hi - lo) * self.size * me.itemsize, purpose)
         return work
 
     def launch_all_gather(
@@ -168,32 +170,32 @@ class Comm(Group):
         arrays, out_arrays = [b.array for b in shards], [b.array for b in outs]
         for lo, hi in buckets(sum(lengths), self._limit(me.itemsize, self.size)):
             cut = SliceCut(lengths, self.size, lo, hi)
-            plan = self._algorithm.all_gather(me, window(arrays, lo, hi), out_arrays, cut, all(in_place))
-            self._launch(work, call, plan, (hi - lo) * self.size * me.itemsize, purpose)
+            execution = self._algorithm.all_gather(me, window(arrays, lo, hi), out_arrays, cut, all(in_place))
+            self._launch(work, call, execution, (hi - lo) * self.size * me.itemsize, purpose)
         return work
 
     def launch_broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Work[Buffer]:
         checks.member(self.device, "broadcast", "src", src, self.size)
         work, me, call, array = self._whole("broadcast", buffer, root=src)
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
-            plan = self._algorithm.broadcast(me, [array[lo:hi]], src)
-            self._launch(work, call, plan, (hi - lo) * me.itemsize, purpose)
+            execution = self._algorithm.broadcast(me, [array[lo:hi]], src)
+            self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
     def launch_reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states") -> Work[Buffer]:
         checks.member(self.device, "reduce", "dst", dst, self.size)
         work, me, call, array = self._whole("reduce", buffer, op, dst)
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
-            plan = self._algorithm.reduce(me, [array[lo:hi]], dst, op)
-            self._launch(work, call, plan, (hi - lo) * me.itemsize, purpose)
+            execution = self._algorithm.reduce(me, [array[lo:hi]], dst, op)
+            self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
     def launch_send(self, buffer: Buffer, dst: int, purpose: str = "states") -> Work[None]:
         checks.member(self.device, "send", "dst", dst, self.size)
         checks.buffers_of(self.device, "send", buffer)
         work: Work[None] = Work(self.device, None, [buffer])
-        plan = Plan([Hop((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
-        self._launch_pair(work, "send", self.rank, dst, buffer, plan, purpose)
+        execution = Execution([Exchange((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
+        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose)
         return work
 
     def launch_recv(
@@ -208,9 +210,9 @@ class Comm(Group):
         buffer = self.device.alloc(shape, dtype, kind)
         out, copy = buffer.array, self.device.backend.copy
         work = Work(self.device, buffer, [])
-        hop = Hop(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
-        plan = Plan([hop], [], buffer.nbytes)
-        self._launch_pair(work, "recv", src, self.rank, buffer, plan, purpose)
+        exchange = Exchange(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
+        execution = Execution([exchange], [], buffer.nbytes)
+        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose)
         return work
 
 

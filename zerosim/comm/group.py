@@ -2,7 +2,7 @@
 
 Per call one Launch with what it moves, its Messages, the Kernel of the sums that this rank owns; later
 a Wait. All are recorded on the caller's thread when it launches (or waits), whoever runs the moves: a
-rank's record does not depend on how ranks take turns. Copies are the collective's own affair, no kernels.
+rank's record does not depend on how ranks take turns. A collective's own copies are no kernels.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from zerosim.backends.kernels import Array
-from zerosim.comm import checks, direct, native, ring
-from zerosim.comm.plan import Algorithm, Member, Plan
-from zerosim.comm.transport import Call, Round, Transport
+from zerosim.comm import checks
+from zerosim.comm.algorithms import direct, native, ring
+from zerosim.comm.algorithms.execution import Algorithm, Execution, Member
+from zerosim.comm.transports.rounds import Call, Round, Transport
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy, Launch, Message, Wait
 from zerosim.device.work import VECTOR, KernelWork
@@ -153,21 +154,28 @@ class Group:
         checks.outputs(self.device, name, outs, dtype, shapes)
         return outs
 
-    def _launch(self, work: Work[T], call: Call, plan: Plan, payload_bytes: int, purpose: str) -> None:
+    def _launch(self, work: Work[T], call: Call, execution: Execution, payload_bytes: int, purpose: str) -> None:
         """One call of the whole group."""
-        self._join(work, call, call.op, self.ranks, plan, payload_bytes, purpose)
+        self._join(work, call, call.op, self.ranks, execution, payload_bytes, purpose)
 
     def _launch_pair(
-        self, work: Work[T], op: str, src: int, dst: int, buffer: Buffer, plan: Plan, purpose: str
+        self, work: Work[T], op: str, src: int, dst: int, buffer: Buffer, execution: Execution, purpose: str
     ) -> None:
         """One side of a message between two members. Each ordered pair counts its own."""
         if src == dst:
             raise InputError(f"rank {self.device.rank}: {op} to or from itself: a message has two ends")
         call = Call("send/recv", buffer.dtype.name, (buffer.shape,), pair=True)
-        self._join(work, call, op, (self.ranks[src], self.ranks[dst]), plan, buffer.nbytes, purpose)
+        self._join(work, call, op, (self.ranks[src], self.ranks[dst]), execution, buffer.nbytes, purpose)
 
     def _join(
-        self, work: Work[T], call: Call, op: str, group: tuple[int, ...], plan: Plan, payload_bytes: int, purpose: str
+        self,
+        work: Work[T],
+        call: Call,
+        op: str,
+        group: tuple[int, ...],
+        execution: Execution,
+        payload_bytes: int,
+        purpose: str,
     ) -> None:
         """Record one call and join its rounds, all of them at once."""
         device, recorder = self.device, self.device.recorder
@@ -175,7 +183,7 @@ class Group:
         self._sequences[call.pair, group] = sequence + 1
         id = device.next_id()
         if recorder.enabled:
-            sent, received = plan.sent_bytes, plan.received_bytes
+            sent, received = execution.sent_bytes, execution.received_bytes
             recorder.add(
                 Launch(
                     device.where,
@@ -189,15 +197,17 @@ class Group:
                     payload_bytes,
                     sent,
                     received,
-                    plan.modelled_bytes,
+                    execution.modelled_bytes,
                 )
             )
-            for peer, nbytes, count in plan.messages:
+            for peer, nbytes, count in execution.messages:
                 recorder.add(Message(device.where, id, peer if peer < 0 else self.ranks[peer], nbytes, count))
-        if plan.flops:
-            device.count(KernelWork("reduce", VECTOR, plan.flops, plan.bytes_read, plan.bytes_written), id)
-        for number, hop in enumerate(plan.rounds):
-            work.last = self._transport.join(device.rank, group, sequence, call, hop, number)
+        if execution.flops:
+            device.count(
+                KernelWork("reduce", VECTOR, execution.flops, execution.bytes_read, execution.bytes_written), id
+            )
+        for number, exchange in enumerate(execution.rounds):
+            work.last = self._transport.join(device.rank, group, sequence, call, exchange, number)
             if self._transport.is_staged:
                 work.staged.append(work.last)
         work.launched.append(id)

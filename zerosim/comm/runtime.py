@@ -22,12 +22,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
-from zerosim.comm.fake import FakeTransport
 from zerosim.comm.group import ALGORITHMS
+from zerosim.comm.rank_status import place
 from zerosim.comm.scheduler import Scheduler
-from zerosim.comm.standing import place
-from zerosim.comm.threads import ThreadTransport
-from zerosim.comm.transport import Transport
+from zerosim.comm.transports.fake import FakeTransport
+from zerosim.comm.transports.rounds import Transport
+from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Reader, Recorder
 from zerosim.device.memory import Exact
@@ -61,10 +61,10 @@ class World:
     backend        which array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes alone)
     kind           'threads', or 'mpi': ranks in several processes that mpirun started
     per_process    of kind mpi: ranks in each process, as threads; ranks = processes x per_process
-    collective     'direct', 'ring' or 'native' (`comm/direct.py`, `comm/ring.py`, `comm/native.py`)
+    collective     'direct', 'ring' or 'native': a file each in `comm/algorithms/`
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
-    patience_s     seconds without any progress after which a rank that others wait for is late
+    timeout_s     seconds without any progress after which a rank that others wait for is late
     record         keep events for readers
     keep_events    keep every event in `device.recorder.history`
     """
@@ -77,7 +77,7 @@ class World:
     collective: str = "direct"
     bucket_bytes: int | None = None
     capacity: int | None = None
-    patience_s: float = 30.0
+    timeout_s: float = 30.0
     record: bool = True
     keep_events: bool = False
 
@@ -91,8 +91,8 @@ class World:
         _one_of("backend", self.backend, tuple(BACKENDS))
         _one_of("kind", self.kind, KINDS)
         _one_of("collective", self.collective, ALGORITHMS)
-        if not self.patience_s > 0:
-            raise InputError(f"patience_s is {self.patience_s}: expected more than 0 seconds")
+        if not self.timeout_s > 0:
+            raise InputError(f"timeout_s is {self.timeout_s}: expected more than 0 seconds")
 
 
 def _at_least_one(name: str, value: object) -> None:
@@ -133,13 +133,13 @@ def launch(
 
     ranks = assemble(program, world, make_device)
     with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
-        return ranks.results(world.patience_s)
+        return ranks.results(world.timeout_s)
 
 
 def launch_alone(program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()) -> T:
     """Run `program` as one rank of a shape-only world, on the caller's thread.
 
-    Nobody else runs: a round without data needs no peers (`comm/fake.py`).
+    Nobody else runs: a round without data needs no peers (`comm/transports/fake.py`).
 
     Raises: what the program raises, as `launch` does.
     """
@@ -165,7 +165,7 @@ def assemble(
     """
     mine, session = range(world.ranks), None
     if world.kind == "mpi":
-        from zerosim.comm.mpi.session import mpi_session
+        from zerosim.comm.transports.mpi.session import mpi_session
 
         session = mpi_session()
         session.check_world(world.ranks, world.per_process)
@@ -176,7 +176,7 @@ def assemble(
     if session is None:
         transport = ThreadTransport(devices, world.parallel, scheduler)
     else:
-        from zerosim.comm.mpi.transport import MpiTransport
+        from zerosim.comm.transports.mpi.transport import MpiTransport
 
         transport = MpiTransport(session, world.ranks, devices, world.parallel)
     return Ranks(program, transport, [_context(world, device, transport) for device in devices])
@@ -238,11 +238,11 @@ class Ranks(Generic[T]):
             for index, context in enumerate(contexts)
         ]
 
-    def results(self, patience_s: float) -> list[T]:
+    def results(self, timeout_s: float) -> list[T]:
         """Run to the end, on the caller's thread, which stays interruptible."""
         try:
             self.start()
-            self.transport.serve(patience_s)
+            self.transport.serve(timeout_s)
         except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
             self._scheduler.abort(error)
         failure = self.transport.settle()
@@ -283,7 +283,7 @@ class Ranks(Generic[T]):
             context.device.recorder.drain()
             self.transport.finish(rank)
         except BaseException as error:
-            if not (isinstance(error, Aborted) and context.device.switch.thrown):
+            if not (isinstance(error, Aborted) and context.device.switch.aborted):
                 self._scheduler.abort(_explained(context, error))
 
 

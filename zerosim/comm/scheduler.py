@@ -5,7 +5,7 @@ With one permit the ranks run one at a time, in an order that is the same in eve
 permits up to K ranks run side by side. A rank is handed its turn by releasing its own lock: one
 wake-up per hand-over, however many ranks sleep (a Condition or a Barrier would wake them all).
 
-Owns turns, the end of a run and nothing else: what a rank sleeps for is `threads.py`'s affair.
+What a rank sleeps for: `transports/threads.py`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Scheduler:
 
     def check(self, rank: int) -> None:
         """Raises: Aborted when the run has been ended."""
-        if self.switch.thrown:
+        if self.switch.aborted:
             raise Aborted(f"rank {rank} was ended because another rank failed or the run was interrupted")
 
     def give_way(self, rank: int) -> bool:
@@ -70,7 +70,7 @@ class Scheduler:
 
     def wake(self, ranks: Iterable[int]) -> None:
         """These ranks can run again, in the order given (mutex held)."""
-        if self.switch.thrown:
+        if self.switch.aborted:
             return  # `abort` has woken them, each once
         for rank in ranks:
             self.states[rank] = State.READY
@@ -89,10 +89,10 @@ class Scheduler:
     def abort(self, failure: BaseException) -> None:
         """End the run: the first failure is kept, every sleeper is woken once and raises Aborted."""
         with self.mutex:
-            if self.switch.thrown:
+            if self.switch.aborted:
                 return
             self.failure = failure
-            self.switch.thrown = True
+            self.switch.aborted = True
             self._ready.clear()
             for rank, state in enumerate(self.states):
                 if state in (State.READY, State.WAITING):

@@ -4,7 +4,7 @@ Before each event a rank says what it is about to do (`pause`) and sleeps; the c
 thread, looks around and lets one rank go on (`grant`), which performs that event and whatever follows
 until its next one. So while the controller looks, every rank stands still between two events.
 
-Owns the hand-over. Which rank goes next is the controller's affair (`stepper/`).
+Which rank goes next is decided by the controller (`stepper/`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SteppedScheduler(Scheduler):
     def grant(self, rank: int) -> None:
         """On the controller's thread: let a READY rank run, and return when it has stopped again."""
         with self.mutex:
-            if self.switch.thrown:
+            if self.switch.aborted:
                 return
             assert self.states[rank] is State.READY, f"rank {rank} is {self.states[rank]}"
             self.states[rank] = State.RUNNING
@@ -61,7 +61,7 @@ class SteppedScheduler(Scheduler):
         self._stopped.acquire()
 
     def wake(self, ranks: Iterable[int]) -> None:
-        if self.switch.thrown:
+        if self.switch.aborted:
             return
         for rank in ranks:
             self.states[rank] = State.READY
@@ -91,7 +91,7 @@ class SteppedRecorder(Recorder):
         self._scheduler = scheduler
 
     def add(self, event: Event) -> None:
-        if self._scheduler.switch.thrown:
+        if self._scheduler.switch.aborted:
             return  # the record ends where the run did: what is freed while threads unwind is not part of it
         if threading.get_ident() == self.thread:
             try:

@@ -54,10 +54,10 @@ class Phase(StrEnum):
 class Switch:
     """Thrown once, by whoever ends the run; every rank looks at it before each kernel."""
 
-    __slots__ = ("thrown",)
+    __slots__ = ("aborted",)
 
     def __init__(self) -> None:
-        self.thrown = False
+        self.aborted = False
 
 
 class Storage:
@@ -233,7 +233,7 @@ class Device:
 
     def _look_up(self) -> None:
         """Before each kernel: is the run still on? Raises: Aborted."""
-        if self.switch.thrown:
+        if self.switch.aborted:
             raise Aborted(f"rank {self.rank} was ended because another rank failed")
         self.ticks += 1
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
+from zerosim.comm.rank_status import place, ranks_text
 from zerosim.comm.runtime import Context, Ranks, assemble
 from zerosim.comm.scheduler import Scheduler
-from zerosim.comm.standing import place, ranks_text
-from zerosim.comm.threads import ThreadTransport
+from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event

@@ -1,6 +1,6 @@
 """A ring walked hop by hop, and what collectives send, read from the events that ranks recorded.
 
-Owns the ring written out with send and recv (`comm/ring.py` has the one that runs use), and the
+Owns the ring written out with send and recv (`comm/algorithms/ring.py` has the one that runs use), and the
 pictures of notebook 03. Counts nothing by formula.
 
 Legend: N ranks, c elements per chunk. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce

@@ -9,7 +9,6 @@ total. Backward gives dL/dx of all elements at once; for each element in turn, w
 
     dL/dx_i  ~  (L(x_i + h) - L(x_i - h)) / 2h,  off by about h^2 (the curve) + 1e-16 / h (rounding).
 
-Owns the comparison and its report. Knows no op.
 """
 
 from __future__ import annotations

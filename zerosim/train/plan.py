@@ -1,7 +1,7 @@
 """A run on shapes alone: any model, any number of ranks, every byte counted and no value computed.
 
 The program is that of a real run (`train/rank.py`), over a backend without data (`backends/meta.py`) and a transport
-on which nobody meets (`comm/fake.py`). So memory and traffic are those of a real run, record by record.
+on which nobody meets (`comm/transports/fake.py`). So memory and traffic are those of a real run, record by record.
 
 Few ranks have to be run. What a rank does depends on its number in few ways: the padding at the end of its slices, the
 units it owns, the share it adds of a buffer that N does not divide. Ranks that are alike in all of them leave the same

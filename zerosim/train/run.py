@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.kernels import GpuBytes
+from zerosim.comm.collective_errors import on_every_process
 from zerosim.comm.runtime import Context, World, launch, make_backend
-from zerosim.comm.together import together
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Reader
@@ -58,7 +58,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
-    with together(config.world) as session:
+    with on_every_process(config.world) as session:
         if session is not None:
             session.check_world(config.ranks, config.ranks_per_process)
             check_alike(session, config)

@@ -2,7 +2,7 @@
 
 Rank r works on GPU r mod G; ranks that share a GPU have streams of their own there, which run side by side.
 Streams know nothing of each other: what one rank may read of another's arrays, and when memory may be
-used again, is ordered by events (`comm/threads.py`). Blocks that a pool took back are handed out again in
+used again, is ordered by events (`comm/transports/threads.py`). Blocks that a pool took back are handed out again in
 the same stream alone, so that a rank needs no order with itself. A pool per rank tells ranks apart that share a GPU.
 CuPy 14 never frees what a pool holds when the pool is dropped: a lane gives it back as it ends.
 

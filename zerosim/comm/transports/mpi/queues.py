@@ -1,10 +1,10 @@
 """In which order rounds between processes run, on the one thread that talks to MPI.
 
 The rounds of a group run one after the other, in the order in which they were joined here; groups do not wait for
-each other. Letters of other processes come when they come: those for a later round wait, those for a round that is
+each other. Headers of other processes come when they come: those for a later round wait, those for a round that is
 over do not fit what was called in it.
 
-Owns queues, letters and moves. One round's messages are `rounds.py`'s.
+One round's messages: `rounds.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 
-from zerosim.comm import complaints
-from zerosim.comm.complaints import Caller
-from zerosim.comm.mpi.native import NativeCall, NativeEngine
-from zerosim.comm.mpi.rounds import Key, Letter, RemoteRound
-from zerosim.comm.mpi.session import MpiSession
-from zerosim.comm.mpi.staging import Staging
+from zerosim.comm import diagnostics
+from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler
-from zerosim.comm.transport import meet
+from zerosim.comm.transports.mpi.native import NativeCall, NativeEngine
+from zerosim.comm.transports.mpi.rounds import Header, Key, RemoteRound
+from zerosim.comm.transports.mpi.session import MpiSession
+from zerosim.comm.transports.mpi.staging import Staging
+from zerosim.comm.transports.rounds import meet
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.errors import Deadlock, RankFailed, ZerosimError, described
 
 REMEMBERED = 256
-"""Calls kept after their rounds, to name what a late letter does not fit."""
+"""Calls kept after their rounds, to name what a late header does not fit."""
 
 
 class Queues:
     """The rounds of this process that others have a part in. `devices` by rank, this process's own.
 
-    `sent_bytes[rank]`: payload that the rank has sent to other processes, without letters.
+    `sent_bytes[rank]`: payload that the rank has sent to other processes, without headers.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Queues:
         self._devices = devices
         self._staging = staging
         self._queues: dict[tuple[bool, tuple[int, ...]], deque[RemoteRound]] = {}  # the first of each is under way
-        self._early: dict[Key, list[tuple[int, Letter]]] = {}
+        self._early: dict[Key, list[tuple[int, Header]]] = {}
         self._calls: dict[Key, Caller] = {}  # of rounds that are over
 
     def add(self, round: RemoteRound) -> None:
@@ -60,24 +60,24 @@ class Queues:
         if len(queue) == 1:
             self._start(round)
 
-    def read(self, process: int, letter: Letter) -> None:
-        """A letter: for a round under way here, for one to come, or of a call that does not fit."""
+    def read(self, process: int, header: Header) -> None:
+        """A header: for a round under way here, for one to come, or of a call that does not fit."""
         self.num_heard += 1
-        round = self.open.get(letter.key)
-        if letter.key in self._calls:
-            self._clash(letter, self._calls[letter.key])
+        round = self.open.get(header.key)
+        if header.key in self._calls:
+            self._clash(header, self._calls[header.key])
         elif round is not None and self.head_of(round) is round:
-            self._take(round, process, letter)
+            self._take(round, process, header)
         else:
-            self._early.setdefault(letter.key, []).append((process, letter))
-            if round is not None and round.call != letter.call:
-                self._clash(letter, _caller(round))
+            self._early.setdefault(header.key, []).append((process, header))
+            if round is not None and round.call != header.call:
+                self._clash(header, _caller(round))
 
     def advance(self) -> bool:
         """Finish the rounds whose messages have all come and gone, and start those behind them; whether any did."""
         happened = False
         for key, queue in list(self._queues.items()):
-            while queue and not self._scheduler.switch.thrown and self._is_over(queue[0]):
+            while queue and not self._scheduler.switch.aborted and self._is_over(queue[0]):
                 self._finish(queue[0])
                 queue.popleft()
                 happened = True
@@ -93,11 +93,13 @@ class Queues:
 
     def unanswered(self) -> Deadlock | None:
         """What is wrong where a rank elsewhere called something that ranks here have never joined."""
-        for letters in self._early.values():
-            for _, letter in letters:
-                _, group, sequence, _ = letter.key
-                caller = Caller(letter.rank, letter.call, letter.where)
-                return complaints.unanswered(caller, group, sequence, [rank for rank in group if rank in self._devices])
+        for headers in self._early.values():
+            for _, header in headers:
+                _, group, sequence, _ = header.key
+                caller = Caller(header.rank, header.call, header.where)
+                return diagnostics.unanswered(
+                    caller, group, sequence, [rank for rank in group if rank in self._devices]
+                )
         return None
 
     def head_of(self, round: RemoteRound) -> RemoteRound:
@@ -110,32 +112,32 @@ class Queues:
         return any(queue[0].needs(process) for queue in self._queues.values() if queue)
 
     def _start(self, round: RemoteRound) -> None:
-        for process, letter in round.open(self._wire, self._staging, self.sent_bytes):
-            self._session.tell(process, "letter", letter)
+        for process, header in round.open(self._wire, self._staging, self.sent_bytes):
+            self._session.tell(process, "header", header)
             self.num_told += 1
-        for process, letter in self._early.pop(round.key, ()):
-            self._take(round, process, letter)
+        for process, header in self._early.pop(round.key, ()):
+            self._take(round, process, header)
 
-    def _take(self, round: RemoteRound, process: int, letter: Letter) -> None:
-        if letter.call == round.call:
-            round.take(self._wire, self._staging, process, letter)
+    def _take(self, round: RemoteRound, process: int, header: Header) -> None:
+        if header.call == round.call:
+            round.take(self._wire, self._staging, process, header)
         else:
-            self._clash(letter, _caller(round))
+            self._clash(header, _caller(round))
 
-    def _clash(self, letter: Letter, here: Caller) -> None:
+    def _clash(self, header: Header, here: Caller) -> None:
         """Of the two that called differently the lower one is named as the first, on whichever process this is."""
-        first, second = sorted([here, Caller(letter.rank, letter.call, letter.where)], key=lambda caller: caller.rank)
-        self._scheduler.abort(complaints.mismatch(second, first, letter.key[1], letter.key[2]))
+        first, second = sorted([here, Caller(header.rank, header.call, header.where)], key=lambda caller: caller.rank)
+        self._scheduler.abort(diagnostics.mismatch(second, first, header.key[1], header.key[2]))
 
     def _is_over(self, round: RemoteRound) -> bool:
         if not round.is_complete(self._wire):
             return False
-        hop = round.hops[round.local[0]]
-        if hop is None or hop.native is None:
+        exchange = round.exchanges[round.local[0]]
+        if exchange is None or exchange.native is None:
             return True
         try:
             if round.native is None:
-                round.native = NativeCall(self.native, round.group, hop.native, get_dtype(round.call.dtype))
+                round.native = NativeCall(self.native, round.group, exchange.native, get_dtype(round.call.dtype))
             return round.native.is_done()
         except Exception as error:
             self._scheduler.abort(_explained(round, round.local[0], error))
@@ -148,7 +150,7 @@ class Queues:
         self._calls[round.key] = _caller(round)
         if len(self._calls) > REMEMBERED:
             del self._calls[next(iter(self._calls))]
-        round.hops = []
+        round.exchanges = []
         round.inbox.clear()
         with self._scheduler.mutex:
             del self.open[round.key]
@@ -164,12 +166,12 @@ class Queues:
         if lanes:
             meet(lanes, round.fences)
         for index, member in enumerate(round.local):
-            hop = round.hops[member]
-            if hop is None or hop.move is None:
+            exchange = round.exchanges[member]
+            if exchange is None or exchange.move is None:
                 continue
             try:
                 with lanes[index].use() if lanes else nullcontext():
-                    hop.move(partial(round.posted_for, member))
+                    exchange.move(partial(round.posted_for, member))
             except Exception as error:
                 self._scheduler.abort(_explained(round, member, error))
                 return False

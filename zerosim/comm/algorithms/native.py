@@ -14,37 +14,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.plan import Cut, Member, Plan
-from zerosim.comm.transport import Hop, Native
+from zerosim.comm.algorithms.execution import Cut, Execution, Member
+from zerosim.comm.transports.rounds import Exchange, Native
 
 
-def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
-    return _plan(me, Native("reduce_scatter", _filled(fulls), mine, op), _but(me, cut, me.rank))
+def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Execution:
+    return _execution(me, Native("reduce_scatter", _filled(fulls), mine, op), _but(me, cut, me.rank))
 
 
-def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
-    return _plan(me, Native("all_gather", shards, _filled(outs)), _but(me, cut, (me.rank + 1) % me.size))
+def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Execution:
+    return _execution(me, Native("all_gather", shards, _filled(outs)), _but(me, cut, (me.rank + 1) % me.size))
 
 
-def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
+def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution:
     filled = _filled(arrays)
     sent = _but(me, cut, me.rank) + _but(me, cut, (me.rank + 1) % me.size)
-    return _plan(me, Native("all_reduce", filled, filled, op), sent)
+    return _execution(me, Native("all_reduce", filled, filled, op), sent)
 
 
-def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
+def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:
     filled = _filled(arrays)
     is_last = (me.rank + 1) % me.size == src
-    return _plan(me, Native("broadcast", filled, filled, root=src), 0 if is_last else _numel(arrays))
+    return _execution(me, Native("broadcast", filled, filled, root=src), 0 if is_last else _numel(arrays))
 
 
-def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
+def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Execution:
     filled = _filled(arrays)
-    return _plan(me, Native("reduce", filled, filled, op, dst), 0 if me.rank == dst else _numel(arrays))
+    return _execution(me, Native("reduce", filled, filled, op, dst), 0 if me.rank == dst else _numel(arrays))
 
 
-def _plan(me: Member, native: Native, modelled_numel: int) -> Plan:
-    return Plan([Hop(native=native._replace(number=me.number))], [], None, modelled_bytes=modelled_numel * me.itemsize)
+def _execution(me: Member, native: Native, modelled_numel: int) -> Execution:
+    return Execution(
+        [Exchange(native=native._replace(number=me.number))], [], None, modelled_bytes=modelled_numel * me.itemsize
+    )
 
 
 def _filled(arrays: Sequence[Array]) -> list[Array]:

@@ -11,7 +11,7 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType
 
 INLINE_BYTES = 3072
-"""A part up to this size travels in its letter, which then still goes out at once (Open MPI: up to 4096 bytes)."""
+"""A part up to this size travels in its header, which then still goes out at once (Open MPI: up to 4096 bytes)."""
 
 
 class Staging(Protocol):
@@ -21,7 +21,7 @@ class Staging(Protocol):
     """Whether bytes are copied on the way, between the device's memory and the host's."""
 
     inline_bytes: int
-    """Parts up to this size travel within a letter."""
+    """Parts up to this size travel within a header."""
 
     def outgoing(self, array: Array, rank: int) -> Any:
         """The contiguous bytes of `rank`'s array; valid, and unchanged, as long as they are held."""

@@ -1,19 +1,16 @@
-"""What is said when the ranks' collectives do not fit together: the errors of transports, in one place.
-
-Owns the words. When they are raised is the transports' affair; the tables below them are `standing.py`'s.
-"""
+"""The errors of transports, where the ranks' collectives do not fit together. Tables below them: `rank_status.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from zerosim.comm import standing
+from zerosim.comm import rank_status
 from zerosim.device.events import Scope
 from zerosim.errors import Deadlock, LateRank, Mismatch
 
 if TYPE_CHECKING:
-    from zerosim.comm.transport import Call
+    from zerosim.comm.transports.rounds import Call
 
 
 class Caller(NamedTuple):
@@ -25,14 +22,14 @@ class Caller(NamedTuple):
 
     def describe(self, group: Sequence[int]) -> str:
         called = self.call.describe(self.rank == group[0])
-        return f"rank {self.rank} called {called} in {standing.place(self.where)}"
+        return f"rank {self.rank} called {called} in {rank_status.place(self.where)}"
 
 
 def mismatch(second: Caller, first: Caller, group: Sequence[int], sequence: int) -> Mismatch:
     """Two members of a group meet with different calls."""
     return Mismatch(
         f"{second.describe(group)} but {first.describe(group)}: "
-        f"they meet in number {sequence} of group {standing.numbers_text(group)}, "
+        f"they meet in number {sequence} of group {rank_status.numbers_text(group)}, "
         f"where all must call the same operation with the same shapes and dtype",
         rank=second.rank,
     )
@@ -50,17 +47,17 @@ def deadlock(num_waiting: int, table: str) -> Deadlock:
 def unanswered(caller: Caller, group: Sequence[int], sequence: int, missing: Sequence[int]) -> Deadlock:
     """A call that goes out of one process, and that `missing` have ended without."""
     return Deadlock(
-        f"deadlock: {caller.describe(group)}, number {sequence} of group {standing.numbers_text(group)}, and "
-        f"{standing.ranks_text(missing)} ended without joining it; every rank of a group must call the same "
+        f"deadlock: {caller.describe(group)}, number {sequence} of group {rank_status.numbers_text(group)}, and "
+        f"{rank_status.ranks_text(missing)} ended without joining it; every rank of a group must call the same "
         "collectives in the same order"
     )
 
 
-def late(ranks: Sequence[int], patience_s: float, table: str, rank: int | None = None) -> LateRank:
+def late(ranks: Sequence[int], timeout_s: float, table: str, rank: int | None = None) -> LateRank:
     """Others wait for these ranks; `rank`, or the first of them, is the one to blame."""
     blamed = ranks[0] if rank is None and ranks else rank
     return LateRank(
-        f"{standing.ranks_text(ranks)} did not arrive while others wait, and no rank did anything "
-        f"for {patience_s:g} s: see where each stands, or raise patience_s\n{table}",
+        f"{rank_status.ranks_text(ranks)} did not arrive while others wait, and no rank did anything "
+        f"for {timeout_s:g} s: see where each stands, or raise timeout_s\n{table}",
         rank=blamed,
     )

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.plan import EVERYBODY, Cut, Member, Plan, messages_of
-from zerosim.comm.transport import Hop, Inbox
+from zerosim.comm.algorithms.execution import EVERYBODY, Cut, Execution, Member, messages_of
+from zerosim.comm.transports.rounds import Exchange, Inbox
 
 
-def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
+def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Execution:
     rank, reduce_kernel = me.rank, me.backend.reduce
     own, num_peers, everyone = cut.size_of(rank), me.size - 1, range(me.size)
 
@@ -31,8 +31,8 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
         for parts, out in zip(zip(*contributions, strict=True), mine, strict=True):
             reduce_kernel(parts, op, out)
 
-    return Plan(
-        rounds=[Hop(fulls, lambda owner: cut.chunk(fulls, owner), everyone, everyone, move if own else None)],
+    return Execution(
+        rounds=[Exchange(fulls, lambda owner: cut.chunk(fulls, owner), everyone, everyone, move if own else None)],
         messages=messages_of(EVERYBODY, cut.sizes_but(rank), me.itemsize),
         received_bytes=num_peers * own * me.itemsize,
         flops=num_peers * own,
@@ -41,7 +41,7 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
     )
 
 
-def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
+def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Execution:
     rank, copy, everyone = me.rank, me.backend.copy, range(me.size)
 
     def move(inbox: Inbox) -> None:
@@ -52,21 +52,21 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
                     copy(shard, out)
 
     own = cut.size_of(rank)
-    return Plan(
-        rounds=[Hop(shards, None, everyone, everyone, move)],
+    return Execution(
+        rounds=[Exchange(shards, None, everyone, everyone, move)],
         messages=messages_of(EVERYBODY, [(own, me.size - 1)], me.itemsize),
         received_bytes=sum(size * count for size, count in cut.sizes_but(rank)) * me.itemsize,
     )
 
 
-def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
+def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution:
     """In place: each rank's own chunk of its arrays takes the sum, then is sent round."""
     mine = cut.chunk(arrays, me.rank)
     scatter = reduce_scatter(me, arrays, mine, cut, op)
     return scatter.then(all_gather(me, mine, arrays, cut, in_place=True))
 
 
-def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
+def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:
     copy = me.backend.copy
 
     def move(inbox: Inbox) -> None:
@@ -76,11 +76,11 @@ def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
     numel = sum(array.size for array in arrays)
     if me.rank == src:
         sent = messages_of(EVERYBODY, [(numel, me.size - 1)], me.itemsize)
-        return Plan([Hop(arrays, to=range(me.size))], sent, 0)
-    return Plan([Hop(sources=(src,), move=move)], [], numel * me.itemsize)
+        return Execution([Exchange(arrays, to=range(me.size))], sent, 0)
+    return Execution([Exchange(sources=(src,), move=move)], [], numel * me.itemsize)
 
 
-def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
+def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Execution:
     reduce_kernel, everyone = me.backend.reduce, range(me.size)
 
     def move(inbox: Inbox) -> None:
@@ -89,9 +89,9 @@ def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
 
     numel, num_peers = sum(array.size for array in arrays), me.size - 1
     if me.rank != dst:
-        return Plan([Hop(arrays, to=(dst,))], messages_of(dst, [(numel, 1)], me.itemsize), 0)
-    return Plan(
-        rounds=[Hop(arrays, sources=everyone, move=move)],
+        return Execution([Exchange(arrays, to=(dst,))], messages_of(dst, [(numel, 1)], me.itemsize), 0)
+    return Execution(
+        rounds=[Exchange(arrays, sources=everyone, move=move)],
         messages=[],
         received_bytes=num_peers * numel * me.itemsize,
         flops=num_peers * numel,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.comm.transport import Call, Copied, Hop
+from zerosim.comm.transports.rounds import Call, Copied, Exchange
 
 
 class DoneRound:
@@ -36,7 +36,7 @@ class FakeTransport:
         group: tuple[int, ...],
         sequence: int,
         call: Call,
-        hop: Hop,
+        exchange: Exchange,
         number: int = 0,
     ) -> DoneRound:
         return self._done

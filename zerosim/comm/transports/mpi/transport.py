@@ -1,14 +1,12 @@
 """Rounds between processes: one MPI process holds several ranks as threads, and one thread talks to MPI.
 
 Process p holds ranks p*R .. p*R+R-1. Ranks of one process meet as in a `ThreadTransport`; what a round
-needs of other processes is the business of one thread, the one that launched (MPI_THREAD_FUNNELED is
+needs of other processes is left to one thread, the one that launched (MPI_THREAD_FUNNELED is
 enough). It starts the rounds of each group one after the other, in the order in which they were joined,
 runs the moves of its own ranks in rank order once everything is there, and wakes who sleeps. So sums are
 added in the order in which threads add them, and a process may run ahead of another.
 
-Owns the ranks' side, and what processes tell each other of their end. The order of rounds is
-`queues.py`'s, one round `rounds.py`'s, the watch for stalls `watch.py`'s, failures
-`session.py`'s.
+The order of rounds: `queues.py`; one round: `rounds.py`; stalls: `watch.py`; failures: `session.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +16,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from zerosim.comm import complaints, standing
-from zerosim.comm.mpi.check import is_gpu_aware
-from zerosim.comm.mpi.queues import Queues
-from zerosim.comm.mpi.rounds import Key, RemoteRound
-from zerosim.comm.mpi.session import MpiSession, unpack
-from zerosim.comm.mpi.staging import GpuAware, HostMemory, Staging, ThroughHost
-from zerosim.comm.mpi.watch import Standing, Watch
-from zerosim.comm.mpi.wire import Pause
+from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.scheduler import Scheduler, State
-from zerosim.comm.threads import ThreadRound, ThreadTransport
-from zerosim.comm.transport import Call, Hop
+from zerosim.comm.transports.mpi.check import is_gpu_aware
+from zerosim.comm.transports.mpi.queues import Queues
+from zerosim.comm.transports.mpi.rounds import Key, RemoteRound
+from zerosim.comm.transports.mpi.session import MpiSession, unpack
+from zerosim.comm.transports.mpi.staging import GpuAware, HostMemory, Staging, ThroughHost
+from zerosim.comm.transports.mpi.watch import Standing, Watch
+from zerosim.comm.transports.mpi.wire import Pause
+from zerosim.comm.transports.rounds import Call, Exchange
+from zerosim.comm.transports.threads import ThreadRound, ThreadTransport
 from zerosim.device.device import Device, Switch
 
 LAST_MESSAGES_S = 0.2
@@ -83,17 +81,17 @@ class MpiTransport(ThreadTransport):
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """What each rank of this process has sent to other processes: payload, without letters."""
+        """What each rank of this process has sent to other processes: payload, without headers."""
         return self._queues.sent_bytes
 
     # -- on the ranks' threads ----------------------------------------------------------------------
 
     def join(
-        self, rank: int, group: tuple[int, ...], sequence: int, call: Call, hop: Hop, number: int = 0
+        self, rank: int, group: tuple[int, ...], sequence: int, call: Call, exchange: Exchange, number: int = 0
     ) -> ThreadRound:
         members = [member for member, peer in enumerate(group) if peer in self.local]
         if len(members) == len(group):
-            return super().join(rank, group, sequence, call, hop, number)
+            return super().join(rank, group, sequence, call, exchange, number)
         self.scheduler.check(rank)
         lane = self.devices[rank].lane
         fence = None if lane is None else lane.fence()
@@ -105,7 +103,7 @@ class MpiTransport(ThreadTransport):
                 round = self._rounds[key] = RemoteRound(self, key, call, first, members, len(self.local))
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
-            round.hops[group.index(rank)] = hop
+            round.exchanges[group.index(rank)] = exchange
             if fence is not None:
                 round.fences.append(fence)
             round.num_missing -= 1
@@ -131,13 +129,13 @@ class MpiTransport(ThreadTransport):
 
     # -- on the thread that talks to MPI --------------------------------------------------------------
 
-    def serve(self, patience_s: float) -> None:
+    def serve(self, timeout_s: float) -> None:
         """Carry rounds until every process has ended, or this one or another one has failed."""
-        watch, queues, told = Watch(self, self._session, patience_s), self._queues, False
-        while not self.scheduler.switch.thrown:
+        watch, queues, told = Watch(self, self._session, timeout_s), self._queues, False
+        while not self.scheduler.switch.aborted:
             happened = self._collect() | self._hear(watch) | queues.advance()
             self._look_for_the_ended()
-            has_ended = self.scheduler.ended.is_set() and not self.scheduler.switch.thrown
+            has_ended = self.scheduler.ended.is_set() and not self.scheduler.switch.aborted
             if has_ended and not told and not self._owes():
                 self._session.tell_all("ended", None)
                 told = True
@@ -153,7 +151,7 @@ class MpiTransport(ThreadTransport):
         own = None if failure is self._adopted else failure
         if failure is not None or not self._all_ended():
             return self._session.settle(own, self._ended)
-        # All letters have come by now, and those that no rank here ever answered to are a program's mistake.
+        # All headers have come by now, and those that no rank here ever answered to are a program's mistake.
         self._queues.native.close()
         self._session.begin()
         return self._session.settle(self._queues.unanswered(), {})
@@ -170,11 +168,11 @@ class MpiTransport(ThreadTransport):
 
     def _hear(self, watch: Watch) -> bool:
         happened = False
-        while not self.scheduler.switch.thrown and (heard := self._session.hear()) is not None:
+        while not self.scheduler.switch.aborted and (heard := self._session.hear()) is not None:
             happened = True
             process, note = heard
             watch.heard(process)
-            if note.kind == "letter":
+            if note.kind == "header":
                 self._queues.read(process, note.body)
             elif note.kind == "ended":
                 self._end(process, None if note.body is None else unpack(note.body))
@@ -212,9 +210,9 @@ class MpiTransport(ThreadTransport):
                 num_waiting = sum(state is State.WAITING for state in self.scheduler.states)
                 table = self._table()
             if num_waiting:
-                self.scheduler.abort(complaints.deadlock(num_waiting, table))
+                self.scheduler.abort(diagnostics.deadlock(num_waiting, table))
 
-    def report_late(self, patience_s: float) -> None:
+    def report_late(self, timeout_s: float) -> None:
         """`Watch` does, which knows of all processes."""
 
     # -- where everybody stands -------------------------------------------------------------------------
@@ -247,7 +245,7 @@ class MpiTransport(ThreadTransport):
 
     def _table(self) -> str:
         stands = [self.stand(rank) if rank in self.local else self._afar(rank) for rank in range(len(self.devices))]
-        return standing.table(stands)
+        return rank_status.table(stands)
 
     def _afar(self, rank: int) -> str:
         """A rank of another process, as far as it is known here."""

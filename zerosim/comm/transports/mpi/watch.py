@@ -1,11 +1,11 @@
 """Whether processes stall: process 0 asks where all stand, when its own ranks have done nothing for a while.
 
-Twice the same answers, everywhere nobody left to run, and no letter between two processes: a deadlock, told
-within half a second. The same answers for `patience_s` while a rank runs and others wait: that rank is late; so
+Twice the same answers, everywhere nobody left to run, and no header between two processes: a deadlock
+within half a second. The same answers for `timeout_s` while a rank runs and others wait: that rank is late; so
 is a process that does not answer. The others watch process 0, in case it is the one that is stuck.
 
-Owns when to ask and what the answers mean. Source of the rule: Mattern, "Algorithms for distributed termination
-detection", 1987 (two equal counts of messages sent and received).
+Source of the rule: Mattern, "Algorithms for distributed termination detection", 1987
+(two equal counts of messages sent and received).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from zerosim.comm import complaints, standing
-from zerosim.comm.mpi.session import MpiSession
+from zerosim.comm import diagnostics, rank_status
+from zerosim.comm.transports.mpi.session import MpiSession
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi.transport import MpiTransport
+    from zerosim.comm.transports.mpi.transport import MpiTransport
 
 ASK_S = 0.25
 
@@ -36,11 +36,11 @@ class Standing(NamedTuple):
 class Watch:
     """One process's view of whether the others live."""
 
-    def __init__(self, transport: MpiTransport, session: MpiSession, patience_s: float) -> None:
+    def __init__(self, transport: MpiTransport, session: MpiSession, timeout_s: float) -> None:
         self._transport = transport
         self._session = session
-        self._patience_s = patience_s
-        self._interval = min(ASK_S, patience_s / 4)
+        self._timeout_s = timeout_s
+        self._interval = min(ASK_S, timeout_s / 4)
         self._progress = -1
         self._next = self._since = self._heard = time.monotonic()
         self._number = 0  # of the question that was asked last
@@ -78,7 +78,7 @@ class Watch:
         if self._asked is not None:
             silent = [process for process in others if process not in self._answers]
             if silent:
-                if now - self._asked >= self._patience_s:
+                if now - self._asked >= self._timeout_s:
                     self._late(own, silent)
                 return
             answers = [own, *(self._answers[process] for process in others)]
@@ -98,11 +98,11 @@ class Watch:
             return
         nothing_between = sum(a.num_told for a in answers) == sum(a.num_heard for a in answers)
         if nothing_between and all(answer.is_stuck for answer in answers):
-            self._transport.scheduler.abort(complaints.deadlock(num_waiting, _table(answers)))
-        elif now - self._since >= self._patience_s:
+            self._transport.scheduler.abort(diagnostics.deadlock(num_waiting, _table(answers)))
+        elif now - self._since >= self._timeout_s:
             running = [process for process, answer in enumerate(answers) if not answer.is_stuck]
             self._transport.scheduler.abort(
-                complaints.late(self._running(running, answers), self._patience_s, _table(answers))
+                diagnostics.late(self._running(running, answers), self._timeout_s, _table(answers))
             )
 
     def _running(self, processes: list[int], answers: list[Standing]) -> list[int]:
@@ -121,23 +121,25 @@ class Watch:
         quiet = Standing(0, False, 0, 0, 0, ["its process does not answer"] * size)
         answers = [own, *(self._answers.get(process, quiet) for process in self._session.wire.others)]
         if any(answer.num_waiting for answer in answers):
-            self._transport.scheduler.abort(complaints.late(ranks, self._patience_s, _table(answers)))
+            self._transport.scheduler.abort(diagnostics.late(ranks, self._timeout_s, _table(answers)))
 
     def _watch_first(self, now: float) -> None:
         """Process 0 asks whenever it does nothing; where it does not even answer, its ranks are late."""
-        if now - max(self._heard, self._since) < self._patience_s:
+        if now - max(self._heard, self._since) < self._timeout_s:
             return
         if self._asked is None:
             self._asked = now
             self._session.tell(0, "ask", 0)
-        elif now - self._asked >= self._patience_s:
+        elif now - self._asked >= self._timeout_s:
             own = self._transport.standing()
             size = len(self._transport.local)
             if own.num_waiting:
                 stands = ["its process does not answer"] * size
                 stands += ["in another process"] * (size * (self._session.process - 1)) + own.stands
-                self._transport.scheduler.abort(complaints.late(range(size), self._patience_s, standing.table(stands)))
+                self._transport.scheduler.abort(
+                    diagnostics.late(range(size), self._timeout_s, rank_status.table(stands))
+                )
 
 
 def _table(answers: list[Standing]) -> str:
-    return standing.table([text for answer in answers for text in answer.stands])
+    return rank_status.table([text for answer in answers for text in answer.stands])

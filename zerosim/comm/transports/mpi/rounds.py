@@ -5,8 +5,7 @@ sends a note to every other process with members in it: what was called, which p
 which shapes, small parts within the note and the others under a tag of their own. So no size has to be
 agreed before, and the receiver can tell a call that does not match from a message that is late.
 
-Parts between members of one process stay where they are. Owns one round from its first member here to
-its last message; in which order rounds run is `queues.py`'s affair.
+Parts between members of one process stay where they are. In which order rounds run: `queues.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerosim.comm.mpi.staging import Staging
-from zerosim.comm.mpi.wire import NO_TAG, Wire
-from zerosim.comm.threads import ThreadRound
-from zerosim.comm.transport import Call, Copied, Parts
+from zerosim.comm.transports.mpi.staging import Staging
+from zerosim.comm.transports.mpi.wire import NO_TAG, Wire
+from zerosim.comm.transports.rounds import Call, Copied, Parts
+from zerosim.comm.transports.threads import ThreadRound
 from zerosim.device.events import Scope
 from zerosim.dtypes import dtype as get_dtype
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi.native import NativeCall
-    from zerosim.comm.mpi.transport import MpiTransport
+    from zerosim.comm.transports.mpi.native import NativeCall
+    from zerosim.comm.transports.mpi.transport import MpiTransport
 
 Key = tuple[bool, tuple[int, ...], int, int]
 """(pair, group, sequence, number), as in a ThreadTransport."""
@@ -39,7 +38,7 @@ class Part(NamedTuple):
     tag: int
 
 
-class Letter(NamedTuple):
+class Header(NamedTuple):
     """One process's side of a round, for another one. `rank` joined first there, at `where` in its program."""
 
     key: Key
@@ -96,29 +95,31 @@ class RemoteRound(ThreadRound):
     def missing(self) -> list[int]:
         """The ranks whose arrival this round, or an earlier one of its group, waits for."""
         if self.num_missing:
-            return [self.group[member] for member in self.local if self.hops[member] is None]
+            return [self.group[member] for member in self.local if self.exchanges[member] is None]
         head = self._reach.head_of(self)
         return sorted({self.group[source] for source, _ in head.awaited} or head._sending)
 
-    def open(self, wire: Wire, staging: Staging, sent_bytes: dict[int, int]) -> list[tuple[int, Letter]]:
-        """Start every send, and say what is awaited; the letters to write, by process.
+    def open(self, wire: Wire, staging: Staging, sent_bytes: dict[int, int]) -> list[tuple[int, Header]]:
+        """Start every send, and say what is awaited; the headers to write, by process.
 
         `sent_bytes` by rank grows by what goes to other processes.
         """
         parts: dict[int, list[Part]] = {}
         for member in self.local:
-            hop = self.hops[member]
-            assert hop is not None
+            exchange = self.exchanges[member]
+            assert exchange is not None
             # Before a native collective every member hears from every other one that all are there.
-            sources, targets = (hop.sources, hop.to) if hop.native is None else (range(len(self.group)),) * 2
+            sources, targets = (
+                (exchange.sources, exchange.to) if exchange.native is None else (range(len(self.group)),) * 2
+            )
             self.awaited |= {(source, member) for source in sources if source not in self.local}
             whole: list[Any] | None = None  # the bytes, where all targets get the same
             for target in targets:
                 if target in self.local:
                     continue
-                arrays = hop.part_for(target)
+                arrays = exchange.part_for(target)
                 views = self._bytes(staging, member, arrays) if whole is None else whole
-                whole = views if hop.part is None else None
+                whole = views if exchange.part is None else None
                 sent_bytes[self.group[member]] += sum(array.nbytes for array in arrays)
                 process = self.group[target] // self.per_process
                 at_once = sum(view.nbytes for view in views) <= staging.inline_bytes
@@ -126,7 +127,7 @@ class RemoteRound(ThreadRound):
                 part = send(wire, process, member, target, [tuple(array.shape) for array in arrays], views)
                 parts.setdefault(process, []).append(part)
         rank, where = self.first
-        return [(process, Letter(self.key, self.call, rank, where, mine)) for process, mine in parts.items()]
+        return [(process, Header(self.key, self.call, rank, where, mine)) for process, mine in parts.items()]
 
     def _bytes(self, staging: Staging, member: int, arrays: Parts) -> list[Any]:
         rank = self.group[member]
@@ -158,9 +159,9 @@ class RemoteRound(ThreadRound):
             self._outgoing += wire.send(process, tag, view)
         return Part(member, target, shapes, None, tag)
 
-    def take(self, wire: Wire, staging: Staging, process: int, letter: Letter) -> None:
+    def take(self, wire: Wire, staging: Staging, process: int, header: Header) -> None:
         """What another process announces: take what came along, start receiving the rest."""
-        for part in letter.parts:
+        for part in header.parts:
             pair = part.source, part.target
             self.awaited.discard(pair)
             kept, start = [], 0
@@ -202,8 +203,8 @@ class RemoteRound(ThreadRound):
 
     def posted_for(self, member: int, source: int) -> Parts:
         """What `source` posted for `member`, an index of this process."""
-        hop = self.hops[source]
-        return self.inbox[source, member] if hop is None else hop.part_for(member)
+        exchange = self.exchanges[source]
+        return self.inbox[source, member] if exchange is None else exchange.part_for(member)
 
     @property
     def is_moving(self) -> bool:

@@ -3,8 +3,8 @@
 The last to join a round runs every `move`, in rank order, then wakes those that sleep: a round needs one hand-over.
 Whoever is last to join a round has completed (or seen completed) all earlier ones of its group.
 
-Owns rounds between threads, their checks (`Mismatch`) and the ways a run can stall (`Deadlock`, `LateRank`).
-Rounds hold arrays, never Buffers, and drop them when run.
+Calls that differ end in a `Mismatch`; a run that stalls in a `Deadlock` or a `LateRank`. Rounds hold arrays, never
+Buffers, and drop them when run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import nullcontext
 from functools import partial
 
 from zerosim.backends.kernels import Fence
-from zerosim.comm import complaints, standing
-from zerosim.comm.complaints import Caller
+from zerosim.comm import diagnostics, rank_status
+from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler, State
-from zerosim.comm.transport import Call, Copied, Hop, Parts, meet
+from zerosim.comm.transports.rounds import Call, Copied, Exchange, Parts, meet
 from zerosim.device.device import Device
 from zerosim.device.events import Scope
 from zerosim.errors import Mismatch
@@ -33,10 +33,10 @@ class ThreadRound:
         "_transport",
         "call",
         "done",
+        "exchanges",
         "fences",
         "first",
         "group",
-        "hops",
         "num_missing",
         "sequence",
         "sleepers",
@@ -50,7 +50,7 @@ class ThreadRound:
         self.sequence = sequence
         self.call = call
         self.first = first  # who fixed the call, and where in its program that was
-        self.hops: list[Hop | None] = [None] * len(group)
+        self.exchanges: list[Exchange | None] = [None] * len(group)
         self.fences: list[Fence] = []  # where the members' queues stood when they joined
         self.num_missing = len(group)
         self.sleepers: list[int] = []
@@ -65,11 +65,11 @@ class ThreadRound:
 
     def missing(self) -> list[int]:
         """The ranks that have not joined."""
-        return [rank for rank, hop in zip(self.group, self.hops, strict=False) if hop is None]
+        return [rank for rank, exchange in zip(self.group, self.exchanges, strict=False) if exchange is None]
 
 
-def _posted_for(hops: Sequence[Hop], member: int, peer: int) -> Parts:
-    return hops[peer].part_for(member)
+def _posted_for(exchanges: Sequence[Exchange], member: int, peer: int) -> Parts:
+    return exchanges[peer].part_for(member)
 
 
 class ThreadTransport:
@@ -90,7 +90,7 @@ class ThreadTransport:
         group: tuple[int, ...],
         sequence: int,
         call: Call,
-        hop: Hop,
+        exchange: Exchange,
         number: int = 0,
     ) -> ThreadRound:
         self.scheduler.check(rank)
@@ -104,7 +104,7 @@ class ThreadTransport:
                 self._rounds[key] = round
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
-            round.hops[group.index(rank)] = hop
+            round.exchanges[group.index(rank)] = exchange
             if fence is not None:
                 round.fences.append(fence)
             round.num_missing -= 1
@@ -126,21 +126,24 @@ class ThreadTransport:
             self.scheduler.wake(sorted(round.sleepers))
 
     def _move(self, rank: int, round: ThreadRound) -> None:
-        hops = [hop for hop in round.hops if hop is not None]
+        exchanges = [exchange for exchange in round.exchanges if exchange is not None]
         lanes = [lane for lane in (self.devices[peer].lane for peer in round.group) if lane is not None]
         if lanes:
             meet(lanes, round.fences)
-        round.hops, round.fences = [], []
-        native = hops[0].native
+        round.exchanges, round.fences = [], []
+        native = exchanges[0].native
         if native is not None:
-            inputs, outputs = zip(*((hop.native.inputs, hop.native.outputs) for hop in hops if hop.native), strict=True)
+            inputs, outputs = zip(
+                *((exchange.native.inputs, exchange.native.outputs) for exchange in exchanges if exchange.native),
+                strict=True,
+            )
             backend = self.devices[rank].backend
             backend.native_collective(lanes, native.op, inputs, outputs, native.reduction, native.root)
-        for member, hop in enumerate(hops):
-            if hop.move is not None:
+        for member, exchange in enumerate(exchanges):
+            if exchange.move is not None:
                 self.scheduler.check(rank)
                 with lanes[member].use() if lanes else nullcontext():
-                    hop.move(partial(_posted_for, hops, member))
+                    exchange.move(partial(_posted_for, exchanges, member))
         if lanes:
             meet(lanes, [lane.fence() for lane in lanes])
 
@@ -171,15 +174,15 @@ class ThreadTransport:
         with self.scheduler.mutex:
             return list(self._rounds.values())
 
-    def serve(self, patience_s: float) -> None:
-        """Wait for the end, on the caller's thread; a run in which nothing moves for `patience_s` has a late rank."""
+    def serve(self, timeout_s: float) -> None:
+        """Wait for the end, on the caller's thread; a run in which nothing moves for `timeout_s` has a late rank."""
         seen, since = -1, time.monotonic()
-        while not self.scheduler.ended.wait(min(POLL_S, patience_s / 4)):
+        while not self.scheduler.ended.wait(min(POLL_S, timeout_s / 4)):
             progress, now = self.progress(), time.monotonic()
             if progress != seen:
                 seen, since = progress, now
-            elif now - since >= patience_s:
-                self.report_late(patience_s)
+            elif now - since >= timeout_s:
+                self.report_late(timeout_s)
                 since = now
 
     def settle(self) -> BaseException | None:
@@ -193,8 +196,8 @@ class ThreadTransport:
         num_finished = sum(state is State.FINISHED for state in self.scheduler.states)
         return self._num_joins + num_finished + sum(device.ticks for device in self.devices)
 
-    def report_late(self, patience_s: float) -> None:
-        """Nothing has moved for `patience_s`: end the run with LateRank, if anyone waits for somebody or for a turn."""
+    def report_late(self, timeout_s: float) -> None:
+        """Nothing has moved for `timeout_s`: end the run with LateRank, if anyone waits for somebody or for a turn."""
         with self.scheduler.mutex:
             states = self.scheduler.states
             rounds = [round for round in self._sleeps_in if round is not None and not round.done]
@@ -205,32 +208,32 @@ class ThreadTransport:
                 late = running  # it keeps a turn that others need to arrive anywhere at all
             table = self._table()
         if late:
-            self.scheduler.abort(complaints.late(late, patience_s, table, rank=(running or late)[0]))
+            self.scheduler.abort(diagnostics.late(late, timeout_s, table, rank=(running or late)[0]))
 
     def _deadlock(self) -> None:
         with self.scheduler.mutex:
             num_waiting = sum(state is State.WAITING for state in self.scheduler.states)
             table = self._table()
-        self.scheduler.abort(complaints.deadlock(num_waiting, table))
+        self.scheduler.abort(diagnostics.deadlock(num_waiting, table))
 
     def _mismatch(self, rank: int, call: Call, round: ThreadRound) -> Mismatch:
         peer, where = round.first
         second, first = Caller(rank, call, self.devices[rank].where), Caller(peer, round.call, where)
-        return complaints.mismatch(second, first, round.group, round.sequence)
+        return diagnostics.mismatch(second, first, round.group, round.sequence)
 
     def _table(self) -> str:
-        return standing.table([self.stand(rank) for rank in range(len(self.devices))])
+        return rank_status.table([self.stand(rank) for rank in range(len(self.devices))])
 
     def stand(self, rank: int) -> str:
         """Where a rank is and what it waits for, in words."""
         state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
-        place = standing.place(device.where)
+        place = rank_status.place(device.where)
         if state is State.FINISHED:
             return "finished"
         if state is State.WAITING and round is not None:
-            missing = standing.ranks_text(round.missing()) or "nobody"
+            missing = rank_status.ranks_text(round.missing()) or "nobody"
             what = round.call.describe(rank == round.group[0])
-            group = standing.numbers_text(round.group)
+            group = rank_status.numbers_text(round.group)
             return f"waiting in {what} in {place} (number {round.sequence} of group {group}) for {missing}"
         verb = "running" if state is State.RUNNING else "waiting for its turn"
         return f"{verb} in {place}, after {device.ticks} kernels"

@@ -1,12 +1,12 @@
 """MPI's own collectives: Ireduce_scatter_block, Iallgather, Iallreduce, Ibcast, Ireduce.
 
-Before each, the members tell each other what they call (as letters without parts): MPI itself would hang, or
+Before each, the members tell each other what they call (as headers without parts): MPI itself would hang, or
 mix up bytes, where calls do not fit. Sums are in MPI's order. fp32 and fp64 are added by MPI; for the half
 types it calls back: two parts are added in fp32 and rounded to the half type, at each of its hops. avg is
 the sum, divided by N at the end; of half types each part is divided first, as a sum of fp16 would leave its
 range where the average does not.
 
-Owns the communicators of groups and the calls. Source: MPI 4.1, chapter 6 (nonblocking collectives) and
+Source: MPI 4.1, chapter 6 (nonblocking collectives) and
 7.4.2 (MPI_Comm_create_group).
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 
 from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy.ops import array_over
-from zerosim.comm.mpi.staging import bytes_of
-from zerosim.comm.mpi.wire import Wire
-from zerosim.comm.transport import Native
+from zerosim.comm.transports.mpi.staging import bytes_of
+from zerosim.comm.transports.mpi.wire import Wire
+from zerosim.comm.transports.rounds import Native
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 

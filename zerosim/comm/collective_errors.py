@@ -14,7 +14,7 @@ from zerosim.config.launcher import mpirun_rank, mpirun_size
 from zerosim.errors import InputError
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi.session import MpiSession
+    from zerosim.comm.transports.mpi.session import MpiSession
 
 
 FIRST_SPEAKS_S = 2.0
@@ -32,7 +32,7 @@ def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException
     """
     is_interrupt = isinstance(error, KeyboardInterrupt)  # mpirun's, to all
     if is_shared and not is_interrupt and (mpirun_size() or 1) > 1:
-        from zerosim.comm.mpi.session import mpi_session
+        from zerosim.comm.transports.mpi.session import mpi_session
 
         try:
             session = mpi_session()
@@ -49,7 +49,7 @@ def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException
 
 
 @contextmanager
-def together(world: str) -> Iterator[MpiSession | None]:
+def on_every_process(world: str) -> Iterator[MpiSession | None]:
     """A block that every process runs: it ends when it has ended on all, or with one error, the same on all.
 
     Gives the session of an MPI world, None for threads.
@@ -60,7 +60,7 @@ def together(world: str) -> Iterator[MpiSession | None]:
     if world != "mpi":
         yield None
         return
-    from zerosim.comm.mpi.session import mpi_session
+    from zerosim.comm.transports.mpi.session import mpi_session
 
     session = mpi_session()
     try:

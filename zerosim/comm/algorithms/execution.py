@@ -1,7 +1,7 @@
 """How arrays fall into chunks, and what one rank does in one collective call.
 
-A call works on a list of flat arrays, laid end to end in thought. A `Cut` says which part of them is
-chunk j, the part that member j of the group owns. With buckets a call carries only [lo, hi):
+A call works on a list of flat arrays, as if they were one. A `Cut` says which part of them is chunk j, the
+part that member j of the group owns. With buckets a call carries only [lo, hi):
 
     SliceCut  reduce_scatter, all_gather: every array holds N equal slices, and chunk j is [lo, hi) of
               slice j. So a bucket takes the same sub-range of every rank's slice, and who owns what
@@ -9,7 +9,7 @@ chunk j, the part that member j of the group owns. With buckets a call carries o
     RangeCut  all_reduce: [lo, hi) of the arrays in N runs of ceil((hi - lo) / N) elements; the last
               runs are shorter or empty (no padding). Who adds a run does not change its bits.
 
-A `Plan` is what an algorithm (`direct.py`, `ring.py`) makes of a call for one rank: its rounds, and
+A `Execution` is what an algorithm (`direct.py`, `ring.py`) makes of a call for one rank: its rounds, and
 what crosses its links and its adders in them. Legend: N group size, c elements per slice.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Backend
-from zerosim.comm.transport import Hop
+from zerosim.comm.transports.rounds import Exchange
 
 EVERYBODY = -1
 """As the peer of a message: one to each of `count` other members."""
@@ -113,7 +113,7 @@ class RangeCut:
 
 
 class Member(NamedTuple):
-    """The rank that plans: its index in the group, and what it plans with."""
+    """The rank whose side is worked out: its index in the group, and what it works with."""
 
     rank: int
     size: int
@@ -125,10 +125,10 @@ class Member(NamedTuple):
     """Of the group, for engines that number groups (`Mesh.number`)."""
 
 
-class Plan(NamedTuple):
+class Execution(NamedTuple):
     """One call as one rank sees it. Peers are indices in the group, or EVERYBODY."""
 
-    rounds: list[Hop]
+    rounds: list[Exchange]
     messages: list[tuple[int, int, int]]
     """(peer, bytes, count) of what this rank sends."""
     received_bytes: int | None
@@ -145,11 +145,11 @@ class Plan(NamedTuple):
             return None
         return sum(nbytes * count for _, nbytes, count in self.messages)
 
-    def then(self, other: Plan) -> Plan:
-        """This plan, then the other, in one call; both of rounds."""
+    def then(self, other: Execution) -> Execution:
+        """This execution, then the other, in one call; both of rounds."""
         assert self.received_bytes is not None
         assert other.received_bytes is not None
-        return Plan(
+        return Execution(
             self.rounds + other.rounds,
             self.messages + other.messages,
             self.received_bytes + other.received_bytes,
@@ -171,14 +171,16 @@ class Algorithm(Protocol):
     `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`.
     """
 
-    def reduce_scatter(self, me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan: ...
+    def reduce_scatter(
+        self, me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str
+    ) -> Execution: ...
 
     def all_gather(
         self, me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool
-    ) -> Plan: ...
+    ) -> Execution: ...
 
-    def all_reduce(self, me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan: ...
+    def all_reduce(self, me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution: ...
 
-    def broadcast(self, me: Member, arrays: Sequence[Array], src: int) -> Plan: ...
+    def broadcast(self, me: Member, arrays: Sequence[Array], src: int) -> Execution: ...
 
-    def reduce(self, me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan: ...
+    def reduce(self, me: Member, arrays: Sequence[Array], dst: int, op: str) -> Execution: ...

@@ -36,7 +36,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def table(stands: Sequence[str]) -> str:
-    """One line per way of standing; `stands` has one text per rank."""
+    """Ranks with the same text share a line; `stands` has one text per rank."""
     alike: dict[str, list[int]] = {}
     for rank, text in enumerate(stands):
         alike.setdefault(text, []).append(rank)

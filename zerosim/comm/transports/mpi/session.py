@@ -5,7 +5,7 @@ Each is an epoch. In any of them a process may find that another has failed: the
 error, the lowest process's, so that one of them prints it and all return its code. A process that does
 not answer within a few seconds after a failure ends the job by `MPI_Abort`.
 
-Owns epochs, failures and objects; the messages are `wire.py`'s, rounds `transport.py`'s.
+Messages: `wire.py`; rounds: `transport.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import traceback
 from functools import cache
 from typing import Any, TypeVar
 
-from zerosim.comm import standing
-from zerosim.comm.mpi.check import check_mpi, check_world
-from zerosim.comm.mpi.wire import Note, Pause, Wire
+from zerosim.comm import rank_status
+from zerosim.comm.transports.mpi.check import check_mpi, check_world
+from zerosim.comm.transports.mpi.wire import Note, Pause, Wire
 from zerosim.errors import InputError, RankFailed, described, exit_code, message_of
 
 T = TypeVar("T")
@@ -233,7 +233,7 @@ def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
 
 
 def _say_who_is_late(process: int, awaited: set[int]) -> None:
-    late = standing.numbers_text(sorted(awaited))
+    late = rank_status.numbers_text(sorted(awaited))
     who = f"process {late} has" if len(awaited) == 1 else f"processes {late} have"
     _say(f"process {process} waits, and {who} not come for {LATE_S:g} s; did the program end there?")
 

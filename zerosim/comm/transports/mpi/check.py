@@ -1,7 +1,7 @@
 """Whether mpi4py, an MPI library and mpirun are there and fit together, and what mends it when they do not.
 
-Owns the checks before the first message and the facts that `zerosim doctor` shows. mpi4py is imported inside
-functions only; to import its `MPI` starts MPI, so what the environment can tell (`config/launcher.py`) is told without.
+A run asks before its first message, `zerosim doctor` for its table. mpi4py is imported inside functions only: to import
+its `MPI` starts MPI, so what the environment shows (`config/launcher.py`) is read without it.
 
 Source: `MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
 """

@@ -1,6 +1,6 @@
 """The one primitive under every collective: a round, and what carries it.
 
-Each rank of a group joins a round with a `Hop`: a few arrays, which part of them is for which peer, and
+Each rank of a group joins a round with a `Exchange`: a few arrays, which part of them is for which peer, and
 a `move` that fills the rank's own outputs out of what its peers posted for it. Moves run when all are there; waiting
 needs nobody's help, so that handles may be waited for in any order, and a rank may join several rounds before it waits.
 
@@ -9,8 +9,7 @@ Rounds of one group run in the order in which they are joined. A collective of s
 Where ranks queue their work (a GPU's streams), moves are queued behind all that was posted, and what
 any rank queues afterwards behind all moves (`meet`).
 
-Owns what a round is. How it is carried: between threads (`threads.py`), between processes (`mpi/`), or not at all
-(`fake.py`). Knows no collective (`collectives.py`) and no bytes.
+How a round is carried: between threads (`threads.py`), between processes (`mpi/`), or not at all (`fake.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Native(NamedTuple):
     number: int = 0
 
 
-class Hop(NamedTuple):
+class Exchange(NamedTuple):
     """One round as one rank sees it. Peers are indices in the group; a rank may be its own."""
 
     posted: Parts = ()
@@ -103,7 +102,7 @@ class Transport(Protocol):
     """What carries rounds."""
 
     is_staged: bool
-    """Whether what goes to other ranks passes through the host's memory, and is told by `Round.copies`."""
+    """Whether what goes to other ranks passes through the host's memory, and is in `Round.copies`."""
 
     def join(
         self,
@@ -111,7 +110,7 @@ class Transport(Protocol):
         group: tuple[int, ...],
         sequence: int,
         call: Call,
-        hop: Hop,
+        exchange: Exchange,
         number: int = 0,
     ) -> Round:
         """Join round `number` of the group's collective number `sequence`; `rank` and `group` are global.

@@ -4,8 +4,7 @@ Everything is non-blocking and polled. Notes travel on a communicator of their o
 processes; bytes travel under a tag that a note has named, so that the receiver knows what it takes. A run
 of bytes is cut where MPI counts in 32 bits.
 
-Owns the communicators, tags and requests. What notes say is `session.py`'s and `transport.py`'s affair.
-mpi4py is imported when a wire is made: that starts MPI.
+What notes say: `session.py`, `transport.py`. mpi4py is imported when a wire is made: that starts MPI.
 """
 
 from __future__ import annotations

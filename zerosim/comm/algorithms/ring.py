@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.plan import Cut, Member, Plan, messages_of
-from zerosim.comm.transport import Hop, Inbox, Move
+from zerosim.comm.algorithms.execution import Cut, Execution, Member, messages_of
+from zerosim.comm.transports.rounds import Exchange, Inbox, Move
 
 
-def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Plan:
+def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Execution:
     """Partial sums live in two temporaries in turn: the right neighbour reads one while the other fills."""
 
     def partial(hop: int, owner: int) -> list[Array]:
@@ -35,7 +35,7 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
     return _reduce_ring(me, fulls, mine, cut, op, partial)
 
 
-def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
+def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution:
     """Partial sums live in the arrays themselves: what a hop overwrites was sent before."""
 
     def partial(hop: int, owner: int) -> list[Array]:
@@ -46,9 +46,9 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Plan:
     return scatter.then(all_gather(me, mine, arrays, cut, in_place=True))
 
 
-def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Plan:
+def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool) -> Execution:
     rank, size = me.rank, me.size
-    rounds: list[Hop] = []
+    rounds: list[Exchange] = []
     sending: Sequence[Array] = shards
     for hop in range(size - 1):
         target = cut.chunk(outs, (rank - 1 - hop) % size)
@@ -56,30 +56,30 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
         rounds.append(_hop(me, sending, _copy_from_left(me, target, own)))
         sending = target
     sizes = [cut.size_of((rank - hop) % size) for hop in range(size)]
-    return Plan(
+    return Execution(
         rounds=rounds,
         messages=messages_of((rank + 1) % size, Counter(sizes[:-1]).items(), me.itemsize),
         received_bytes=sum(sizes[1:]) * me.itemsize,
     )
 
 
-def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Plan:
+def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:
     place, hops = (me.rank - src) % me.size, me.size - 1
     copy = _copy_from_left(me, arrays, [])
     rounds = [_hop(me, arrays if hop == place else None, copy if hop == place - 1 else None) for hop in range(hops)]
     numel = sum(array.size for array in arrays)
     sent = messages_of((me.rank + 1) % me.size, [(numel, 1)], me.itemsize) if place < hops else []
-    return Plan(rounds, sent, numel * me.itemsize if place else 0)
+    return Execution(rounds, sent, numel * me.itemsize if place else 0)
 
 
-def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Plan:
+def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Execution:
     place, hops = (me.rank - dst - 1) % me.size, me.size - 1
     numel = sum(array.size for array in arrays)
     partial = _carve(me.scratch(0, numel), arrays) if 0 < place < hops else arrays
     add = _add_from_left(me, arrays, partial, op, at_end=place == hops)
     rounds = [_hop(me, partial if hop == place else None, add if hop == place - 1 else None) for hop in range(hops)]
     added = numel if place else 0
-    return Plan(
+    return Execution(
         rounds=rounds,
         messages=messages_of((me.rank + 1) % me.size, [(numel, 1)], me.itemsize) if place < hops else [],
         received_bytes=added * me.itemsize,
@@ -96,10 +96,10 @@ def _reduce_ring(
     cut: Cut,
     op: str,
     partial: Callable[[int, int], Sequence[Array]],
-) -> Plan:
+) -> Execution:
     """`partial(hop, owner)` is where the partial sum of the owner's chunk goes in that hop."""
     rank, size = me.rank, me.size
-    rounds: list[Hop] = []
+    rounds: list[Exchange] = []
     sending: Sequence[Array] = cut.chunk(fulls, (rank - 1) % size)
     for hop in range(size - 1):
         owner, at_end = (rank - 2 - hop) % size, hop == size - 2
@@ -108,7 +108,7 @@ def _reduce_ring(
         sending = target
     sizes = [cut.size_of((rank - 1 - hop) % size) for hop in range(size)]
     added = sum(sizes[1:])
-    return Plan(
+    return Execution(
         rounds=rounds,
         messages=messages_of((rank + 1) % size, Counter(sizes[:-1]).items(), me.itemsize),
         received_bytes=added * me.itemsize,
@@ -118,10 +118,10 @@ def _reduce_ring(
     )
 
 
-def _hop(me: Member, sending: Sequence[Array] | None, move: Move | None) -> Hop:
+def _hop(me: Member, sending: Sequence[Array] | None, move: Move | None) -> Exchange:
     """Post to the right neighbour, read from the left one; None: not in this hop."""
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
-    return Hop(sending or (), None, () if sending is None else (right,), () if move is None else (left,), move)
+    return Exchange(sending or (), None, () if sending is None else (right,), () if move is None else (left,), move)
 
 
 def _add_from_left(me: Member, own: Sequence[Array], target: Sequence[Array], op: str, at_end: bool) -> Move:
