@@ -23,7 +23,9 @@ from zerosim.report.html import (
 )
 from zerosim.report.ownership import RANK_TONES, ownership_html, ownership_lines, ownership_text
 from zerosim.report.plots.style import KIND_PAINTS, contrast
-from zerosim.report.stepper_html import live_html, live_text, world_html
+from zerosim.stepper import LiveBuffer
+from zerosim.stepper.live import live_html, live_text
+from zerosim.stepper.views import world_html
 
 EVIL = '<script>alert("1")</script>&\''
 VOID = {"br", "img", "polyline"}
@@ -70,16 +72,6 @@ class Checker(HTMLParser):
         self.texts.append(data)
 
 
-class Buffer(NamedTuple):
-    name: str
-    unit: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    born: int
-
-
 class Slice(NamedTuple):
     unit: str
     numel: int
@@ -90,7 +82,7 @@ class Slice(NamedTuple):
 
 
 def evil_pages() -> Iterator[str]:
-    yield live_html([Buffer(EVIL, EVIL, EVIL, (2,), EVIL, 8, 0)], EVIL)
+    yield live_html([LiveBuffer(EVIL, EVIL, EVIL, (2,), EVIL, 8, 0, 1)])
     yield memory_html({EVIL: 8, "param": 2}, EVIL, {"param": 1})
     yield ownership_html([Slice(EVIL, 3, 0, 0, 2, 0), Slice(EVIL, 3, 1, 2, 4, 1)], 2)
     yield traffic_html([TrafficRow(0, EVIL, EVIL, EVIL, EVIL, EVIL, 1, 2, 3, 4)], EVIL)

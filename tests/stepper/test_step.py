@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 import zerosim
-from zerosim.cli.step_keys import parse_until
-from zerosim.cli.step_picture import picture_of
+from zerosim.cli.step_keys import Stepper, parse_until
+from zerosim.cli.step_page import KEYS, PAGES, page_frame, text_of
+from zerosim.cli.step_picture import frame, most_bytes, shown_ranks
+from zerosim.cli.step_terminal import fitted, split_keys
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.report.stepper import frame, shown_ranks
-from zerosim.report.stepper_pages import help_page, live_page, ownership_page, page_frame, parameters_page
-from zerosim.report.stepper_terminal import _split
-from zerosim.stepper import Match, Moment
+from zerosim.stepper import DebugWorld, Match, Moment
 
 fcntl, pty, termios = (
     pytest.importorskip(name, reason="needs POSIX terminals") for name in ("fcntl", "pty", "termios")
@@ -38,6 +38,11 @@ STATUS, DID, NEXT = -2, 1, 2
 
 def config(**changes: Any) -> RunConfig:
     return RunConfig(**{**SMALL, **dict(stage=3, ranks=3), **changes})
+
+
+def picture(world: DebugWorld, width: int, height: int, status: str = "") -> list[Text]:
+    """The screen of a terminal of that size on which nothing was drawn before."""
+    return fitted(frame(world, most_bytes(world, {}), status, width, height), width, height)
 
 
 def status_of(lines: list[str]) -> str:
@@ -235,6 +240,10 @@ def test_pages_open_scroll_and_close() -> None:
         shown.wait_for("rank 1:", 0)
         shown.press("\x1b[B")
         shown.wait_for("lines 2 to", 0)
+        shown.press("p")  # from one page to another, as of the same rank
+        shown.wait_for("rank 1: 16 parameters", 0)
+        shown.press("p")
+        shown.wait_for("ZeRO-3 on 3 ranks", 0)
 
 
 def test_ctrl_c_stops_a_jump_and_then_quits() -> None:
@@ -260,10 +269,10 @@ def test_a_signal_restores_the_terminal(number: signal.Signals, code: int) -> No
 
 def test_it_is_drawn_anew_when_the_terminal_changes_its_size() -> None:
     with term("--ranks", "8", size=(80, 24)) as shown:
-        assert "ranks 0 to 3 of 8" in shown.screen[3]
+        assert "ranks 0-3 of 8" in shown.screen[3]
         shown.resize(120, 40)
         shown.process.send_signal(signal.SIGWINCH)
-        assert len(shown.wait_for("ranks 0 to 5 of 8")) == 40
+        assert len(shown.wait_for("ranks 0-5 of 8")) == 40
         shown.resize(30, 8)
         shown.process.send_signal(signal.SIGWINCH)
         shown.wait_for("30 x 8 is too small")
@@ -274,6 +283,10 @@ def test_a_failing_run_is_told_and_can_be_looked_at() -> None:
         shown.press("f")
         lines = shown.wait_for("the run has failed", 0)
         assert "rank 0 is out of memory" in status_of(lines)
+        shown.press("e")
+        assert "rank 0 is out of memory" in "\n".join(shown.wait_for("the last message", 0))
+        shown.press("\x1b")
+        shown.wait_for("the run has failed", 0)
         shown.press("l")
         shown.wait_for("live buffer", 0)
         shown.press("\x1bb")
@@ -351,30 +364,53 @@ def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int)
     width, height = size
     with zerosim.debug(config(ranks=ranks, stage=3)) as world:
         for _ in range(4):
-            lines = frame(picture_of(world, width, "status", {}), width, height)
-            assert len(lines) == height
+            drawn = frame(world, most_bytes(world, {}), "status", width, height)
+            lines = fitted(drawn, width, height)
+            assert len(drawn) == len(lines) == height
             assert max(line.cell_len for line in lines) <= width
             if world.last:
                 assert any(f"▶rank {world.last.rank}" in line.plain for line in lines)
-            ascii_lines = frame(picture_of(world, width, "status", {}), width, height, ascii=True)
+            ascii_lines = fitted(drawn, width, height, ascii=True)
             assert all(line.plain.isascii() and line.cell_len <= width for line in ascii_lines)
             world.next(rank=ranks - 1, count=30)
-        owned, rank = world.ownership(), world.ranks[0]
-        for page in (
-            help_page(width),
-            live_page(0, rank.live(), width),
-            parameters_page(0, list(rank.parameters.values()), width),
-            ownership_page(owned.rows, owned.ranks, width),
-        ):
-            lines = page_frame(page, 0, width, height)
+        for page in PAGES:
+            title, text = text_of(page, world, 0, "a message", width)
+            lines = page_frame(title, text, 0, width, height)
             assert len(lines) == height
-            assert max(line.cell_len for line in lines) <= width
+            assert max(line.cell_len for line in fitted(lines, width, height)) <= width
+
+
+class NoTerminal:
+    """Draws nothing; on every page or question Escape is pressed."""
+
+    size = (80, 24)
+
+    def draw(self, lines: list[Text]) -> None: ...
+
+    def take_interrupt(self) -> bool:
+        return False
+
+    def read_key(self) -> str:
+        return "escape"
+
+
+def test_every_key_of_the_help_does_something() -> None:
+    stepper = Stepper(config(ranks=2, steps=1), NoTerminal())  # type: ignore[arg-type]
+    with contextlib.closing(stepper.world):
+        stepper.press("c")
+        for key in [key for keys, _, _ in KEYS for key in keys.split(", ")]:
+            if key not in ("q", "Ctrl-C"):  # `run` sees to these
+                stepper.press({"0-9": "1"}.get(key, key))
+                assert not stepper.status.startswith("no key")
+        stepper.press("x")
+        assert stepper.status.startswith("no key")
+    stepper.world.close()
 
 
 def test_bytes_on_the_screen_are_the_ledgers() -> None:
     with zerosim.debug(config(ranks=2)) as world:
         world.until("end_of_backward")
-        lines = [line.plain for line in frame(picture_of(world, 120, "", {}), 120, 40)]
+        lines = [line.plain for line in picture(world, 120, 40)]
         cells = [[cell.split() for cell in line.split("│")] for line in lines if "│" in line]
         for rank in world.ranks:
             memory = rank.memory()
@@ -389,7 +425,7 @@ def test_bars_of_all_ranks_share_one_scale_and_the_longest_has_the_room_there_is
     width, height = size
     with zerosim.debug(config(ranks=3, partition="owner", layers=2)) as world:
         world.until("end_of_backward", rank=2)
-        lines = [line.plain for line in frame(picture_of(world, width, "", {}), width, height)]
+        lines = [line.plain for line in picture(world, width, height)]
         memories = [rank.memory().by_kind for rank in world.ranks]
     cells = [line.split("│") for line in lines if "│" in line]
     bars = [
@@ -408,21 +444,21 @@ def test_bars_of_all_ranks_share_one_scale_and_the_longest_has_the_room_there_is
 
 def test_a_bar_keeps_its_row_when_its_bytes_are_gone() -> None:
     with zerosim.debug(config(ranks=2), start="collective") as world:
-        before = picture_of(world, 80, "", {})
+        before = most_bytes(world, {})
         world.until("free", kind=None, rank=0, unit="wte")
-        gathered = picture_of(world, 80, "", before.most)
+        gathered = most_bytes(world, before)
         world.until("end_of_forward", rank=1)
-        after = picture_of(world, 80, "", gathered.most)
-    assert "unsharded_param" in gathered.most
-    assert "unsharded_param" not in after.ranks[1].by_kind
-    lines = [line.plain.partition("│")[2] for line in frame(after, 80, 24)]
+        assert "unsharded_param" in gathered
+        assert "unsharded_param" not in world.ranks[1].memory().by_kind
+        after = fitted(frame(world, most_bytes(world, gathered), "", 80, 24), 80, 24)
+    lines = [line.plain.partition("│")[2] for line in after]
     assert any(re.match(r"p +0 ", line) for line in lines)
 
 
 def test_a_long_status_is_told_in_full() -> None:
     words = " ".join(f"word{number}" for number in range(20))
     with zerosim.debug(config(ranks=2)) as world:
-        lines = [line.plain for line in frame(picture_of(world, 60, words, {}), 60, 20)]
+        lines = [line.plain for line in picture(world, 60, 20, words)]
     assert len(lines) == 20
     assert words in " ".join(line.strip() for line in lines)
 
@@ -430,7 +466,7 @@ def test_a_long_status_is_told_in_full() -> None:
 def test_colour_ends_where_the_letters_do() -> None:
     with zerosim.debug(config(ranks=2)) as world:
         world.until("end_of_forward")
-        lines = frame(picture_of(world, 80, "", {}), 80, 24)
+        lines = picture(world, 80, 24)
     coloured = [
         line.plain[span.start : span.end] for line in lines for span in line.spans if "white on" in str(span.style)
     ]
@@ -455,5 +491,5 @@ def test_until_has_the_grammar_of_the_world() -> None:
 
 
 def test_keys_in_what_was_typed() -> None:
-    assert _split("n\x1b[A\x1b[5~q\x1b") == ["n", "up", "page up", "q", "escape"]
-    assert _split("\x1b[200~x\x7f\r \x00") == ["unknown", "x", "backspace", "enter", "space"]
+    assert split_keys("n\x1b[A\x1b[5~q\x1b") == ["n", "up", "page up", "q", "escape"]
+    assert split_keys("\x1b[200~x\x7f\r \x00") == ["unknown", "x", "backspace", "enter", "space"]

@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     config = run_config(args)
-    from zerosim.report.stepper_terminal import Terminal, is_usable
+    from zerosim.cli.step_terminal import Terminal, is_usable
 
     if not is_usable(sys.stdin, sys.stdout):
         return print_events(config, getattr(args, "steps", None) or 1)

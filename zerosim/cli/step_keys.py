@@ -1,6 +1,6 @@
-"""What a key of `zerosim step` does to the world, and how far a command goes before it looks for Ctrl-C.
+"""What a key of `zerosim step` does: steps the world, or shows a page.
 
-How it looks is `report/stepper*.py`'s affair; what is read off a world for it, `step_picture.py`'s.
+What takes long goes event by event, so that Ctrl-C stops it between two events.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 from zerosim.cli.parser import nearest
-from zerosim.cli.step_picture import picture_of, step_of
+from zerosim.cli.step_page import PAGES, page_frame, text_of
+from zerosim.cli.step_picture import frame, most_bytes, step_of
+from zerosim.cli.step_terminal import Terminal
 from zerosim.config import RunConfig
 from zerosim.errors import HUNG_UP, InputError, ZerosimError, message_of
-from zerosim.report import stepper_pages as pages
-from zerosim.report.stepper import frame
-from zerosim.report.stepper_terminal import Terminal
 from zerosim.stepper import Match, Moment, debug
 from zerosim.stepper.match import FIELDS
 
@@ -51,6 +51,10 @@ def whole(name: str, text: str) -> int:
     return int(text)
 
 
+class Stopped(ZerosimError):
+    """Ctrl-C on the way: the world stands between two events."""
+
+
 class Stepper:
     """A world, and the keys and the screen that it is stepped with."""
 
@@ -72,11 +76,8 @@ class Stepper:
             "r": self.finish,
             "b": lambda: self.back(1),
             "B": lambda: self.back(10),
-            "l": lambda: self.show(self._live_page),
-            "p": lambda: self.show(self._parameters_page),
-            "o": lambda: self.show(self._ownership_page),
-            "h": lambda: self.show(_help_page),
-            "?": lambda: self.show(_help_page),
+            "h": lambda: self.show("?"),
+            **{page: partial(self.show, page) for page in PAGES},
         }
 
     def run(self) -> int:
@@ -96,7 +97,7 @@ class Stepper:
             self.world.close()
 
     def press(self, key: str) -> None:
-        """What a key does. An error is told in the status line: the world stands where it was when it came."""
+        """What a key does. An error is shown in the status line: the world stands where it was when it came."""
         if key == "ctrl-c":
             raise KeyboardInterrupt
         try:
@@ -107,13 +108,12 @@ class Stepper:
             elif key != "resize":
                 self.status = f"no key {key!r}: ? shows those that there are"
         except ZerosimError as error:
-            self.status = " ".join(message_of(error).split())
+            self.status = message_of(error)
 
     def draw(self) -> None:
         width, height = self.terminal.size
-        picture = picture_of(self.world, width, self.status, self._most)
-        self._most = dict(picture.most)
-        self.terminal.draw(frame(picture, width, height, ascii=self.terminal.ascii))
+        self._most = most_bytes(self.world, self._most)
+        self.terminal.draw(frame(self.world, self._most, self.status, width, height))
         self._drawn = time.monotonic()
 
     # -- going on -------------------------------------------------------------------------------
@@ -123,42 +123,29 @@ class Stepper:
 
     def next_collective(self) -> None:
         for _ in self.world.until_collective():
-            if self._is_stopped("all ranks to the next collective"):
-                return
+            self._look_for_ctrl_c("all ranks to the next collective")
         over = "no collective came before the run ended; the world stands there"
         self.status = "all stand before the next collective" if self.world.peek() else over
 
     def until(self, words: str) -> None:
-        match, coming = parse_until(words), self.world.peek()
+        match, step = parse_until(words), step_of(self.world, self.world.peek())
         match.check(self.world.config.ranks, self.world.units, self.world.steps)
-        last = match.step if match.step is not None else step_of(self.world, coming) if coming else math.inf
-
-        def stop(coming: Moment | None) -> str | None:
-            if coming is None or step_of(self.world, coming) > last:
-                when = "the run" if coming is None else f"step {last:g}"
-                return f"{match} did not come before {when} ended; the world stands there"
-            return f"stands before {match}" if match.matches(coming.rank, coming.event) else None
-
-        self._advance(f"until {match}", stop)
+        last = step if match.step is None else match.step
+        coming = self._advance(f"until {match}", last, match)
+        if coming is None or step_of(self.world, coming) > last:
+            when = "the run" if coming is None else f"step {last:g}"
+            raise InputError(f"{match} did not come before {when} ended; the world stands there")
+        self.status = f"stands before {match}"
 
     def finish_step(self) -> None:
-        coming = self.world.peek()
-        step = step_of(self.world, coming) if coming else math.inf
-
-        def stop(coming: Moment | None) -> str | None:
-            is_over = coming is None or step_of(self.world, coming) > step
-            return f"every rank has ended step {step:g}" if is_over else None
-
-        self._advance(f"to the end of step {step:g}", stop)
+        step = step_of(self.world, self.world.peek())
+        self._advance(f"to the end of step {step:g}", step)
+        self.status = f"every rank has ended step {step:g}"
 
     def finish(self) -> None:
-        def stop(coming: Moment | None) -> str | None:
-            if coming is not None:
-                return None
-            losses = self.world.result().mean_losses
-            return f"the run is over: loss {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
-
-        self._advance("to the end of the run", stop)
+        self._advance("to the end of the run", math.inf)
+        losses = self.world.result().mean_losses
+        self.status = f"the run is over: loss {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
 
     def back(self, count: int) -> None:
         """As world.back does, but Ctrl-C can stop it on the way."""
@@ -169,29 +156,27 @@ class Stepper:
         self.world = debug(self.world.config)
         for rank in ranks[:-count]:
             self.world.next(rank)
-            if self._is_stopped(f"back by {count}: running again up to there"):
-                return
+            self._look_for_ctrl_c(f"back by {count}: running again up to there")
         self.status = f"back by {count}"
 
-    def _advance(self, what: str, stop: Callable[[Moment | None], str | None]) -> None:
-        """Event by event until `stop`, which is told what comes, says why; or until Ctrl-C."""
+    def _advance(self, what: str, last: float, match: Match | None = None) -> Moment | None:
+        """Event by event until one comes that matches or is of a step after `last`, which is returned, or none does."""
         while True:
             self.world.next()
-            if (why := stop(self.world.peek())) is not None:
-                self.status = why
-                return
-            if self._is_stopped(what):
-                return
+            coming = self.world.peek()
+            if coming is None or step_of(self.world, coming) > last:
+                return coming
+            if match is not None and match.matches(coming.rank, coming.event):
+                return coming
+            self._look_for_ctrl_c(what)
 
-    def _is_stopped(self, what: str) -> bool:
-        """Whether Ctrl-C was pressed; shows now and then how far it went."""
+    def _look_for_ctrl_c(self, what: str) -> None:
+        """Shows now and then how far it went. Raises: Stopped where Ctrl-C was pressed."""
         if self.terminal.take_interrupt():
-            self.status = f"stopped on the way ({what})"
-            return True
+            raise Stopped(f"stopped on the way ({what})")
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
             self.status = f"{what} ... Ctrl-C stops here"
             self.draw()
-        return False
 
     # -- asking ---------------------------------------------------------------------------------
     def ask_until(self) -> None:
@@ -219,37 +204,27 @@ class Stepper:
                 return typed if key == "enter" else None
             typed = typed[:-1] if key == "backspace" else typed + {"space": " "}.get(key, key if len(key) == 1 else "")
 
-    # -- pages ----------------------------------------------------------------------------------
-    def show(self, make: Callable[[int, int], pages.Page]) -> None:
-        """A page until a key that it has no use for; `make(rank, width)` is asked again after each key."""
+    # -- the page of text -----------------------------------------------------------------------
+    def show(self, page: str) -> None:
+        """A page, or another that is asked for, until a key that no page has a use for."""
         rank, top, ranks = self.world.last.rank if self.world.last else 0, 0, self.world.config.ranks
         while True:
             width, height = self.terminal.size
-            page = make(rank, width)
-            top = max(0, min(top, pages.last_top(page, height)))
-            self.terminal.draw(pages.page_frame(page, top, width, height, ascii=self.terminal.ascii))
-            key, room = self.terminal.read_key(), height - 3
-            scroll = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -room, "page down": room, "space": room}
+            title, lines = text_of(page, self.world, rank, self.status, width)
+            room = height - 2
+            top = max(0, min(top, len(lines) - room))
+            self.terminal.draw(page_frame(title, lines, top, width, height))
+            key = self.terminal.read_key()
+            scroll = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": 1 - room, "page down": room - 1}
+            scroll |= {"space": room - 1, "home": -top, "end": len(lines)}
             turn = {"left": rank - 1, "right": rank + 1, **{digit: int(digit) for digit in DIGITS}}
-            if key in scroll or key in ("home", "end"):
-                top = 0 if key == "home" else len(page.lines) if key == "end" else top + scroll[key]
+            if key in scroll:
+                top += scroll[key]
             elif key in turn:
                 rank = turn[key] if 0 <= turn[key] < ranks else rank
+            elif key in PAGES and key != page:
+                page, top = key, 0
             elif key == "ctrl-c":
                 raise KeyboardInterrupt
             elif key != "resize":
                 return
-
-    def _live_page(self, rank: int, width: int) -> pages.Page:
-        return pages.live_page(rank, self.world.ranks[rank].live(), width)
-
-    def _parameters_page(self, rank: int, width: int) -> pages.Page:
-        return pages.parameters_page(rank, list(self.world.ranks[rank].parameters.values()), width)
-
-    def _ownership_page(self, rank: int, width: int) -> pages.Page:
-        owned = self.world.ownership()
-        return pages.ownership_page(owned.rows, owned.ranks, width)
-
-
-def _help_page(rank: int, width: int) -> pages.Page:
-    return pages.help_page(width)

@@ -1,63 +1,98 @@
-"""A stepped world as the plain data that the stepper's screen shows (`report/stepper.py`). Reads; steps nothing."""
+"""The stepper's picture: a column for every rank, what just happened, what comes next, and the keys.
+
+Kinds of memory are told apart by their letter; colour repeats it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
+from zerosim.cli.step_page import SHORT_KEYS, keys_line, tile
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
-from zerosim.report.stepper import Picture, RankPicture, arrow, shown_ranks
+from zerosim.report.html import LETTERS, ordered
 from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, place
+from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, Moment, RankView, UnderWay
 
+LEAST_WIDTH, LEAST_HEIGHT = 40, 12
+LEAST_COLUMN = 19
+STATUS_LINES = 3
 
-def step_of(world: DebugWorld, moment: Moment) -> float:
+
+def step_of(world: DebugWorld, moment: Moment | None) -> float:
     """The step that a coming event belongs to: placing is part of the first, what follows the last is in none."""
+    if moment is None:
+        return math.inf
     step = moment.event.scope.step
     if step >= 0:
         return step
     return math.inf if any(event.scope.step >= 0 for event in world.ranks[moment.rank].events) else 0
 
 
-def picture_of(world: DebugWorld, width: int, status: str, most: Mapping[str, int]) -> Picture:
-    """This moment, for a screen so wide. `most` are the bytes by kind that were the most in any picture before."""
-    last, coming = world.last, None if world.session.failure else world.peek()
-    rounds = world.inbox
-    views = world.ranks
-    pending = {type(view.coming.event) if view.coming else None for view in views}
-    around = last.rank if last and pending != {Launch} else 0  # where all have come to a collective, rank 0 goes next
-    shown = shown_ranks(len(views), width, around)
-    ranks = [_rank(views[rank], rounds) for rank in shown]
-    return Picture(
-        title=_title(world, coming),
-        did=_line(last) if last else "nothing yet",
-        coming=_line(coming) if coming else "nothing: the run is over",
-        last_rank=last.rank if last else None,
-        next_rank=coming.rank if coming else None,
-        ranks=ranks,
-        num_ranks=len(views),
-        under_way=_under_way(world, rounds),
-        status=status,
-        most=_most([most, *(view.memory().by_kind for view in views)]),
-    )
-
-
-def _most(seen: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The most of each kind, in the order in which kinds came."""
-    most: dict[str, int] = {}
-    for by_kind in seen:
-        for kind, nbytes in by_kind.items():
+def most_bytes(world: DebugWorld, before: Mapping[str, int]) -> dict[str, int]:
+    """By kind, the most bytes of it on any rank, now or before: the kinds that have a row, and the bars' one scale."""
+    most = dict(before)
+    for view in world.ranks:
+        for kind, nbytes in view.memory().by_kind.items():
             most[kind] = max(nbytes, most.get(kind, 0))
     return most
 
 
+def shown_ranks(num_ranks: int, width: int, around: int) -> range:
+    """The ranks that have a column on a terminal so wide: all, or those around one."""
+    count = min(num_ranks, max(1, (width + 1) // (LEAST_COLUMN + 1)))
+    first = min(max(0, around - count // 2), num_ranks - count)
+    return range(first, first + count)
+
+
+def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, height: int) -> list[Text]:
+    """The whole screen. `most` is `most_bytes` of now; `status` are sentences below the picture."""
+    if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+        least = f"make it {LEAST_WIDTH} x {LEAST_HEIGHT} or more"
+        return [Text(f"{width} x {height} is too small:"), Text(least), Text("q quits")]
+    last, coming, views, rounds = world.last, world.peek(), world.ranks, world.inbox
+    pending = {type(view.coming.event) if view.coming else None for view in views}
+    around = last.rank if last and pending != {Launch} else 0  # where all have come to a collective, rank 0 goes next
+    shown = shown_ranks(len(views), width, around)
+    head = [
+        Text(_title(world, coming), style="bold"),
+        Text.assemble(("did   ", "dim"), _line(last) if last else "nothing yet"),
+        Text.assemble(("next  ", "dim"), _line(coming) if coming else "nothing: the run is over"),
+        _rule(shown, len(views), width),
+    ]
+    said = _wrapped(" ".join(status.split()), width, STATUS_LINES, " … e: all of it")
+    foot = [
+        *_legend(most, width),
+        *_under_way(world, rounds, 2 if height < 30 else 4),
+        *(Text(line, style="bold") for line in said or [""]),
+        keys_line(width, SHORT_KEYS[:-2], SHORT_KEYS[-2:]),
+    ]
+    each, room = (width - (len(shown) - 1)) // len(shown), height - len(head) - len(foot)
+    columns = []
+    for rank in shown:
+        did, comes = last is not None and rank == last.rank, coming is not None and rank == coming.rank
+        name = f"{'▶' if did else ' '}rank {rank}{' · goes next' if comes else ''}"
+        lines = [Text(name, style="bold reverse" if did else "bold")]
+        lines += _column(views[rank], rounds, most, each, room - 1)
+        for line in lines:
+            line.truncate(each, pad=True)
+        columns.append(_filled(lines, room))
+    between = Text.assemble(("│", "dim"))
+    return [*head, *(between.join(row) for row in zip(*columns, strict=True)), *foot]
+
+
+# -- around the columns -------------------------------------------------------------------------
 def _title(world: DebugWorld, coming: Moment | None) -> str:
-    step = step_of(world, coming) if coming else math.inf
+    step = step_of(world, coming)
     where = f"step {step:g}" if step < math.inf else "after the last step"
     if world.session.failure is not None:
         where = "the run has failed"
@@ -65,56 +100,48 @@ def _title(world: DebugWorld, coming: Moment | None) -> str:
 
 
 def _line(moment: Moment) -> str:
-    """A moment in words, but the step, which the title says."""
+    """A moment in words, but the step, which is in the title."""
     return repr(moment).replace(f", step {moment.event.scope.step}, ", ", ")
 
 
-def _rank(view: RankView, rounds: list[UnderWay]) -> RankPicture:
-    coming = view.coming
-    if coming is not None:
-        scope = coming.event.scope
-        stands = f"before {coming.text.removesuffix(', ' + place(scope))}"
-    else:
-        events = view.events
-        scope = events[-1].scope if events else Scope()
-        stands = next((_waits(view.rank, round) for round in rounds if _has_joined(view.rank, round)), view.stands)
-    where = "finished" if stands == "finished" else _where(scope)
-    return RankPicture(view.rank, view.place, where, stands, view.memory().by_kind)
+def _rule(shown: range, num_ranks: int, width: int) -> Text:
+    """A line; where not all ranks are shown, with those that are."""
+    label = f" {ranks_text(shown)} of {num_ranks:,} " if len(shown) < num_ranks else ""
+    return Text(f"──{label}".ljust(width, "─"), style="dim")
 
 
-def _where(scope: Scope) -> str:
-    where = scope.phase + (f" of {scope.unit}" if scope.unit else "")
-    return where + (f", micro-batch {scope.slot}" if scope.slot else "")
+def _legend(most: Mapping[str, int], width: int) -> list[Text]:
+    """What the letters of the kinds seen so far mean, in one or two lines."""
+    lines = [Text()]
+    for kind, _ in ordered(most):
+        if lines[-1].cell_len + len(kind) + 4 > width:
+            lines.append(Text())
+        lines[-1].append_text(tile(kind)).append(f" {kind}  ", style="dim")
+    return _filled(lines, 2 if width < 100 else 1)
 
 
-def _has_joined(rank: int, round: UnderWay) -> bool:
-    return any(rank == joined for joined, _ in round.joined)
-
-
-def _waits(rank: int, round: UnderWay) -> str:
-    return f"in {numbered(round.op, round.sequence)}, waits for {ranks_text(round.missing)}"
-
-
-def _under_way(world: DebugWorld, rounds: list[UnderWay]) -> list[str]:
-    """What is under way and who has sent what, in lines."""
-    lines = []
-    last = world.last
+def _under_way(world: DebugWorld, rounds: Sequence[UnderWay], height: int) -> list[Text]:
+    """What is under way and who has sent what, always as many lines, so that nothing jumps."""
+    lines, last = [], world.last
     if last and isinstance(last.event, Message) and not any(_has_joined(last.rank, round) for round in rounds):
         lines.append(_arrows(world, [last.rank]))
     for round in rounds:
         joined = [rank for rank, _ in round.joined]
         call = numbered(round.op, round.sequence)
         line = f"{call}: {ranks_text(joined)} joined, waits for {ranks_text(round.missing)}"
-        if line in lines:
-            continue  # a ring's rounds are told once
-        lines.append(line)
-        if arrows := _arrows(world, joined):
-            lines.append(arrows)
-    return lines
+        if line not in lines:  # a ring's rounds are alike
+            lines += [line, *filter(None, [_arrows(world, joined)])]
+    if len(lines) > height:
+        lines = [*lines[: height - 1], f"and {len(lines) - height + 1} more"]
+    return _filled([Text(line) for line in lines] or [Text("nothing is under way", style="dim")], height)
 
 
-def _arrows(world: DebugWorld, ranks: list[int]) -> str:
-    """The last message of each of these ranks; those that sent alike share an arrow."""
+def _has_joined(rank: int, round: UnderWay) -> bool:
+    return any(rank == joined for joined, _ in round.joined)
+
+
+def _arrows(world: DebugWorld, ranks: Sequence[int]) -> str:
+    """'rank 0 ──1,640 B→ rank 1': the last message of each of these ranks; those that sent alike share an arrow."""
     alike: dict[tuple[int, int], list[int]] = {}
     for rank in ranks:
         history = world.session.recorders[rank].history
@@ -122,6 +149,89 @@ def _arrows(world: DebugWorld, ranks: list[int]) -> str:
         if sent is not None:
             alike.setdefault((sent.peer, sent.nbytes), []).append(rank)
     return "   ".join(
-        arrow(ranks_text(senders), "each of the others" if peer < 0 else f"rank {peer}", nbytes)
+        f"{ranks_text(senders)} ──{nbytes:,} B→ {'each of the others' if peer < 0 else f'rank {peer}'}"
         for (peer, nbytes), senders in alike.items()
     )
+
+
+def _filled(lines: list[Text], height: int) -> list[Text]:
+    """Exactly so many lines."""
+    return [*lines[: max(0, height)], *(Text() for _ in range(height - len(lines)))]
+
+
+def _wrapped(text: str, width: int, most: int, cut: str = "…") -> list[str]:
+    """At most so many lines; where there are more, `cut` ends the last."""
+    lines = textwrap.wrap(text, width)
+    return lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1][: width - len(cut)] + cut]
+
+
+# -- a rank's column ----------------------------------------------------------------------------
+def _column(view: RankView, rounds: Sequence[UnderWay], most: Mapping[str, int], width: int, height: int) -> list[Text]:
+    """Where a rank is in the mesh and in the program, what it stands before or waits for, its live bytes by kind."""
+    by_kind, kinds = view.memory().by_kind, [kind for kind, _ in ordered(most)]
+    places = [view.place] if 0 < len(view.place) < width else view.place.split(", ")[:2] if view.place else []
+    free = height + 1 - len(places)
+    tall = 2 if free - 6 >= 2 * len(kinds) else 1  # lines that a kind has: with two its bar has the whole width
+    stand_lines = min(5 if width < 30 else 3, max(2, free - 3 - tall * len(kinds)))
+    where, stands = _standing(view, rounds)
+    lines = [
+        *(Text(line) for line in places),
+        Text(where),
+        *_filled([Text(line, style="cyan") for line in _wrapped(stands, width - 1, stand_lines)], stand_lines),
+        _number_line(Text("bytes"), f"{sum(by_kind.values()):,}", width),
+    ]
+    room = height - len(lines)
+    shown = kinds if tall * len(kinds) <= room else kinds[: max(0, room - 1)]
+    scale = max(most.values(), default=1)
+    for kind in shown:
+        lines += (_bar if tall == 1 else _tall_bar)(kind, by_kind.get(kind, 0), scale, width)
+    if len(shown) < len(kinds):
+        rest = sum(by_kind.get(kind, 0) for kind in kinds[len(shown) :])
+        lines.append(_number_line(Text("others"), f"{rest:,}", width))
+    return _filled(lines, height)
+
+
+def _standing(view: RankView, rounds: Sequence[UnderWay]) -> tuple[str, str]:
+    """Where a rank is in the program, and what it stands before or waits for."""
+    coming = view.coming
+    if coming is not None:
+        scope = coming.event.scope
+        stands = f"before {coming.text.removesuffix(', ' + place(scope))}"
+    else:
+        events = view.events
+        scope = events[-1].scope if events else Scope()
+        waits = (
+            f"in {numbered(round.op, round.sequence)}, waits for {ranks_text(round.missing)}"
+            for round in rounds
+            if _has_joined(view.rank, round)
+        )
+        stands = next(waits, view.stands)
+    return "finished" if stands == "finished" else place(scope._replace(step=-1)), stands
+
+
+def _number_line(name: Text, number: str, width: int, style: str = "bold") -> Text:
+    """A name on the left and a number on the right."""
+    return name.append(number.rjust(width - 1 - name.cell_len), style=style)
+
+
+def _bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
+    """A kind's bytes as a row of its letter, the number at its end; `most` bytes fill the room left of the number."""
+    number, digits = f"{nbytes:,}", max(len(f"{most:,}"), 7)
+    if digits > width - 8:
+        number, digits = format_bytes(nbytes), 8
+    if not nbytes:
+        return [_number_line(Text(LETTERS.get(kind, "?"), style="dim"), "0", width, "dim")]
+    length = _length(nbytes, most, width - digits - 2)
+    return [tile(kind, length).append(number.rjust(width - 1 - length))]
+
+
+def _tall_bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
+    """The kind's name and its bytes, and below them a bar; `most` bytes fill the column."""
+    number = f"{nbytes:,}" if len(f"{nbytes:,}") < width - 3 else format_bytes(nbytes)
+    name = kind if len(kind) + len(number) + 2 <= width else LETTERS.get(kind, "?")
+    line = _number_line(Text(name, style="" if nbytes else "dim"), number, width, "" if nbytes else "dim")
+    return [line, tile(kind, _length(nbytes, most, width - 1)) if nbytes else Text()]
+
+
+def _length(nbytes: int, most: int, room: int) -> int:
+    return min(max(1, room), max(1, round(room * nbytes / max(most, 1))))

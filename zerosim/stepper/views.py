@@ -5,42 +5,19 @@ Reads a session; changes nothing of it. Values are copies: a view holds no memor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from zerosim.comm import rank_status
 from zerosim.comm.scheduler import State
-from zerosim.device.events import Alloc, Event, Save
+from zerosim.device.events import Event
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
-from zerosim.report import stepper_html
+from zerosim.report.html import MOST_ROWS, bar, card, escaped, legend, table
+from zerosim.stepper.live import LiveTable, live_buffers
 from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters
 from zerosim.stepper.session import Parts, Session
-from zerosim.tensor.flat import Flat
-
-
-class LiveBuffer(NamedTuple):
-    """One buffer that is live on a rank. `born` is the number of its alloc in the rank's record."""
-
-    name: str
-    unit: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    born: int
-    id: int
-
-
-class LiveTable(list[LiveBuffer]):
-    """What is live on a rank, oldest first: a list, shown as a table."""
-
-    def __repr__(self) -> str:
-        return stepper_html.live_text(self)
-
-    def _repr_html_(self) -> str:
-        return stepper_html.live_html(self)
 
 
 class RankView:
@@ -88,14 +65,7 @@ class RankView:
 
     def live(self) -> LiveTable:
         """Every live buffer, oldest first."""
-        ledger, held = self._session.ledgers[self.rank].memory, self._session.devices[self.rank].held
-        names = _names(self._session, self.rank)
-        rows = LiveTable()
-        for id, alloc in ledger.live.items():
-            shape, dtype, born = held.get(id, ((), "", -1))
-            name = names.get(id, f"{alloc.scope.unit} {alloc.kind}".strip())
-            rows.append(LiveBuffer(name, alloc.scope.unit, alloc.kind, shape, dtype, alloc.nbytes, born, id))
-        return rows
+        return live_buffers(self._session, self.rank)
 
     @property
     def parameters(self) -> Parameters:
@@ -123,7 +93,26 @@ class RankView:
         return f"RankView(rank {self.rank}{where}, {self.memory().total_bytes:,} B live, {self.stands})"
 
     def _repr_html_(self) -> str:
-        return stepper_html.world_html([self], f"Rank {self.rank}")
+        return world_html([self], f"Rank {self.rank}")
+
+
+def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ()) -> str:
+    """Ranks at one moment: where each stands, its live bytes. `notes` are lines below, such as what comes."""
+    memories = [rank.memory().by_kind for rank in ranks[:MOST_ROWS]]
+    most = max([sum(by_kind.values()) for by_kind in memories], default=0)
+    rows = [
+        [
+            f"{rank.rank} ({rank.place})" if rank.place else str(rank.rank),
+            rank.stands,
+            f"{sum(by_kind.values()):,}",
+            bar(by_kind, most),
+        ]
+        for rank, by_kind in zip(ranks, memories, strict=False)
+    ]
+    body = table(("rank", "stands", "live bytes", "by kind"), rows, raw=(3,), left=(1, 3), wide="45%")
+    left_out = [f"and {len(ranks) - len(rows):,} ranks more"] if len(ranks) > len(rows) else []
+    below = "".join(f"<div>{escaped(line)}</div>" for line in [*left_out, *notes])
+    return card(title, body + legend({kind for by_kind in memories for kind in by_kind}) + below)
 
 
 class UnderWay(NamedTuple):
@@ -156,31 +145,3 @@ def under_way(session: Session) -> list[UnderWay]:
         call = round.call
         found.append(UnderWay(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing())))
     return found
-
-
-def _names(session: Session, rank: int) -> dict[int, str]:
-    """What buffers are, by id: as the record says what saved them, and as the rank's flats hold them."""
-    names: dict[int, str] = {}
-    history = session.recorders[rank].history
-    live: Mapping[int, Alloc] = session.ledgers[rank].memory.live
-    for event in history:
-        if isinstance(event, Save) and event.id in live:
-            names.setdefault(event.id, f"{event.scope.unit} {event.op}: {event.what}")
-    parts = session.parts[rank]
-    for flat in parts.model.flats if parts is not None else ():
-        for what, buffer in _held(flat):
-            if buffer is not None:
-                names[buffer.storage.id] = f"{flat.name} {what}"
-    return names
-
-
-def _held(flat: Flat) -> list[tuple[str, Any]]:
-    return [
-        ("parameters, own slice", flat.param_shard),
-        ("parameters", flat.param),
-        ("gradient, own slice", flat.grad_shard),
-        ("gradient", flat.grad_whole),
-        ("gradient of this micro-batch", flat.grad),
-        ("master", flat.master),
-        *flat.states.items(),
-    ]

@@ -15,13 +15,12 @@ from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.errors import InputError, ZerosimError, message_of
-from zerosim.report.stepper_html import world_html
 from zerosim.report.words import counted
 from zerosim.stepper.match import Match, Moment, whole_number
 from zerosim.stepper.order import Order
 from zerosim.stepper.ownership import Ownership, ownership
 from zerosim.stepper.session import Session
-from zerosim.stepper.views import RankView, UnderWay, under_way
+from zerosim.stepper.views import RankView, UnderWay, under_way, world_html
 from zerosim.train.build import MakeStrategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment

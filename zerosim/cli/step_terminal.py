@@ -1,15 +1,16 @@
-"""A terminal for as long as a program draws whole screens on it: keys as they are typed, and all as before at the end.
+"""A terminal on which whole screens are drawn and single keys are read; at the end it is restored.
 
-Owns raw keys, the alternate screen, resizing and interrupts. Knows nothing of what is drawn.
+Raw keys, the alternate screen, resizing and interrupts, whatever is drawn.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from types import FrameType, TracebackType
 from typing import Any, TextIO
@@ -24,21 +25,20 @@ try:
 except ImportError:  # not a POSIX platform
     termios = None  # type: ignore[assignment]
 
-RESIZE = "resize"
-INTERRUPT = "ctrl-c"
-ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
 _NAMED = {
-    "\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\b": BACKSPACE, "\x03": INTERRUPT, " ": "space", "\t": "tab",
+    "\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace", "\x03": "ctrl-c", " ": "space", "\t": "tab",
     "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left", "\x1b[5~": "page up", "\x1b[6~": "page down",
-    "\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left", "\x1b": ESCAPE, "\x04": "ctrl-d",
+    "\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left", "\x1b": "escape", "\x04": "ctrl-d",
     "\x1b[H": "home", "\x1b[F": "end", "\x1b[1~": "home", "\x1b[4~": "end", "\x1bOH": "home", "\x1bOF": "end",
 }  # fmt: skip
 _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
 _ESCAPE_SECONDS = 0.05  # what follows an Escape so soon belongs to it
+_KEY = re.compile(r"\x1b[\[O][^@-~]*[@-~]?|.", re.DOTALL)
+_ASCII = str.maketrans({"─": "-", "│": "|", "→": ">", "▶": ">", "·": "-", "…": "~"})
 
 
 def is_usable(keys: TextIO, screen: TextIO) -> bool:
-    """Whether screens can be drawn and keys read; else text is all that can be had."""
+    """Whether screens can be drawn and keys be read; if not, only text can be printed."""
     try:
         both = keys.isatty() and screen.isatty()
     except ValueError:  # closed
@@ -61,7 +61,7 @@ class Terminal:
         self._screen, self._input, self._output = screen, keys.fileno(), screen.fileno()
         self._typed: list[str] = []
         self._is_interrupted = False
-        self._handlers: dict[int, Any] = {}
+        self._handlers_before: dict[int, Any] = {}
 
     # -- from begin to end ----------------------------------------------------------------------
     def __enter__(self) -> Terminal:
@@ -77,10 +77,13 @@ class Terminal:
                 mode[6][key] = nothing
             mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
             termios.tcsetattr(self._input, termios.TCSADRAIN, mode)
-            self._handle(signal.SIGINT, self._on_interrupt)
-            self._handle(signal.SIGTERM, _end)
-            self._handle(signal.SIGHUP, _end)
-            self._handle(signal.SIGWINCH, self._on_resize)
+            for number, handler in (
+                (signal.SIGINT, self._on_interrupt),
+                (signal.SIGTERM, _end),
+                (signal.SIGHUP, _end),
+                (signal.SIGWINCH, self._on_resize),
+            ):
+                self._handlers_before[number] = signal.signal(number, handler)
             self._write(_OPEN)
         except BaseException:
             self._restore()
@@ -92,22 +95,19 @@ class Terminal:
     ) -> None:
         self._restore()
 
-    def _handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-        self._handlers[number] = signal.signal(number, handler)
-
     def _restore(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
             self._write(_CLOSE)
         with contextlib.suppress(termios.error, OSError):
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
-        for number, handler in self._handlers.items():
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
         os.close(self._wake_out)
         os.close(self._wake_in)
 
     # -- interrupts -----------------------------------------------------------------------------
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The first is for the program to notice; a second that finds it unnoticed ends the program."""
+        """The program asks for the first with `take_interrupt`; a second before it did ends the program."""
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
@@ -117,7 +117,7 @@ class Terminal:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # so many wake-ups are waiting that one more tells nothing
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: one more is not needed
             os.write(self._wake_in, b"!")
 
     def take_interrupt(self) -> bool:
@@ -135,8 +135,8 @@ class Terminal:
             ready, _, _ = select.select([self._input, self._wake_out], [], [])
             if self._wake_out in ready:
                 os.read(self._wake_out, 1024)
-                return INTERRUPT if self.take_interrupt() else RESIZE
-            self._typed = _split(self._read())
+                return "ctrl-c" if self.take_interrupt() else "resize"
+            self._typed = split_keys(self._read())
         return self._typed.pop(0)
 
     def _read(self) -> str:
@@ -160,20 +160,14 @@ class Terminal:
         return (size.columns or 80), (size.lines or 24)
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Show these lines from the top; each is no wider than the terminal."""
+        """Show these lines, from the top."""
         width, height = self.size
         buffer = StringIO()
         console = Console(file=buffer, force_terminal=True, width=width + 1, height=height, highlight=False)
-        shown = []
-        for line in lines[:height]:
-            console.print(line, end="", soft_wrap=True)
-            shown.append(buffer.getvalue())
-            buffer.seek(0)
-            buffer.truncate()
+        for line in fitted(lines, width, height, ascii=self.ascii):
+            console.print(line, soft_wrap=True)
         # A line is cleared before it is written: after one that fills it, some terminals would clear its last letter.
-        self._write("\x1b[H" + "\r\n".join(f"\x1b[2K{line}" for line in shown))
-        if len(shown) < height:
-            self._write("\r\n\x1b[J")
+        self._write("\x1b[H" + "\r\n".join(f"\x1b[2K{line}" for line in buffer.getvalue().split("\n")[:-1]))
 
     def _write(self, text: str) -> None:
         encoding = self._screen.encoding or "utf-8"
@@ -182,23 +176,32 @@ class Terminal:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Asked to end, by a signal: as any exit does, so that the terminal is restored."""
+    """On a signal to end: exit as programs do, so that the terminal is restored."""
     raise SystemExit(128 + number)
 
 
-def _split(typed: str) -> list[str]:
+def fitted(lines: Sequence[Text], width: int, height: int, *, ascii: bool = False) -> list[Text]:
+    """Those lines, cut and filled to a screen, in characters that can be printed."""
+    shown = []
+    for line in [*lines[:height], *[Text()] * (height - len(lines))]:
+        cut = line.copy()
+        if cut.cell_len > width:
+            cut.truncate(width - 1)
+            cut.append("…")
+        if ascii:
+            cut.plain = cut.plain.translate(_ASCII)
+        shown.append(cut)
+    return shown
+
+
+def split_keys(typed: str) -> list[str]:
     """Keys in what was read at once: pasted text is many, an escape sequence is one."""
-    keys, at = [], 0
-    while at < len(typed):
-        length = 1
-        if typed[at] == "\x1b" and typed[at + 1 : at + 2] in ("[", "O"):
-            length = 2
-            while at + length < len(typed) and not "@" <= typed[at + length] <= "~":
-                length += 1
-            length += 1
-        piece = typed[at : at + length]
-        name = _NAMED.get(piece, piece)
-        if len(name) > 1 or name.isprintable():
-            keys.append(name if piece in _NAMED or length == 1 else "unknown")
-        at += length
+    keys = []
+    for piece in _KEY.findall(typed):
+        if piece in _NAMED:
+            keys.append(_NAMED[piece])
+        elif len(piece) > 1:
+            keys.append("unknown")
+        elif piece.isprintable():
+            keys.append(piece)
     return keys
