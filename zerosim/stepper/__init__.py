@@ -4,7 +4,7 @@
         world.until("all_gather", rank=2)
         print(world.ranks[2].live())
 
-Owns the order in which ranks are stepped and what can be looked at. The program is that of `experiment.run`.
+The program is that of `zerosim.run`: what a rank leaves does not depend on the order in which ranks are stepped.
 """
 
 from zerosim.stepper.live import LiveBuffer as LiveBuffer

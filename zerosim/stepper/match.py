@@ -1,9 +1,9 @@
-"""Which event to stop at: a filter over events, its checks, and events in words."""
+"""Which events to stop at, and events in words."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ KERNELS = tuple(sorted({*_NAMES, *EAGER_PARTS} - {"attention", "attention_backwa
 
 
 class Moment(NamedTuple):
-    """One event of one rank: the `number`-th of its record. `text` says it in words."""
+    """One event of one rank, the `number`-th of its record; `text` is the event in words."""
 
     rank: int
     number: int
@@ -64,23 +64,24 @@ class Match:
         """Raises: InputError for what no event of this world can be, with the nearest that can."""
         for name in ("rank", "step"):
             whole_number(name, getattr(self, name))
-        for name in ("what", "phase", "unit", "kind"):
-            if not isinstance(getattr(self, name), str | None):
-                raise InputError(f"{name} {getattr(self, name)!r}: expected text")
         if all(getattr(self, name) is None for name in FIELDS):
             raise InputError("until what? name an event such as 'all_gather', or a rank, phase, unit, kind or step")
         if self.rank is not None and not 0 <= self.rank < ranks:
             raise InputError(f"rank {self.rank}: this world has ranks 0 to {ranks - 1}")
         if self.step is not None and not 0 <= self.step < steps:
             raise InputError(f"step {self.step}: this run has steps 0 to {steps - 1}")
-        known_events = (*OPERATIONS, *EVENTS, *MARKS, *KERNELS)
-        for name, known in (
-            ("what", known_events),
-            ("phase", [phase.value for phase in Phase]),
-            ("unit", [*units, "loss"]),
-            ("kind", [kind.value for kind in Kind]),
+        for name, value, known in (
+            ("what", self.what, [*OPERATIONS, *EVENTS, *MARKS, *KERNELS]),
+            ("phase", self.phase, [phase.value for phase in Phase]),
+            ("unit", self.unit, [*units, "loss"]),
+            ("kind", self.kind, [kind.value for kind in Kind]),
         ):
-            _one_of(name, getattr(self, name), known)
+            if value is not None and not isinstance(value, str):
+                raise InputError(f"{name} {value!r}: expected text")
+            if value is not None and value not in known:
+                near = difflib.get_close_matches(value, known, 3)
+                hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(known[:20])}"
+                raise InputError(f"{'event' if name == 'what' else name} {value!r} never comes: {hint}")
 
     def __str__(self) -> str:
         given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
@@ -93,17 +94,8 @@ def whole_number(name: str, value: object) -> None:
         raise InputError(f"{name} {value!r}: expected a whole number")
 
 
-def _one_of(name: str, value: str | None, known: Iterable[str]) -> None:
-    known = list(known)
-    if value is None or value in known:
-        return
-    near = difflib.get_close_matches(value, known, 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(known[:20])}"
-    raise InputError(f"{'event' if name == 'what' else name} {value!r} never comes: {hint}")
-
-
 def names(event: Event) -> tuple[str, ...]:
-    """What an event can be called in `until`."""
+    """What `until` can call an event."""
     own = type(event).__name__.lower()
     if isinstance(event, Launch):
         return own, event.op
@@ -120,46 +112,42 @@ def place(scope: Scope) -> str:
     return f"step {scope.step}, {where}" if scope.step >= 0 else where
 
 
-def describe(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
-    """An event in words. `live` are the allocs of what is live, by id; `before` is its rank's record up to it."""
-    what = f"wait: {_awaited(event, before)} is done" if isinstance(event, Wait) else _what(event, live)
-    return f"{what}, {place(event.scope)}"
-
-
 def numbered(op: str, sequence: int) -> str:
     """'all_gather #23': a collective by its number in its group, from 0, which is the same on every rank."""
     return f"{op} #{sequence}"
 
 
-def _awaited(wait: Wait, before: Sequence[Event]) -> str:
-    launches = (event for event in reversed(before) if isinstance(event, Launch) and event.work == wait.work)
-    launch = next(launches, None)
-    return numbered(launch.op, launch.sequence) if launch else "a collective"
+def describe(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
+    """An event in words. `live` are the allocs of what is live, by id; `before` is its rank's record up to it."""
+    return f"{_what(event, live, before)}, {place(event.scope)}"
 
 
-def _what(event: Event, live: Mapping[int, Alloc]) -> str:
-    if isinstance(event, Alloc):
-        return f"alloc {event.nbytes:,} B of {event.kind}"
-    if isinstance(event, Free):
-        held = live.get(event.id)
-        return f"free {held.nbytes:,} B of {held.kind}" if held is not None else "free"
-    if isinstance(event, Kernel):
-        return f"kernel {event.name}, {event.flops:,} flops"
-    if isinstance(event, Launch):
-        call = numbered(event.op, event.sequence) + (f" over {event.axis}" if event.axis != "dp_shard" else "")
-        return f"{call} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
-    if isinstance(event, Message):
-        whom = "each of the others" if event.peer < 0 else f"rank {event.peer}"
-        return f"message of {event.nbytes:,} B to {whom}"
-    return _small(event)
-
-
-def _small(event: Event) -> str:
-    if isinstance(event, Retag):
-        return f"retag to {event.kind}"
-    if isinstance(event, Mark):
-        return f"mark {event.name}"
-    if isinstance(event, Save):
-        return f"{event.op} saves its {event.what}, {event.nbytes:,} B"
-    assert isinstance(event, Refusal)
-    return f"refused: {event.nbytes:,} B of {event.kind} do not fit"
+def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
+    match event:
+        case Alloc():
+            return f"alloc {event.nbytes:,} B of {event.kind}"
+        case Free():
+            freed = live.get(event.id)
+            return f"free {freed.nbytes:,} B of {freed.kind}" if freed is not None else "free"
+        case Kernel():
+            return f"kernel {event.name}, {event.flops:,} flops"
+        case Launch():
+            call = numbered(event.op, event.sequence) + (f" over {event.axis}" if event.axis != "dp_shard" else "")
+            return f"{call} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
+        case Wait():
+            launches = (past for past in reversed(before) if isinstance(past, Launch) and past.work == event.work)
+            launch = next(launches, None)
+            return f"wait: {numbered(launch.op, launch.sequence) if launch else 'a collective'} is done"
+        case Message():
+            whom = "each of the others" if event.peer < 0 else f"rank {event.peer}"
+            return f"message of {event.nbytes:,} B to {whom}"
+        case Retag():
+            return f"retag to {event.kind}"
+        case Mark():
+            return f"mark {event.name}"
+        case Save():
+            return f"{event.op} saves its {event.what}, {event.nbytes:,} B"
+        case Refusal():
+            return f"refused: {event.nbytes:,} B of {event.kind} do not fit"
+        case _:
+            return type(event).__name__.lower()

@@ -1,8 +1,7 @@
-"""The order in which ranks are stepped, where nobody says whose turn it is.
+"""The order in which ranks are stepped unless the caller names one.
 
-The rank that went last goes on until it waits for others, then the lowest that can; so does the lowest where all
-stand before the same collective. None begins a new step before all have ended the last one. Owns what has to be
-remembered for that, and steps nothing itself.
+The rank that went last goes on until it waits for others; then the lowest that can go does, and so it does where all
+stand before the same collective. None begins a new step before all have ended the last one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Order:
         self._joined = [0] * ranks  # how many collectives
 
     def note(self, rank: int, event: Event) -> None:
-        """That event of that rank happens."""
+        """That event of that rank happens now."""
         self.turn = rank
         self._has_begun[rank] = self._has_begun[rank] or event.scope.step >= 0
         self._joined[rank] += isinstance(event, Launch)

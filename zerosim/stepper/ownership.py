@@ -1,4 +1,4 @@
-"""Which rank updates which slice of what."""
+"""Which rank updates which slice of each unit's flat buffer (ZeRO paper, section 5)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ownership:
 
 
 def ownership(session: Session) -> Ownership:
-    """As placed; before that, as the layout will have it."""
+    """As the ranks have placed it; before that, as the layout says."""
     layout, rows = session.experiment.layout, []
     for flat in layout.flats.values():
         for rank, parts in enumerate(session.parts):
@@ -57,7 +57,7 @@ def ownership(session: Session) -> Ownership:
 
 
 def _placed(parts: Parts | None, name: str) -> Flat | None:
-    """A rank's flat of that name, once its memory is there."""
+    """A rank's flat of that name, once it has memory."""
     for flat in parts.model.flats if parts is not None else ():
         if flat.name == name and (flat.param_shard is not None or flat.master is not None):
             return flat

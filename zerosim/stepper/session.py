@@ -1,7 +1,7 @@
-"""One set of ranks under way: their threads, devices, ledgers, and the hand-over of turns.
+"""The ranks of one run that is stepped: their threads, devices and ledgers.
 
-Owns how a rank is advanced by one event and how all end. A session only goes forward: to go back, a
-new one is brought to an earlier point (`world.py`).
+A rank is advanced by one event at a time. A session only goes forward: to go back, a new one is brought to an
+earlier point (`world.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zerosim.train.run import Experiment, RankOutcome, world_of
 
 
 class Held(NamedTuple):
-    """What a device handed out under an id."""
+    """What a device handed out under an id; `born` is the number of its alloc in the rank's record."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -45,8 +45,8 @@ class SteppedDevice(Device):
 
     def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
         buffer = super().alloc(shape, dtype, kind, padding=padding)
-        # Events that come between are of other moments: the alloc itself is the last one in the record.
-        self.backend.fill(buffer.array, 0.0)  # undefined in a run; here the same whenever a moment is come to
+        # Undefined in a run; here a moment that is come to again must look the same. A fill of the backend is no event.
+        self.backend.fill(buffer.array, 0.0)
         self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)
         return buffer
 
@@ -95,10 +95,7 @@ class Session:
         return all(state is State.FINISHED for state in self.scheduler.states)
 
     def perform(self, rank: int) -> Event:
-        """The rank's pending event happens, and what follows until its next one.
-
-        Raises: whatever failure ends the run.
-        """
+        """The rank's pending event happens, and what follows it up to the next one. Raises: the run's own failure."""
         event = self.pending[rank]
         assert event is not None, f"rank {rank} stands before no event"
         before = len(self.recorders[rank].history)
@@ -109,17 +106,17 @@ class Session:
         return event
 
     def _settle(self) -> None:
-        """Let those that were woken run up to their next event, in the order in which they were."""
+        """Let the ranks that were woken run up to their next event, in the order of waking."""
         while self.scheduler.woken and self.failure is None:
             self.scheduler.grant(self.scheduler.woken.popleft())
         if self.failure is None and not self.finished and not any(event is not None for event in self.pending):
-            self.scheduler.ended.wait(1.0)  # a rank is about to report that nobody can go on
+            self.scheduler.ended.wait(1.0)  # a rank is about to report a deadlock
         if self.failure is not None:
             self._ranks.join()
             raise self.failure
 
     def result(self) -> RunResult:
-        """That of the finished run. Raises: InputError before its end."""
+        """The finished run's. Raises: InputError before its end."""
         if not self.finished:
             raise InputError("the run is not over: world.finish() runs it to its end")
         outcomes = [outcome for outcome in self._ranks.outcomes if outcome is not None]
@@ -138,7 +135,7 @@ class Session:
 def _program(
     experiment: Experiment, recorders: list[SteppedRecorder], parts: list[Parts | None]
 ) -> Callable[[Context], RankOutcome]:
-    """What a rank's thread runs; it knows nothing of the world that steps it, so that a world can be dropped."""
+    """What a rank's thread runs. It holds no reference to the session, so that a world that is dropped ends."""
 
     def opened(ctx: Context, model: Model, strategy: Strategy) -> None:
         parts[ctx.rank] = Parts(model, strategy)

@@ -1,6 +1,6 @@
-"""What can be looked at while a world stands still: a rank's bytes and where it is, and what is under way.
+"""What can be looked at while a world stands still: a rank's bytes and where it is, and collectives under way.
 
-Reads a session; changes nothing of it. Values are copies: a view holds no memory of any rank.
+Values are copies: a view holds no memory of any rank.
 """
 
 from __future__ import annotations
