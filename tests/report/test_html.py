@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from colours import closest, hue
@@ -21,10 +21,10 @@ from zerosim.report.html import (
     result_html,
     traffic_html,
 )
-from zerosim.report.ownership import RANK_TONES, ownership_html, ownership_lines, ownership_text
 from zerosim.report.plots.style import KIND_PAINTS, contrast
-from zerosim.stepper import LiveBuffer
+from zerosim.stepper import LiveBuffer, OwnedSlice, Ownership
 from zerosim.stepper.live import live_html, live_text
+from zerosim.stepper.ownership import RANK_TONES, ownership_html, ownership_lines
 from zerosim.stepper.views import world_html
 
 EVIL = '<script>alert("1")</script>&\''
@@ -72,19 +72,10 @@ class Checker(HTMLParser):
         self.texts.append(data)
 
 
-class Slice(NamedTuple):
-    unit: str
-    numel: int
-    rank: int
-    start: int
-    stop: int
-    padding: int
-
-
 def evil_pages() -> Iterator[str]:
     yield live_html([LiveBuffer(EVIL, EVIL, EVIL, (2,), EVIL, 8, 0, 1)])
     yield memory_html({EVIL: 8, "param": 2}, EVIL, {"param": 1})
-    yield ownership_html([Slice(EVIL, 3, 0, 0, 2, 0), Slice(EVIL, 3, 1, 2, 4, 1)], 2)
+    yield ownership_html([OwnedSlice(EVIL, 3, 0, 0, 2, 0), OwnedSlice(EVIL, 3, 1, 2, 4, 1)], 2)
     yield traffic_html([TrafficRow(0, EVIL, EVIL, EVIL, EVIL, EVIL, 1, 2, 3, 4)], EVIL)
 
 
@@ -181,7 +172,7 @@ def test_shares_of_a_bar_are_the_bytes() -> None:
 
 
 def test_ownership_shows_slices_and_padding() -> None:
-    rows = [Slice("u", 7, 0, 0, 4, 0), Slice("u", 7, 1, 4, 8, 1)]
+    rows = [OwnedSlice("u", 7, 0, 0, 4, 0), OwnedSlice("u", 7, 1, 4, 8, 1)]
     page = Checker(ownership_html(rows, 2))
     assert page.titles == [
         "u, rank 0: elements 0 to 4",
@@ -191,7 +182,7 @@ def test_ownership_shows_slices_and_padding() -> None:
     assert [s for s in page.styles if "repeating-linear-gradient" in s]
     line = ownership_lines(rows, 2, 8 + 16)[1]
     assert line.split()[-1] == "0000111."
-    assert "rank 1: 4 elements, 1 of them padding" in ownership_text(rows, 2)
+    assert "rank 1: 4 elements, 1 of them padding" in repr(Ownership(2, tuple(rows)))
 
 
 @pytest.mark.parametrize("changes", [dict(stage=0), dict(stage=2, partition="owner"), dict(stage=1, ranks=1)])
@@ -199,7 +190,7 @@ def test_ownership_of_whole_units(changes: dict[str, Any]) -> None:
     with zerosim.debug(config(**changes)) as world:
         owned = world.ownership()
     Checker(ownership_html(owned.rows, owned.ranks))
-    text = ownership_text(owned.rows, owned.ranks)
+    text = repr(owned)
     if changes["stage"] == 0:
         assert text.count("every rank, all of it") == len({row.unit for row in owned.rows})
         assert "every rank" in ownership_html(owned.rows, owned.ranks)
@@ -209,7 +200,7 @@ def test_ownership_of_whole_units(changes: dict[str, Any]) -> None:
 
 
 def test_very_many_ranks_stay_a_picture() -> None:
-    rows = [Slice("u", 4096, rank, 4 * rank, 4 * rank + 4, 0) for rank in range(1024)]
+    rows = [OwnedSlice("u", 4096, rank, 4 * rank, 4 * rank + 4, 0) for rank in range(1024)]
     page = ownership_html(rows, 1024)
     Checker(page)
     assert len(page) < 60_000

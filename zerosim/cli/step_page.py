@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from zerosim.report.html import LETTERS, OTHER_TONE, TONES
-from zerosim.report.ownership import ownership_lines
 from zerosim.report.words import counted
+from zerosim.stepper.ownership import ownership_lines
 
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, LiveBuffer, ParameterView

@@ -60,8 +60,8 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
         least = f"make it {LEAST_WIDTH} x {LEAST_HEIGHT} or more"
         return [Text(f"{width} x {height} is too small:"), Text(least), Text("q quits")]
     last, coming, views, rounds = world.last, world.peek(), world.ranks, world.inbox
-    pending = {type(view.coming.event) if view.coming else None for view in views}
-    around = last.rank if last and pending != {Launch} else 0  # where all have come to a collective, rank 0 goes next
+    all_launch = all(isinstance(event, Launch) for event in world.session.pending)  # then rank 0 goes next
+    around = last.rank if last and not all_launch else 0
     shown = shown_ranks(len(views), width, around)
     head = [
         Text(_title(world, coming), style="bold"),
@@ -81,11 +81,10 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
     for rank in shown:
         did, comes = last is not None and rank == last.rank, coming is not None and rank == coming.rank
         name = f"{'▶' if did else ' '}rank {rank}{' · goes next' if comes else ''}"
-        lines = [Text(name, style="bold reverse" if did else "bold")]
-        lines += _column(views[rank], rounds, most, each, room - 1)
-        for line in lines:
+        first = Text(name, style="bold reverse" if did else "bold")
+        columns.append(_filled([first, *_column(views[rank], rounds, most, each, room - 1)], room))
+        for line in columns[-1]:
             line.truncate(each, pad=True)
-        columns.append(_filled(lines, room))
     between = Text.assemble(("│", "dim"))
     return [*head, *(between.join(row) for row in zip(*columns, strict=True)), *foot]
 
@@ -188,7 +187,7 @@ def _column(view: RankView, rounds: Sequence[UnderWay], most: Mapping[str, int],
     if len(shown) < len(kinds):
         rest = sum(by_kind.get(kind, 0) for kind in kinds[len(shown) :])
         lines.append(_number_line(Text("others"), f"{rest:,}", width))
-    return _filled(lines, height)
+    return lines
 
 
 def _standing(view: RankView, rounds: Sequence[UnderWay]) -> tuple[str, str]:

@@ -1,14 +1,24 @@
-"""Which rank updates which slice of each unit's flat buffer (ZeRO paper, section 5)."""
+"""Which rank updates which slice of each unit's flat buffer (ZeRO paper, section 5).
+
+As text and as HTML: one bar per unit, cut into the ranks' slices, with padding dotted or hatched.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby
 from typing import NamedTuple
 
 from zerosim.errors import InputError
-from zerosim.report.ownership import ownership_html, ownership_text
+from zerosim.report.html import FONT, HATCH, card, escaped, table
 from zerosim.stepper.session import Parts, Session
 from zerosim.tensor.flat import Flat
+
+RANK_TONES = ("#165cd8", "#ad400d", "#007d47", "#9a4878", "#b48600", "#23a2ae", "#8f86f4", "#958f83")
+MOST_BARS = 64
+"""A bar shows so many ranks; beyond them, ranks are joined into groups."""
 
 
 class OwnedSlice(NamedTuple):
@@ -30,7 +40,7 @@ class Ownership:
     rows: tuple[OwnedSlice, ...]
 
     def __repr__(self) -> str:
-        return ownership_text(self.rows, self.ranks)
+        return "\n".join(ownership_lines(self.rows, self.ranks))
 
     def _repr_html_(self) -> str:
         return ownership_html(self.rows, self.ranks)
@@ -62,3 +72,136 @@ def _placed(parts: Parts | None, name: str) -> Flat | None:
         if flat.name == name and (flat.param_shard is not None or flat.master is not None):
             return flat
     return None
+
+
+# -- what text and HTML share -------------------------------------------------------------------
+def _by_unit(rows: Sequence[OwnedSlice]) -> Mapping[str, list[OwnedSlice]]:
+    """Rows of each unit, those that hold something, units in order."""
+    return {unit: [row for row in group if row.start < row.stop] for unit, group in groupby(rows, lambda row: row.unit)}
+
+
+def _is_whole_everywhere(rows: Sequence[OwnedSlice], ranks: int) -> bool:
+    """Whether every rank updates all of it, as under DDP."""
+    return len(rows) == ranks > 1 and all(row.stop - row.start == row.numel for row in rows)
+
+
+def _distinct(rows: Sequence[OwnedSlice]) -> list[OwnedSlice]:
+    """Of the ranks that update the same slice, as replicas do, the lowest: a bar has room for one."""
+    found: dict[tuple[int, int], OwnedSlice] = {}
+    for row in rows:
+        found.setdefault((row.start, row.stop), row)
+    return list(found.values())
+
+
+class _Sum(NamedTuple):
+    """How many elements a rank updates, padding among them; `like`: the lowest rank with the same slices."""
+
+    rank: int
+    numel: int
+    padding: int
+    like: int
+
+
+def _sums(rows: Sequence[OwnedSlice], ranks: int) -> list[_Sum]:
+    sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
+    is_whole = all(_is_whole_everywhere(slices, ranks) for slices in _by_unit(rows).values())
+    for rank in range(ranks):
+        own = [row for row in rows if row.rank == rank]
+        slices = tuple((row.unit, row.start, row.stop) for row in own if row.start < row.stop)
+        like = rank if is_whole or not slices else seen.setdefault(slices, rank)
+        sums.append(_Sum(rank, sum(row.stop - row.start for row in own), sum(row.padding for row in own), like))
+    return sums
+
+
+# -- text ---------------------------------------------------------------------------------------
+def ownership_lines(rows: Sequence[OwnedSlice], ranks: int, width: int = 100) -> list[str]:
+    """A bar of rank digits per unit ('.' is padding), then each rank's sum. Bars have one length each."""
+    units = _by_unit(rows)
+    names = max([4, *(len(unit) for unit in units)])
+    numels = max([8, *(len(f"{row.numel:,}") for row in rows)])
+    bar = max(8, width - names - numels - 4)
+    lines = [f"{'unit':{names}} {'elements':>{numels}}  which rank updates it"]
+    for unit, slices in units.items():
+        numel = slices[0].numel if slices else 0
+        shown = "every rank, all of it" if _is_whole_everywhere(slices, ranks) else _digits(_distinct(slices), bar)
+        lines.append(f"{unit:{names}} {numel:>{numels},}  {shown}")
+    lines.append("")
+    for rank, numel, padding, like in _sums(rows, ranks):
+        extra = f", {padding:,} of them padding" if padding else ""
+        lines.append(f"rank {rank}: {numel:,} elements{extra}" + (f", those of rank {like}" if like < rank else ""))
+    if padding := sum(row.padding for row in rows):
+        lines.append(f"'.' is padding: {padding:,} elements in all that belong to no parameter")
+    if ranks > 10:
+        lines.append("a bar's digits are ranks modulo 10")
+    return lines
+
+
+def _digits(slices: Sequence[OwnedSlice], length: int) -> str:
+    """A slice's share of the bar in its rank's last digit; a slice or padding that is there has one letter at least."""
+    end = max([row.stop for row in slices], default=1)
+    letters = [" "] * length
+    for row in slices:
+        first, last = row.start * length // end, max(row.start * length // end + 1, row.stop * length // end)
+        for at in range(first, min(last, length)):
+            letters[at] = str(row.rank % 10)
+        if row.padding:
+            tail = max(1, row.padding * length // end)
+            for at in range(max(first, last - tail), min(last, length)):
+                letters[at] = "."
+    return "".join(letters)
+
+
+# -- HTML ---------------------------------------------------------------------------------------
+def ownership_html(rows: Sequence[OwnedSlice], ranks: int) -> str:
+    """The picture for a notebook: ranks are colours with their numbers."""
+    lines = []
+    for unit, slices in _by_unit(rows).items():
+        numel = slices[0].numel if slices else 0
+        if _is_whole_everywhere(slices, ranks):
+            bar = _part("every rank", Fraction(1), RANK_TONES[-1], f"{unit}: every rank updates all {numel:,} elements")
+        else:
+            end = max((row.stop for row in slices), default=1)
+            bar = "".join(_parts_of(who, row, end) for who, row in _joined(_distinct(slices)))
+        lines.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
+    body = table(("unit", "elements", "which rank updates which slice"), lines, raw=(2,), left=(0, 2), wide="100%")
+    sums, notes = _sums(rows, ranks), []
+    listed = [[str(own.rank), f"{own.numel:,}", f"{own.padding:,}"] for own in sums[:MOST_BARS]]
+    body += table(("rank", "elements it updates", "padding"), listed)
+    if any(twins := [own.rank for own in sums if own.like < own.rank]):
+        notes.append(f"Ranks {', '.join(map(str, twins[:8]))} update the same slices as ranks before them: replicas.")
+    if any(row.padding for row in rows):
+        notes.append("Hatched: padding, elements that belong to no parameter.")
+    if ranks > MOST_BARS:
+        notes.append(f"Of {ranks:,} ranks, the first {MOST_BARS} are listed; bars join neighbouring ranks.")
+    return card("Ownership", body, " ".join(notes))
+
+
+def _joined(slices: Sequence[OwnedSlice]) -> list[tuple[str, OwnedSlice]]:
+    """Slices and whose they are; of very many, neighbours as one: a bar has no room for more."""
+    each, joined = max(1, -(-len(slices) // MOST_BARS)), []
+    for at in range(0, len(slices), each):
+        group = slices[at : at + each]
+        first, last = group[0], group[-1]
+        who = str(first.rank) if first.rank == last.rank else f"{first.rank}-{last.rank}"
+        joined.append((who, first._replace(stop=last.stop, padding=sum(row.padding for row in group))))
+    return joined
+
+
+def _parts_of(who: str, row: OwnedSlice, end: int) -> str:
+    """A slice as a part of a bar of `end` elements, and its padding as another."""
+    own, tone = row.stop - row.start - row.padding, RANK_TONES[row.rank % len(RANK_TONES)]
+    what = f"{row.unit}, rank {who}: elements {row.start:,} to {row.stop:,}"
+    parts = _part(who, Fraction(own, end), tone, what) if own else ""
+    if row.padding:
+        why = f"{what}, of which {row.padding:,} are padding"
+        parts += _part("" if own else who, Fraction(row.padding, end), tone, why, hatched=True)
+    return parts
+
+
+def _part(label: str, share: Fraction, tone: str, title: str, *, hatched: bool = False) -> str:
+    fill = f"{HATCH},{tone}" if hatched else tone
+    return (
+        f'<div title="{escaped(title)}" style="flex:{float(share):.6f} 1 0;min-width:6px;box-sizing:border-box;'
+        f"background:{fill};color:#fff;font:{FONT};font-weight:bold;text-align:center;overflow:hidden;"
+        f'white-space:nowrap;border:1px solid currentColor">{escaped(label) or "&nbsp;"}</div>'
+    )
