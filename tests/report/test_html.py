@@ -23,8 +23,8 @@ from zerosim.report.html import (
 )
 from zerosim.report.plots.style import KIND_PAINTS, contrast
 from zerosim.stepper import LiveBuffer, OwnedSlice, Ownership
-from zerosim.stepper.live import live_html, live_text
-from zerosim.stepper.ownership import RANK_TONES, ownership_html, ownership_lines
+from zerosim.stepper.live import LiveTable
+from zerosim.stepper.ownership import RANK_TONES
 from zerosim.stepper.views import world_html
 
 EVIL = '<script>alert("1")</script>&\''
@@ -73,9 +73,9 @@ class Checker(HTMLParser):
 
 
 def evil_pages() -> Iterator[str]:
-    yield live_html([LiveBuffer(EVIL, EVIL, EVIL, (2,), EVIL, 8, 0, 1)])
+    yield LiveTable([LiveBuffer(EVIL, EVIL, EVIL, (2,), EVIL, 8, 0, 1)])._repr_html_()
     yield memory_html({EVIL: 8, "param": 2}, EVIL, {"param": 1})
-    yield ownership_html([OwnedSlice(EVIL, 3, 0, 0, 2, 0), OwnedSlice(EVIL, 3, 1, 2, 4, 1)], 2)
+    yield Ownership(2, (OwnedSlice(EVIL, 3, 0, 0, 2, 0), OwnedSlice(EVIL, 3, 1, 2, 4, 1)))._repr_html_()
     yield traffic_html([TrafficRow(0, EVIL, EVIL, EVIL, EVIL, EVIL, 1, 2, 3, 4)], EVIL)
 
 
@@ -85,11 +85,11 @@ def test_every_page_is_whole_self_contained_and_escaped() -> None:
         owned = world.ownership()
         pages = [
             *evil_pages(),
-            live_html(world.ranks[1].live()),
-            live_html([]),
+            world.ranks[1].live()._repr_html_(),
+            LiveTable()._repr_html_(),
             memory_html(world.ranks[1].memory().by_kind),
             memory_html({}),
-            ownership_html(owned.rows, owned.ranks),
+            owned._repr_html_(),
             world_html(world.ranks, EVIL, [EVIL]),
             result_html(world.finish()),
             result_html(zerosim.plan(config(steps=1))),
@@ -107,7 +107,7 @@ def test_text_takes_the_pages_own_colour() -> None:
     with zerosim.debug(config()) as world:
         world.until("end_of_backward")
         owned = world.ownership()
-        pages = [live_html(world.ranks[0].live()), world_html(world.ranks, ""), ownership_html(owned.rows, owned.ranks)]
+        pages = [world.ranks[0].live()._repr_html_(), world_html(world.ranks, ""), owned._repr_html_()]
     for style in (style for page in pages for style in Checker(page).styles):
         color = re.search(r"(?:^|;)color:([^;]+)", style)
         if color and color[1] != "inherit":
@@ -146,12 +146,12 @@ def test_pages_hold_what_was_counted() -> None:
         world.until("end_of_backward", rank=1)
         rank = world.ranks[1]
         live, memory = rank.live(), rank.memory()
-        cells = Checker(live_html(live)).texts
+        cells = Checker(live._repr_html_()).texts
         assert [text for text in cells if text in {row.name for row in live}]
         for row in live:
             assert f"{row.nbytes:,}" in cells
-            assert f"{row.nbytes:,} B" in live_text(live)
-        for page in (memory_html(memory.by_kind), live_html(live), live_text(live), world_html(world.ranks, "world")):
+            assert f"{row.nbytes:,} B" in repr(live)
+        for page in (memory_html(memory.by_kind), live._repr_html_(), repr(live), world_html(world.ranks, "world")):
             assert f"{memory.total_bytes:,}" in page
         assert rank.stands in Checker(world_html(world.ranks, "world")).texts
         result = world.finish()
@@ -172,36 +172,36 @@ def test_shares_of_a_bar_are_the_bytes() -> None:
 
 
 def test_ownership_shows_slices_and_padding() -> None:
-    rows = [OwnedSlice("u", 7, 0, 0, 4, 0), OwnedSlice("u", 7, 1, 4, 8, 1)]
-    page = Checker(ownership_html(rows, 2))
+    owned = Ownership(2, (OwnedSlice("u", 7, 0, 0, 4, 0), OwnedSlice("u", 7, 1, 4, 8, 1)))
+    page = Checker(owned._repr_html_())
     assert page.titles == [
         "u, rank 0: elements 0 to 4",
         "u, rank 1: elements 4 to 8",
         "u, rank 1: elements 4 to 8, of which 1 are padding",
     ]
     assert [s for s in page.styles if "repeating-linear-gradient" in s]
-    line = ownership_lines(rows, 2, 8 + 16)[1]
+    line = owned.lines(8 + 16)[1]
     assert line.split()[-1] == "0000111."
-    assert "rank 1: 4 elements, 1 of them padding" in repr(Ownership(2, tuple(rows)))
+    assert "rank 1: 4 elements, 1 of them padding" in repr(owned)
 
 
 @pytest.mark.parametrize("changes", [dict(stage=0), dict(stage=2, partition="owner"), dict(stage=1, ranks=1)])
 def test_ownership_of_whole_units(changes: dict[str, Any]) -> None:
     with zerosim.debug(config(**changes)) as world:
         owned = world.ownership()
-    Checker(ownership_html(owned.rows, owned.ranks))
+    Checker(owned._repr_html_())
     text = repr(owned)
     if changes["stage"] == 0:
         assert text.count("every rank, all of it") == len({row.unit for row in owned.rows})
-        assert "every rank" in ownership_html(owned.rows, owned.ranks)
+        assert "every rank" in owned._repr_html_()
     for rank in range(owned.ranks):
         own = sum(row.stop - row.start for row in owned.rows if row.rank == rank)
         assert f"rank {rank}: {own:,} elements" in text
 
 
 def test_very_many_ranks_stay_a_picture() -> None:
-    rows = [OwnedSlice("u", 4096, rank, 4 * rank, 4 * rank + 4, 0) for rank in range(1024)]
-    page = ownership_html(rows, 1024)
+    rows = tuple(OwnedSlice("u", 4096, rank, 4 * rank, 4 * rank + 4, 0) for rank in range(1024))
+    page = Ownership(1024, rows)._repr_html_()
     Checker(page)
     assert len(page) < 60_000
     assert "0-15" in page

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from zerosim.report.html import LETTERS, OTHER_TONE, TONES
 from zerosim.report.words import counted
-from zerosim.stepper.ownership import ownership_lines
 
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, LiveBuffer, ParameterView
@@ -60,8 +59,7 @@ def text_of(page: str, world: DebugWorld, rank: int, message: str, width: int) -
     if page == "p":
         return _parameters(rank, list(world.ranks[rank].parameters.values()), width)
     if page == "o":
-        lines = ownership_lines(world.ownership().rows, world.config.ranks, width - 1)
-        return "who updates which slice of what", [Text(line) for line in lines]
+        return "who updates which slice of what", [Text(line) for line in world.ownership().lines(width - 1)]
     if page == "e":
         return "the last message", [part for line in message.splitlines() for part in _wrapped(line, width)]
     return "keys", _help(width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerosim.device.device import Buffer
@@ -29,10 +28,29 @@ class LiveTable(list[LiveBuffer]):
     """What is live on a rank, oldest first: a list, shown as a table."""
 
     def __repr__(self) -> str:
-        return live_text(self)
+        names = max([4, *(len(row.name) for row in self)])
+        lines = [
+            f"  {row.name:{names}}  {row.kind:15} {row.dtype:5} {row.nbytes:>14,} B  event {row.born:<6} {row.shape}"
+            for row in self
+        ]
+        return "\n".join([self._title(), *lines])
 
     def _repr_html_(self) -> str:
-        return live_html(self)
+        """The first rows of very many."""
+        cells = [
+            [
+                row.name, row.unit, chip(row.kind), str(row.shape), row.dtype, f"{row.nbytes:,}",
+                str(row.born) if row.born >= 0 else "",
+            ]
+            for row in self[:MOST_ROWS]
+        ]  # fmt: skip
+        head = ("name", "unit", "kind", "shape", "dtype", "bytes", "born at event")
+        left_out = self[MOST_ROWS:]
+        note = f"and {len(left_out):,} more, {sum(row.nbytes for row in left_out):,} B." if left_out else ""
+        return card(self._title(), table(head, cells, raw=(2,), left=(0, 1, 2, 3, 4)), note)
+
+    def _title(self) -> str:
+        return f"Live buffers: {len(self):,}, {bytes_text(sum(row.nbytes for row in self))} in all"
 
 
 def live_buffers(session: Session, rank: int) -> LiveTable:
@@ -70,32 +88,3 @@ def _held(flat: Flat) -> list[tuple[str, Buffer | None]]:
         ("master", flat.master),
         *flat.states.items(),
     ]
-
-
-def live_text(rows: Sequence[LiveBuffer]) -> str:
-    """One line per live buffer, under their sum."""
-    names = max([4, *(len(row.name) for row in rows)])
-    lines = [
-        f"  {row.name:{names}}  {row.kind:15} {row.dtype:5} {row.nbytes:>14,} B  event {row.born:<6} {row.shape}"
-        for row in rows
-    ]
-    return "\n".join([_title(rows), *lines])
-
-
-def live_html(rows: Sequence[LiveBuffer]) -> str:
-    """The same as HTML, the first rows of very many."""
-    cells = [
-        [
-            row.name, row.unit, chip(row.kind), str(row.shape), row.dtype, f"{row.nbytes:,}",
-            str(row.born) if row.born >= 0 else "",
-        ]
-        for row in rows[:MOST_ROWS]
-    ]  # fmt: skip
-    head = ("name", "unit", "kind", "shape", "dtype", "bytes", "born at event")
-    left_out = rows[MOST_ROWS:]
-    note = f"and {len(left_out):,} more, {sum(row.nbytes for row in left_out):,} B." if left_out else ""
-    return card(_title(rows), table(head, cells, raw=(2,), left=(0, 1, 2, 3, 4)), note)
-
-
-def _title(rows: Sequence[LiveBuffer]) -> str:
-    return f"Live buffers: {len(rows):,}, {bytes_text(sum(row.nbytes for row in rows))} in all"

@@ -5,7 +5,7 @@ As text and as HTML: one bar per unit, cut into the ranks' slices, with padding 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -32,18 +32,21 @@ class OwnedSlice(NamedTuple):
     padding: int
 
 
+class _Sum(NamedTuple):
+    """How many elements a rank updates, padding among them; `like`: the lowest rank with the same slices."""
+
+    rank: int
+    numel: int
+    padding: int
+    like: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """Who updates what: one row per unit and rank, units in order."""
 
     ranks: int
     rows: tuple[OwnedSlice, ...]
-
-    def __repr__(self) -> str:
-        return "\n".join(ownership_lines(self.rows, self.ranks))
-
-    def _repr_html_(self) -> str:
-        return ownership_html(self.rows, self.ranks)
 
     def of(self, unit: str) -> tuple[OwnedSlice, ...]:
         """A unit's slices, by rank. Raises: InputError for an unknown unit."""
@@ -53,6 +56,77 @@ class Ownership:
                 f"no unit {unit!r}: expected one of {', '.join(dict.fromkeys(row.unit for row in self.rows))}"
             )
         return found
+
+    # -- as text --------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self, width: int = 100) -> list[str]:
+        """A bar of rank digits per unit ('.' is padding), then each rank's sum. Bars have one length each."""
+        units = self._by_unit()
+        names = max([4, *(len(unit) for unit in units)])
+        numels = max([8, *(len(f"{row.numel:,}") for row in self.rows)])
+        bar = max(8, width - names - numels - 4)
+        lines = [f"{'unit':{names}} {'elements':>{numels}}  which rank updates it"]
+        for unit, slices in units.items():
+            numel = slices[0].numel if slices else 0
+            shown = "every rank, all of it" if self._all_update_all(slices) else _digits(_distinct(slices), bar)
+            lines.append(f"{unit:{names}} {numel:>{numels},}  {shown}")
+        lines.append("")
+        for rank, numel, padding, like in self._sums():
+            extra = f", {padding:,} of them padding" if padding else ""
+            lines.append(f"rank {rank}: {numel:,} elements{extra}" + (f", those of rank {like}" if like < rank else ""))
+        if padding := sum(row.padding for row in self.rows):
+            lines.append(f"'.' is padding: {padding:,} elements in all that belong to no parameter")
+        if self.ranks > 10:
+            lines.append("a bar's digits are ranks modulo 10")
+        return lines
+
+    # -- as HTML --------------------------------------------------------------------------------
+    def _repr_html_(self) -> str:
+        """Ranks are colours with their numbers."""
+        bars = []
+        for unit, slices in self._by_unit().items():
+            numel = slices[0].numel if slices else 0
+            if self._all_update_all(slices):
+                why = f"{unit}: every rank updates all {numel:,} elements"
+                bar = _part("every rank", Fraction(1), RANK_TONES[-1], why)
+            else:
+                end = max((row.stop for row in slices), default=1)
+                bar = "".join(_parts_of(who, row, end) for who, row in _joined(_distinct(slices)))
+            bars.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
+        body = table(("unit", "elements", "which rank updates which slice"), bars, raw=(2,), left=(0, 2), wide="100%")
+        sums, notes = self._sums(), []
+        listed = [[str(own.rank), f"{own.numel:,}", f"{own.padding:,}"] for own in sums[:MOST_BARS]]
+        body += table(("rank", "elements it updates", "padding"), listed)
+        if twins := [own.rank for own in sums if own.like < own.rank]:
+            first = ", ".join(map(str, twins[:8]))
+            notes.append(f"Ranks {first} update the same slices as ranks before them: replicas.")
+        if any(row.padding for row in self.rows):
+            notes.append("Hatched: padding, elements that belong to no parameter.")
+        if self.ranks > MOST_BARS:
+            notes.append(f"Of {self.ranks:,} ranks, the first {MOST_BARS} are listed; bars join neighbouring ranks.")
+        return card("Ownership", body, " ".join(notes))
+
+    # -- what both show -------------------------------------------------------------------------
+    def _by_unit(self) -> dict[str, list[OwnedSlice]]:
+        """Rows of each unit, those that hold something, units in order."""
+        groups = groupby(self.rows, lambda row: row.unit)
+        return {unit: [row for row in group if row.start < row.stop] for unit, group in groups}
+
+    def _all_update_all(self, slices: Sequence[OwnedSlice]) -> bool:
+        """Whether every rank updates all of a unit, as under DDP."""
+        return len(slices) == self.ranks > 1 and all(row.stop - row.start == row.numel for row in slices)
+
+    def _sums(self) -> list[_Sum]:
+        sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
+        is_whole = all(map(self._all_update_all, self._by_unit().values()))
+        for rank in range(self.ranks):
+            own = [row for row in self.rows if row.rank == rank]
+            slices = tuple((row.unit, row.start, row.stop) for row in own if row.start < row.stop)
+            like = rank if is_whole or not slices else seen.setdefault(slices, rank)
+            sums.append(_Sum(rank, sum(row.stop - row.start for row in own), sum(row.padding for row in own), like))
+        return sums
 
 
 def ownership(session: Session) -> Ownership:
@@ -74,66 +148,13 @@ def _placed(parts: Parts | None, name: str) -> Flat | None:
     return None
 
 
-# -- what text and HTML share -------------------------------------------------------------------
-def _by_unit(rows: Sequence[OwnedSlice]) -> Mapping[str, list[OwnedSlice]]:
-    """Rows of each unit, those that hold something, units in order."""
-    return {unit: [row for row in group if row.start < row.stop] for unit, group in groupby(rows, lambda row: row.unit)}
-
-
-def _is_whole_everywhere(rows: Sequence[OwnedSlice], ranks: int) -> bool:
-    """Whether every rank updates all of it, as under DDP."""
-    return len(rows) == ranks > 1 and all(row.stop - row.start == row.numel for row in rows)
-
-
+# -- bars ---------------------------------------------------------------------------------------
 def _distinct(rows: Sequence[OwnedSlice]) -> list[OwnedSlice]:
     """Of the ranks that update the same slice, as replicas do, the lowest: a bar has room for one."""
     found: dict[tuple[int, int], OwnedSlice] = {}
     for row in rows:
         found.setdefault((row.start, row.stop), row)
     return list(found.values())
-
-
-class _Sum(NamedTuple):
-    """How many elements a rank updates, padding among them; `like`: the lowest rank with the same slices."""
-
-    rank: int
-    numel: int
-    padding: int
-    like: int
-
-
-def _sums(rows: Sequence[OwnedSlice], ranks: int) -> list[_Sum]:
-    sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
-    is_whole = all(_is_whole_everywhere(slices, ranks) for slices in _by_unit(rows).values())
-    for rank in range(ranks):
-        own = [row for row in rows if row.rank == rank]
-        slices = tuple((row.unit, row.start, row.stop) for row in own if row.start < row.stop)
-        like = rank if is_whole or not slices else seen.setdefault(slices, rank)
-        sums.append(_Sum(rank, sum(row.stop - row.start for row in own), sum(row.padding for row in own), like))
-    return sums
-
-
-# -- text ---------------------------------------------------------------------------------------
-def ownership_lines(rows: Sequence[OwnedSlice], ranks: int, width: int = 100) -> list[str]:
-    """A bar of rank digits per unit ('.' is padding), then each rank's sum. Bars have one length each."""
-    units = _by_unit(rows)
-    names = max([4, *(len(unit) for unit in units)])
-    numels = max([8, *(len(f"{row.numel:,}") for row in rows)])
-    bar = max(8, width - names - numels - 4)
-    lines = [f"{'unit':{names}} {'elements':>{numels}}  which rank updates it"]
-    for unit, slices in units.items():
-        numel = slices[0].numel if slices else 0
-        shown = "every rank, all of it" if _is_whole_everywhere(slices, ranks) else _digits(_distinct(slices), bar)
-        lines.append(f"{unit:{names}} {numel:>{numels},}  {shown}")
-    lines.append("")
-    for rank, numel, padding, like in _sums(rows, ranks):
-        extra = f", {padding:,} of them padding" if padding else ""
-        lines.append(f"rank {rank}: {numel:,} elements{extra}" + (f", those of rank {like}" if like < rank else ""))
-    if padding := sum(row.padding for row in rows):
-        lines.append(f"'.' is padding: {padding:,} elements in all that belong to no parameter")
-    if ranks > 10:
-        lines.append("a bar's digits are ranks modulo 10")
-    return lines
 
 
 def _digits(slices: Sequence[OwnedSlice], length: int) -> str:
@@ -149,31 +170,6 @@ def _digits(slices: Sequence[OwnedSlice], length: int) -> str:
             for at in range(max(first, last - tail), min(last, length)):
                 letters[at] = "."
     return "".join(letters)
-
-
-# -- HTML ---------------------------------------------------------------------------------------
-def ownership_html(rows: Sequence[OwnedSlice], ranks: int) -> str:
-    """The picture for a notebook: ranks are colours with their numbers."""
-    lines = []
-    for unit, slices in _by_unit(rows).items():
-        numel = slices[0].numel if slices else 0
-        if _is_whole_everywhere(slices, ranks):
-            bar = _part("every rank", Fraction(1), RANK_TONES[-1], f"{unit}: every rank updates all {numel:,} elements")
-        else:
-            end = max((row.stop for row in slices), default=1)
-            bar = "".join(_parts_of(who, row, end) for who, row in _joined(_distinct(slices)))
-        lines.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
-    body = table(("unit", "elements", "which rank updates which slice"), lines, raw=(2,), left=(0, 2), wide="100%")
-    sums, notes = _sums(rows, ranks), []
-    listed = [[str(own.rank), f"{own.numel:,}", f"{own.padding:,}"] for own in sums[:MOST_BARS]]
-    body += table(("rank", "elements it updates", "padding"), listed)
-    if any(twins := [own.rank for own in sums if own.like < own.rank]):
-        notes.append(f"Ranks {', '.join(map(str, twins[:8]))} update the same slices as ranks before them: replicas.")
-    if any(row.padding for row in rows):
-        notes.append("Hatched: padding, elements that belong to no parameter.")
-    if ranks > MOST_BARS:
-        notes.append(f"Of {ranks:,} ranks, the first {MOST_BARS} are listed; bars join neighbouring ranks.")
-    return card("Ownership", body, " ".join(notes))
 
 
 def _joined(slices: Sequence[OwnedSlice]) -> list[tuple[str, OwnedSlice]]:
