@@ -374,10 +374,11 @@ def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int)
             assert all(line.plain.isascii() and line.cell_len <= width for line in ascii_lines)
             world.next(rank=ranks - 1, count=30)
         for page in PAGES:
-            title, text = text_of(page, world, 0, "a message", width)
-            lines = page_frame(title, text, 0, width, height)
-            assert len(lines) == height
-            assert max(line.cell_len for line in fitted(lines, width, height)) <= width
+            for wide, high in (size, (3, 2)):
+                title, text = text_of(page, world, 0, "a message\n\nof two lines", wide)
+                lines = page_frame(title, text, 0, wide, high)
+                assert len(lines) == high
+                assert max(line.cell_len for line in fitted(lines, wide, high)) <= wide
 
 
 class NoTerminal:

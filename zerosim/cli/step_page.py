@@ -99,7 +99,7 @@ def _help(width: int) -> list[Text]:
 
 def _wrapped(text: str, width: int, *, bold: int = 0) -> list[Text]:
     """A line as lines that fit, the others right of where the keys are; its first `bold` letters are so."""
-    lines = [Text(line) for line in textwrap.wrap(text, width - 1, subsequent_indent=" " * 10)]
+    lines = [Text(line) for line in textwrap.wrap(text, max(20, width - 1), subsequent_indent=" " * 10) or [""]]
     lines[0].stylize("bold", 0, bold)
     return lines
 
@@ -117,7 +117,7 @@ def page_frame(title: str, lines: Sequence[Text], top: int, width: int, height: 
 def keys_line(width: int, keys: Sequence[tuple[str, str]], always: Sequence[tuple[str, str]]) -> Text:
     """The keys that fit, and those that are always shown."""
     shown = list(keys)
-    while sum(len(key) + len(what) + 3 for key, what in [*shown, *always]) > width + 2:
+    while shown and sum(len(key) + len(what) + 3 for key, what in [*shown, *always]) > width + 2:
         shown.pop()
     return Text("  ").join(Text.assemble((key, "bold"), (f" {what}", "dim")) for key, what in [*shown, *always])
 

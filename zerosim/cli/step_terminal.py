@@ -68,6 +68,7 @@ class Terminal:
         self._before = termios.tcgetattr(self._input)
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_in, False)
+        self._wake_before = signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)  # each signal ends a select
         try:
             mode = termios.tcgetattr(self._input)
             mode[3] &= ~(termios.ICANON | termios.ECHO)
@@ -81,7 +82,7 @@ class Terminal:
                 (signal.SIGINT, self._on_interrupt),
                 (signal.SIGTERM, _end),
                 (signal.SIGHUP, _end),
-                (signal.SIGWINCH, self._on_resize),
+                (signal.SIGWINCH, lambda number, frame: None),
             ):
                 self._handlers_before[number] = signal.signal(number, handler)
             self._write(_OPEN)
@@ -102,6 +103,7 @@ class Terminal:
             termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wake_before)
         os.close(self._wake_out)
         os.close(self._wake_in)
 
@@ -111,14 +113,6 @@ class Terminal:
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
-        self._wake()
-
-    def _on_resize(self, number: int, frame: FrameType | None) -> None:
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: one more is not needed
-            os.write(self._wake_in, b"!")
 
     def take_interrupt(self) -> bool:
         """Whether Ctrl-C was pressed since this was last asked."""

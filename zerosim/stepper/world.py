@@ -1,4 +1,4 @@
-"""A world that is stepped: one event or many, where to stop, and how to go back.
+"""A run that is stepped: by one event or by many, up to where, and back.
 
 By default ranks go in a fixed order (`order.py`). What a rank leaves does not depend on the order, so any
 rank may be stepped at any time.
@@ -29,7 +29,7 @@ STARTS = ("init", "collective")
 
 
 def debug(config: RunConfig, *, start: str = "init", make_strategy: MakeStrategy | None = None) -> DebugWorld:
-    """The run of `config`, to be stepped. Use it in a `with`.
+    """The run of `config`, to be stepped; use it in a `with`.
 
     start   'init': every rank stands before its first event, when nothing is placed yet; 'collective': all are
             placed and stand before the first collective of step 0
@@ -60,7 +60,7 @@ def debug(config: RunConfig, *, start: str = "init", make_strategy: MakeStrategy
 
 
 class DebugWorld:
-    """A run under your hands. A failure of the run is raised where it happens; what was held then can be looked at."""
+    """A run that is stepped. Its failure is raised where it happens; what was held then can be looked at."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.config: RunConfig = experiment.config
@@ -70,7 +70,7 @@ class DebugWorld:
         self._last: Moment | None = None
         self._is_closed = False
         self._holder: list[Session] = []
-        # Threads know nothing of this object: dropping it ends them.
+        # The ranks' threads hold no reference to this object: dropping it ends them.
         self._closer = weakref.finalize(self, _close, self._holder)
         self._open()
 
@@ -144,7 +144,7 @@ class DebugWorld:
         return coming
 
     def until_collective(self) -> Iterator[Moment]:
-        """`next_collective` event by event, for who wants to look on the way: each that happened.
+        """`next_collective` event by event, to look on the way: yields each that happened.
 
         Raises: InputError when there is no next event.
         """
@@ -152,7 +152,7 @@ class DebugWorld:
             raise InputError(self._over())
         number, has_gone = self._order.next_collective(self.session.pending), False
         while (rank := self._order.next_late(self.session.pending, number)) is not None:
-            self._order.turn = rank  # also where a breakpoint stops it: it is what comes next
+            self._order.turn = rank  # also where a breakpoint stops it: that event comes next
             if has_gone and self._breaks(RankView(self.session, rank).coming):
                 return
             yield self._perform(rank)
@@ -305,7 +305,7 @@ class DebugWorld:
             self.session.perform(rank)
         except ZerosimError:
             raise
-        except BaseException:  # an interrupt in the middle of a hand-over: nobody knows where the rank stands
+        except BaseException:  # an interrupt in the middle of a hand-over: where the rank stands is not known
             self.session.close()
             raise
         return moment
