@@ -50,8 +50,8 @@ def status_of(lines: list[str]) -> str:
     return " ".join(lines[-4:-1])
 
 
-def told(moment: Moment | None) -> str:
-    """The beginning of a moment in the screen's words; its step is told in the title."""
+def in_words(moment: Moment | None) -> str:
+    """The beginning of a moment in the screen's words; its step is in the title."""
     return repr(moment).replace(", step 0, ", ", ")[:60]
 
 
@@ -140,10 +140,10 @@ def test_a_session_of_keys_stands_where_the_world_does() -> None:
         assert "all_gather #0 of" in first[NEXT]
         shown.press("n")
         world.next()
-        assert told(world.last) in shown.wait_for("rank 0 went on by one event", STATUS)[DID]
+        assert in_words(world.last) in shown.wait_for("rank 0 went on by one event", STATUS)[DID]
         shown.press("2")
         world.next(rank=2)
-        assert told(world.last) in shown.wait_for("rank 2 went on", STATUS)[DID]
+        assert in_words(world.last) in shown.wait_for("rank 2 went on", STATUS)[DID]
         shown.press("u\r")
         coming = world.until("all_gather")
         assert coming.text.split(",")[0] in shown.wait_for("stands before all_gather", STATUS)[NEXT]
@@ -155,7 +155,7 @@ def test_a_session_of_keys_stands_where_the_world_does() -> None:
         assert "backward of h.0" in "\n".join(lines)
         shown.press("B")
         world.back(10)
-        shown.wait_for(f"{len(world.events):,} events", 0)  # on a slow machine it tells meanwhile how far it is
+        shown.wait_for(f"{len(world.events):,} events", 0)  # on a slow machine it shows meanwhile how far it is
         shown.wait_for("back by 10", STATUS)
         shown.press("c")
         world.next_collective()
@@ -198,11 +198,11 @@ def test_to_the_end_and_back_from_there() -> None:
         assert shown.end() == 0
 
 
-def test_words_that_mean_nothing_are_told_and_the_world_stays() -> None:
+def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
     with zerosim.debug(config(stage=2, ranks=2), start="collective") as world:
         events = f"{len(world.events):,} events"
     with term("--ranks", "2", "--stage", "2") as shown:
-        for words, told in (
+        for words, message in (
             ("al_gather", "did you mean all_gather?"),
             ("rank=two", "rank 'two': expected a whole number"),
             ("rank=2", "ranks 0 to 1"),
@@ -210,7 +210,7 @@ def test_words_that_mean_nothing_are_told_and_the_world_stays() -> None:
             ("alloc free", "was named already"),
         ):
             shown.press(f"u{words}\r")
-            assert f"step 0 · {events}" in shown.wait_for(told, STATUS)[0]
+            assert f"step 0 · {events}" in shown.wait_for(message, STATUS)[0]
         shown.press("5")
         shown.wait_for("rank 5: this world has ranks 0 to 1", STATUS)
         shown.press("x")
@@ -228,9 +228,9 @@ def test_pages_open_scroll_and_close() -> None:
     with term("--ranks", "3", "--stage", "3") as shown:
         shown.press("uend_of_backward\r")
         shown.wait_for("stands before end_of_backward", STATUS)
-        for key, told in (("l", "live buffers"), ("o", "who updates which slice"), ("p", "parameters"), ("?", "keys")):
+        for key, title in (("l", "live buffers"), ("o", "who updates which slice"), ("p", "parameters"), ("?", "keys")):
             shown.press(key)
-            lines = shown.wait_for(told, 0)
+            lines = shown.wait_for(title, 0)
             assert len(lines) == 24
             shown.press("\x1b")
             shown.wait_for("ZeRO-3 on 3 ranks", 0)
@@ -278,7 +278,7 @@ def test_it_is_drawn_anew_when_the_terminal_changes_its_size() -> None:
         shown.wait_for("30 x 8 is too small")
 
 
-def test_a_failing_run_is_told_and_can_be_looked_at() -> None:
+def test_a_failing_run_is_reported_and_can_be_looked_at() -> None:
     with term("--ranks", "2", "--stage", "0", "--capacity", "80KB") as shown:
         shown.press("f")
         lines = shown.wait_for("the run has failed", 0)
@@ -456,12 +456,22 @@ def test_a_bar_keeps_its_row_when_its_bytes_are_gone() -> None:
     assert any(re.match(r"p +0 ", line) for line in lines)
 
 
-def test_a_long_status_is_told_in_full() -> None:
+def test_a_long_status_is_shown_in_full() -> None:
     words = " ".join(f"word{number}" for number in range(20))
     with zerosim.debug(config(ranks=2)) as world:
         lines = [line.plain for line in picture(world, 60, 20, words)]
     assert len(lines) == 20
     assert words in " ".join(line.strip() for line in lines)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (40, 12)])
+def test_a_status_longer_than_its_room_says_where_all_of_it_is(size: tuple[int, int]) -> None:
+    with zerosim.debug(config(ranks=2)) as world:
+        lines = [line.plain for line in picture(world, *size, "many words " * 20)]
+        page = text_of("e", world, 0, "many words " * 20, size[0])[1]
+    assert lines[-2].endswith(" … e: all of it")
+    assert any("rank 0" in line for line in lines[3:])
+    assert " ".join(line.plain for line in page).split() == ["many", "words"] * 20
 
 
 def test_colour_ends_where_the_letters_do() -> None:

@@ -204,19 +204,19 @@ def test_a_breakpoint_stops_on_the_way_to_a_collective() -> None:
 def test_a_collective_has_one_number_on_all_ranks_and_in_all_words(collective: str) -> None:
     with debug(tiny(stage=3, ranks=3, collective=collective), start="collective") as world:
         for number in range(4):
-            told = set()
+            names = set()
             for view in world.ranks:
                 assert view.coming is not None
-                told.add(re.findall(r"^\w+ #\d+", view.coming.text)[0])
+                names.add(re.findall(r"^\w+ #\d+", view.coming.text)[0])
             world.until("message")
             world.next()
             (way,) = set(world.inbox) if collective == "direct" else world.inbox[:1]
-            told.add(repr(way).partition(":")[0])
+            names.add(repr(way).partition(":")[0])
             for rank in range(3):
                 while not isinstance((moment := world.next(rank=rank)).event, Wait):
                     pass
-                told.add(re.findall(r"^wait: (.*) is done", moment.text)[0])
-            assert told == {f"all_gather #{number}"}
+                names.add(re.findall(r"^wait: (.*) is done", moment.text)[0])
+            assert names == {f"all_gather #{number}"}
             world.next_collective()
 
 

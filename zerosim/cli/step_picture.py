@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 LEAST_COLUMN = 19
-STATUS_LINES = 3
 
 
 def step_of(world: DebugWorld, moment: Moment | None) -> float:
@@ -69,7 +68,7 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
         Text.assemble(("next  ", "dim"), _line(coming) if coming else "nothing: the run is over"),
         _rule(shown, len(views), width),
     ]
-    said = _wrapped(" ".join(status.split()), width, STATUS_LINES, " … e: all of it")
+    said = _wrapped(" ".join(status.split()), width, 1 if height < 16 else 3, " … e: all of it")
     foot = [
         *_legend(most, width),
         *_under_way(world, rounds, 2 if height < 30 else 4),
