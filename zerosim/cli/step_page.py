@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.text import Text
+from rich.text import Span, Text
 
 from zerosim.report.html import LETTERS, OTHER_TONE, TONES
 from zerosim.report.words import counted
@@ -80,7 +80,7 @@ def _parameters(rank: int, rows: Sequence[ParameterView], width: int) -> tuple[s
     names = min(max([len(row.name) for row in rows], default=4), max(16, width - 44))
     lines = [Text(f"{'name':{names}} {'state':9} {'elements':17} dtype shape", style="dim")]
     for row in rows:
-        part = f"{row.start:,} to {row.stop:,}" if row.state == "sharded" else "all" if row.start < row.stop else "none"
+        part = {"sharded": f"{row.start:,} to {row.stop:,}", "gathered": "all", "whole": "all"}.get(row.state, "none")
         text = f"{row.name[:names]:{names}} {row.state:9} {part:17} {row.dtype:5} {row.shape}"
         lines.append(Text(text, style=_STATE_STYLES.get(row.state, "dim")))
     return f"rank {rank}: {len(rows):,} parameters", lines
@@ -88,20 +88,19 @@ def _parameters(rank: int, rows: Sequence[ParameterView], width: int) -> tuple[s
 
 def _help(width: int) -> list[Text]:
     return [
-        *(line for keys, _, what in KEYS for line in _wrapped(f"{keys:9} {what}", width, bold=9)),
+        *(line for keys, _, what in KEYS for line in _wrapped(f"{keys:9} {what}", width, indent=10, bold=9)),
         Text(),
         *_wrapped("Words for u: an event's name, and rank, phase, unit, kind or step", width, bold=width),
-        *(line for words in UNTIL_WORDS for line in _wrapped(f"  {words}", width)),
+        *(line for words in UNTIL_WORDS for line in _wrapped(f"  {words}", width, indent=10)),
         Text(),
         *(line for words in LEGEND for line in _wrapped(words, width)),
     ]
 
 
-def _wrapped(text: str, width: int, *, bold: int = 0) -> list[Text]:
-    """A line as lines that fit, the others right of where the keys are; its first `bold` letters are so."""
-    lines = [Text(line) for line in textwrap.wrap(text, max(20, width - 1), subsequent_indent=" " * 10) or [""]]
-    lines[0].stylize("bold", 0, bold)
-    return lines
+def _wrapped(text: str, width: int, *, indent: int = 0, bold: int = 0) -> list[Text]:
+    """A line as lines that fit, the second and later ones indented; its first `bold` letters are so."""
+    lines = textwrap.wrap(text, max(20, width - 1), subsequent_indent=" " * indent) or [""]
+    return [Text(lines[0], spans=[Span(0, bold, "bold")]), *map(Text, lines[1:])]
 
 
 def page_frame(title: str, lines: Sequence[Text], top: int, width: int, height: int) -> list[Text]:
