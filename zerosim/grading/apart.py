@@ -6,7 +6,7 @@ as bytes (`carrying.py`), and `inside.py` judges it. It takes about half a secon
 but a notebook's kernel has threads, whose locks a fork leaves held for ever, and neither macOS's libraries nor
 Windows know it; and it would take along whatever has been changed in zerosim.
 
-Owns the process, and listens to it. What is said of one that ended without a verdict is `lost.py`'s.
+What is reported of a process that ended without a verdict is in `lost.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -28,8 +28,8 @@ from zerosim.errors import InputError, ZerosimError
 from zerosim.grading.carrying import pack
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
 from zerosim.grading.lost import Last, lost
-from zerosim.grading.watch import LIMIT_S, POLL_S, SILENCE_S, Lap
 
 START_S = 60.0
 """How long a process may take to say its first word: a cold disk, a busy machine."""
@@ -53,7 +53,7 @@ from zerosim.grading.inside import main
 main(parcel)
 """
 """This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def judged_apart(answer: Any, one: Exercise) -> Verdict:
@@ -68,39 +68,32 @@ def judged_apart(answer: Any, one: Exercise) -> Verdict:
     except InputError as error:
         hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
         return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
-    wanted = one.name if one in EXERCISES else pack(one)[0]
     sent = {
         "home": _HOME,
         "path": sys.path,
         "files": files,
-        "exercise": wanted,
+        "exercise": one.name if one in EXERCISES else pack(one)[0],
         "answer": parcel,
         "silence_s": SILENCE_S,
     }
     with _process() as process:
-        said = _hear(process, pickle.dumps(sent))
-        if said.verdict is not None:
-            return Verdict.of(said.verdict)
-        if said.fault:
-            raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{said.fault}")
-        if not said.has_begun:
+        heard = _Heard()
+        heard.listen(process, pickle.dumps(sent))
+        if heard.verdict is not None:
+            return Verdict.from_json(heard.verdict)
+        if heard.fault:
+            raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard.fault}")
+        if not heard.has_begun:
             raise ZerosimError(f"grade starts {sys.executable} in a process of its own, which did not begin to work")
-        return lost(one, Last(said.label, said.dump, _code(process), list(files), SILENCE_S))
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(LINGER_S)
+        return lost(one, Last(heard.label, heard.dump, code, list(files), SILENCE_S))
 
 
-def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """Its exit code; None where it goes on."""
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(LINGER_S)
-    return None
-
-
-# -- the process ------------------------------------------------------------------------------------
 @contextmanager
 def _process() -> Iterator[subprocess.Popen[bytes]]:
     """A fresh interpreter. When this is left it has ended, and what it may have started too (not on Windows)."""
-    environment = {**os.environ, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
-    environment.update(dict.fromkeys(_ONE_THREAD, "1"))
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
@@ -110,7 +103,7 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env={**os.environ, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
             creationflags=flags,
         )
@@ -126,42 +119,75 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-# -- listening --------------------------------------------------------------------------------------
-Heard = SimpleQueue[tuple[str, str]]
+class _Heard:
+    """What is heard of a process: its messages, what faulthandler writes, and what it prints, which is shown at once.
 
-
-class _Said:
-    """What has been heard so far. What is printed is shown at once."""
+    Each pipe is read by a thread, whose lines are taken on the caller's: a notebook shows what that one prints.
+    """
 
     def __init__(self) -> None:
-        self.streams_left = 2
         self.has_begun = False
         self.label = ""
-        self.verdict: dict[str, Any] | None = None
+        self.verdict: list[Any] | None = None
         self.fault = ""
         self.dump: list[str] = []
+        self._streams_left = 2
         self._line_is_open = False
 
+    def listen(self, process: subprocess.Popen[bytes], sent: bytes) -> None:
+        """Until it has ended, or has been silent for too long."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        queue: SimpleQueue[tuple[Callable[[str], bool], str]] = SimpleQueue()
+
+        def read(texts: Iterator[str], take: Callable[[str], bool]) -> None:
+            for text in texts:
+                queue.put((take, text))
+            queue.put((self._end, ""))
+
+        for args in ((_lines(process.stdout), self._take), (_printed(process.stderr), self._show)):
+            threading.Thread(target=read, args=args, daemon=True).start()
+        with suppress(OSError):  # it has ended already
+            process.stdin.write(sent)
+            process.stdin.close()
+        lap, passed_s, silent_s = Lap(), 0.0, 0.0
+        try:
+            while self._streams_left and silent_s < self._patience_s and passed_s < START_S + 2 * LIMIT_S:
+                try:
+                    take, text = queue.get(timeout=POLL_S)
+                    lives = take(text)
+                except Empty:
+                    lives = False
+                seconds = lap.seconds()
+                passed_s, silent_s = passed_s + seconds, 0.0 if lives else silent_s + seconds
+        finally:
+            if self._line_is_open:
+                self._show("\n")
+
     @property
-    def patience_s(self) -> float:
+    def _patience_s(self) -> float:
         """How long it may be silent from here on. The process itself takes half of that for a fault."""
         return LINGER_S if self.verdict or self.fault else 2 * SILENCE_S if self.has_begun else START_S
 
-    def take(self, kind: str, text: str) -> bool:
-        """True for a sign of life."""
-        if kind == "end":
-            self.streams_left -= 1
-        elif kind == "printed":
-            self.show(text)
-        elif kind == "said" and not text.startswith("["):
-            self.dump.append(text)
-        elif kind == "said":
-            with suppress(ValueError, TypeError):  # a line that is none of ours
-                self._message(*json.loads(text))
-                return True
+    def _end(self, text: str) -> bool:
+        self._streams_left -= 1
         return False
 
-    def _message(self, what: str, *rest: Any) -> None:
+    def _show(self, text: str) -> bool:
+        sys.stdout.write(text)
+        self._line_is_open = not text.endswith("\n")
+        return False
+
+    def _take(self, line: str) -> bool:
+        """True for a message, which is a sign of life."""
+        if not line.startswith("["):
+            self.dump.append(line)
+            return False
+        try:
+            what, *rest = json.loads(line)
+        except (ValueError, TypeError):  # a line that is none of ours
+            return False
         self.has_begun = True
         if what == "runs":
             self.label = rest[0]
@@ -169,57 +195,23 @@ class _Said:
             self.verdict = rest[0]
         elif what == "failed":
             self.fault = rest[0]
-
-    def show(self, text: str) -> None:
-        sys.stdout.write(text)
-        self._line_is_open = not text.endswith("\n")
-
-    def close_line(self) -> None:
-        if self._line_is_open:
-            self.show("\n")
+        return True
 
 
-def _hear(process: subprocess.Popen[bytes], sent: bytes) -> _Said:
-    """Listen until it has ended, or has been silent for too long."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    heard: Heard = SimpleQueue()
-    for read, stream in ((_read_messages, process.stdout), (_read_printed, process.stderr)):
-        threading.Thread(target=read, args=(stream, heard), daemon=True).start()
-    with suppress(OSError):  # it has ended already
-        process.stdin.write(sent)
-        process.stdin.close()
-    said, lap, passed_s, silent_s = _Said(), Lap(), 0.0, 0.0
-    try:
-        while said.streams_left and silent_s < said.patience_s and passed_s < START_S + 2 * LIMIT_S:
-            try:
-                lives = said.take(*heard.get(timeout=POLL_S))
-            except Empty:
-                lives = False
-            seconds = lap.seconds()
-            passed_s, silent_s = passed_s + seconds, 0.0 if lives else silent_s + seconds
-    finally:
-        said.close_line()
-    return said
-
-
-def _read_messages(stream: IO[bytes], heard: Heard) -> None:
+def _lines(stream: IO[bytes]) -> Iterator[str]:
     with stream:
         for line in stream:
-            heard.put(("said", line.decode("utf-8", "replace").rstrip()))
-    heard.put(("end", ""))
+            yield line.decode("utf-8", "replace").rstrip()
 
 
-def _read_printed(stream: IO[bytes], heard: Heard) -> None:
-    """Passes on what may be shown, and counts the rest."""
+def _printed(stream: IO[bytes]) -> Iterator[str]:
+    """What may be shown, and a count of the rest."""
     decode, left, more = codecs.getincrementaldecoder("utf-8")("replace").decode, MOST_SHOWN, 0
     with stream:
         while piece := os.read(stream.fileno(), 1 << 16):
             text = decode(piece)
             shown, left, more = text[:left], left - len(text[:left]), more + len(text[left:])
             if shown:
-                heard.put(("printed", shown))
+                yield shown
     if more:
-        heard.put(("printed", f"\n... and {more:,} characters more\n"))
-    heard.put(("end", ""))
+        yield f"\n... and {more:,} characters more\n"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from zerosim.grading.source import is_own
+from zerosim.grading.own_code import is_own
 from zerosim.parallel.base import Strategy
 from zerosim.placement import partition
 from zerosim.tensor import flat

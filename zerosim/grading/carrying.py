@@ -24,8 +24,7 @@ import types
 from typing import Any
 
 from zerosim.errors import InputError
-from zerosim.grading.source import is_own
-from zerosim.grading.words import error_words
+from zerosim.grading.own_code import error_words, is_own
 
 _DERIVED = {"__dict__", "__weakref__", "__annotations__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
 _FRESH = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}

@@ -1,7 +1,7 @@
 """The checks of values and of memory: each holds one run of a solution against a reference or a closed form.
 
-Owns what is compared, and the words of what was expected and counted. Closed forms come from
-`analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is `traffic.py`'s.
+Closed forms come from `analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is checked
+in `traffic.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
-from zerosim.grading.looking import mark_number, most_gathered, peak, where
+from zerosim.grading.record import Peak, mark_number, most_gathered, peak, where
 from zerosim.grading.trial import Trial
 from zerosim.train.result import RunResult
 
@@ -30,82 +30,69 @@ def weights(one: Comparison) -> Check:
     if not different_weights(one.mine, reference):
         return Check("weights", True, expected, f"{of} of {of} are")
     gap = first_gap(one.mine, reference, one.schedule)
-    counted = f"not all are: {gap.words}"
-    return Check("weights", False, expected, counted, hint=gap.hint, where=gap.where)
+    return Check("weights", False, expected, f"not all are: {gap.words}", hint=gap.hint, where=gap.where)
 
 
 def norm(one: Comparison) -> Check:
     """The gradient's norm of every step is DDP's."""
-    ours = [report.grad_norm for report in result_of(one.mine).steps]
-    theirs = [report.grad_norm for report in result_of(one.ddp).steps]
-    expected = f"norms {_floats(theirs)}, as DDP's"
+    ours, theirs = ([report.grad_norm for report in result_of(trial).steps] for trial in (one.mine, one.ddp))
     hint = "" if ours == theirs else "one all_reduce of the squares, op='sum', purpose='control', before the root"
-    return Check("norm", ours == theirs, expected, _floats(ours), hint=hint)
+    return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
 
 
 def states(one: Comparison) -> Check:
     """Bytes of model states on every rank when backward ends, to the byte."""
     result, stage, ranks = result_of(one.mine), one.exercise.stage, one.case.config.ranks
-    psi = psi_of(result, stage)
-    expected = sum(model_states(stage, psi, ranks, COST).values())
+    expected = sum(model_states(stage, psi_of(result, stage), ranks, COST).values())
     counted = [sum(memory.marks["end_of_backward"].by_kind.get(kind, 0) for kind in AT_END) for memory in result.memory]
     words = f"{model_states_text(stage, COST)} = {int(expected):,} B on each rank when backward ends"
     wrong = next((rank for rank, nbytes in enumerate(counted) if nbytes != expected), None)
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
-    record, last = one.mine.records[wrong], (one.case.config.steps or 1) - 1
+    number = mark_number(one.mine.records[wrong], "end_of_backward", (one.case.config.steps or 1) - 1)
     more = counted[wrong] > expected
-    return Check(
-        "bytes",
-        False,
-        words,
-        f"{counted[wrong]:,} B on rank {wrong}",
-        hint="something whole is still live: see the list of what was" if more else "something that must stay is gone",
-        where=where(wrong, record, mark_number(record, "end_of_backward", last)),
-    )
+    hint = "something whole is still live: see the list of what was" if more else "something that must stay is gone"
+    return _failed_on(one, wrong, number, "bytes", words, f"{counted[wrong]:,} B", hint)
 
 
 def highest(one: Comparison) -> Check:
     """The peak of every rank is not above the reference's (and the units that the exercise allows)."""
-    result = result_of(one.mine)
-    unit = max(info.numel for info in result.units) * COST.param + one.case.config.ranks * COST.param
+    unit = max(info.numel for info in result_of(one.mine).units) * COST.param + one.case.config.ranks * COST.param
     slack = one.exercise.slack * unit
     allowed = [peak(record).amount + slack for record in one.schedule.records]
     found = [peak(record) for record in one.mine.records]
-    wrong = next((rank for rank in range(len(found)) if found[rank].amount > allowed[rank]), None)
-    rank = wrong if wrong is not None else 0
-    expected = f"at most {allowed[rank]:,} B, " + (
-        f"the reference's peak and {one.exercise.slack} unit" if slack else "the reference's peak"
-    )
+    wrong = _first_above(found, allowed)
+    than = f"the reference's peak and {one.exercise.slack} unit" if slack else "the reference's peak"
+    expected = f"at most {allowed[wrong or 0]:,} B, {than}"
     if wrong is None:
         return Check("peak", True, expected, f"{found[0].amount:,} B")
-    return Check(
-        "peak",
-        False,
-        expected,
-        f"{found[wrong].amount:,} B on rank {wrong}",
-        hint="free before you allocate: reshard before the gradient is reduced, keep no name on what was freed, "
-        "work in place (out=)",
-        where=where(wrong, one.mine.records[wrong], found[wrong].number),
+    hint = (
+        "free before you allocate: reshard before the gradient is reduced, keep no name on what was freed, "
+        "work in place (out=)"
     )
+    return _failed_on(one, wrong, found[wrong].number, "peak", expected, f"{found[wrong].amount:,} B", hint)
 
 
 def gathered(one: Comparison) -> Check:
     """How many units' whole parameters are there at once."""
     most = one.exercise.gathered or 0
     found = [most_gathered(record) for record in one.mine.records]
-    wrong = next((rank for rank in range(len(found)) if found[rank].amount > most), None)
+    wrong = _first_above(found, [most] * len(found))
     expected = f"at most {most} unit{'s' * (most != 1)} gathered at a time"
     if wrong is None:
         return Check("gathered", True, expected, str(max(one.amount for one in found)))
-    return Check(
-        "gathered",
-        False,
-        expected,
-        f"{found[wrong].amount} on rank {wrong}",
-        hint="reshard() forgets the flat's own reference; bytes live as long as ANY name holds the buffer",
-        where=where(wrong, one.mine.records[wrong], found[wrong].number),
-    )
+    hint = "reshard() forgets the flat's own reference; bytes live as long as ANY name holds the buffer"
+    return _failed_on(one, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
+
+
+def _first_above(found: Sequence[Peak], allowed: Sequence[int]) -> int | None:
+    """The first rank with a peak that is above what is allowed."""
+    return next((rank for rank in range(len(found)) if found[rank].amount > allowed[rank]), None)
+
+
+def _failed_on(one: Comparison, rank: int, number: int, name: str, expected: str, counted: str, hint: str) -> Check:
+    at = where(rank, one.mine.records[rank], number)
+    return Check(name, False, expected, f"{counted} on rank {rank}", hint=hint, where=at)
 
 
 def psi_of(result: RunResult, stage: int) -> int:

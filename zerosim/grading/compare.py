@@ -1,7 +1,4 @@
-"""Where a run's gradients and weights first leave those of a reference, and what that looks like.
-
-Owns comparisons of values; what was live then is `looking.py`'s.
-"""
+"""Where a run's gradients and weights first leave those of a reference, and what that looks like."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
-from zerosim.grading.looking import Where, first_difference, other_kernels, where
+from zerosim.grading.record import Where, first_difference, other_kernels, where
 from zerosim.grading.trial import Trial
 from zerosim.grading.watched import Update
 

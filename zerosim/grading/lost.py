@@ -1,6 +1,6 @@
-"""An answer whose process ended without a verdict: what it did, and at which line, as far as can be told.
+"""An answer whose process ended without a verdict: what it did, and at which line, as far as can be known.
 
-Owns the reading of what faulthandler wrote, and the words. The line is that of the thread that crashed or held on.
+Read from what faulthandler wrote: the line is that of the thread that crashed, or that held the interpreter.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 import signal
 from typing import NamedTuple
 
-from zerosim.grading.exercise import Check, Exercise, Verdict, run_to_the_end
-from zerosim.grading.source import is_own, line_words
+from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.own_code import is_own, line_words
 
 _THREAD = re.compile(r"(Current )?[Tt]hread 0x")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -42,35 +42,31 @@ def lost(one: Exercise, last: Last) -> Verdict:
     """The check that was under way fails; those behind it were not reached."""
     case = next((case for case in one.cases if case.label == last.label), None)
     name = "runs" if case is not None or one.examine is None else "slices"
-    frame = _frame(last)
+    expected = case.expected if case is not None else "an answer that ends"
     counted, hint = _words(last)
-    check = Check(
-        name,
-        False,
-        run_to_the_end(case.config) if case is not None else "an answer that ends",
-        counted + (f", in {frame.function}" if frame else ""),
-        last.label,
-        line_words(frame.file, frame.number) if frame else "",
-        hint,
-    )
+    line, frame = "", _frame(last)
+    if frame is not None:
+        counted, line = f"{counted}, in {frame.function}", line_words(frame.file, frame.number)
+    check = Check(name, False, expected, counted, last.label, line, hint)
     return Verdict((check, *(Check(name, None) for name, _ in one.judges)))
 
 
 def _words(last: Last) -> tuple[str, str]:
-    fatal = next((found[1] for line in last.dump if (found := _FATAL.match(line))), "")
+    """What happened, and a hint."""
     if any(line.startswith("Timeout") for line in last.dump):
-        return f"did not end within {last.silence_s:g} s, and let nothing else run", _HELD
+        return (
+            f"did not end within {last.silence_s:g} s, and let nothing else run",
+            "a call that never returns, such as sum() or list() over an iterator without an end, or C code that waits",
+        )
     if last.code is None:
         return "did not end, and was not heard of any more", "did it stop its own process?"
-    if fatal or last.code < 0:
-        name = fatal.lower() or _signal_name(last.code)
-        return f"ended the process: {name}", _KILLED_HINT if last.code == _KILLED else _CRASH
-    return f"ended the process with exit code {last.code}", "an answer returns, or raises: it ends no process"
-
-
-_HELD = "a call that never returns, such as sum() or list() over an iterator without an end, or C code that waits"
-_CRASH = "C code touched memory that is not its own (ctypes?), or a recursion had no end"
-_KILLED_HINT = "the system ended it: for want of memory?"
+    fatal = next((found[1] for line in last.dump if (found := _FATAL.match(line))), "")
+    if not fatal and last.code >= 0:
+        return f"ended the process with exit code {last.code}", "an answer returns, or raises: it ends no process"
+    hint = "C code touched memory that is not its own (ctypes?), or a recursion had no end"
+    if last.code == _KILLED:
+        hint = "the system ended it: for want of memory?"
+    return f"ended the process: {fatal.lower() or _signal_name(last.code)}", hint
 
 
 def _signal_name(code: int) -> str:

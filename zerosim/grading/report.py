@@ -11,7 +11,7 @@ from html import escape
 
 from zerosim.errors import InputError
 from zerosim.grading.exercise import Check, Exercise, Unsolved, Verdict
-from zerosim.grading.looking import Held, Where
+from zerosim.grading.record import Held, Where
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
 _COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}

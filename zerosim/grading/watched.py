@@ -1,7 +1,4 @@
-"""What a run under the grader's eyes records more than others: gradients that reach the optimizer; and its bounds.
-
-Owns how much a rank may do before it is ended, and what is kept of each update.
-"""
+"""What a graded run records more than others, the gradients that reach the optimizer; and how much a rank may do."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import numpy as np
 from zerosim.device.device import Switch
 from zerosim.device.events import Event, Free, Reader, Recorder
 from zerosim.errors import InputError
+from zerosim.grading.limits import Over
 from zerosim.optim.updater import Updater
 from zerosim.tensor.flat import Flat
 
@@ -32,10 +30,6 @@ class Update(NamedTuple):
     grad: Any
     scale: float
     number: int
-
-
-class Over(BaseException):
-    """Ends a rank of a run that has ended. No Exception: a strategy's own `except Exception` must not stop it."""
 
 
 class Endless(Over):

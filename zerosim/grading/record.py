@@ -1,14 +1,13 @@
-"""What was live on a rank at an event, read from its record alone.
-
-Owns moments (`Where`) and what is held at them. Reads events; touches no device and no strategy.
-"""
+"""What a rank's record shows: what was live at an event, its collectives, and where they part from another rank's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Retag
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.stepper.match import describe
 
@@ -34,68 +33,31 @@ class Where(NamedTuple):
     def __str__(self) -> str:
         return f"rank {self.rank}, event {self.number}: {self.text}"
 
-    def plain(self) -> list[Any]:
-        """As JSON can hold it; `of` makes it a moment again."""
-        return [self.rank, self.number, self.text, self.live]
-
-    @classmethod
-    def of(cls, plain: list[Any]) -> Where:
-        rank, number, text, live = plain
-        return cls(rank, number, text, tuple(Held(*held) for held in live))
-
-
-class _Live:
-    """Folds a record, event by event."""
-
-    def __init__(self) -> None:
-        self.allocs: dict[int, Alloc] = {}
-        self.born: dict[int, int] = {}
-        self.total = 0
-
-    def add(self, number: int, event: Event) -> None:
-        if isinstance(event, Alloc):
-            self.allocs[event.id], self.born[event.id] = event, number
-            self.total += event.nbytes
-        elif isinstance(event, Free):
-            self.total -= self.allocs.pop(event.id).nbytes
-        elif isinstance(event, Retag):
-            self.allocs[event.id] = self.allocs[event.id]._replace(kind=event.kind)
-
-    def held(self) -> tuple[Held, ...]:
-        rows = []
-        for id, alloc in self.allocs.items():
-            unit = alloc.scope.unit
-            rows.append(Held(f"{unit} {alloc.kind}".strip(), unit, alloc.kind, alloc.nbytes, self.born[id]))
-        return tuple(rows)
-
-    def of_kind(self, kind: str) -> list[Alloc]:
-        return [alloc for alloc in self.allocs.values() if alloc.kind == kind]
-
 
 def where(rank: int, record: Sequence[Event], number: int) -> Where:
     """Event `number` of a rank, and what was live after it. Of an empty record: before its first event."""
     if not record:
         return Where(rank, 0, "before its first event", ())
     number = min(number, len(record) - 1)
-    live = _Live()
-    for index, event in enumerate(record[:number]):
-        live.add(index, event)
-    text = describe(record[number], live.allocs, record[:number])
-    live.add(number, record[number])
-    return Where(rank, number, text, live.held())
+    before, event, ledger = list(record[:number]), record[number], MemoryLedger()
+    ledger.read(before)
+    text = describe(event, ledger.live, before)
+    ledger.read([event])
+    born = {alloc.id: index for index, alloc in enumerate(record[: number + 1]) if isinstance(alloc, Alloc)}
+    live = (
+        Held(f"{alloc.scope.unit} {alloc.kind}".strip(), alloc.scope.unit, alloc.kind, alloc.nbytes, born[alloc.id])
+        for alloc in ledger.live.values()
+    )
+    return Where(rank, number, text, tuple(live))
 
 
 def mark_number(record: Sequence[Event], name: str, step: int) -> int:
     """The number of a mark in a step. Raises: StopIteration where it did not come."""
-    return next(
-        i for i, event in enumerate(record) if isinstance(event, Mark) and event.name == name and _in(event, step)
-    )
+    marks = (n for n, event in enumerate(record) if isinstance(event, Mark) and event.name == name)
+    return next(number for number in marks if record[number].scope.step == step)
 
 
-def _in(event: Event, step: int) -> bool:
-    return event.scope.step == step
-
-
+# -- peaks ------------------------------------------------------------------------------------------
 class Peak(NamedTuple):
     """The most that was live at once, and the first event with so much."""
 
@@ -103,37 +65,39 @@ class Peak(NamedTuple):
     number: int
 
 
-def peak(record: Sequence[Event]) -> Peak:
-    """The most bytes."""
-    live, most = _Live(), Peak(0, 0)
+def _nbytes(alloc: Alloc) -> int:
+    return alloc.nbytes
+
+
+def peak(record: Sequence[Event], size: Callable[[Alloc], int] = _nbytes) -> Peak:
+    """The most that was live at once: bytes, or what `size` makes of a buffer."""
+    live, total, most = dict[int, Alloc](), 0, Peak(0, 0)
     for number, event in enumerate(record):
-        live.add(number, event)
-        if live.total > most.amount:
-            most = Peak(live.total, number)
+        if isinstance(event, Alloc):
+            live[event.id] = event
+            total += size(event)
+        elif isinstance(event, Free):
+            total -= size(live.pop(event.id))
+        elif isinstance(event, Retag):
+            before = live[event.id]
+            live[event.id] = after = before._replace(kind=event.kind)
+            total += size(after) - size(before)
+        if total > most.amount:
+            most = Peak(total, number)
     return most
 
 
 def most_gathered(record: Sequence[Event]) -> Peak:
     """The most whole parameter buffers that were gathered at one time."""
-    live, most = _Live(), Peak(0, 0)
-    for number, event in enumerate(record):
-        live.add(number, event)
-        if isinstance(event, Alloc | Retag):
-            count = len(live.of_kind("unsharded_param"))
-            if count > most.amount:
-                most = Peak(count, number)
-    return most
+    return peak(record, lambda alloc: alloc.kind == "unsharded_param")
 
 
+# -- collectives ------------------------------------------------------------------------------------
 class Call(NamedTuple):
-    """A collective of model states as one rank called it: the event's number, and what must agree."""
+    """A collective as one rank called it: the event's number, and what must agree."""
 
     number: int
     what: tuple[int, str, str, int, str, int]  # step, phase, unit, slot, op, payload bytes
-
-    @property
-    def phase(self) -> str:
-        return self.what[1]
 
     @property
     def op(self) -> str:
@@ -160,7 +124,7 @@ def calls(record: Sequence[Event], *, control: bool = False) -> list[Call]:
 
 
 class Difference(NamedTuple):
-    """Where a rank's collectives leave those of another: either may have none there."""
+    """Where a rank's collectives part from those of another: either may have none there."""
 
     mine: Call | None
     other: Call | None
@@ -174,15 +138,13 @@ def first_difference(mine: Sequence[Event], other: Sequence[Event], *, by_unit: 
 
     Without `by_unit` the same call in another unit's turn is alike: a bucket may put it off.
     """
-    ours, theirs = calls(mine), calls(other)
-    for index in range(max(len(ours), len(theirs))):
-        a = ours[index] if index < len(ours) else None
-        b = theirs[index] if index < len(theirs) else None
+    for a, b in zip_longest(calls(mine), calls(other)):
         if a is None or b is None or (a.what != b.what if by_unit else a.what[4:] != b.what[4:]):
             return Difference(a, b)
     return None
 
 
+# -- kernels ----------------------------------------------------------------------------------------
 class Kernels(NamedTuple):
     """A kernel that a rank ran more or fewer times in one unit's backward than the reference.
 
@@ -200,24 +162,20 @@ def other_kernels(mine: Sequence[Event], other: Sequence[Event], step: int, unit
     ours, theirs = _kernels(mine, step, unit), _kernels(other, step, unit)
     for name in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(name, []), theirs.get(name, [])
-        if len(a) != len(b):
-            return Kernels(name, len(a), len(b), a[-1] if len(a) > len(b) else _without(mine, step, unit, ours))
+        if len(a) > len(b):
+            return Kernels(name, len(a), len(b), a[-1])
+        if len(a) < len(b):  # the collective that follows the unit's last kernel went without it
+            last = max((number for numbers in ours.values() for number in numbers), default=0)
+            launches = (n for n, e in enumerate(mine) if n > last and isinstance(e, Launch) and e.scope.unit == unit)
+            return Kernels(name, len(a), len(b), next(launches, last))
     return None
-
-
-def _without(record: Sequence[Event], step: int, unit: str, kernels: dict[str, list[int]]) -> int:
-    """The collective that follows a unit's last kernel of backward; without one, that kernel."""
-    last = max((number for numbers in kernels.values() for number in numbers), default=0)
-    launches = (n for n, e in enumerate(record) if n > last and isinstance(e, Launch) and e.scope.unit == unit)
-    return next(launches, last)
 
 
 def _kernels(record: Sequence[Event], step: int, unit: str) -> dict[str, list[int]]:
     """The numbers of a unit's kernels in backward, by name; sums of collectives may be put off and are left out."""
     found: dict[str, list[int]] = {}
     for number, event in enumerate(record):
-        scope = event.scope
-        is_there = (scope.step, scope.phase, scope.unit) == (step, "backward", unit)
+        is_there = event.scope[:3] == (step, "backward", unit)
         if is_there and isinstance(event, Kernel) and event.name != "reduce":
             found.setdefault(event.name, []).append(number)
     return found
