@@ -27,7 +27,7 @@ from zerosim.errors import InputError, ZerosimError
 from zerosim.grading import Flat, Unit, Zero2, Zero3, find_exercise, grade
 from zerosim.grading.apart import MOST_SHOWN
 from zerosim.grading.carrying import pack, unpack
-from zerosim.grading.lost import Last, lost
+from zerosim.grading.lost import lost
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -129,7 +129,7 @@ DOES = """hread 0x00007f02 [rank 1] (most recent call first):
 def test_the_line_is_that_of_the_thread_that_did_it(dump: str, code: int | None, words: str) -> None:
     """Others may wait in lines of the same answer; what is no ASCII is escaped in a dump."""
     one = find_exercise("zero2")
-    check = lost(one, Last("4 ranks", dump.splitlines(), code, ["/home/ada/café.py"], 5.0)).checks[0]
+    check = lost(one, "4 ranks", dump.splitlines(), code, ["/home/ada/café.py"], 5.0).checks[0]
     assert check.counted.endswith(words)
     assert check.line == ("café.py, line 9" if dump else "")
     assert check.case == "4 ranks"

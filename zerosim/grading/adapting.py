@@ -12,8 +12,8 @@ from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Device
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Check, Unsolved
-from zerosim.grading.limits import Watch, called
+from zerosim.grading.exercise import Check
+from zerosim.grading.limits import Failure, Watch, called
 from zerosim.grading.own_code import text_of
 from zerosim.grading.trial import Make
 from zerosim.models.model import Model
@@ -88,7 +88,7 @@ def _values(buffer: Buffer) -> Any:
     return np.array(buffer.device.backend.to_host(buffer.array))
 
 
-def examine_bounds(answer: Any, watch: Watch) -> Check | Unsolved:
+def examine_bounds(answer: Any, watch: Watch) -> Check | Failure:
     """The slices of some sizes, compared with N slices of ceil(numel / N)."""
     cut = _function(answer, "slice_of(numel, rank, world_size)")
     asked = ""
@@ -103,19 +103,17 @@ def examine_bounds(answer: Any, watch: Watch) -> Check | Unsolved:
                     return wrong
         return None
 
-    came = called(first_wrong, watch, lambda: asked)
-    if came.unsolved:
-        return Unsolved(came.unsolved, came.line)
+    wrong, failure = called(first_wrong, watch, lambda: asked)
+    if failure is not None and failure.reason == "unsolved":
+        return failure
     expected = "N slices of ceil(numel / N) elements, one after the other"
-    if came.stuck:
-        counted, hint = came.stuck, _LOOP
-    elif came.raised:
-        counted, hint = f"raised {came.raised}", ""
-    elif came.value is not None:
-        counted, hint = came.value
-    else:
-        return Check("slices", True, expected, f"{len(SLICES)} sizes, every rank")
-    return Check("slices", False, expected, f"{asked} {counted}", line=came.line, hint=hint)
+    if failure is not None:
+        hint = "" if failure.reason == "error" else _LOOP
+        return Check("slices", False, expected, f"{asked} {failure.text}", line=failure.line, hint=hint)
+    if wrong is not None:
+        counted, hint = wrong
+        return Check("slices", False, expected, f"{asked} {counted}", hint=hint)
+    return Check("slices", True, expected, f"{len(SLICES)} sizes, every rank")
 
 
 def _wrong_bounds(came: Any, right: Slice) -> tuple[str, str] | None:

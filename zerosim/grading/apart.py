@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
@@ -29,7 +29,7 @@ from zerosim.grading.carrying import pack
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.exercise import Check, Exercise, Verdict
 from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
-from zerosim.grading.lost import Last, lost
+from zerosim.grading.lost import lost
 
 START_S = 60.0
 """How long a process may take to say its first word: a cold disk, a busy machine."""
@@ -39,6 +39,9 @@ LINGER_S = 1.0
 
 MOST_SHOWN = 20_000
 """Characters of what an answer prints that are shown."""
+
+MESSAGES = ("alive", "runs", "verdict", "failed")
+"""What it sends: each is a sign of life."""
 
 _MARK = "ZEROSIM_GRADING"
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -77,18 +80,17 @@ def judged_apart(answer: Any, one: Exercise) -> Verdict:
         "silence_s": SILENCE_S,
     }
     with _process() as process:
-        heard = _Heard()
-        heard.listen(process, pickle.dumps(sent))
-        if heard.verdict is not None:
-            return Verdict.from_json(heard.verdict)
-        if heard.fault:
-            raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard.fault}")
-        if not heard.has_begun:
+        heard = _listen(process, pickle.dumps(sent))
+        if "verdict" in heard:
+            return Verdict.from_json(heard["verdict"][0])
+        if "failed" in heard:
+            raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard['failed'][0]}")
+        if "alive" not in heard:
             raise ZerosimError(f"grade starts {sys.executable} in a process of its own, which did not begin to work")
         code = None
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(LINGER_S)
-        return lost(one, Last(heard.label, heard.dump, code, list(files), SILENCE_S))
+        return lost(one, heard.get("runs", [""])[0], heard["dump"], code, list(files), SILENCE_S)
 
 
 @contextmanager
@@ -119,92 +121,73 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-class _Heard:
-    """What is heard of a process: its messages, what faulthandler writes, and what it prints, which is shown at once.
+def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any]]:
+    """Send it the answer, show what it prints, and listen until it has ended or has been silent for too long.
 
-    Each pipe is read by a thread, whose lines are taken on the caller's: a notebook shows what that one prints.
+    Gives its last message of each kind (`inside.py`), and under 'dump' the lines that faulthandler wrote.
     """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    queue: SimpleQueue[list[Any]] = SimpleQueue()
 
-    def __init__(self) -> None:
-        self.has_begun = False
-        self.label = ""
-        self.verdict: list[Any] | None = None
-        self.fault = ""
-        self.dump: list[str] = []
-        self._streams_left = 2
-        self._line_is_open = False
+    def read(rows: Iterator[list[Any]]) -> None:
+        for row in rows:
+            queue.put(row)
+        queue.put(["end"])
 
-    def listen(self, process: subprocess.Popen[bytes], sent: bytes) -> None:
-        """Until it has ended, or has been silent for too long."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        queue: SimpleQueue[tuple[Callable[[str], bool], str]] = SimpleQueue()
-
-        def read(texts: Iterator[str], take: Callable[[str], bool]) -> None:
-            for text in texts:
-                queue.put((take, text))
-            queue.put((self._end, ""))
-
-        for args in ((_lines(process.stdout), self._take), (_printed(process.stderr), self._show)):
-            threading.Thread(target=read, args=args, daemon=True).start()
-        with suppress(OSError):  # it has ended already
-            process.stdin.write(sent)
-            process.stdin.close()
-        lap, passed_s, silent_s = Lap(), 0.0, 0.0
-        try:
-            while self._streams_left and silent_s < self._patience_s and passed_s < START_S + 2 * LIMIT_S:
-                try:
-                    take, text = queue.get(timeout=POLL_S)
-                    lives = take(text)
-                except Empty:
-                    lives = False
-                seconds = lap.seconds()
-                passed_s, silent_s = passed_s + seconds, 0.0 if lives else silent_s + seconds
-        finally:
-            if self._line_is_open:
-                self._show("\n")
-
-    @property
-    def _patience_s(self) -> float:
-        """How long it may be silent from here on. The process itself takes half of that for a fault."""
-        return LINGER_S if self.verdict or self.fault else 2 * SILENCE_S if self.has_begun else START_S
-
-    def _end(self, text: str) -> bool:
-        self._streams_left -= 1
-        return False
-
-    def _show(self, text: str) -> bool:
-        sys.stdout.write(text)
-        self._line_is_open = not text.endswith("\n")
-        return False
-
-    def _take(self, line: str) -> bool:
-        """True for a message, which is a sign of life."""
-        if not line.startswith("["):
-            self.dump.append(line)
-            return False
-        try:
-            what, *rest = json.loads(line)
-        except (ValueError, TypeError):  # a line that is none of ours
-            return False
-        self.has_begun = True
-        if what == "runs":
-            self.label = rest[0]
-        elif what == "verdict":
-            self.verdict = rest[0]
-        elif what == "failed":
-            self.fault = rest[0]
-        return True
+    for rows in (_messages(process.stdout), _printed(process.stderr)):
+        threading.Thread(target=read, args=(rows,), daemon=True).start()
+    with suppress(OSError):  # it has ended already
+        process.stdin.write(sent)
+        process.stdin.close()
+    heard: dict[str, list[Any]] = {"dump": []}
+    lap, passed_s, silent_s, streams_left, line_is_open = Lap(), 0.0, 0.0, 2, False
+    try:
+        while streams_left and silent_s < _patience_s(heard) and passed_s < START_S + 2 * LIMIT_S:
+            try:
+                kind, *rest = queue.get(timeout=POLL_S)
+            except Empty:
+                kind, rest = "", []
+            seconds = lap.seconds()
+            passed_s, silent_s = passed_s + seconds, silent_s + seconds
+            if kind == "end":
+                streams_left -= 1
+            elif kind == "printed":
+                sys.stdout.write(rest[0])
+                line_is_open = not rest[0].endswith("\n")
+            elif kind == "dump":
+                heard["dump"] += rest
+            elif kind in MESSAGES:
+                heard[kind], silent_s = rest, 0.0
+    finally:
+        if line_is_open:
+            sys.stdout.write("\n")
+    return heard
 
 
-def _lines(stream: IO[bytes]) -> Iterator[str]:
+def _patience_s(heard: dict[str, list[Any]]) -> float:
+    """How long it may be silent from here on. The process itself takes half of that for a fault."""
+    if "verdict" in heard or "failed" in heard:
+        return LINGER_S
+    return 2 * SILENCE_S if "alive" in heard else START_S
+
+
+def _messages(stream: IO[bytes]) -> Iterator[list[Any]]:
+    """Its messages; any other line was written by faulthandler."""
     with stream:
         for line in stream:
-            yield line.decode("utf-8", "replace").rstrip()
+            text = line.decode("utf-8", "replace").rstrip()
+            if not text.startswith("["):
+                yield ["dump", text]
+                continue
+            with suppress(ValueError):  # a line that is none of ours
+                message = json.loads(text)
+                if message and message[0] in MESSAGES:
+                    yield message
 
 
-def _printed(stream: IO[bytes]) -> Iterator[str]:
+def _printed(stream: IO[bytes]) -> Iterator[list[Any]]:
     """What may be shown, and a count of the rest."""
     decode, left, more = codecs.getincrementaldecoder("utf-8")("replace").decode, MOST_SHOWN, 0
     with stream:
@@ -212,6 +195,6 @@ def _printed(stream: IO[bytes]) -> Iterator[str]:
             text = decode(piece)
             shown, left, more = text[:left], left - len(text[:left]), more + len(text[left:])
             if shown:
-                yield shown
+                yield ["printed", shown]
     if more:
-        yield f"\n... and {more:,} characters more\n"
+        yield ["printed", f"\n... and {more:,} characters more\n"]

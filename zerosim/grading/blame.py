@@ -11,8 +11,9 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.standing import ranks_text
 from zerosim.device.device import Buffer
 from zerosim.device.events import Alloc, Free
-from zerosim.grading.record import Call, Where, calls, where
-from zerosim.grading.trial import Failure, Trial
+from zerosim.grading.limits import Failure
+from zerosim.grading.record import Call, Finding, Where, calls, where
+from zerosim.grading.trial import Trial
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
 from zerosim.tensor.flat import Flat
@@ -52,22 +53,14 @@ _NO_NAME = "there is no such name: see the tables of what you have"
 _KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy)}
 
 
-class Blame(NamedTuple):
-    """What happened, a hint, and where."""
-
-    words: str
-    hint: str
-    where: Where
-
-
-def blame(trial: Trial, reference: Callable[[], Trial]) -> Blame:
+def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
     """Of a failed trial; `reference` runs the same case as it should be."""
     failure = trial.failure
     assert failure is not None
     if failure.reason in ("deadlock", "mismatch"):
         return _parted(trial, failure, reference)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
-    return Blame(failure.text, hint, _freed(trial, failure) or _last(trial, failure.rank))
+    return Finding(failure.text, hint, _freed(trial, failure) or _last(trial, failure.rank))
 
 
 def _freed(trial: Trial, failure: Failure) -> Where | None:
@@ -111,12 +104,12 @@ class _Odd(NamedTuple):
     theirs: Call | None
 
 
-def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> Blame:
+def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> Finding:
     """Collectives that do not fit together: the first place where some ranks' are not the others'."""
     odd = _odd_ones_out(trial, reference)
     if odd is None:
         first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
-        return Blame(first, ALIKE, _last(trial, failure.rank))
+        return Finding(first, ALIKE, _last(trial, failure.rank))
     words = f"{_did(odd.ranks, odd.mine)}, where {_did(odd.others, odd.theirs)}"
     if failure.reason == "deadlock":
         waiting = odd.others if odd.theirs else odd.ranks
@@ -124,7 +117,7 @@ def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> B
     rank = odd.ranks[0]
     at = where(rank, trial.records[rank], odd.mine.number) if odd.mine else _last(trial, rank)
     sides = f"{ranks_text(odd.ranks)} and on {ranks_text(odd.others)}"
-    return Blame(words, f"{ALIKE}: look for a condition that differs on {sides}", at)
+    return Finding(words, f"{ALIKE}: look for a condition that differs on {sides}", at)
 
 
 def _did(ranks: list[int], call: Call | None) -> str:

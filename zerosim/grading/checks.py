@@ -12,7 +12,7 @@ from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, 
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.record import Peak, mark_number, most_gathered, peak, where
-from zerosim.grading.trial import Trial
+from zerosim.grading.trial import result_of
 from zerosim.train.result import RunResult
 
 COST = bytes_per_parameter(2, 2, 2)
@@ -98,11 +98,6 @@ def _failed_on(one: Comparison, rank: int, number: int, name: str, expected: str
 def psi_of(result: RunResult, stage: int) -> int:
     """The model's parameters, padded where its buffers are cut."""
     return padded_numel([info.numel for info in result.units], result.config.ranks if stage else 1)
-
-
-def result_of(trial: Trial) -> RunResult:
-    assert trial.result is not None
-    return trial.result
 
 
 def _floats(values: Sequence[float]) -> str:

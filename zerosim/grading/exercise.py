@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.grading.given.bugs import source_of
-from zerosim.grading.limits import Watch
+from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.record import Held, Where
 from zerosim.grading.trial import Make, Trial
 
@@ -56,24 +56,21 @@ class Check(NamedTuple):
     where: Where | None = None
 
 
-class Unsolved(NamedTuple):
-    """What is still to be written, in words, and the line where it is reached."""
-
-    words: str
-    line: str = ""
-
-
 class Verdict(NamedTuple):
-    """What came of an answer. `void`: why nothing of it counts, '' where it does. JSON keeps it, as nested lists."""
+    """What came of an answer. JSON keeps it, as nested lists.
+
+    unsolved   what is still to be written, and the line where it is reached
+    void       why nothing of it counts, '' where it does
+    """
 
     checks: tuple[Check, ...] = ()
-    unsolved: Unsolved | None = None
+    unsolved: Failure | None = None
     void: str = ""
 
     @classmethod
     def from_json(cls, parts: list[Any]) -> Verdict:
         checks, unsolved, void = parts
-        return cls(tuple(map(_check, checks)), unsolved and Unsolved(*unsolved), void)
+        return cls(tuple(map(_check, checks)), unsolved and Failure(*unsolved), void)
 
 
 def _check(parts: list[Any]) -> Check:
@@ -116,7 +113,7 @@ class Exercise:
     decisive: tuple[str, ...] = ("weights",)
     gathered: int | None = None
     slack: int = 0
-    examine: Callable[[Any, Watch], Check | Unsolved] | None = None
+    examine: Callable[[Any, Watch], Check | Failure] | None = None
 
     @property
     def skeleton(self) -> str:

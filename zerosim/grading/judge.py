@@ -13,8 +13,8 @@ from zerosim.grading.apart import judged_apart
 from zerosim.grading.blame import blame
 from zerosim.grading.borrowed import changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
-from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Unsolved, Verdict
-from zerosim.grading.limits import Watch
+from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Verdict
+from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import error_words
 from zerosim.grading.report import Grade
 from zerosim.grading.trial import Trial, attempt
@@ -72,7 +72,7 @@ def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -
         counted = f"{_listed(names)} changed while it ran"
         hint = "a strategy changes its own buffers and itself: what you would change in zerosim, override in your class"
         return Verdict((Check("answer", False, "zerosim as it was", counted, hint=hint),))
-    if isinstance(own, Unsolved):
+    if isinstance(own, Failure):
         return Verdict(unsolved=own)
     void = f"{_listed(sorted(borrowed))}, zerosim's own, did the work: write it yourself" if borrowed else ""
     if own is not None and not own.passed:
@@ -87,19 +87,19 @@ def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -
 
 def _ran(
     load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, trials: list[tuple[Case, Trial]]
-) -> Check | Unsolved | None:
+) -> Check | Failure | None:
     """Put an answer's runs into `trials`, up to the first that fails; the check of it by itself, where there is one."""
     answer = load()
     make = one.adapt(answer)
     own = one.examine(answer, watch) if one.examine is not None else None
-    if isinstance(own, Unsolved) or (own is not None and not own.passed):
+    if isinstance(own, Failure) or (own is not None and not own.passed):
         return own
     for case in one.cases:
         begin(case.label)
         mine = attempt(case.config, make, watch)
         failure = mine.failure
         if failure is not None and failure.reason == "unsolved":
-            return Unsolved(failure.text, failure.line)
+            return failure
         trials.append((case, mine))
         if failure is not None:  # the next case would fail alike, and an endless one takes its time
             break

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, unsolved_words
+from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
 
 POLL_S = 0.05
 PATIENCE_S = 1.5
@@ -28,11 +28,23 @@ class Over(BaseException):
     """Ends a thread of a run that has ended. No Exception: a strategy's own `except Exception` must not stop it."""
 
 
-class Stop(NamedTuple):
-    """Why an answer does not go on: 'late', 'stuck' or 'endless', and in words."""
+class Failure(NamedTuple):
+    """Why an answer ended early: the first failure.
+
+    reason   unsolved, deadlock, mismatch, stuck, endless, late or error
+    text     one line, with where in the program it was
+    line     the student's own line that ran then, or ''
+    rank     of a run
+    """
 
     reason: str
-    words: str
+    text: str
+    line: str = ""
+    rank: int = 0
+
+    @classmethod
+    def unsolved(cls, error: NotImplementedError, line: str, rank: int = 0) -> Failure:
+        return cls("unsolved", text_of(error) or "what raises NotImplementedError", line, rank)
 
 
 class Lap:
@@ -58,8 +70,8 @@ class Watch:
         self,
         has_ended: Callable[[float], bool],
         progress: Callable[[], object],
-        bound: Callable[[], Stop | None] = lambda: None,
-    ) -> Stop | None:
+        bound: Callable[[], Failure | None] = lambda: None,
+    ) -> Failure | None:
         """Wait until `has_ended` (given seconds, as a lock is); what speaks against waiting any longer, or None."""
         seen, still = None, 0
         while not has_ended(POLL_S):
@@ -67,13 +79,13 @@ class Watch:
             self.beat()
             now = progress()
             if self._passed_s >= LIMIT_S:
-                return Stop("late", f"did not end within {LIMIT_S:g} s")
+                return Failure("late", f"did not end within {LIMIT_S:g} s")
             if (stop := bound()) is not None:
                 return stop
             if now != seen:
                 seen, still = now, 0
             elif still * POLL_S >= PATIENCE_S:
-                return Stop("stuck", f"did nothing for {PATIENCE_S:g} s")
+                return Failure("stuck", f"did nothing for {PATIENCE_S:g} s")
             still += 1
         return None
 
@@ -94,33 +106,21 @@ def end_threads(left: Callable[[], Iterable[int]], error: type[BaseException] = 
         time.sleep(POLL_S)
 
 
-class Came(NamedTuple):
-    """What came of a call: its value, or (`raised`, in words) what it raised, or (`stuck`) nothing in time.
-
-    `unsolved` are the words of a NotImplementedError; `line` is the student's own.
-    """
-
-    value: Any = None
-    raised: str = ""
-    unsolved: str = ""
-    stuck: str = ""
-    line: str = ""
-
-
-def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], object] = lambda: None) -> Came:
-    """Call what may do anything, in a thread of its own, which is ended where it does not end. Raises nothing of its.
+def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], object]) -> tuple[Any, Failure | None]:
+    """Call what may do anything, in a thread of its own, which is ended where it does not end: its value, or why none.
 
     `progress` gives another value as long as it gets on.
     """
-    came: list[Came] = []
+    came: list[tuple[Any, Failure | None]] = []
 
     def call() -> None:
         try:
-            came.append(Came(function()))
+            came.append((function(), None))
         except NotImplementedError as error:
-            came.append(Came(unsolved=unsolved_words(error), line=line_of_trace(error.__traceback__)))
+            came.append((None, Failure.unsolved(error, line_of_trace(error.__traceback__))))
         except BaseException as error:  # SystemExit too
-            came.append(Came(raised=error_words(error), line=line_of_trace(error.__traceback__)))
+            words = f"raised {error_words(error)}"
+            came.append((None, Failure("error", words, line_of_trace(error.__traceback__))))
 
     def has_ended(seconds: float) -> bool:
         thread.join(seconds)
@@ -130,8 +130,8 @@ def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], obj
     thread.start()
     number = thread.ident or 0
     try:
-        stop = watch.wait(has_ended, progress)
+        stopped = watch.wait(has_ended, progress)
         line = line_of_frame(sys._current_frames().get(number))
     finally:
         end_threads(lambda: [number] if thread.is_alive() else [])
-    return Came(stuck=stop.words, line=line) if stop is not None else came[0]
+    return came[0] if stopped is None else (None, stopped._replace(line=line))

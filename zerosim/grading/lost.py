@@ -18,55 +18,48 @@ _FATAL = re.compile(r"(?:Fatal Python error|Windows fatal exception): (.*)")
 _KILLED = -9
 
 
-class Last(NamedTuple):
-    """What is known of the process: the case under way ('': none yet), what faulthandler wrote, its exit code.
-
-    `code` is None where it went on until it was ended. `files`: those that the student's code comes from; `silence_s`:
-    how long it may hold the interpreter.
-    """
-
-    label: str
-    dump: list[str]
-    code: int | None
-    files: list[str]
-    silence_s: float
-
-
 class _Frame(NamedTuple):
     file: str
     number: int
     function: str
 
 
-def lost(one: Exercise, last: Last) -> Verdict:
-    """The check that was under way fails; those behind it were not reached."""
-    case = next((case for case in one.cases if case.label == last.label), None)
+def lost(one: Exercise, label: str, dump: list[str], code: int | None, files: list[str], silence_s: float) -> Verdict:
+    """The check that was under way fails; those behind it were not reached.
+
+    label       the case that was under way; '' where none was yet
+    dump        the lines that faulthandler wrote
+    code        the process's exit code; None where it went on until it was ended
+    files       those that the student's code comes from
+    silence_s   how long it may hold the interpreter
+    """
+    case = next((case for case in one.cases if case.label == label), None)
     name = "runs" if case is not None or one.examine is None else "slices"
     expected = case.expected if case is not None else "an answer that ends"
-    counted, hint = _words(last)
-    line, frame = "", _frame(last)
+    counted, hint = _words(dump, code, silence_s)
+    line, frame = "", _frame(dump, files)
     if frame is not None:
         counted, line = f"{counted}, in {frame.function}", line_words(frame.file, frame.number)
-    check = Check(name, False, expected, counted, last.label, line, hint)
+    check = Check(name, False, expected, counted, label, line, hint)
     return Verdict((check, *(Check(name, None) for name, _ in one.judges)))
 
 
-def _words(last: Last) -> tuple[str, str]:
+def _words(dump: list[str], code: int | None, silence_s: float) -> tuple[str, str]:
     """What happened, and a hint."""
-    if any(line.startswith("Timeout") for line in last.dump):
+    if any(line.startswith("Timeout") for line in dump):
         return (
-            f"did not end within {last.silence_s:g} s, and let nothing else run",
+            f"did not end within {silence_s:g} s, and let nothing else run",
             "a call that never returns, such as sum() or list() over an iterator without an end, or C code that waits",
         )
-    if last.code is None:
+    if code is None:
         return "did not end, and was not heard of any more", "did it stop its own process?"
-    fatal = next((found[1] for line in last.dump if (found := _FATAL.match(line))), "")
-    if not fatal and last.code >= 0:
-        return f"ended the process with exit code {last.code}", "an answer returns, or raises: it ends no process"
+    fatal = next((found[1] for line in dump if (found := _FATAL.match(line))), "")
+    if not fatal and code >= 0:
+        return f"ended the process with exit code {code}", "an answer returns, or raises: it ends no process"
     hint = "C code touched memory that is not its own (ctypes?), or a recursion had no end"
-    if last.code == _KILLED:
+    if code == _KILLED:
         hint = "the system ended it: for want of memory?"
-    return f"ended the process: {fatal.lower() or _signal_name(last.code)}", hint
+    return f"ended the process: {fatal.lower() or _signal_name(code)}", hint
 
 
 def _signal_name(code: int) -> str:
@@ -76,18 +69,18 @@ def _signal_name(code: int) -> str:
         return f"signal {-code}"
 
 
-def _frame(last: Last) -> _Frame | None:
+def _frame(dump: list[str], files: list[str]) -> _Frame | None:
     """The student's innermost frame of the thread that crashed, else of the one that is in a line of theirs."""
-    files = {name.encode("ascii", "backslashreplace").decode(): name for name in last.files}  # as it is dumped
+    names = {name.encode("ascii", "backslashreplace").decode(): name for name in files}  # by how they are dumped
     threads: list[tuple[bool, list[_Frame]]] = []
-    for line in last.dump:
+    for line in dump:
         if (thread := _THREAD.match(line)) is not None:
             threads.append((bool(thread[1]), []))
         elif threads and (found := _FRAME.match(line)) is not None:
-            threads[-1][1].append(_Frame(files.get(found[1], found[1]), int(found[2]), found[3]))
+            threads[-1][1].append(_Frame(names.get(found[1], found[1]), int(found[2]), found[3]))
 
     def is_students(frame: _Frame) -> bool:
-        return frame.file in last.files or (is_own(frame.file) and not frame.file.startswith("<"))
+        return frame.file in files or (is_own(frame.file) and not frame.file.startswith("<"))
 
     threads.sort(key=lambda thread: (not thread[0], not (thread[1] and is_students(thread[1][0]))))
     return next((frame for _, frames in threads for frame in frames if is_students(frame)), None)

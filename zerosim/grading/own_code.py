@@ -66,11 +66,6 @@ def error_words(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def unsolved_words(error: NotImplementedError) -> str:
-    """What is to be written."""
-    return text_of(error) or "what raises NotImplementedError"
-
-
 def text_of(value: Any, show: Callable[[Any], str] = str) -> str:
     """`show(value)` on one line, shortened; where that fails, words that say so."""
     try:

@@ -34,6 +34,14 @@ class Where(NamedTuple):
         return f"rank {self.rank}, event {self.number}: {self.text}"
 
 
+class Finding(NamedTuple):
+    """What was found in words, a hint, and where."""
+
+    words: str
+    hint: str
+    where: Where | None
+
+
 def where(rank: int, record: Sequence[Event], number: int) -> Where:
     """Event `number` of a rank, and what was live after it. Of an empty record: before its first event."""
     if not record:
@@ -145,29 +153,20 @@ def first_difference(mine: Sequence[Event], other: Sequence[Event], *, by_unit: 
 
 
 # -- kernels ----------------------------------------------------------------------------------------
-class Kernels(NamedTuple):
-    """A kernel that a rank ran more or fewer times in one unit's backward than the reference.
-
-    `number`: the last of them or, where some are missing, what was done without.
-    """
-
-    name: str
-    mine: int
-    other: int
-    number: int
-
-
-def other_kernels(mine: Sequence[Event], other: Sequence[Event], step: int, unit: str) -> Kernels | None:
-    """The first kernel that one unit's backward runs more or fewer times than the reference's does."""
+def other_kernels(
+    mine: Sequence[Event], other: Sequence[Event], step: int, unit: str
+) -> tuple[str, int, int, int] | None:
+    """The first kernel that one unit's backward runs more or fewer times than the reference's does: its name, both
+    counts, and the number of the last one that is too many or, where some are missing, of what was done without."""
     ours, theirs = _kernels(mine, step, unit), _kernels(other, step, unit)
     for name in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(name, []), theirs.get(name, [])
         if len(a) > len(b):
-            return Kernels(name, len(a), len(b), a[-1])
+            return name, len(a), len(b), a[-1]
         if len(a) < len(b):  # the collective that follows the unit's last kernel went without it
             last = max((number for numbers in ours.values() for number in numbers), default=0)
             launches = (n for n, e in enumerate(mine) if n > last and isinstance(e, Launch) and e.scope.unit == unit)
-            return Kernels(name, len(a), len(b), next(launches, last))
+            return name, len(a), len(b), next(launches, last)
     return None
 
 

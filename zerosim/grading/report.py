@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from html import escape
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Check, Exercise, Unsolved, Verdict
+from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.limits import Failure
 from zerosim.grading.record import Held, Where
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
@@ -113,9 +114,9 @@ def _why_none(grade: Grade) -> str:
     return ": the weights are wrong" if "weights" in failed else f": nothing counts without {' and '.join(failed)}"
 
 
-def _unsolved(grade: Grade, unsolved: Unsolved) -> list[str]:
+def _unsolved(grade: Grade, unsolved: Failure) -> list[str]:
     where = [f"It is reached at {unsolved.line.split(':')[0]}."] if unsolved.line else []
-    return [f"To be written: {unsolved.words}.", *where, f"Hint: {grade.exercise.hint(1)}"]
+    return [f"To be written: {unsolved.text}.", *where, f"Hint: {grade.exercise.hint(1)}"]
 
 
 def _sentence(check: Check) -> str:

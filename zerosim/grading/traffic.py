@@ -12,10 +12,10 @@ from fractions import Fraction
 from zerosim.analysis.formulas.states import padded_numel
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
-from zerosim.grading.checks import psi_of, result_of
+from zerosim.grading.checks import psi_of
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.record import Where, calls, carries_states, first_difference, where
-from zerosim.grading.trial import Trial
+from zerosim.grading.trial import Trial, result_of
 
 HALVES = ("reduce_scatter", "all_gather")
 _NO_COMPUTE = ("reduce", "fill", "copy")

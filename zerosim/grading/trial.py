@@ -22,8 +22,8 @@ from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event
 from zerosim.device.memory import Exact
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
-from zerosim.grading.limits import Over, Stop, Watch, end_threads, raise_in
-from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of, unsolved_words
+from zerosim.grading.limits import Failure, Over, Watch, end_threads, raise_in
+from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
 from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Update, WatchedUpdater
 from zerosim.ledger.ranks import Books
 from zerosim.models.model import Model
@@ -35,20 +35,6 @@ from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome, world_of
 
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
-
-
-class Failure(NamedTuple):
-    """Why a run ended early: the first failure.
-
-    reason   unsolved, deadlock, mismatch, stuck, endless, late or error
-    text     one line, with where in the program it was
-    line     the strategy's own line that ran then, or ''
-    """
-
-    reason: str
-    rank: int
-    text: str
-    line: str = ""
 
 
 class Trial(NamedTuple):
@@ -64,6 +50,12 @@ class Trial(NamedTuple):
     updates: list[list[Update]]
     ended: list[bool]
     gathered_bytes: dict[str, int]
+
+
+def result_of(trial: Trial) -> RunResult:
+    """Of a run that is known to have finished."""
+    assert trial.result is not None
+    return trial.result
 
 
 def attempt(config: RunConfig, make: Make = build_strategy, watch: Watch | None = None) -> Trial:
@@ -83,7 +75,7 @@ def attempt(config: RunConfig, make: Make = build_strategy, watch: Watch | None 
             result = run.experiment.result(outcomes, run.books, records)
         except Exception as error:
             words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
-            failure = Failure("error", 0, words)
+            failure = Failure("error", words)
     padded = run.experiment.layout.padded
     sizes = {flat.name: padded(flat.name, "optim") * flat.dtype.itemsize for flat in run.experiment.model.flats}
     updates, ended = [rank.updates for rank in run.ranks], [rank.has_ended for rank in run.ranks]
@@ -130,9 +122,9 @@ class _Run:
         scheduler = self.transport.scheduler
         try:
             self.threads.start()
-            stop = watch.wait(scheduler.ended.wait, self.transport.progress, self._endless)
-            if stop is not None:
-                self._stop(stop)
+            why = watch.wait(scheduler.ended.wait, self.transport.progress, self._endless)
+            if why is not None:
+                self._stop(why)
         except BaseException as error:  # KeyboardInterrupt above all
             scheduler.abort(error)
             raise
@@ -149,7 +141,8 @@ class _Run:
         """A record of which something is missing counts nothing."""
         for rank, (device, recorder) in enumerate(zip(self.devices, self.recorders, strict=True)):
             if device.recorder is not recorder or not recorder.is_whole:
-                return Failure("error", rank, f"rank {rank}'s record is not whole: what it did was taken out of it")
+                words = f"rank {rank}'s record is not whole: what it did was taken out of it"
+                return Failure("error", words, rank=rank)
         return None
 
     # -- on a rank's own thread ---------------------------------------------------------------------
@@ -173,20 +166,20 @@ class _Run:
             rank.is_running = False  # a thread's number is used again after its end
 
     # -- on the thread of the one that watches ------------------------------------------------------
-    def _endless(self) -> Stop | None:
+    def _endless(self) -> Failure | None:
         """A rank did too much, and its strategy swallowed the error."""
         is_over = any(recorder.is_over for recorder in self.recorders)
-        return Stop("endless", f"did more than {EVENTS_PER_STEP:,} things a step, and goes on") if is_over else None
+        return Failure("endless", f"did more than {EVENTS_PER_STEP:,} things a step, and goes on") if is_over else None
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, why: Failure) -> None:
         """End a run that will not end by itself, and note where the rank stands that has the turn."""
         scheduler, frames = self.transport.scheduler, sys._current_frames()
         running = [rank for rank, state in enumerate(scheduler.states) if state is State.RUNNING] or [0]
         for rank in running:
             self.ranks[rank].line = line_of_frame(frames.get(self.ranks[rank].thread))
         first = running[0]
-        text = f"{ranks_text(running)} {stop.words}, in {place(self.devices[first].where)}"
-        self._stopped = Failure(stop.reason, first, text, self.ranks[first].line)
+        text = f"{ranks_text(running)} {why.text}, in {place(self.devices[first].where)}"
+        self._stopped = Failure(why.reason, text, self.ranks[first].line, first)
         scheduler.abort(LateRank(text, rank=first))
         raise_in(self.ranks[rank].thread for rank in running)
 
@@ -195,23 +188,23 @@ class _Run:
             return self._stopped
         if isinstance(error, Deadlock):
             rank = next((number for number, rank in enumerate(self.ranks) if not rank.has_ended), 0)
-            return Failure("deadlock", rank, text_of(error), self.ranks[rank].line)
-        return self._raised[0] if self._raised else Failure("error", 0, error_words(error), self.ranks[0].line)
+            return Failure("deadlock", text_of(error), self.ranks[rank].line, rank)
+        return self._raised[0] if self._raised else Failure("error", error_words(error), self.ranks[0].line)
 
 
 def _in_words(error: BaseException, rank: int, line: str, models: list[Model]) -> Failure:
     """What a rank raised, put into words on its own thread: they are a student's object's, and may take their time."""
     if isinstance(error, NotImplementedError):
-        return Failure("unsolved", rank, unsolved_words(error), line)
+        return Failure.unsolved(error, line, rank)
     if isinstance(error, Mismatch):
-        return Failure("mismatch", rank, text_of(error), line)
+        return Failure("mismatch", text_of(error), line, rank)
     if isinstance(error, Endless):
-        return Failure("endless", rank, text_of(error) + _too_small(models), line)
+        return Failure("endless", text_of(error) + _too_small(models), line, rank)
     text = text_of(error) if isinstance(error, InputError) else error_words(error)
     scope = error.__dict__.get("zerosim_scope")
     if scope is not None:
         text = f"in {place_in_step(scope)}: {text}"
-    return Failure("error", rank, text + _too_small(models), line)
+    return Failure("error", text + _too_small(models), line, rank)
 
 
 def _too_small(models: list[Model]) -> str:

@@ -18,11 +18,12 @@ EVENTS_PER_STEP = 10_000
 
 
 class Update(NamedTuple):
-    """A gradient as it reached the optimizer on one rank, on the host, and what it was multiplied by.
+    """A gradient as it reached the optimizer on a rank, on the host, and what it was multiplied by.
 
     `start` and `size` are the own slice's; `grad` should have `size` elements. `number` counts the rank's events.
     """
 
+    rank: int
     step: int
     unit: str
     start: int
@@ -96,6 +97,6 @@ class WatchedUpdater(Updater):
             )
         if grad is not None:
             values = np.array(flat.device.backend.to_host(grad.array))
-            step = flat.device.where.step
-            self._seen.append(Update(step, flat.name, own.start, own.size, values, grad_scale, self._recorder.count))
+            where = flat.device.rank, flat.device.where.step, flat.name
+            self._seen.append(Update(*where, own.start, own.size, values, grad_scale, self._recorder.count))
         super().update(flat, grad_scale)
