@@ -25,9 +25,9 @@ from grading_here import Own2, Own3
 from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
 from zerosim.grading import Flat, Unit, Zero2, Zero3, find_exercise, grade
-from zerosim.grading.apart import MOST_SHOWN
-from zerosim.grading.carrying import pack, unpack
-from zerosim.grading.lost import lost
+from zerosim.grading.crashes import lost
+from zerosim.grading.pickling import pack, unpack
+from zerosim.grading.process import MOST_SHOWN
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -89,7 +89,7 @@ class Leaves(Own3):
 def test_what_nothing_inside_could_end_is_ended_and_named(
     answer: Any, exercise: str, check: str, words: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zerosim.grading.apart.SILENCE_S", 1.0)
+    monkeypatch.setattr("zerosim.grading.process.SILENCE_S", 1.0)
     found = grade(answer, exercise)
     assert found.state == "failed"
     assert found.points == 0

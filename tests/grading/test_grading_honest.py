@@ -496,7 +496,7 @@ def test_a_long_text_is_shortened() -> None:
 
 # -- time -------------------------------------------------------------------------------------------
 def test_an_answer_that_goes_on_for_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zerosim.grading.limits.LIMIT_S", 0.5)
+    monkeypatch.setattr("zerosim.grading.limits.LIMIT_S", 2.0)
 
     class Sleepy(Own2):
         def spread(self, flat: Flat) -> None:
@@ -504,7 +504,7 @@ def test_an_answer_that_goes_on_for_too_long_is_ended(monkeypatch: pytest.Monkey
             super().spread(flat)
 
     check = grade(Sleepy, "zero2")["runs"]
-    assert "did not end within 0.5 s, in optimizer" in check.counted
+    assert "did not end within 2 s, in optimizer" in check.counted
     assert check.line.endswith("time.sleep(0.2)")
     assert "what else does yours do" in check.hint
 

@@ -6,7 +6,7 @@
 
     print(grade(MyZero2, "zero2"))
 
-An answer runs in a process of its own (`apart.py`), on a copy of itself (`carrying.py`). Each run is held against the
+An answer runs in a process of its own (`process.py`), on a copy of itself (`pickling.py`). Each run is held against the
 package's own strategies (`checks.py`, `traffic.py`) and the closed forms of `analysis/formulas`.
 """
 

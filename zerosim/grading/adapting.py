@@ -88,7 +88,7 @@ def _values(buffer: Buffer) -> Any:
     return np.array(buffer.device.backend.to_host(buffer.array))
 
 
-def examine_bounds(answer: Any, watch: Watch) -> Check | Failure:
+def examine_bounds(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
     """The slices of some sizes, compared with N slices of ceil(numel / N)."""
     cut = _function(answer, "slice_of(numel, rank, world_size)")
     asked = ""
@@ -109,11 +109,11 @@ def examine_bounds(answer: Any, watch: Watch) -> Check | Failure:
     expected = "N slices of ceil(numel / N) elements, one after the other"
     if failure is not None:
         hint = "" if failure.reason == "error" else _LOOP
-        return Check("slices", False, expected, f"{asked} {failure.text}", line=failure.line, hint=hint)
+        return (Check("slices", False, expected, f"{asked} {failure.text}", line=failure.line, hint=hint),)
     if wrong is not None:
         counted, hint = wrong
-        return Check("slices", False, expected, f"{asked} {counted}", hint=hint)
-    return Check("slices", True, expected, f"{len(SLICES)} sizes, every rank")
+        return (Check("slices", False, expected, f"{asked} {counted}", hint=hint),)
+    return (Check("slices", True, expected, f"{len(SLICES)} sizes, every rank"),)
 
 
 def _wrong_bounds(came: Any, right: Slice) -> tuple[str, str] | None:

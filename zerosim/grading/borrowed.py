@@ -1,6 +1,6 @@
 """What an answer took of zerosim's own: the functions that would answer the exercise, and changes to the package.
 
-Owns the two ways in which an answer passes every check and is nobody's work. Both are seen while it runs: however it
+With either an answer could pass every check and be nobody's work. Both are seen while it runs: however it
 comes to call zerosim's own answer (it inherits it, calls it, gives it back), that function is called.
 """
 

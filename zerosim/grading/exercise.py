@@ -31,12 +31,12 @@ class Case(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """One case, run with the student's strategy, the stage's reference and, where bits are equal, DDP."""
+    """One case, run with the student's strategy, the stage's reference, and DDP."""
 
     case: Case
     exercise: Exercise
     mine: Trial
-    schedule: Trial
+    reference: Trial
     ddp: Trial
 
 
@@ -113,7 +113,7 @@ class Exercise:
     decisive: tuple[str, ...] = ("weights",)
     gathered: int | None = None
     slack: int = 0
-    examine: Callable[[Any, Watch], Check | Failure] | None = None
+    examine: Callable[[Any, Watch], tuple[Check, ...] | Failure] | None = None
 
     @property
     def skeleton(self) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zerosim.errors import InputError
-from zerosim.grading.apart import judged_apart
 from zerosim.grading.blame import blame
 from zerosim.grading.borrowed import changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Verdict
 from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import error_words
+from zerosim.grading.process import judged_in_process
 from zerosim.grading.report import Grade
 from zerosim.grading.trial import Trial, attempt
 from zerosim.stepper import DebugWorld, debug
@@ -30,7 +30,7 @@ def grade(answer: Any, exercise: Exercise | str | int) -> Grade:
     Runs it on each of the exercise's cases, beside DDP and the stage's reference: weights bit by bit, bytes per
     rank and volume against the targets. Takes a second or two.
 
-    The answer runs in a process of its own, on a copy of itself (`carrying.py`): what it prints is shown here,
+    The answer runs in a process of its own, on a copy of itself (`pickling.py`): what it prints is shown here,
     what it changes in your variables stays there. One that never ends is ended, whatever it does; so is one under
     way at Ctrl-C. `step_into` runs it in this process, to be looked at.
 
@@ -41,7 +41,7 @@ def grade(answer: Any, exercise: Exercise | str | int) -> Grade:
         one.adapt(answer)
     except InputError as error:
         return Grade(one, Verdict((_refused(error),)))
-    return Grade(one, judged_apart(answer, one))
+    return Grade(one, judged_in_process(answer, one))
 
 
 def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0) -> DebugWorld:
@@ -66,7 +66,7 @@ def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -
         try:
             own = _ran(load, one, watch, begin, trials)
         except InputError as error:  # it is not what is asked for, or has changed what a case is
-            own = _refused(error)
+            own = (_refused(error),)
         names = [*changed(before), *(["the run's configuration"] if repr(one.cases) != cases else [])]
     if names:
         counted = f"{_listed(names)} changed while it ran"
@@ -75,24 +75,24 @@ def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -
     if isinstance(own, Failure):
         return Verdict(unsolved=own)
     void = f"{_listed(sorted(borrowed))}, zerosim's own, did the work: write it yourself" if borrowed else ""
-    if own is not None and not own.passed:
-        return Verdict((own,), void=void)
+    if any(not check.passed for check in own):
+        return Verdict(own, void=void)
     by_name: dict[str, list[Check]] = {name: [] for name in ("runs", *(name for name, _ in one.judges))}
     for case, mine in trials:
         for check in _checked(one, case, mine, watch):
             by_name[check.name].append(check._replace(case=case.label))
     merged = (_merged(name, checks, len(one.cases)) for name, checks in by_name.items())
-    return Verdict((*([own] if own is not None else []), *merged), void=void)
+    return Verdict((*own, *merged), void=void)
 
 
 def _ran(
     load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, trials: list[tuple[Case, Trial]]
-) -> Check | Failure | None:
+) -> tuple[Check, ...] | Failure:
     """Put an answer's runs into `trials`, up to the first that fails; the check of it by itself, where there is one."""
     answer = load()
     make = one.adapt(answer)
-    own = one.examine(answer, watch) if one.examine is not None else None
-    if isinstance(own, Failure) or (own is not None and not own.passed):
+    own = one.examine(answer, watch) if one.examine is not None else ()
+    if isinstance(own, Failure) or any(not check.passed for check in own):
         return own
     for case in one.cases:
         begin(case.label)
@@ -116,8 +116,8 @@ def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[C
         yield Check("runs", False, case.expected, found.words, line=line, hint=hint, where=at)
         return
     yield Check("runs", True, case.expected, "ended")
-    schedule = reference(one.stage)
-    comparison = Comparison(case, one, mine, schedule, schedule if one.stage == 0 else reference(0))
+    theirs = reference(one.stage)
+    comparison = Comparison(case, one, mine, theirs, theirs if one.stage == 0 else reference(0))
     for name, judge in one.judges:
         try:
             yield judge(comparison)

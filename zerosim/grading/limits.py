@@ -2,7 +2,7 @@
 
     PATIENCE_S    without any kernel or collective (or the return of a function): ended inside, with its line
     LIMIT_S       for all of an exercise's runs: ended inside, with its line
-    SILENCE_S     without any sign of the process: it holds the interpreter, and is ended from outside (`apart.py`)
+    SILENCE_S     without any sign of the process: it holds the interpreter, and is ended from outside (`process.py`)
 
 Looks are counted, not the clock: a machine that was asleep is no answer that is stuck.
 """
@@ -97,7 +97,7 @@ def raise_in(threads: Iterable[int], error: type[BaseException] = Over) -> None:
 
 
 def end_threads(left: Callable[[], Iterable[int]], error: type[BaseException] = Over) -> None:
-    """End those that are `left`. One may swallow the exception; one in C code has no next line (`apart.py` ends it)."""
+    """End those that are `left`. One may swallow the exception; one in C code has no next line: see `process.py`."""
     for _ in range(20):
         threads = list(left())
         if not threads:

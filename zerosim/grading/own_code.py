@@ -11,7 +11,8 @@ import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -27,21 +28,17 @@ MOST = 500
 
 def line_of_trace(trace: TracebackType | None) -> str:
     """The innermost line that is the student's: 'file.py, line 7: its text', or ''."""
-    found = ""
-    while trace is not None:
-        if is_own(trace.tb_frame.f_code.co_filename):
-            found = line_words(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        trace = trace.tb_next
-    return found
+    return _first_own(reversed(list(walk_tb(trace))))
 
 
 def line_of_frame(frame: FrameType | None) -> str:
     """The same of a thread that still runs."""
-    while frame is not None:
-        if is_own(frame.f_code.co_filename):
-            return line_words(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
+    return _first_own(walk_stack(frame)) if frame is not None else ""
+
+
+def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
+    places = ((frame.f_code.co_filename, number) for frame, number in frames)
+    return next((line_words(file, number) for file, number in places if is_own(file)), "")
 
 
 def is_own(file: str) -> bool:

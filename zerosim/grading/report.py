@@ -1,10 +1,8 @@
-"""A grade, and how it is shown: as text in a terminal, as a table in a notebook.
-
-Owns words and layout only; nothing here runs or compares.
-"""
+"""A grade, and how it is shown: as text in a terminal, as a table in a notebook."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -129,7 +127,7 @@ def _sentence(check: Check) -> str:
 
 
 def _details(check: Check, shown: list[Where]) -> list[str]:
-    """What there is to say about a failure, one line each. What was live is shown once, and added to `shown`."""
+    """What is known of a failure, one line each. What was live is shown once, and added to `shown`."""
     if check.passed is not False:
         return []
     lines = [f"found:  {check.counted}"]
@@ -159,13 +157,10 @@ def live_words(where: Where) -> list[str]:
 
 
 def _units(names: Iterable[str]) -> str:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name or "outside units"] = counts.get(name or "outside units", 0) + 1
+    counts = Counter(name or "outside units" for name in names)
     words = [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
-    return ", ".join(words[:_MOST_UNITS]) + (
-        f" and {len(words) - _MOST_UNITS} more" if len(words) > _MOST_UNITS else ""
-    )
+    more = f" and {len(words) - _MOST_UNITS} more" if len(words) > _MOST_UNITS else ""
+    return ", ".join(words[:_MOST_UNITS]) + more
 
 
 def _row(check: Check, shown: list[Where]) -> str:

@@ -1,7 +1,7 @@
 """One run of a strategy that may do anything: ended in words, whatever it does, within seconds.
 
 Every rank's record is kept, and the gradients that reached the optimizer. What never gives the interpreter back to
-the threads here is ended from outside, by `apart.py`; what a failure means to the student is in `blame.py`.
+the threads here is ended from outside, by `process.py`; what a failure means to the student is in `blame.py`.
 """
 
 from __future__ import annotations

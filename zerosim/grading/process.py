@@ -2,11 +2,11 @@
 
 Inside one process nothing can end a thread that never gives the interpreter back (`sum(iter(int, 1))`), and what
 ends the process (a crash in C code) ends the notebook. So a fresh interpreter is started, the answer goes there
-as bytes (`carrying.py`), and `inside.py` judges it. It takes about half a second to start. A fork would take less,
+as bytes (`pickling.py`), and `child.py` judges it. It takes about half a second to start. A fork would take less,
 but a notebook's kernel has threads, whose locks a fork leaves held for ever, and neither macOS's libraries nor
 Windows know it; and it would take along whatever has been changed in zerosim.
 
-What is reported of a process that ended without a verdict is in `lost.py`.
+What is reported of a process that ended without a verdict is in `crashes.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from zerosim.errors import InputError, ZerosimError
-from zerosim.grading.carrying import pack
 from zerosim.grading.catalogue import EXERCISES
+from zerosim.grading.crashes import lost
 from zerosim.grading.exercise import Check, Exercise, Verdict
 from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
-from zerosim.grading.lost import lost
+from zerosim.grading.pickling import pack
 
 START_S = 60.0
 """How long a process may take to say its first word: a cold disk, a busy machine."""
@@ -52,14 +52,14 @@ sys.path.insert(0, parcel["home"])
 import zerosim
 del sys.path[0]
 sys.path += parcel["path"]
-from zerosim.grading.inside import main
+from zerosim.grading.child import main
 main(parcel)
 """
 """This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def judged_apart(answer: Any, one: Exercise) -> Verdict:
+def judged_in_process(answer: Any, one: Exercise) -> Verdict:
     """The verdict on an answer, from a process of its own. What it prints is shown as it comes.
 
     Raises: ZerosimError where no such process can be had. KeyboardInterrupt ends it.
@@ -124,7 +124,7 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
 def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any]]:
     """Send it the answer, show what it prints, and listen until it has ended or has been silent for too long.
 
-    Gives its last message of each kind (`inside.py`), and under 'dump' the lines that faulthandler wrote.
+    Gives its last message of each kind (`child.py`), and under 'dump' the lines that faulthandler wrote.
     """
     assert process.stdin is not None
     assert process.stdout is not None
