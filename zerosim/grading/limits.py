@@ -34,7 +34,7 @@ class Failure(NamedTuple):
     reason   unsolved, deadlock, mismatch, stuck, endless, late or error
     text     one line, with where in the program it was
     line     the student's own line that ran then, or ''
-    rank     of a run
+    rank     whose failure it is, in a run
     """
 
     reason: str
