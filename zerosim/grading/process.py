@@ -144,7 +144,7 @@ def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any
     heard: dict[str, list[Any]] = {"dump": []}
     lap, passed_s, silent_s, streams_left, line_is_open = Lap(), 0.0, 0.0, 2, False
     try:
-        while streams_left and silent_s < _patience_s(heard) and passed_s < START_S + 2 * LIMIT_S:
+        while streams_left and silent_s < _timeout_s(heard) and passed_s < START_S + 2 * LIMIT_S:
             try:
                 kind, *rest = queue.get(timeout=POLL_S)
             except Empty:
@@ -166,7 +166,7 @@ def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any
     return heard
 
 
-def _patience_s(heard: dict[str, list[Any]]) -> float:
+def _timeout_s(heard: dict[str, list[Any]]) -> float:
     """How long it may be silent from here on. The process itself takes half of that for a fault."""
     if "verdict" in heard or "failed" in heard:
         return LINGER_S
