@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from zerosim.grading import Exercise, Flat, Grade, Strategy, Unit, find_exercise
-from zerosim.grading.carrying import pack, unpack
 from zerosim.grading.judge import judged
-from zerosim.grading.watch import Watch
+from zerosim.grading.limits import Watch
+from zerosim.grading.pickling import pack, unpack
 
 
 def grade(answer: Any, exercise: Exercise | str | int, *, carried: bool = False) -> Grade:

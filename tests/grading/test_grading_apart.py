@@ -25,9 +25,9 @@ from grading_here import Own2, Own3
 from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
 from zerosim.grading import Flat, Unit, Zero2, Zero3, find_exercise, grade
-from zerosim.grading.apart import MOST_SHOWN
-from zerosim.grading.carrying import pack, unpack
-from zerosim.grading.lost import Last, lost
+from zerosim.grading.crashes import lost
+from zerosim.grading.pickling import pack, unpack
+from zerosim.grading.process import MOST_SHOWN
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -89,7 +89,7 @@ class Leaves(Own3):
 def test_what_nothing_inside_could_end_is_ended_and_named(
     answer: Any, exercise: str, check: str, words: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zerosim.grading.apart.SILENCE_S", 1.0)
+    monkeypatch.setattr("zerosim.grading.process.SILENCE_S", 1.0)
     found = grade(answer, exercise)
     assert found.state == "failed"
     assert found.points == 0
@@ -129,7 +129,7 @@ DOES = """hread 0x00007f02 [rank 1] (most recent call first):
 def test_the_line_is_that_of_the_thread_that_did_it(dump: str, code: int | None, words: str) -> None:
     """Others may wait in lines of the same answer; what is no ASCII is escaped in a dump."""
     one = find_exercise("zero2")
-    check = lost(one, Last("4 ranks", dump.splitlines(), code, ["/home/ada/café.py"], 5.0)).checks[0]
+    check = lost(one, "4 ranks", dump.splitlines(), code, ["/home/ada/café.py"], 5.0).checks[0]
     assert check.counted.endswith(words)
     assert check.line == ("café.py, line 9" if dump else "")
     assert check.case == "4 ranks"

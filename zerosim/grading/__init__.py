@@ -6,9 +6,8 @@
 
     print(grade(MyZero2, "zero2"))
 
-An answer runs in a process of its own (`apart.py`), on a copy of itself (`carrying.py`).
-
-Owns exercises and their checks. Runs are `train/run.py`'s, closed forms `analysis/formulas`'s.
+An answer runs in a process of its own (`process.py`), on a copy of itself (`pickling.py`). Each run is held against the
+package's own strategies (`checks.py`, `traffic.py`) and the closed forms of `analysis/formulas`.
 """
 
 from zerosim.comm.collectives import Comm as Comm
@@ -19,8 +18,8 @@ from zerosim.grading.exercise import Check as Check
 from zerosim.grading.exercise import Exercise as Exercise
 from zerosim.grading.judge import grade as grade
 from zerosim.grading.judge import step_into as step_into
-from zerosim.grading.looking import Held as Held
-from zerosim.grading.looking import Where as Where
+from zerosim.grading.record import Held as Held
+from zerosim.grading.record import Where as Where
 from zerosim.grading.report import Grade as Grade
 from zerosim.nn import Unit as Unit
 from zerosim.optim.precision import norm_partials as norm_partials

@@ -1,13 +1,9 @@
-"""From what a student hands in to strategies that a run can use, and checks of functions by themselves.
-
-Owns the two exercises whose answer is a function: it is put into a strategy that does the rest.
-"""
+"""From what a student hands in to strategies that a run can use; a function is put into one that does the rest."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +12,10 @@ from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Device
 from zerosim.errors import InputError
-from zerosim.grading.calling import called
-from zerosim.grading.exercise import Check, Unsolved
+from zerosim.grading.exercise import Check
+from zerosim.grading.limits import Failure, Watch, called
+from zerosim.grading.own_code import text_of
 from zerosim.grading.trial import Make
-from zerosim.grading.watch import PATIENCE_S, Watch
-from zerosim.grading.words import text_of
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
@@ -93,31 +88,36 @@ def _values(buffer: Buffer) -> Any:
     return np.array(buffer.device.backend.to_host(buffer.array))
 
 
-def examine_bounds(answer: Any, watch: Watch) -> list[Check] | Unsolved:
+def examine_bounds(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
     """The slices of some sizes, compared with N slices of ceil(numel / N)."""
     cut = _function(answer, "slice_of(numel, rank, world_size)")
+    asked = ""
+
+    def first_wrong() -> tuple[str, str] | None:
+        nonlocal asked
+        for numel, ranks in SLICES:
+            for rank in range(ranks):
+                asked = f"slice_of({numel}, {rank}, {ranks})"
+                wrong = _wrong_bounds(cut(numel, rank, ranks), slice_of(numel, rank, ranks))
+                if wrong is not None:
+                    return wrong
+        return None
+
+    wrong, failure = called(first_wrong, watch, lambda: asked)
+    if failure is not None and failure.reason == "unsolved":
+        return failure
     expected = "N slices of ceil(numel / N) elements, one after the other"
-    for numel, ranks in SLICES:
-        for rank in range(ranks):
-            came = called(partial(_wrong_bounds, cut, numel, rank, ranks), watch)
-            if came.unsolved:
-                return Unsolved(came.unsolved, came.line)
-            said = f"slice_of({numel}, {rank}, {ranks})"
-            if came.stuck:
-                counted, hint = f"did nothing for {PATIENCE_S:g} s", _LOOP
-            elif came.raised:
-                counted, hint = f"raised {came.raised}", ""
-            elif came.value is not None:
-                counted, hint = came.value
-            else:
-                continue
-            return [Check("slices", False, expected, f"{said} {counted}", line=came.line, hint=hint)]
-    return [Check("slices", True, expected, f"{len(SLICES)} sizes, every rank")]
+    if failure is not None:
+        hint = "" if failure.reason == "error" else _LOOP
+        return (Check("slices", False, expected, f"{asked} {failure.text}", line=failure.line, hint=hint),)
+    if wrong is not None:
+        counted, hint = wrong
+        return (Check("slices", False, expected, f"{asked} {counted}", hint=hint),)
+    return (Check("slices", True, expected, f"{len(SLICES)} sizes, every rank"),)
 
 
-def _wrong_bounds(cut: Callable[..., Any], numel: int, rank: int, ranks: int) -> tuple[str, str] | None:
+def _wrong_bounds(came: Any, right: Slice) -> tuple[str, str] | None:
     """What is wrong, and a hint. Compared on the thread of the call: even `==` may be the student's own."""
-    came, right = cut(numel, rank, ranks), slice_of(numel, rank, ranks)
     if isinstance(came, tuple) and came == (right.start, right.stop):
         return None
     hint = _ROUND if isinstance(came, tuple) else "return a pair: return start, stop"

@@ -1,7 +1,4 @@
-"""A failed run in words: which rank, at which event, the strategy's own line, and a hint.
-
-Owns what each way to fail looks like to the one who wrote the strategy.
-"""
+"""A failed run, in words for the one who wrote the strategy: which rank, at which event, and a hint."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.device import Buffer
 from zerosim.device.events import Alloc, Free
-from zerosim.grading.looking import Call, Where, calls, where
-from zerosim.grading.trial import Failure, Trial
+from zerosim.grading.limits import Failure
+from zerosim.grading.record import Call, Finding, Where, calls, where
+from zerosim.grading.trial import Trial
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
 from zerosim.tensor.flat import Flat
@@ -46,31 +44,23 @@ _HINTS = (
     (r"NoneType", "something is not there: parameters before they are gathered, a gradient before it is taken, "
      "or what a function returns without `return`"),
 )  # fmt: skip
+_NO_END = {
+    "stuck": "a loop without an end, or a sleep, in your own code: nothing that zerosim counts happens in it",
+    "endless": "a loop without an end: it goes on calling kernels or collectives",
+    "late": "a solution takes a second: what else does yours do? a sleep, a thread of its own?",
+}
+_NO_NAME = "there is no such name: see the tables of what you have"
+_KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy)}
 
 
-class Blame(NamedTuple):
-    """What happened, a hint, and where."""
-
-    words: str
-    hint: str
-    where: Where
-
-
-def blame(trial: Trial, reference: Callable[[], Trial]) -> Blame:
+def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
     """Of a failed trial; `reference` runs the same case as it should be."""
     failure = trial.failure
     assert failure is not None
     if failure.reason in ("deadlock", "mismatch"):
         return _parted(trial, failure, reference)
-    hint = {
-        "stuck": "a loop without an end, or a sleep, in your own code: nothing that zerosim counts happens in it",
-        "endless": "a loop without an end: it goes on calling kernels or collectives",
-        "late": "a solution takes a second: what else does yours do? a sleep, a thread of its own?",
-    }.get(failure.reason, "")
-    words = failure.text
-    if failure.shape:
-        words += f" ({failure.shape})"
-    return Blame(words, hint or _hint(words, failure.line), _freed(trial, failure) or _last(trial, failure.rank))
+    hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
+    return Finding(failure.text, hint, _freed(trial, failure) or _last(trial, failure.rank))
 
 
 def _freed(trial: Trial, failure: Failure) -> Where | None:
@@ -78,8 +68,8 @@ def _freed(trial: Trial, failure: Failure) -> Where | None:
     used = re.search(r"while (\S+) is sharded", failure.text)
     size = trial.gathered_bytes.get(used[1], 0) if used else 0
     record = trial.records[failure.rank]
-    gathered = {event.id for event in record if isinstance(event, Alloc) and event.nbytes == size}
-    gathered &= {event.id for event in record if isinstance(event, Alloc) and event.kind == "unsharded_param"}
+    allocs = (event for event in record if isinstance(event, Alloc))
+    gathered = {alloc.id for alloc in allocs if alloc.nbytes == size and alloc.kind == "unsharded_param"}
     frees = [number for number, event in enumerate(record) if isinstance(event, Free) and event.id in gathered]
     return where(failure.rank, record, frees[-1]) if frees else None
 
@@ -90,13 +80,8 @@ def _hint(words: str, line: str) -> str:
             return hint
     missing = re.search(r"'(\w+)' object has no attribute '(\w+)'", words)
     if missing is not None:
-        known = [
-            name
-            for owner in (Flat, Comm, Unit, Buffer, Strategy)
-            if owner.__name__ == missing[1]
-            for name in dir(owner)
-        ]
-        near = difflib.get_close_matches(missing[2], known, 2)
+        owner = _KNOWN.get(missing[1])
+        near = difflib.get_close_matches(missing[2], dir(owner), 2) if owner is not None else []
         return (
             f"did you mean {' or '.join(near)}?" if near else "there is no such name: see the tables of what you have"
         )
@@ -119,21 +104,20 @@ class _Odd(NamedTuple):
     theirs: Call | None
 
 
-def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> Blame:
+def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> Finding:
     """Collectives that do not fit together: the first place where some ranks' are not the others'."""
     odd = _odd_ones_out(trial, reference)
-    first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
     if odd is None:
-        return Blame(first, ALIKE, _last(trial, failure.rank))
+        first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
+        return Finding(first, ALIKE, _last(trial, failure.rank))
     words = f"{_did(odd.ranks, odd.mine)}, where {_did(odd.others, odd.theirs)}"
     if failure.reason == "deadlock":
         waiting = odd.others if odd.theirs else odd.ranks
         words = f"deadlock: {words}; {ranks_text(waiting)} wait{'s' * (len(waiting) == 1)} for ever"
     rank = odd.ranks[0]
-    record = trial.records[rank]
-    number = odd.mine.number if odd.mine else len(record) - 1
+    at = where(rank, trial.records[rank], odd.mine.number) if odd.mine else _last(trial, rank)
     sides = f"{ranks_text(odd.ranks)} and on {ranks_text(odd.others)}"
-    return Blame(words, f"{ALIKE}: look for a condition that differs on {sides}", where(rank, record, number))
+    return Finding(words, f"{ALIKE}: look for a condition that differs on {sides}", at)
 
 
 def _did(ranks: list[int], call: Call | None) -> str:

@@ -1,6 +1,6 @@
 """What an answer took of zerosim's own: the functions that would answer the exercise, and changes to the package.
 
-Owns the two ways in which an answer passes every check and is nobody's work. Both are seen while it runs: however it
+With either an answer could pass every check and be nobody's work. Both are seen while it runs: however it
 comes to call zerosim's own answer (it inherits it, calls it, gives it back), that function is called.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from zerosim.grading.source import is_own
+from zerosim.grading.own_code import is_own
 from zerosim.parallel.base import Strategy
 from zerosim.placement import partition
 from zerosim.tensor import flat

@@ -1,7 +1,7 @@
 """The checks of values and of memory: each holds one run of a solution against a reference or a closed form.
 
-Owns what is compared, and the words of what was expected and counted. Closed forms come from
-`analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is `traffic.py`'s.
+Closed forms come from `analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is checked
+in `traffic.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
-from zerosim.grading.looking import mark_number, most_gathered, peak, where
-from zerosim.grading.trial import Trial
+from zerosim.grading.record import Peak, mark_number, most_gathered, peak, where
+from zerosim.grading.trial import result_of
 from zerosim.train.result import RunResult
 
 COST = bytes_per_parameter(2, 2, 2)
@@ -21,101 +21,83 @@ COST = bytes_per_parameter(2, 2, 2)
 AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 
-def weights(one: Comparison) -> Check:
+def weights(run: Comparison) -> Check:
     """Bit by bit those of DDP; with accumulation in stages 2 and 3, those of the stage's reference."""
-    alone = one.exercise.stage >= 2 and one.case.config.accumulate > 1
-    reference, name = (one.schedule, f"ZeRO-{one.exercise.stage}'s reference") if alone else (one.ddp, "DDP")
+    alone = run.exercise.stage >= 2 and run.case.config.accumulate > 1
+    reference, name = (run.reference, f"ZeRO-{run.exercise.stage}'s reference") if alone else (run.ddp, "DDP")
     of = len(result_of(reference).weights)
     expected = f"all {of} parameters bit-identical to {name}"
-    if not different_weights(one.mine, reference):
+    if not different_weights(run.mine, reference):
         return Check("weights", True, expected, f"{of} of {of} are")
-    gap = first_gap(one.mine, reference, one.schedule)
-    counted = f"not all are: {gap.words}"
-    return Check("weights", False, expected, counted, hint=gap.hint, where=gap.where)
+    gap = first_gap(run.mine, reference, run.reference)
+    return Check("weights", False, expected, f"not all are: {gap.words}", hint=gap.hint, where=gap.where)
 
 
-def norm(one: Comparison) -> Check:
+def norm(run: Comparison) -> Check:
     """The gradient's norm of every step is DDP's."""
-    ours = [report.grad_norm for report in result_of(one.mine).steps]
-    theirs = [report.grad_norm for report in result_of(one.ddp).steps]
-    expected = f"norms {_floats(theirs)}, as DDP's"
+    ours, theirs = ([report.grad_norm for report in result_of(trial).steps] for trial in (run.mine, run.ddp))
     hint = "" if ours == theirs else "one all_reduce of the squares, op='sum', purpose='control', before the root"
-    return Check("norm", ours == theirs, expected, _floats(ours), hint=hint)
+    return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
 
 
-def states(one: Comparison) -> Check:
+def states(run: Comparison) -> Check:
     """Bytes of model states on every rank when backward ends, to the byte."""
-    result, stage, ranks = result_of(one.mine), one.exercise.stage, one.case.config.ranks
-    psi = psi_of(result, stage)
-    expected = sum(model_states(stage, psi, ranks, COST).values())
+    result, stage, ranks = result_of(run.mine), run.exercise.stage, run.case.config.ranks
+    expected = sum(model_states(stage, psi_of(result, stage), ranks, COST).values())
     counted = [sum(memory.marks["end_of_backward"].by_kind.get(kind, 0) for kind in AT_END) for memory in result.memory]
     words = f"{model_states_text(stage, COST)} = {int(expected):,} B on each rank when backward ends"
     wrong = next((rank for rank, nbytes in enumerate(counted) if nbytes != expected), None)
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
-    record, last = one.mine.records[wrong], (one.case.config.steps or 1) - 1
+    number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.steps or 1) - 1)
     more = counted[wrong] > expected
-    return Check(
-        "bytes",
-        False,
-        words,
-        f"{counted[wrong]:,} B on rank {wrong}",
-        hint="something whole is still live: see the list of what was" if more else "something that must stay is gone",
-        where=where(wrong, record, mark_number(record, "end_of_backward", last)),
-    )
+    hint = "something whole is still live: see the list of what was" if more else "something that must stay is gone"
+    return _failed_on(run, wrong, number, "bytes", words, f"{counted[wrong]:,} B", hint)
 
 
-def highest(one: Comparison) -> Check:
+def highest(run: Comparison) -> Check:
     """The peak of every rank is not above the reference's (and the units that the exercise allows)."""
-    result = result_of(one.mine)
-    unit = max(info.numel for info in result.units) * COST.param + one.case.config.ranks * COST.param
-    slack = one.exercise.slack * unit
-    allowed = [peak(record).amount + slack for record in one.schedule.records]
-    found = [peak(record) for record in one.mine.records]
-    wrong = next((rank for rank in range(len(found)) if found[rank].amount > allowed[rank]), None)
-    rank = wrong if wrong is not None else 0
-    expected = f"at most {allowed[rank]:,} B, " + (
-        f"the reference's peak and {one.exercise.slack} unit" if slack else "the reference's peak"
-    )
+    unit = max(info.numel for info in result_of(run.mine).units) * COST.param + run.case.config.ranks * COST.param
+    slack = run.exercise.slack * unit
+    allowed = [peak(record).amount + slack for record in run.reference.records]
+    found = [peak(record) for record in run.mine.records]
+    wrong = _first_above(found, allowed)
+    than = f"the reference's peak and {run.exercise.slack} unit" if slack else "the reference's peak"
+    expected = f"at most {allowed[wrong or 0]:,} B, {than}"
     if wrong is None:
         return Check("peak", True, expected, f"{found[0].amount:,} B")
-    return Check(
-        "peak",
-        False,
-        expected,
-        f"{found[wrong].amount:,} B on rank {wrong}",
-        hint="free before you allocate: reshard before the gradient is reduced, keep no name on what was freed, "
-        "work in place (out=)",
-        where=where(wrong, one.mine.records[wrong], found[wrong].number),
+    hint = (
+        "free before you allocate: reshard before the gradient is reduced, keep no name on what was freed, "
+        "work in place (out=)"
     )
+    return _failed_on(run, wrong, found[wrong].number, "peak", expected, f"{found[wrong].amount:,} B", hint)
 
 
-def gathered(one: Comparison) -> Check:
+def gathered(run: Comparison) -> Check:
     """How many units' whole parameters are there at once."""
-    most = one.exercise.gathered or 0
-    found = [most_gathered(record) for record in one.mine.records]
-    wrong = next((rank for rank in range(len(found)) if found[rank].amount > most), None)
+    most = run.exercise.gathered or 0
+    found = [most_gathered(record) for record in run.mine.records]
+    wrong = _first_above(found, [most] * len(found))
     expected = f"at most {most} unit{'s' * (most != 1)} gathered at a time"
     if wrong is None:
-        return Check("gathered", True, expected, str(max(one.amount for one in found)))
-    return Check(
-        "gathered",
-        False,
-        expected,
-        f"{found[wrong].amount} on rank {wrong}",
-        hint="reshard() forgets the flat's own reference; bytes live as long as ANY name holds the buffer",
-        where=where(wrong, one.mine.records[wrong], found[wrong].number),
-    )
+        return Check("gathered", True, expected, str(max(peak.amount for peak in found)))
+    hint = "reshard() forgets the flat's own reference; bytes live as long as ANY name holds the buffer"
+    return _failed_on(run, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
+
+
+def _first_above(found: Sequence[Peak], allowed: Sequence[int]) -> int | None:
+    """The first rank with a peak that is above what is allowed."""
+    return next((rank for rank in range(len(found)) if found[rank].amount > allowed[rank]), None)
+
+
+def _failed_on(run: Comparison, rank: int, number: int, name: str, expected: str, counted: str, hint: str) -> Check:
+    at = where(rank, run.mine.records[rank], number)
+    return Check(name, False, expected, f"{counted} on rank {rank}", hint=hint, where=at)
 
 
 def psi_of(result: RunResult, stage: int) -> int:
     """The model's parameters, padded where its buffers are cut."""
     return padded_numel([info.numel for info in result.units], result.config.ranks if stage else 1)
-
-
-def result_of(trial: Trial) -> RunResult:
-    assert trial.result is not None
-    return trial.result
 
 
 def _floats(values: Sequence[float]) -> str:

@@ -1,62 +1,54 @@
-"""Where a run's gradients and weights first leave those of a reference, and what that looks like.
-
-Owns comparisons of values; what was live then is `looking.py`'s.
-"""
+"""Where a run's gradients and weights first leave those of a reference, and what that looks like."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
-from zerosim.grading.looking import Where, first_difference, other_kernels, where
-from zerosim.grading.trial import Trial
+from zerosim.grading.record import Finding, first_difference, other_kernels, where
+from zerosim.grading.trial import Trial, result_of
 from zerosim.grading.watched import Update
-
-
-class Gap(NamedTuple):
-    """The first difference: in words, a hint, and where."""
-
-    words: str
-    hint: str
-    where: Where | None
 
 
 def different_weights(mine: Trial, reference: Trial) -> list[str]:
     """Names of the parameters whose bits differ at the end."""
-    assert mine.result is not None
-    assert reference.result is not None
-    ours, theirs = mine.result.weights, reference.result.weights
+    ours, theirs = result_of(mine).weights, result_of(reference).weights
     return [name for name in theirs if name not in ours or not np.array_equal(ours[name], theirs[name])]
 
 
-def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Gap:
+def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
     """The first gradient that is not the reference's, by step, then in backward's order, then by rank.
 
     `schedule` is the run whose collectives the strategy should have: where they part is where to look.
     """
     whole = _assembled(reference)
-    for update in sorted(_numbered(mine), key=lambda pair: (pair[1].step, pair[2], pair[0])):
-        gap = _gap(mine, *update[:2], whole, schedule)
-        if gap is not None:
-            return gap
-    return Gap(
+    updates = [update for updates in mine.updates for update in updates]
+    units = list(dict.fromkeys(update.unit for update in updates))  # the last one's gradient is the first to go wrong
+    for update in sorted(updates, key=lambda update: (update.step, -units.index(update.unit), update.rank)):
+        expected, scale = whole[update.step, update.unit]
+        theirs = expected[update.start : update.start + update.size]
+        ours, record = update.grad[: len(theirs)], mine.records[update.rank]
+        place = f"rank {update.rank}'s gradient of {update.unit} in step {update.step}"
+        if not np.array_equal(ours, theirs):
+            words, hint = _likeness(ours, theirs, expected, update, mine.config)
+            more, number = _work(record, schedule.records[update.rank], update, schedule.config.stage)
+            return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number))
+        if update.scale != scale:
+            return Finding(
+                f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}",
+                "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: add the squares "
+                "of every rank before the root is taken",
+                where(update.rank, record, update.number),
+            )
+    return Finding(
         "every gradient is the reference's, the weights are not",
         "look at what is updated and how: owned, and store_param_shard if you wrote step yourself",
         None,
     )
-
-
-def _numbered(trial: Trial) -> list[tuple[int, Update, int]]:
-    """(rank, update, place in backward's order): the last unit's gradient is the first to go wrong."""
-    rows = []
-    for rank, updates in enumerate(trial.updates):
-        units = list(dict.fromkeys(update.unit for update in updates))
-        rows += [(rank, update, -units.index(update.unit)) for update in updates]
-    return rows
 
 
 def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
@@ -70,28 +62,6 @@ def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
         ordered = [parts[start] for start in sorted(parts)]
         whole[key] = np.concatenate([part.grad[: part.size] for part in ordered]), ordered[0].scale
     return whole
-
-
-def _gap(
-    mine: Trial, rank: int, update: Update, whole: dict[tuple[int, str], tuple[Any, float]], schedule: Trial
-) -> Gap | None:
-    expected, scale = whole[update.step, update.unit]
-    theirs = expected[update.start : update.start + update.size]
-    ours = update.grad[: len(theirs)]
-    place = f"rank {rank}'s gradient of {update.unit} in step {update.step}"
-    if not np.array_equal(ours, theirs):
-        words, hint = _likeness(ours, theirs, expected, update, mine.config)
-        more, number = _work(mine.records[rank], schedule.records[rank], update, schedule.config.stage)
-        return Gap(f"{place} {words}{more}", hint, where(rank, mine.records[rank], number))
-    if update.scale != scale:
-        words = f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}"
-        return Gap(
-            words,
-            "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: add the squares "
-            "of every rank before the root is taken",
-            where(rank, mine.records[rank], update.number),
-        )
-    return None
 
 
 def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunConfig) -> tuple[str, str]:
@@ -134,8 +104,8 @@ def _work(record: Sequence[Event], other: Sequence[Event], update: Update, stage
     """What the rank did otherwise than the reference before this update, and the number of that event."""
     kernels = other_kernels(record, other, update.step, update.unit)
     if kernels is not None:
-        words = f"; its backward runs {kernels.name} {_times(kernels.mine)}, the reference's {_times(kernels.other)}"
-        return words, kernels.number
+        name, ours, theirs, number = kernels
+        return f"; its backward runs {name} {_times(ours)}, the reference's {_times(theirs)}", number
     difference = first_difference(record, other, by_unit=stage >= 2)
     if difference is None:
         return "", update.number

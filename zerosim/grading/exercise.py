@@ -1,21 +1,21 @@
-"""What an exercise is: a question, what is given, the runs it must pass and their targets.
+"""What an exercise is, and what comes of an answer to it: checks, a verdict.
 
-Owns the data types. The exercises themselves are in `catalogue.py`, the checks in `checks.py` and `traffic.py`.
+The exercises themselves are in `catalogue.py`, their checks in `checks.py` and `traffic.py`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.grading.looking import Where
+from zerosim.grading.given.bugs import source_of
+from zerosim.grading.limits import Failure, Watch
+from zerosim.grading.record import Held, Where
 from zerosim.grading.trial import Make, Trial
-from zerosim.grading.watch import Watch
 
 
 class Case(NamedTuple):
@@ -24,24 +24,23 @@ class Case(NamedTuple):
     label: str
     config: RunConfig
 
-
-def run_to_the_end(config: RunConfig) -> str:
-    """What is expected of a run, in words."""
-    return f"{config.steps} steps on {config.ranks} ranks, to the end"
+    @property
+    def expected(self) -> str:
+        """What is expected of the run, in words."""
+        return f"{self.config.steps} steps on {self.config.ranks} ranks, to the end"
 
 
 class Comparison(NamedTuple):
-    """One case, run with the student's strategy, the stage's reference and, where bits are equal, DDP."""
+    """One case, run with the student's strategy, the stage's reference, and DDP."""
 
     case: Case
     exercise: Exercise
     mine: Trial
-    schedule: Trial
+    reference: Trial
     ddp: Trial
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One thing that is asked of a solution. `passed` None: the run did not get so far.
 
     `line` is the student's own line, `hint` what to look at and `where` the rank and event, of failures.
@@ -57,29 +56,26 @@ class Check:
     where: Where | None = None
 
 
-class Unsolved(NamedTuple):
-    """What is still to be written, in words, and the line where it is reached."""
-
-    words: str
-    line: str = ""
-
-
 class Verdict(NamedTuple):
-    """What came of an answer. `void`: why nothing of it counts, '' where it does."""
+    """What came of an answer. JSON keeps it, as nested lists.
+
+    unsolved   what is still to be written, and the line where it is reached
+    void       why nothing of it counts, '' where it does
+    """
 
     checks: tuple[Check, ...] = ()
-    unsolved: Unsolved | None = None
+    unsolved: Failure | None = None
     void: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON can hold it; `of` makes it a verdict again."""
-        checks = [{**asdict(check), "where": check.where and check.where.plain()} for check in self.checks]
-        return {"checks": checks, "unsolved": self.unsolved, "void": self.void}
-
     @classmethod
-    def of(cls, plain: dict[str, Any]) -> Verdict:
-        checks = (Check(**{**check, "where": check["where"] and Where.of(check["where"])}) for check in plain["checks"])
-        return cls(tuple(checks), plain["unsolved"] and Unsolved(*plain["unsolved"]), plain["void"])
+    def from_json(cls, parts: list[Any]) -> Verdict:
+        checks, unsolved, void = parts
+        return cls(tuple(map(_check, checks)), unsolved and Failure(*unsolved), void)
+
+
+def _check(parts: list[Any]) -> Check:
+    *rest, at = parts
+    return Check._make([*rest, at and Where._make([*at[:3], tuple(map(Held._make, at[3]))])])
 
 
 Judge = Callable[[Comparison], Check]
@@ -117,12 +113,12 @@ class Exercise:
     decisive: tuple[str, ...] = ("weights",)
     gathered: int | None = None
     slack: int = 0
-    examine: Callable[[Any, Watch], list[Check] | Unsolved] | None = None
+    examine: Callable[[Any, Watch], tuple[Check, ...] | Failure] | None = None
 
     @property
     def skeleton(self) -> str:
-        """The source of what is given."""
-        return inspect.getsource(self.given)
+        """The source of what is given, whole."""
+        return source_of(self.given)
 
     def hint(self, number: int = 1) -> str:
         """The hints one by one, the first says least. Raises: InputError where there are not so many."""

@@ -1,17 +1,16 @@
-"""A grade, and how it is shown: as text in a terminal, as a table in a notebook.
-
-Owns words and layout only; nothing here runs or compares.
-"""
+"""A grade, and how it is shown: as text in a terminal, as a table in a notebook."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Check, Exercise, Unsolved, Verdict
-from zerosim.grading.looking import Held, Where
+from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.limits import Failure
+from zerosim.grading.record import Held, Where
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
 _COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}
@@ -113,9 +112,9 @@ def _why_none(grade: Grade) -> str:
     return ": the weights are wrong" if "weights" in failed else f": nothing counts without {' and '.join(failed)}"
 
 
-def _unsolved(grade: Grade, unsolved: Unsolved) -> list[str]:
+def _unsolved(grade: Grade, unsolved: Failure) -> list[str]:
     where = [f"It is reached at {unsolved.line.split(':')[0]}."] if unsolved.line else []
-    return [f"To be written: {unsolved.words}.", *where, f"Hint: {grade.exercise.hint(1)}"]
+    return [f"To be written: {unsolved.text}.", *where, f"Hint: {grade.exercise.hint(1)}"]
 
 
 def _sentence(check: Check) -> str:
@@ -128,7 +127,7 @@ def _sentence(check: Check) -> str:
 
 
 def _details(check: Check, shown: list[Where]) -> list[str]:
-    """What there is to say about a failure, one line each. What was live is shown once, and added to `shown`."""
+    """What is known of a failure, one line each. What was live is shown once, and added to `shown`."""
     if check.passed is not False:
         return []
     lines = [f"found:  {check.counted}"]
@@ -158,13 +157,10 @@ def live_words(where: Where) -> list[str]:
 
 
 def _units(names: Iterable[str]) -> str:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name or "outside units"] = counts.get(name or "outside units", 0) + 1
+    counts = Counter(name or "outside units" for name in names)
     words = [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
-    return ", ".join(words[:_MOST_UNITS]) + (
-        f" and {len(words) - _MOST_UNITS} more" if len(words) > _MOST_UNITS else ""
-    )
+    more = f" and {len(words) - _MOST_UNITS} more" if len(words) > _MOST_UNITS else ""
+    return ", ".join(words[:_MOST_UNITS]) + more
 
 
 def _row(check: Check, shown: list[Where]) -> str:

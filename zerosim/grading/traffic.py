@@ -1,7 +1,6 @@
-"""The checks of traffic: how much was sent, in how many calls, and whether it was under way while a unit computed.
+"""The checks of traffic: how much was sent, in how many calls, by which, and what was under way while a unit computed.
 
-Owns what is compared, and the words. Volumes are closed forms' (`targets.py`), never a run's; the number of calls
-is that of the reference's run.
+Volumes are the exercises' closed forms, never a run's; the number of calls is that of the reference's run.
 """
 
 from __future__ import annotations
@@ -13,32 +12,31 @@ from fractions import Fraction
 from zerosim.analysis.formulas.states import padded_numel
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
-from zerosim.grading.checks import psi_of, result_of
+from zerosim.grading.checks import psi_of
 from zerosim.grading.exercise import Check, Comparison
-from zerosim.grading.looking import Difference, Where, calls, carries_states, first_difference, where
-from zerosim.grading.trial import Trial
+from zerosim.grading.record import Where, calls, carries_states, first_difference, where
+from zerosim.grading.trial import Trial, result_of
 
+HALVES = ("reduce_scatter", "all_gather")
 _NO_COMPUTE = ("reduce", "fill", "copy")
 
 
-def volume(one: Comparison) -> Check:
+def volume(run: Comparison) -> Check:
     """Bytes sent per rank and step (the mean over ranks) are at most the closed form's, and not too few to be all."""
-    result, config, text = result_of(one.mine), one.case.config, one.exercise.volume[0]
+    result, config, (text, elements) = result_of(run.mine), run.case.config, run.exercise.volume
     tied = result.tied_numel
-    padded = psi_of(result, one.exercise.stage)
-    table = padded_numel([tied], config.ranks) if tied and one.exercise.stage else tied
-    elements = one.exercise.volume[1](config, padded, table)
-    expected = elements * 2 * Fraction(config.ranks - 1, config.ranks)
-    per_step = [Fraction(sum(step), config.ranks) for step in _sent(one.mine, config)]
-    worst = max(per_step)
-    words = f"at most {text} (N-1)/N elements = {_bytes(expected)} B sent per rank and step"
-    if worst > expected:
-        return Check("volume", False, words, f"{_bytes(worst)} B", hint=_extra(one), where=_parting(one))
-    least = _least_elements(one, elements, table) * 2 * Fraction(config.ranks - 1, config.ranks)
+    table = padded_numel([tied], config.ranks) if tied and run.exercise.stage else tied
+    most = elements(config, psi_of(result, run.exercise.stage), table)
+    each = 2 * Fraction(config.ranks - 1, config.ranks)  # bytes of an element, for those of the N slices that travel
+    per_step = [Fraction(sum(step), config.ranks) for step in _sent(run.mine, config)]
+    expected = f"at most {text} (N-1)/N elements = {_bytes(most * each)} B sent per rank and step"
+    if max(per_step) > most * each:
+        return _parted(run, "volume", expected, f"{_bytes(max(per_step))} B")
+    least = _least_elements(run, most, table) * each
     if min(per_step) < least:
         counted = f"{_bytes(min(per_step))} B, too few: at least {_bytes(least)} B have to travel"
-        return Check("volume", False, words, counted, hint=_ASIDE, where=_parting(one))
-    return Check("volume", True, words, f"{_bytes(worst)} B")
+        return _parted(run, "volume", expected, counted, _ASIDE)
+    return Check("volume", True, expected, f"{_bytes(max(per_step))} B")
 
 
 _ASIDE = (
@@ -47,30 +45,28 @@ _ASIDE = (
 )
 
 
-def _least_elements(one: Comparison, most: Fraction, table: int) -> Fraction:
+def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
     """What no strategy can do without, times N/(N-1): each gradient is reduced and each parameter gathered once.
 
     Where parameters are gathered for use, as many units as may be there at once can stay where the direction turns, or
     at the next micro-batch, and with room for two a tied table all the time.
     """
-    info = result_of(one.mine).units
+    info = result_of(run.mine).units
     once = Fraction(2 * sum(unit.numel for unit in info))
-    room = one.exercise.gathered
+    room = run.exercise.gathered
     if room is None:
         return once
-    turns = 2 * one.case.config.accumulate - 1
-    padded = max(unit.numel for unit in info) + one.case.config.ranks
+    turns = 2 * run.case.config.accumulate - 1
+    padded = max(unit.numel for unit in info) + run.case.config.ranks
     return max(once, most - turns * room * padded - 2 * (room - 1) * table)
 
 
-def number(one: Comparison) -> Check:
+def number(run: Comparison) -> Check:
     """Collectives of model states per rank and step: not more than the reference's."""
     # A call of DDP's may be made of two: only exercises that allow it leave this check out.
-    allowed, most = (max(_calls_of_a_step(record) for record in trial.records) for trial in (one.schedule, one.mine))
+    allowed, most = (max(_calls_of_a_step(record) for record in trial.records) for trial in (run.reference, run.mine))
     expected = f"at most {allowed} collectives per rank and step"
-    if most <= allowed:
-        return Check("calls", True, expected, str(most))
-    return Check("calls", False, expected, str(most), hint=_extra(one), where=_parting(one))
+    return Check("calls", True, expected, str(most)) if most <= allowed else _parted(run, "calls", expected, str(most))
 
 
 def _calls_of_a_step(record: Sequence[Event]) -> int:
@@ -78,11 +74,11 @@ def _calls_of_a_step(record: Sequence[Event]) -> int:
     return max(Counter(call.what[0] for call in calls(record)).values(), default=0)
 
 
-def overlap(one: Comparison) -> Check:
+def overlap(run: Comparison) -> Check:
     """Gathers that were under way while another unit computed, per step."""
-    config, units = one.case.config, len(result_of(one.mine).units)
+    config, units = run.case.config, len(result_of(run.mine).units)
     wanted, steps = 2 * (units - 1) * config.accumulate, config.steps or 1
-    counts = [len(_overlapped(record)) / steps for record in one.mine.records]
+    counts = [len(_overlapped(record)) / steps for record in run.mine.records]
     expected = f"{wanted} gathers per step launched before another unit computes: all but the first of each pass"
     if min(counts) >= wanted:
         return Check("overlap", True, expected, f"{min(counts):g}")
@@ -93,7 +89,7 @@ def overlap(one: Comparison) -> Check:
         expected,
         f"{counts[rank]:g} on rank {rank}",
         hint="launch with wait=False in the point BEFORE this unit computes; wait in the next unit's point",
-        where=_late_gather(one.mine.records[rank], rank),
+        where=_late_gather(run.mine.records[rank], rank),
     )
 
 
@@ -126,22 +122,39 @@ def _late_gather(record: Sequence[Event], rank: int) -> Where | None:
     return None
 
 
-def _extra(one: Comparison) -> str:
-    difference = _difference(one)
-    return f"rank 0 {difference}" if difference is not None else "see the calls"
+def halves(run: Comparison) -> Check:
+    """An all_reduce is made of its halves: backward launches both for each unit that launches any, and no other.
+
+    A gradient that nothing is launched for does not change: then the run itself fails.
+    """
+    expected = "gradients reduced by reduce_scatter and all_gather alone, by both"
+    for rank, record in enumerate(run.mine.records):
+        ops: dict[tuple[int, str], list[str]] = {}
+        for call in calls(record, control=True):
+            step, phase, unit, *_ = call.what
+            if phase != "backward":
+                continue
+            if call.op not in HALVES:
+                hint = f"{call.op} is what is to be written: use comm.reduce_scatter, then comm.all_gather"
+                at = where(rank, record, call.number)
+                return Check("halves", False, expected, f"rank {rank} calls {call}", hint=hint, where=at)
+            ops.setdefault((step, unit), []).append(call.op)
+        for (step, unit), names in ops.items():
+            missing = [op for op in HALVES if op not in names]
+            if missing:
+                counted = f"rank {rank} calls no {missing[0]} in step {step}, backward of {unit}"
+                return Check("halves", False, expected, counted, hint="every gradient needs both")
+    return Check("halves", True, expected, "they are")
 
 
-def _parting(one: Comparison) -> Where | None:
-    """Rank 0 where its collectives leave the reference's."""
-    record = one.mine.records[0]
-    difference = _difference(one)
+def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str = "") -> Check:
+    """A check that fails, where rank 0's collectives part from the reference's. `hint` replaces words on how."""
+    record = run.mine.records[0]
+    difference = first_difference(record, run.reference.records[0], by_unit=run.exercise.stage >= 2)
     if difference is None:
-        return None
-    return where(0, record, difference.mine.number if difference.mine is not None else len(record) - 1)
-
-
-def _difference(one: Comparison) -> Difference | None:
-    return first_difference(one.mine.records[0], one.schedule.records[0], by_unit=one.exercise.stage >= 2)
+        return Check(name, False, expected, counted, hint=hint or "see the calls")
+    at = where(0, record, difference.mine.number if difference.mine is not None else len(record) - 1)
+    return Check(name, False, expected, counted, hint=hint or f"rank 0 {difference}", where=at)
 
 
 def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:

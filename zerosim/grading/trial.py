@@ -1,34 +1,30 @@
 """One run of a strategy that may do anything: ended in words, whatever it does, within seconds.
 
-Owns the threads of such a run, how much it may do, and what is kept of it: every rank's record and the
-gradients that reached the optimizer. How long it may take is `watch.py`'s, what a failure means `blame.py`'s;
-what never gives the interpreter back to these threads is ended from outside, by `apart.py`.
+Every rank's record is kept, and the gradients that reached the optimizer. What never gives the interpreter back to
+the threads here is ended from outside, by `process.py`; what a failure means to the student is in `blame.py`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
+from zerosim.comm.runtime import Context, assemble
+from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.rank_status import place, ranks_text
-from zerosim.comm.runtime import Context, Ranks, assemble
-from zerosim.comm.scheduler import Scheduler
-from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event
 from zerosim.device.memory import Exact
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
-from zerosim.grading.ending import end_left, end_thread
-from zerosim.grading.source import line_of_frame, line_of_trace
-from zerosim.grading.watch import LIMIT_S, PATIENCE_S, POLL_S, Watch
-from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Over, Update, WatchedUpdater
-from zerosim.grading.words import error_words, text_of
+from zerosim.grading.limits import Failure, Over, Watch, end_threads, raise_in
+from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
+from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Update, WatchedUpdater
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
@@ -39,22 +35,6 @@ from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome, world_of
 
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
-
-
-class Failure(NamedTuple):
-    """Why a run ended early: the first failure.
-
-    reason   unsolved, deadlock, mismatch, stuck, endless, late or error
-    text     one line, with where in the program it was
-    line     the strategy's own line that ran then, or ''
-    shape    words on a gathered buffer that is too small, or ''
-    """
-
-    reason: str
-    rank: int
-    text: str
-    line: str
-    shape: str = ""
 
 
 class Trial(NamedTuple):
@@ -72,184 +52,165 @@ class Trial(NamedTuple):
     gathered_bytes: dict[str, int]
 
 
-class _Ranks:
-    """What the ranks' threads leave behind for the one that watches."""
-
-    def __init__(self, count: int) -> None:
-        self.threads = [0] * count
-        self.lines = [""] * count
-        self.shapes = [""] * count
-        self.ended = [False] * count
-        self.running = [False] * count
-        self.updates: list[list[Update]] = [[] for _ in range(count)]
-        self.raised: list[Failure] = []  # in the order in which they came
+def result_of(trial: Trial) -> RunResult:
+    """Of a run that is known to have finished."""
+    assert trial.result is not None
+    return trial.result
 
 
-def attempt(config: RunConfig, make: Make | None = None, watch: Watch | None = None) -> Trial:
-    """Run `config` with the strategies of `make` (None: the stage's own) to its end or its first failure.
+def attempt(config: RunConfig, make: Make = build_strategy, watch: Watch | None = None) -> Trial:
+    """Run `config` with the strategies of `make` to its end or its first failure.
 
     Raises: InputError for a bad configuration; nothing that the strategy does is raised.
     """
     before = set(sys._current_frames())
-    ledgers, ranks, switch = [RankLedgers(rank) for rank in range(config.ranks)], _Ranks(config.ranks), Switch()
-    limit = EVENTS_PER_STEP * (config.steps or 1)
-    recorders = [BoundedRecorder(one.readers, switch, limit) for one in ledgers]
-    experiment = Experiment(config, _watched_make(make or build_strategy, recorders, ranks))
-
-    def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-        return Device(rank, backend, allocator=Exact(), recorder=recorders[rank], switch=switch)
-
-    scheduler = Scheduler(config.ranks, 1, switch)
-    threads = assemble(_program(experiment, ranks), world_of(config), make_device, scheduler)
-    failure = _watched(threads, threads.transport, ranks, recorders, watch or Watch())
-    end_left(before)
-    records = [recorder.history for recorder in recorders]
-    for one, record in zip(ledgers, records, strict=True):
-        one.events = record
-    result = None
+    run = _Run(config, make)
+    failure = run.to_the_end(watch or Watch())
+    end_threads(lambda: set(sys._current_frames()) - before, SystemExit)  # of which threading says nothing
+    failure = failure or run.missing()
+    records, result = [recorder.history for recorder in run.recorders], None
     if failure is None:
-        failure = _not_whole(threads.devices, recorders)
-    if failure is None:
-        outcomes = [outcome for outcome in threads.outcomes if outcome is not None]
+        outcomes = [outcome for outcome in run.threads.outcomes if outcome is not None]
         try:
-            result = experiment.result(outcomes, ledgers, keep_events=True)
+            for one, record in zip(run.ledgers, records, strict=True):
+                one.events = record
+            result = run.experiment.result(outcomes, run.ledgers, keep_events=True)
         except Exception as error:
             words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
-            failure = Failure("error", 0, words, "")
-    sizes = {
-        flat.name: experiment.layout.padded(flat.name, "optim") * flat.dtype.itemsize for flat in experiment.model.flats
-    }
-    return Trial(config, result, failure, records, ranks.updates, ranks.ended, sizes)
+            failure = Failure("error", words)
+    padded = run.experiment.layout.padded
+    sizes = {flat.name: padded(flat.name, "optim") * flat.dtype.itemsize for flat in run.experiment.model.flats}
+    updates, ended = [rank.updates for rank in run.ranks], [rank.has_ended for rank in run.ranks]
+    return Trial(config, result, failure, records, updates, ended, sizes)
 
 
-def _watched_make(make: Make, recorders: list[BoundedRecorder], ranks: _Ranks) -> Make:
-    def watched(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
-        rank = device.rank
-        return make(config, model, comm, device, WatchedUpdater(updater, recorders[rank], ranks.updates[rank]))
+@dataclass(slots=True)
+class _Rank:
+    """What a rank's thread leaves behind for the one that watches."""
 
-    return watched
+    thread: int = 0
+    line: str = ""
+    is_running: bool = False
+    has_ended: bool = False
+    updates: list[Update] = field(default_factory=list)
 
 
-def _program(experiment: Experiment, ranks: _Ranks) -> Callable[[Context], RankOutcome]:
-    def program(ctx: Context) -> RankOutcome:
-        rank, models = ctx.rank, list[Model]()
-        ranks.threads[rank], ranks.running[rank] = threading.get_ident(), True
+class _Run:
+    """A world of ranks that are watched, and how it ends."""
+
+    def __init__(self, config: RunConfig, make: Make) -> None:
+        self.ledgers = [RankLedgers(rank) for rank in range(config.ranks)]
+        self.ranks = [_Rank() for _ in range(config.ranks)]
+        scheduler, limit = Scheduler(config.ranks, 1, Switch()), EVENTS_PER_STEP * (config.steps or 1)
+        self.recorders = [BoundedRecorder(one.readers, scheduler.switch, limit) for one in self.ledgers]
+
+        def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
+            return Device(rank, backend, allocator=Exact(), recorder=self.recorders[rank], switch=switch)
+
+        def watched(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
+            rank = device.rank
+            seen = WatchedUpdater(updater, self.recorders[rank], self.ranks[rank].updates)
+            return make(config, model, comm, device, seen)
+
+        self.experiment = Experiment(config, watched)
+        self.threads = assemble(self._program, world_of(config), make_device, scheduler)
+        self.transport, self.devices = self.threads.transport, self.threads.devices
+        self._raised: list[Failure] = []  # in the order in which they came
+        self._stopped: Failure | None = None
+
+    def to_the_end(self, watch: Watch) -> Failure | None:
+        """Run; no thread outlives it that can be ended."""
+        scheduler = self.transport.scheduler
         try:
-            outcome = experiment.train_rank(ctx, opened=lambda ctx, model, strategy: models.append(model))
-            ranks.ended[rank] = True
+            self.threads.start()
+            why = watch.wait(scheduler.ended.wait, self.transport.progress, self._endless)
+            if why is not None:
+                self._stop(why)
+        except BaseException as error:  # KeyboardInterrupt above all
+            scheduler.abort(error)
+            raise
+        finally:
+            self.threads.join()
+            end_threads(lambda: [rank.thread for rank in self.ranks if rank.is_running])
+        for recorder in self.recorders:
+            if scheduler.failure is not None:  # nobody asks its ledgers, which what was cut off may not add up in
+                recorder.readers = ()
+            recorder.drain()
+        return self._failure(scheduler.failure) if scheduler.failure is not None else None
+
+    def missing(self) -> Failure | None:
+        """A record of which something is missing counts nothing."""
+        for rank, (device, recorder) in enumerate(zip(self.devices, self.recorders, strict=True)):
+            if device.recorder is not recorder or not recorder.is_whole:
+                words = f"rank {rank}'s record is not whole: what it did was taken out of it"
+                return Failure("error", words, rank=rank)
+        return None
+
+    # -- on a rank's own thread ---------------------------------------------------------------------
+    def _program(self, ctx: Context) -> RankOutcome:
+        rank, models = self.ranks[ctx.rank], list[Model]()
+        rank.thread, rank.is_running = threading.get_ident(), True
+        try:
+            outcome = self.experiment.train_rank(ctx, opened=lambda ctx, model, strategy: models.append(model))
+            rank.has_ended = True
             return outcome
         except BaseException as error:
-            ranks.lines[rank] = ranks.lines[rank] or line_of_trace(error.__traceback__)
-            ranks.shapes[rank] = _too_small(models)
+            rank.line = rank.line or line_of_trace(error.__traceback__)
             if isinstance(error, Aborted | Over) and not isinstance(error, Endless):
                 raise
-            failure = _raised(rank, error, ranks)
-            ranks.raised.append(failure)
+            failure = _in_words(error, ctx.rank, rank.line, models)
+            self._raised.append(failure)
             if isinstance(error, ZerosimError | Over):
                 raise
-            raise RankFailed(failure.text, rank=rank) from None  # nobody else asks a student's error for its words
+            raise RankFailed(failure.text, rank=ctx.rank) from None  # nobody else asks a student's error for its words
         finally:
-            ranks.running[rank] = False  # a thread's number is used again after its end
+            rank.is_running = False  # a thread's number is used again after its end
 
-    return program
+    # -- on the thread of the one that watches ------------------------------------------------------
+    def _endless(self) -> Failure | None:
+        """A rank did too much, and its strategy swallowed the error."""
+        is_over = any(recorder.is_over for recorder in self.recorders)
+        return Failure("endless", f"did more than {EVENTS_PER_STEP:,} things a step, and goes on") if is_over else None
+
+    def _stop(self, why: Failure) -> None:
+        """End a run that will not end by itself, and note where the rank stands that has the turn."""
+        scheduler, frames = self.transport.scheduler, sys._current_frames()
+        running = [rank for rank, state in enumerate(scheduler.states) if state is State.RUNNING] or [0]
+        for rank in running:
+            self.ranks[rank].line = line_of_frame(frames.get(self.ranks[rank].thread))
+        first = running[0]
+        text = f"{ranks_text(running)} {why.text}, in {place(self.devices[first].where)}"
+        self._stopped = Failure(why.reason, text, self.ranks[first].line, first)
+        scheduler.abort(LateRank(text, rank=first))
+        raise_in(self.ranks[rank].thread for rank in running)
+
+    def _failure(self, error: BaseException) -> Failure:
+        if isinstance(error, LateRank) and self._stopped is not None:
+            return self._stopped
+        if isinstance(error, Deadlock):
+            rank = next((number for number, rank in enumerate(self.ranks) if not rank.has_ended), 0)
+            return Failure("deadlock", text_of(error), self.ranks[rank].line, rank)
+        return self._raised[0] if self._raised else Failure("error", error_words(error), self.ranks[0].line)
+
+
+def _in_words(error: BaseException, rank: int, line: str, models: list[Model]) -> Failure:
+    """What a rank raised, put into words on its own thread: they are a student's object's, and may take their time."""
+    if isinstance(error, NotImplementedError):
+        return Failure.unsolved(error, line, rank)
+    if isinstance(error, Mismatch):
+        return Failure("mismatch", text_of(error), line, rank)
+    if isinstance(error, Endless):
+        return Failure("endless", text_of(error) + _too_small(models), line, rank)
+    text = text_of(error) if isinstance(error, InputError) else error_words(error)
+    scope = error.__dict__.get("zerosim_scope")
+    if scope is not None:
+        text = f"in {place_in_step(scope)}: {text}"
+    return Failure("error", text + _too_small(models), line, rank)
 
 
 def _too_small(models: list[Model]) -> str:
+    """Words on a gathered buffer that is smaller than its flat, or ''."""
     for flat in models[0].flats if models else ():
         if flat.param is not None and flat.param.numel < flat.numel:
-            return f"{flat.name} is used with {flat.param.numel:,} of its {flat.numel:,} elements"
+            return f" ({flat.name} is used with {flat.param.numel:,} of its {flat.numel:,} elements)"
     return ""
-
-
-def _not_whole(devices: list[Device], recorders: list[BoundedRecorder]) -> Failure | None:
-    """A record of which something is missing counts nothing."""
-    for rank, (device, recorder) in enumerate(zip(devices, recorders, strict=True)):
-        if device.recorder is not recorder or not recorder.is_whole:
-            return Failure("error", rank, f"rank {rank}'s record is not whole: what it did was taken out of it", "")
-    return None
-
-
-def _watched(
-    threads: Ranks[RankOutcome],
-    transport: ThreadTransport,
-    ranks: _Ranks,
-    recorders: list[BoundedRecorder],
-    watch: Watch,
-) -> Failure | None:
-    """Run to the end; no thread outlives it that can be ended."""
-    scheduler = transport.scheduler
-    try:
-        threads.start()
-        seen, still = -1, 0
-        while not scheduler.ended.wait(POLL_S):
-            progress = transport.progress()
-            watch.look()
-            if watch.is_over:
-                _stop(transport, ranks, f"did not end within {LIMIT_S:g} s")
-            elif any(recorder.is_over for recorder in recorders):  # and its strategy swallowed the error
-                _stop(transport, ranks, f"did more than {EVENTS_PER_STEP:,} things a step, and goes on")
-            elif progress != seen:
-                seen, still = progress, 0
-            elif still * POLL_S >= PATIENCE_S:
-                _stop(transport, ranks, f"did nothing for {PATIENCE_S:g} s")
-            still += 1  # looks, not the clock: a machine that was asleep is no rank that is stuck
-    except BaseException as error:  # KeyboardInterrupt above all
-        scheduler.abort(error)
-        _end_threads(threads, ranks)
-        raise
-    _end_threads(threads, ranks)
-    for recorder in recorders:
-        if scheduler.failure is not None:  # nobody asks its ledgers, which what was cut off may not add up in
-            recorder.readers = ()
-        recorder.drain()
-    return _failure(scheduler.failure, ranks) if scheduler.failure is not None else None
-
-
-def _stop(transport: ThreadTransport, ranks: _Ranks, why: str) -> None:
-    """End a run that will not end by itself, and note where the rank stands that has the turn."""
-    scheduler, frames = transport.scheduler, sys._current_frames()
-    running = [rank for rank, state in enumerate(scheduler.states) if state.value == "running"] or [0]
-    for rank in running:
-        ranks.lines[rank] = line_of_frame(frames.get(ranks.threads[rank]))
-    where = place(transport.devices[running[0]].where)
-    scheduler.abort(LateRank(f"{ranks_text(running)} {why}, in {where}", rank=running[0]))
-    _end_stuck(ranks, running)
-
-
-def _end_threads(threads: Ranks[RankOutcome], ranks: _Ranks) -> None:
-    threads.join()
-    for _ in range(20):  # what it does with the exception is its own affair: a bare `except:` swallows one
-        left = [rank for rank, running in enumerate(ranks.running) if running]
-        if not left:
-            return
-        _end_stuck(ranks, left)
-        time.sleep(POLL_S)
-
-
-def _end_stuck(ranks: _Ranks, stuck: list[int]) -> None:
-    for rank in stuck:
-        end_thread(ranks.threads[rank])
-
-
-def _failure(error: BaseException, ranks: _Ranks) -> Failure:
-    if isinstance(error, LateRank):
-        rank, words = error.rank or 0, text_of(error)
-        reason = "endless" if "goes on" in words else "late" if "did not end" in words else "stuck"
-        return Failure(reason, rank, words, ranks.lines[rank])
-    if isinstance(error, Deadlock):
-        rank = next((rank for rank, ended in enumerate(ranks.ended) if not ended), 0)
-        return Failure("deadlock", rank, text_of(error), ranks.lines[rank])
-    return ranks.raised[0] if ranks.raised else Failure("error", 0, error_words(error), ranks.lines[0])
-
-
-def _raised(rank: int, error: BaseException, ranks: _Ranks) -> Failure:
-    """What a rank raised, put into words on its own thread: they are a student's object's, and may take their time."""
-    line, shape = ranks.lines[rank], ranks.shapes[rank]
-    if isinstance(error, NotImplementedError):
-        return Failure("unsolved", rank, text_of(error) or "what raises NotImplementedError", line)
-    reason = "mismatch" if isinstance(error, Mismatch) else "endless" if isinstance(error, Endless) else "error"
-    text = text_of(error) if isinstance(error, InputError | Mismatch | Endless) else error_words(error)
-    scope = error.__dict__.get("zerosim_scope")
-    if scope is not None and reason == "error":
-        text = f"in {place_in_step(scope)}: {text}"
-    return Failure(reason, rank, text, line, shape)

@@ -1,7 +1,4 @@
-"""What a run under the grader's eyes records more than others: gradients that reach the optimizer; and its bounds.
-
-Owns how much a rank may do before it is ended, and what is kept of each update.
-"""
+"""What a graded run records more than others, the gradients that reach the optimizer; and how much a rank may do."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import numpy as np
 from zerosim.device.device import Switch
 from zerosim.device.events import Event, Free, Reader, Recorder
 from zerosim.errors import InputError
+from zerosim.grading.limits import Over
 from zerosim.optim.updater import Updater
 from zerosim.tensor.flat import Flat
 
@@ -20,11 +18,12 @@ EVENTS_PER_STEP = 10_000
 
 
 class Update(NamedTuple):
-    """A gradient as it reached the optimizer on one rank, on the host, and what it was multiplied by.
+    """A gradient as it reached the optimizer on a rank, on the host, and what it was multiplied by.
 
     `start` and `size` are the own slice's; `grad` should have `size` elements. `number` counts the rank's events.
     """
 
+    rank: int
     step: int
     unit: str
     start: int
@@ -32,10 +31,6 @@ class Update(NamedTuple):
     grad: Any
     scale: float
     number: int
-
-
-class Over(BaseException):
-    """Ends a rank of a run that has ended. No Exception: a strategy's own `except Exception` must not stop it."""
 
 
 class Endless(Over):
@@ -102,6 +97,6 @@ class WatchedUpdater(Updater):
             )
         if grad is not None:
             values = np.array(flat.device.backend.to_host(grad.array))
-            step = flat.device.where.step
-            self._seen.append(Update(step, flat.name, own.start, own.size, values, grad_scale, self._recorder.count))
+            where = flat.device.rank, flat.device.where.step, flat.name
+            self._seen.append(Update(*where, own.start, own.size, values, grad_scale, self._recorder.count))
         super().update(flat, grad_scale)

@@ -1,9 +1,13 @@
 """Strategies with one bug each, to be found by what the grader reports and repaired.
 
-Owns the bugs and says nothing about them: the repaired ones are in notebooks/solutions.
+There is one ZeRO-3, `Shared`; the other two are differences from it, which a student reads as whole classes too
+(`source_of`). Nothing here says what the bugs are: the repaired strategies are in notebooks/solutions.
 """
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 from zerosim.device.device import Buffer
 from zerosim.nn import Unit
@@ -11,15 +15,14 @@ from zerosim.parallel.base import Strategy
 from zerosim.tensor.flat import Flat, Slice
 
 
-class Thrifty(Strategy):
-    """ZeRO-3."""
+class Shared(Strategy):
+    """ZeRO-3 on a model whose head is its token table."""
 
     keeps_params = False
     keeps_grads = False
 
     def gather(self, flat: Flat) -> None:
-        self.full = self.comm.all_gather(flat.shard())
-        flat.unshard(self.full)
+        flat.unshard(self.comm.all_gather(flat.shard()))
 
     def pre_forward(self, unit: Unit) -> None:
         self.gather(unit.flat)
@@ -33,6 +36,35 @@ class Thrifty(Strategy):
     def post_backward(self, unit: Unit) -> None:
         unit.flat.reshard()
         unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
+
+
+class Thrifty(Shared):
+    """ZeRO-3."""
+
+    def gather(self, flat: Flat) -> None:
+        self.full = self.comm.all_gather(flat.shard())
+        flat.unshard(self.full)
+
+
+class Hasty(Shared):
+    """ZeRO-3 that keeps the tied table gathered between its two uses."""
+
+    def pre_forward(self, unit: Unit) -> None:
+        if unit.name != "lm_head":  # the table is still there
+            self.gather(unit.flat)
+
+    def post_forward(self, unit: Unit) -> None:
+        if unit.name != "wte":
+            unit.flat.reshard()
+
+    def pre_backward(self, unit: Unit) -> None:
+        if unit.name != "lm_head":  # forward has just used it
+            self.gather(unit.flat)
+
+    def post_backward(self, unit: Unit) -> None:
+        unit.flat.reshard()
+        if unit.reduces:
+            unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
 
 
 class Mean(Strategy):
@@ -56,53 +88,6 @@ class Mean(Strategy):
             if self.last:
                 self.mean(unit.flat.whole_grad())
                 unit.flat.grad_shard = unit.flat.grad_whole
-
-
-class Shared(Strategy):
-    """ZeRO-3 on a model whose head is its token table."""
-
-    keeps_params = False
-    keeps_grads = False
-
-    def pre_forward(self, unit: Unit) -> None:
-        unit.flat.unshard(self.comm.all_gather(unit.flat.shard()))
-
-    def post_forward(self, unit: Unit) -> None:
-        unit.flat.reshard()
-
-    def pre_backward(self, unit: Unit) -> None:
-        unit.flat.unshard(self.comm.all_gather(unit.flat.shard()))
-
-    def post_backward(self, unit: Unit) -> None:
-        unit.flat.reshard()
-        unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
-
-
-class Hasty(Strategy):
-    """ZeRO-3 that keeps the tied table gathered between its two uses."""
-
-    keeps_params = False
-    keeps_grads = False
-
-    def gather(self, flat: Flat) -> None:
-        flat.unshard(self.comm.all_gather(flat.shard()))
-
-    def pre_forward(self, unit: Unit) -> None:
-        if unit.name != "lm_head":  # the table is still there
-            self.gather(unit.flat)
-
-    def post_forward(self, unit: Unit) -> None:
-        if unit.name != "wte":
-            unit.flat.reshard()
-
-    def pre_backward(self, unit: Unit) -> None:
-        if unit.name != "lm_head":  # forward has just used it
-            self.gather(unit.flat)
-
-    def post_backward(self, unit: Unit) -> None:
-        unit.flat.reshard()
-        if unit.reduces:
-            unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
 
 
 class Patient(Strategy):
@@ -136,3 +121,15 @@ class Sparing(Strategy):
 
     def spread(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())
+
+
+def source_of(given: Any) -> str:
+    """The source of a class or function; of a difference from `Shared`, that of one whole class, as `Shared` is."""
+    if not (inspect.isclass(given) and Shared in given.__bases__):
+        return inspect.getsource(given)
+    source = inspect.getsource(Shared).replace("class Shared(", f"class {given.__name__}(")
+    source = source.replace(f'"""{Shared.__doc__}"""', f'"""{given.__doc__}"""')
+    for name, method in vars(given).items():
+        if inspect.isfunction(method):
+            source = source.replace(inspect.getsource(vars(Shared)[name]), inspect.getsource(method))
+    return source

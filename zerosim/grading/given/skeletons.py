@@ -1,6 +1,6 @@
 """Skeletons: what is to be written raises NotImplementedError. The solutions are in notebooks/solutions.
 
-Owns no check: which runs a solution must pass is `catalogue.py`'s.
+Which runs a solution must pass is in `catalogue.py`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The process in which an answer runs: it judges, and tells the one that waits what it has come to.
+"""The process in which an answer runs: it judges, and sends messages to the one that waits (`process.py`).
 
-Owns what an answer may do to the outside: print. stdout and stderr are one pipe, whose text is shown; the verdict
-takes another, a message a line. Between them stands what faulthandler writes of a crash, or of a thread that does
-not let go of the interpreter.
+An answer may print: stdout and stderr are one pipe, whose text is shown. Messages take another, a line of JSON each.
+Between them stands what faulthandler writes of a crash, or of a thread that does not let go of the interpreter.
 
     ["alive"]              nothing new, and it goes on
     ["runs", label]        a case begins
-    ["verdict", {...}]     the end
+    ["verdict", [...]]     the end
     ["failed", text]       the end: the grader itself is at fault
 """
 
@@ -23,10 +22,10 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from zerosim.grading.carrying import unpack
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.judge import judged
-from zerosim.grading.watch import Watch
+from zerosim.grading.limits import Watch
+from zerosim.grading.pickling import unpack
 
 MOST_BYTES = 4 << 30
 """What an answer may take beyond what is there when it begins, where the system can be told so (Linux)."""
@@ -35,7 +34,7 @@ _leave = os._exit
 
 
 def main(parcel: dict[str, Any]) -> NoReturn:
-    """Judge what `apart.py` sent, say so, and end; whatever threads the answer left behind end with it."""
+    """Judge what `process.py` sent, say so, and end; whatever threads the answer left behind end with it."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable(out)
@@ -58,7 +57,7 @@ def main(parcel: dict[str, Any]) -> NoReturn:
         verdict = judged(
             lambda: unpack(parcel["answer"]), one, Watch(alive), begin=lambda label: _tell(out, "runs", label)
         )
-        _tell(out, "verdict", verdict.plain())
+        _tell(out, "verdict", verdict)
     except BaseException:
         _tell(out, "failed", traceback.format_exc())
     _leave(0)

@@ -4,7 +4,7 @@ What a notebook's cell, a script or an exec'd text defines cannot be imported an
 and classes go the code itself, what it closes over, and those globals that it names. What Python, zerosim and
 installed packages define goes as a name and is imported anew: what was patched here is as it was written there.
 
-Owns these bytes. Both sides are the same Python, so code objects keep their form (`marshal`). Annotations stay
+Both sides are the same Python, so code objects keep their form (`marshal`). Annotations stay
 here. What holds this process, such as an open file, a generator or a thread, cannot go: that is an InputError.
 """
 
@@ -21,15 +21,13 @@ import pickle
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 from zerosim.errors import InputError
-from zerosim.grading.source import is_own
-from zerosim.grading.words import error_words
+from zerosim.grading.own_code import error_words, is_own
 
 _DERIVED = {"__dict__", "__weakref__", "__annotations__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
-_FRESH = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
-"""Locks are made anew: they are nobody's state."""
 
 
 def pack(answer: Any) -> tuple[bytes, dict[str, list[str]]]:
@@ -77,24 +75,12 @@ class _Carrier(pickle.Pickler):
             return _class(value)
         if kind is types.BuiltinFunctionType:
             return NotImplemented
-        if kind is types.ModuleType:
-            return importlib.import_module, (_module_name(value),)
         if kind is types.CodeType:
             self.files[value.co_filename] = None
             return marshal.loads, (marshal.dumps(value),)
         if kind is types.CellType:
-            return _empty_cell, (), _contents(value), None, None, _fill_cell
-        if kind is property:
-            return property, (value.fget, value.fset, value.fdel, value.__doc__)
-        if kind is staticmethod or kind is classmethod:
-            return kind, (value.__func__,)
-        if kind is types.MappingProxyType:
-            return _read_only, (dict(value),)
-        if kind is functools._lru_cache_wrapper:
-            return _cached, (value.__wrapped__, value.cache_parameters())
-        if kind in _FRESH:
-            return _FRESH[kind], ()
-        return _by_its_name(value)
+            return _empty, ("CellType",), _contents(value), None, None, _fill_cell
+        return _PARTS[kind](value) if kind in _PARTS else _by_its_name(value)
 
     def _function(self, function: types.FunctionType) -> Any:
         code, space = function.__code__, function.__globals__
@@ -110,8 +96,8 @@ class _Carrier(pickle.Pickler):
             "__module__": function.__module__,
             "__qualname__": function.__qualname__,
         }
-        args = (code, there, function.__name__, function.__closure__)
-        return _empty_function, args, (used, state, dict(vars(function))), None, None, _fill_function
+        args = (code, there, function.__name__, None, function.__closure__)
+        return _empty, ("FunctionType", *args), (used, state, dict(vars(function))), None, None, _fill_function
 
     def culprit(self) -> str:
         """The name under which the student's code uses what could not go."""
@@ -176,8 +162,9 @@ def _global_names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _empty_function(code: Any, space: dict[str, Any], name: str, closure: Any) -> types.FunctionType:
-    return types.FunctionType(code, space, name, None, closure)
+def _empty(kind: str, *args: Any) -> Any:
+    """A type of Python's own that has no importable name."""
+    return getattr(types, kind)(*args)
 
 
 def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
@@ -215,10 +202,6 @@ def _fill_class(cls: type, held: dict[str, Any]) -> None:
         type.__setattr__(cls, name, value)
 
 
-def _empty_cell() -> types.CellType:
-    return types.CellType()
-
-
 def _contents(cell: types.CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
@@ -231,9 +214,18 @@ def _fill_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
         cell.cell_contents = value
 
 
-def _read_only(held: dict[str, Any]) -> Any:
-    return types.MappingProxyType(held)
-
-
 def _cached(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+_PARTS: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {
+    types.ModuleType: lambda module: (importlib.import_module, (_module_name(module),)),
+    types.MappingProxyType: lambda proxy: (_empty, ("MappingProxyType", dict(proxy))),
+    property: lambda value: (property, (value.fget, value.fset, value.fdel, value.__doc__)),
+    staticmethod: lambda method: (staticmethod, (method.__func__,)),
+    classmethod: lambda method: (classmethod, (method.__func__,)),
+    functools._lru_cache_wrapper: lambda cached: (_cached, (cached.__wrapped__, cached.cache_parameters())),
+    type(threading.Lock()): lambda lock: (threading.Lock, ()),  # locks are made anew: they are nobody's state
+    type(threading.RLock()): lambda lock: (threading.RLock, ()),
+}
+"""What makes a value of these types again, and from what."""

@@ -1,0 +1,137 @@
+"""How long an answer may take, waiting for it that long, and ending its threads.
+
+    PATIENCE_S    without any kernel or collective (or the return of a function): ended inside, with its line
+    LIMIT_S       for all of an exercise's runs: ended inside, with its line
+    SILENCE_S     without any sign of the process: it holds the interpreter, and is ended from outside (`process.py`)
+
+Looks are counted, not the clock: a machine that was asleep is no answer that is stuck.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
+
+POLL_S = 0.05
+PATIENCE_S = 1.5
+LIMIT_S = 30.0
+SILENCE_S = 5.0
+
+
+class Over(BaseException):
+    """Ends a thread of a run that has ended. No Exception: a strategy's own `except Exception` must not stop it."""
+
+
+class Failure(NamedTuple):
+    """Why an answer ended early: the first failure.
+
+    reason   unsolved, deadlock, mismatch, stuck, endless, late or error
+    text     one line, with where in the program it was
+    line     the student's own line that ran then, or ''
+    rank     whose failure it is, in a run
+    """
+
+    reason: str
+    text: str
+    line: str = ""
+    rank: int = 0
+
+    @classmethod
+    def unsolved(cls, error: NotImplementedError, line: str, rank: int = 0) -> Failure:
+        return cls("unsolved", text_of(error) or "what raises NotImplementedError", line, rank)
+
+
+class Lap:
+    """Seconds since the last look, but not more than one: nobody looked in between, so nobody ran."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def seconds(self) -> float:
+        last, self._last = self._last, time.monotonic()
+        return min(self._last - last, 1.0)
+
+
+class Watch:
+    """Waits for an answer, and adds up the time that it takes; `beat` is called at each look, as a sign of life."""
+
+    def __init__(self, beat: Callable[[], None] = lambda: None) -> None:
+        self.beat = beat
+        self._lap = Lap()
+        self._passed_s = 0.0
+
+    def wait(
+        self,
+        has_ended: Callable[[float], bool],
+        progress: Callable[[], object],
+        bound: Callable[[], Failure | None] = lambda: None,
+    ) -> Failure | None:
+        """Wait until `has_ended` (given seconds, as a lock is); what speaks against waiting any longer, or None."""
+        seen, still = None, 0
+        while not has_ended(POLL_S):
+            self._passed_s += self._lap.seconds()
+            self.beat()
+            now = progress()
+            if self._passed_s >= LIMIT_S:
+                return Failure("late", f"did not end within {LIMIT_S:g} s")
+            if (stop := bound()) is not None:
+                return stop
+            if now != seen:
+                seen, still = now, 0
+            elif still * POLL_S >= PATIENCE_S:
+                return Failure("stuck", f"did nothing for {PATIENCE_S:g} s")
+            still += 1
+        return None
+
+
+def raise_in(threads: Iterable[int], error: type[BaseException] = Over) -> None:
+    """A thread in a loop of its own looks at no switch: an exception is put into it, at its next line of Python."""
+    for thread in threads:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def end_threads(left: Callable[[], Iterable[int]], error: type[BaseException] = Over) -> None:
+    """End those that are `left`. One may swallow the exception; one in C code has no next line: see `process.py`."""
+    for _ in range(20):
+        threads = list(left())
+        if not threads:
+            return
+        raise_in(threads, error)
+        time.sleep(POLL_S)
+
+
+def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], object]) -> tuple[Any, Failure | None]:
+    """Call what may do anything, in a thread of its own, which is ended where it does not end: its value, or why none.
+
+    `progress` gives another value as long as it gets on.
+    """
+    came: list[tuple[Any, Failure | None]] = []
+
+    def call() -> None:
+        try:
+            came.append((function(), None))
+        except NotImplementedError as error:
+            came.append((None, Failure.unsolved(error, line_of_trace(error.__traceback__))))
+        except BaseException as error:  # SystemExit too
+            words = f"raised {error_words(error)}"
+            came.append((None, Failure("error", words, line_of_trace(error.__traceback__))))
+
+    def has_ended(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    number = thread.ident or 0
+    try:
+        stopped = watch.wait(has_ended, progress)
+        line = line_of_frame(sys._current_frames().get(number))
+    finally:
+        end_threads(lambda: [number] if thread.is_alive() else [])
+    return came[0] if stopped is None else (None, stopped._replace(line=line))

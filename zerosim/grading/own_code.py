@@ -1,0 +1,74 @@
+"""The student's own code: which line of it ran, and its exceptions and values in words.
+
+A frame is the student's if its file lies neither in zerosim (what is given with an exercise apart) nor
+in Python's library, nor among installed packages. `str()` and `repr()` of what is not ours may raise, or return
+megabytes or no plain string: nothing of that gets out.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterable
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
+from typing import Any
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_GIVEN = os.path.join(_PACKAGE, "grading", "given") + os.sep
+_INSTALLED = {"site-packages", "dist-packages"}  # also those of the user, which no path below names
+_LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # says nothing, and differs from run to run
+
+MOST = 500
+"""Characters of a text that are shown."""
+
+
+def line_of_trace(trace: TracebackType | None) -> str:
+    """The innermost line that is the student's: 'file.py, line 7: its text', or ''."""
+    return _first_own(reversed(list(walk_tb(trace))))
+
+
+def line_of_frame(frame: FrameType | None) -> str:
+    """The same of a thread that still runs."""
+    return _first_own(walk_stack(frame)) if frame is not None else ""
+
+
+def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
+    places = ((frame.f_code.co_filename, number) for frame, number in frames)
+    return next((line_words(file, number) for file, number in places if is_own(file)), "")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file, or what stands for one in a code object, is the student's."""
+    if file.startswith(_PACKAGE):
+        return file.startswith(_GIVEN)
+    is_loose = _INSTALLED.isdisjoint(file.replace(os.sep, "/").split("/"))
+    return is_loose and not file.startswith((*_LIBRARIES, "<frozen"))
+
+
+def line_words(file: str, number: int) -> str:
+    """'file.py, line 7: its text'."""
+    # A notebook's cells are files of a name that changes with every kernel.
+    name = "your cell" if "ipykernel_" in file else os.path.basename(file)
+    text = linecache.getline(file, number).strip()
+    return f"{name}, line {number}" + (f": {text}" if text else "")
+
+
+def error_words(error: BaseException) -> str:
+    """'KeyError: its text', or the type alone where there is no text; one line."""
+    name, text = text_of(type(error), lambda kind: kind.__name__), text_of(error)
+    return f"{name}: {text}" if text else name
+
+
+def text_of(value: Any, show: Callable[[Any], str] = str) -> str:
+    """`show(value)` on one line, shortened; where that fails, words that say so."""
+    try:
+        whole = show(value)
+        text = _ADDRESS.sub("", " ".join(whole[: 20 * MOST].split()))
+        return text if len(text) <= MOST else f"{text[:MOST]} ... ({len(whole):,} characters)"
+    except BaseException as error:  # whatever it is: it comes from the object itself
+        what = "__repr__" if show is repr else "__str__"
+        return f"(no text: its {what} raises {type.__getattribute__(type(error), '__name__')})"

@@ -1,0 +1,200 @@
+"""An answer judged in a process of its own: started, listened to, and ended whatever it does.
+
+Inside one process nothing can end a thread that never gives the interpreter back (`sum(iter(int, 1))`), and what
+ends the process (a crash in C code) ends the notebook. So a fresh interpreter is started, the answer goes there
+as bytes (`pickling.py`), and `child.py` judges it. It takes about half a second to start. A fork would take less,
+but a notebook's kernel has threads, whose locks a fork leaves held for ever, and neither macOS's libraries nor
+Windows know it; and it would take along whatever has been changed in zerosim.
+
+What is reported of a process that ended without a verdict is in `crashes.py`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from zerosim.errors import InputError, ZerosimError
+from zerosim.grading.catalogue import EXERCISES
+from zerosim.grading.crashes import lost
+from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
+from zerosim.grading.pickling import pack
+
+START_S = 60.0
+"""How long a process may take to say its first word: a cold disk, a busy machine."""
+
+LINGER_S = 1.0
+"""How long its pipes may stay open once the verdict is there: what it started itself may hold them."""
+
+MOST_SHOWN = 20_000
+"""Characters of what an answer prints that are shown."""
+
+MESSAGES = ("alive", "runs", "verdict", "failed")
+"""What it sends: each is a sign of life."""
+
+_MARK = "ZEROSIM_GRADING"
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BEGIN = """\
+import importlib, pickle, sys, typing
+parcel = pickle.load(sys.stdin.buffer)
+sys.path.insert(0, parcel["home"])
+import zerosim
+del sys.path[0]
+sys.path += parcel["path"]
+from zerosim.grading.child import main
+main(parcel)
+"""
+"""This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def judged_in_process(answer: Any, one: Exercise) -> Verdict:
+    """The verdict on an answer, from a process of its own. What it prints is shown as it comes.
+
+    Raises: ZerosimError where no such process can be had. KeyboardInterrupt ends it.
+    """
+    if os.environ.get(_MARK):
+        raise InputError("grade is called by what is being graded: call it outside of the answer")
+    try:
+        parcel, files = pack(answer)
+    except InputError as error:
+        hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
+        return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
+    sent = {
+        "home": _HOME,
+        "path": sys.path,
+        "files": files,
+        "exercise": one.name if one in EXERCISES else pack(one)[0],
+        "answer": parcel,
+        "silence_s": SILENCE_S,
+    }
+    with _process() as process:
+        heard = _listen(process, pickle.dumps(sent))
+        if "verdict" in heard:
+            return Verdict.from_json(heard["verdict"][0])
+        if "failed" in heard:
+            raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard['failed'][0]}")
+        if "alive" not in heard:
+            raise ZerosimError(f"grade starts {sys.executable} in a process of its own, which did not begin to work")
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(LINGER_S)
+        return lost(one, heard.get("runs", [""])[0], heard["dump"], code, list(files), SILENCE_S)
+
+
+@contextmanager
+def _process() -> Iterator[subprocess.Popen[bytes]]:
+    """A fresh interpreter. When this is left it has ended, and what it may have started too (not on Windows)."""
+    flags = 0
+    if sys.platform == "win32":
+        flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-u", "-c", _BEGIN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
+            creationflags=flags,
+        )
+    except (OSError, TypeError) as error:  # TypeError: this program has no Python to start
+        raise ZerosimError(f"grade starts Python in a process of its own, which failed: {error}") from None
+    try:
+        yield process
+    finally:
+        with suppress(OSError):
+            if sys.platform != "win32":
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any]]:
+    """Send it the answer, show what it prints, and listen until it has ended or has been silent for too long.
+
+    Gives its last message of each kind (`child.py`), and under 'dump' the lines that faulthandler wrote.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    queue: SimpleQueue[list[Any]] = SimpleQueue()
+
+    def read(rows: Iterator[list[Any]]) -> None:
+        for row in rows:
+            queue.put(row)
+        queue.put(["end"])
+
+    for rows in (_messages(process.stdout), _printed(process.stderr)):
+        threading.Thread(target=read, args=(rows,), daemon=True).start()
+    with suppress(OSError):  # it has ended already
+        process.stdin.write(sent)
+        process.stdin.close()
+    heard: dict[str, list[Any]] = {"dump": []}
+    lap, passed_s, silent_s, streams_left, line_is_open = Lap(), 0.0, 0.0, 2, False
+    try:
+        while streams_left and silent_s < _timeout_s(heard) and passed_s < START_S + 2 * LIMIT_S:
+            try:
+                kind, *rest = queue.get(timeout=POLL_S)
+            except Empty:
+                kind, rest = "", []
+            seconds = lap.seconds()
+            passed_s, silent_s = passed_s + seconds, silent_s + seconds
+            if kind == "end":
+                streams_left -= 1
+            elif kind == "printed":
+                sys.stdout.write(rest[0])
+                line_is_open = not rest[0].endswith("\n")
+            elif kind == "dump":
+                heard["dump"] += rest
+            elif kind in MESSAGES:
+                heard[kind], silent_s = rest, 0.0
+    finally:
+        if line_is_open:
+            sys.stdout.write("\n")
+    return heard
+
+
+def _timeout_s(heard: dict[str, list[Any]]) -> float:
+    """How long it may be silent from here on. The process itself takes half of that for a fault."""
+    if "verdict" in heard or "failed" in heard:
+        return LINGER_S
+    return 2 * SILENCE_S if "alive" in heard else START_S
+
+
+def _messages(stream: IO[bytes]) -> Iterator[list[Any]]:
+    """Its messages; any other line was written by faulthandler."""
+    with stream:
+        for line in stream:
+            text = line.decode("utf-8", "replace").rstrip()
+            if not text.startswith("["):
+                yield ["dump", text]
+                continue
+            with suppress(ValueError):  # a line that is none of ours
+                message = json.loads(text)
+                if message and message[0] in MESSAGES:
+                    yield message
+
+
+def _printed(stream: IO[bytes]) -> Iterator[list[Any]]:
+    """What may be shown, and a count of the rest."""
+    decode, left, more = codecs.getincrementaldecoder("utf-8")("replace").decode, MOST_SHOWN, 0
+    with stream:
+        while piece := os.read(stream.fileno(), 1 << 16):
+            text = decode(piece)
+            shown, left, more = text[:left], left - len(text[:left]), more + len(text[left:])
+            if shown:
+                yield ["printed", shown]
+    if more:
+        yield ["printed", f"\n... and {more:,} characters more\n"]

@@ -1,0 +1,180 @@
+"""What a rank's record shows: what was live at an event, its collectives, and where they part from another rank's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Retag
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import TrafficRow
+from zerosim.stepper.match import describe
+
+
+class Held(NamedTuple):
+    """One buffer that was live: what for, of which unit, how many bytes, and the event that made it."""
+
+    name: str
+    unit: str
+    kind: str
+    nbytes: int
+    born: int
+
+
+class Where(NamedTuple):
+    """A rank's event, in words, and what the rank held once it had happened."""
+
+    rank: int
+    number: int
+    text: str
+    live: tuple[Held, ...]
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, event {self.number}: {self.text}"
+
+
+class Finding(NamedTuple):
+    """What was found in words, a hint, and where."""
+
+    words: str
+    hint: str
+    where: Where | None
+
+
+def where(rank: int, record: Sequence[Event], number: int) -> Where:
+    """Event `number` of a rank, and what was live after it. Of an empty record: before its first event."""
+    if not record:
+        return Where(rank, 0, "before its first event", ())
+    number = min(number, len(record) - 1)
+    before, event, ledger = list(record[:number]), record[number], MemoryLedger()
+    ledger.read(before)
+    text = describe(event, ledger.live, before)
+    ledger.read([event])
+    born = {alloc.id: index for index, alloc in enumerate(record[: number + 1]) if isinstance(alloc, Alloc)}
+    live = (
+        Held(f"{alloc.scope.unit} {alloc.kind}".strip(), alloc.scope.unit, alloc.kind, alloc.nbytes, born[alloc.id])
+        for alloc in ledger.live.values()
+    )
+    return Where(rank, number, text, tuple(live))
+
+
+def mark_number(record: Sequence[Event], name: str, step: int) -> int:
+    """The number of a mark in a step. Raises: StopIteration where it did not come."""
+    marks = (n for n, event in enumerate(record) if isinstance(event, Mark) and event.name == name)
+    return next(number for number in marks if record[number].scope.step == step)
+
+
+# -- peaks ------------------------------------------------------------------------------------------
+class Peak(NamedTuple):
+    """The most that was live at once, and the first event with so much."""
+
+    amount: int
+    number: int
+
+
+def _nbytes(alloc: Alloc) -> int:
+    return alloc.nbytes
+
+
+def peak(record: Sequence[Event], size: Callable[[Alloc], int] = _nbytes) -> Peak:
+    """The most that was live at once: bytes, or what `size` makes of a buffer."""
+    live, total, most = dict[int, Alloc](), 0, Peak(0, 0)
+    for number, event in enumerate(record):
+        if isinstance(event, Alloc):
+            live[event.id] = event
+            total += size(event)
+        elif isinstance(event, Free):
+            total -= size(live.pop(event.id))
+        elif isinstance(event, Retag):
+            before = live[event.id]
+            live[event.id] = after = before._replace(kind=event.kind)
+            total += size(after) - size(before)
+        if total > most.amount:
+            most = Peak(total, number)
+    return most
+
+
+def most_gathered(record: Sequence[Event]) -> Peak:
+    """The most whole parameter buffers that were gathered at one time."""
+    return peak(record, lambda alloc: alloc.kind == "unsharded_param")
+
+
+# -- collectives ------------------------------------------------------------------------------------
+class Call(NamedTuple):
+    """A collective as one rank called it: the event's number, and what must agree."""
+
+    number: int
+    what: tuple[int, str, str, int, str, int]  # step, phase, unit, slot, op, payload bytes
+
+    @property
+    def op(self) -> str:
+        return self.what[4]
+
+    def __str__(self) -> str:
+        step, phase, unit, slot, op, payload = self.what
+        batch = f", micro-batch {slot}" if slot else ""
+        return f"{op} of {payload:,} B in step {step}, {phase}{f' of {unit}' if unit else ''}{batch}"
+
+
+def carries_states(call: Launch | TrafficRow) -> bool:
+    """Whatever purpose it names: norms and flags are fp64, and a barrier has no dtype."""
+    return call.purpose == "states" or call.dtype not in ("fp64", "")
+
+
+def calls(record: Sequence[Event], *, control: bool = False) -> list[Call]:
+    """The collectives of model states, in order; with `control` those of norms and flags too."""
+    return [
+        Call(number, (*event.scope, event.op, event.payload_bytes))
+        for number, event in enumerate(record)
+        if isinstance(event, Launch) and (control or carries_states(event))
+    ]
+
+
+class Difference(NamedTuple):
+    """Where a rank's collectives part from those of another: either may have none there."""
+
+    mine: Call | None
+    other: Call | None
+
+    def __str__(self) -> str:
+        return f"called: {self.mine or 'nothing more'}; the reference: {self.other or 'nothing more'}"
+
+
+def first_difference(mine: Sequence[Event], other: Sequence[Event], *, by_unit: bool) -> Difference | None:
+    """The first collective that is not the other's, None where all are alike.
+
+    Without `by_unit` the same call in another unit's turn is alike: a bucket may put it off.
+    """
+    for a, b in zip_longest(calls(mine), calls(other)):
+        if a is None or b is None or (a.what != b.what if by_unit else a.what[4:] != b.what[4:]):
+            return Difference(a, b)
+    return None
+
+
+# -- kernels ----------------------------------------------------------------------------------------
+def other_kernels(
+    mine: Sequence[Event], other: Sequence[Event], step: int, unit: str
+) -> tuple[str, int, int, int] | None:
+    """The first kernel that one unit's backward runs more or fewer times than the reference's does: its name, both
+    counts, and the number of the last one that is too many or, where some are missing, of what was done without."""
+    ours, theirs = _kernels(mine, step, unit), _kernels(other, step, unit)
+    for name in dict.fromkeys([*ours, *theirs]):
+        a, b = ours.get(name, []), theirs.get(name, [])
+        if len(a) > len(b):
+            return name, len(a), len(b), a[-1]
+        if len(a) < len(b):  # the collective that follows the unit's last kernel went without it
+            last = max((number for numbers in ours.values() for number in numbers), default=0)
+            launches = (n for n, e in enumerate(mine) if n > last and isinstance(e, Launch) and e.scope.unit == unit)
+            return name, len(a), len(b), next(launches, last)
+    return None
+
+
+def _kernels(record: Sequence[Event], step: int, unit: str) -> dict[str, list[int]]:
+    """The numbers of a unit's kernels in backward, by name; sums of collectives may be put off and are left out."""
+    found: dict[str, list[int]] = {}
+    for number, event in enumerate(record):
+        is_there = event.scope[:3] == (step, "backward", unit)
+        if is_there and isinstance(event, Kernel) and event.name != "reduce":
+            found.setdefault(event.name, []).append(number)
+    return found
