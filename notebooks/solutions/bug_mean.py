@@ -4,7 +4,7 @@ from zerosim.grading import Buffer, Flat, Slice, Strategy, Unit
 
 
 class Mean(Strategy):
-    agrees_alone = True
+    sees_all_grads = True
 
     def owned(self, flat: Flat) -> Slice:
         return Slice(0, flat.numel, flat.numel)

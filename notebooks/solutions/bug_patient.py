@@ -12,5 +12,5 @@ class Patient(Strategy):
                 own = flat.whole_grad()[flat.own.start : flat.own.stop]
                 flat.grad_shard = self.comm.reduce_scatter(flat.whole_grad(), out=own)
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())

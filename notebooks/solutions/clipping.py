@@ -4,7 +4,7 @@ from zerosim.grading import Zero2, norm_partials, total_norm
 
 
 class MyClipping(Zero2):
-    def agree(self) -> float | None:
+    def reduce_grad_norm(self) -> float | None:
         squares = norm_partials(self.device, self.flats, self.comm.size)
         self.comm.all_reduce(squares, op="sum", purpose="control")
-        return self.updater.judge(total_norm(self.device, squares))
+        return self.updater.decide(total_norm(self.device, squares))

@@ -10,5 +10,5 @@ class MyZero2(Strategy):
         if unit.reduces:
             unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())

@@ -193,11 +193,11 @@ def test_sparing_names_the_rank_that_did_not_join() -> None:
 # -- wrong answers to the other exercises -----------------------------------------------------------
 def test_a_norm_of_each_ranks_own_is_seen() -> None:
     class Alone(Zero2):
-        def agree(self) -> float | None:
+        def reduce_grad_norm(self) -> float | None:
             from zerosim.optim.precision import norm_partials, total_norm
 
             squares = norm_partials(self.device, self.flats, self.comm.size)
-            return self.updater.judge(total_norm(self.device, squares))
+            return self.updater.decide(total_norm(self.device, squares))
 
     found = grade(Alone, "clipping")
     assert {"norm", "weights"} <= {check.name for check in found.failures}
@@ -207,9 +207,9 @@ def test_a_norm_of_each_ranks_own_is_seen() -> None:
 
 def test_a_norm_that_is_wrong_in_a_later_step_is_seen() -> None:
     class Later(Zero2):
-        def agree(self) -> float | None:
-            self.agrees_alone = self.device.where.step == 1
-            return super().agree()
+        def reduce_grad_norm(self) -> float | None:
+            self.sees_all_grads = self.device.where.step == 1
+            return super().reduce_grad_norm()
 
     assert grade(Later, "clipping")["norm"].passed is False
 
@@ -224,11 +224,11 @@ def test_gathers_that_are_not_ahead_are_seen() -> None:
 
 def test_parameters_that_are_not_spread_are_seen_in_the_next_step() -> None:
     class Silent(Zero2):
-        def spread(self, flat: Flat) -> None: ...
+        def publish_params(self, flat: Flat) -> None: ...
 
     check = grade(Silent, "zero2")["weights"]
     assert "in step 1" in check.counted
-    assert "spread" in check.hint
+    assert "publish_params" in check.hint
 
 
 def test_a_gradient_that_is_not_reduced_is_seen() -> None:
@@ -395,9 +395,9 @@ class Deadlocking(Zero3):
 
 
 class Skipping(Zero2):
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         if self.comm.rank != 1 or flat.name != "lm_head" or self.device.where.step == 0:
-            super().spread(flat)
+            super().publish_params(flat)
 
 
 class Unreduced(Zero2):
@@ -410,9 +410,9 @@ class Unreduced(Zero2):
 class Hermit(Zero2):
     """Rank 0 alone gathers: it is right, and the others go on."""
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         if self.comm.rank == 0:
-            super().spread(flat)
+            super().publish_params(flat)
 
 
 class Waiting(Zero3):
@@ -585,9 +585,9 @@ def test_a_rank_that_waits_alone_is_said_to_wait() -> None:
 
 def test_one_rank_alone_may_be_right() -> None:
     class Skips(Zero2):
-        def spread(self, flat: Flat) -> None:
+        def publish_params(self, flat: Flat) -> None:
             if self.comm.rank == 0 or self.device.where.step == 0 or flat is not self.flats[-1]:
-                super().spread(flat)
+                super().publish_params(flat)
 
     assert grade(Skips, "zero2")["runs"].counted == (
         "deadlock: ranks 1-3 call nothing more, where rank 0 calls all_gather of 12,288 B in step 1, optimizer; "

@@ -111,7 +111,7 @@ WAITS = f"""Thread 0x00007f01 (most recent call first):
   File "/home/ada/caf\\xe9.py", line 3 in post_backward
 """
 DOES = """hread 0x00007f02 [rank 1] (most recent call first):
-  File "/home/ada/caf\\xe9.py", line 9 in spread
+  File "/home/ada/caf\\xe9.py", line 9 in publish_params
   File "/home/ada/caf\\xe9.py", line 2 in post_backward
 """
 
@@ -119,9 +119,21 @@ DOES = """hread 0x00007f02 [rank 1] (most recent call first):
 @pytest.mark.parametrize(
     ("dump", "code", "words"),
     [
-        (f"Timeout (0:00:05)!\n{WAITS}T{DOES}", 1, "did not end within 5 s, and let nothing else run, in spread"),
-        (f"Fatal Python error: Bus error\n\n{WAITS}Current t{DOES}", -7, "ended the process: bus error, in spread"),
-        (f"Windows fatal exception: access violation\n\nCurrent t{DOES}", 3221225477, "access violation, in spread"),
+        (
+            f"Timeout (0:00:05)!\n{WAITS}T{DOES}",
+            1,
+            "did not end within 5 s, and let nothing else run, in publish_params",
+        ),
+        (
+            f"Fatal Python error: Bus error\n\n{WAITS}Current t{DOES}",
+            -7,
+            "ended the process: bus error, in publish_params",
+        ),
+        (
+            f"Windows fatal exception: access violation\n\nCurrent t{DOES}",
+            3221225477,
+            "access violation, in publish_params",
+        ),
         ("", 3, "ended the process with exit code 3"),
         ("", None, "did not end, and was not heard of any more"),
     ],
@@ -138,7 +150,7 @@ def test_the_line_is_that_of_the_thread_that_did_it(dump: str, code: int | None,
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is told nowhere else")
 def test_memory_without_end_is_refused() -> None:
     class Takes(Own2):
-        def spread(self, flat: Flat) -> None:
+        def publish_params(self, flat: Flat) -> None:
             self.much = bytearray(5 << 30)
 
     check = grade(Takes, "zero2")["runs"]
@@ -149,10 +161,10 @@ def test_memory_without_end_is_refused() -> None:
 # -- what it prints ---------------------------------------------------------------------------------
 def test_what_an_answer_prints_is_shown_up_to_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
     class Prints(Own2):
-        def spread(self, flat: Flat) -> None:
+        def publish_params(self, flat: Flat) -> None:
             print(f"rank {self.comm.rank} spreads {flat.name} ∇")
             os.write(2, b"and stderr\n")
-            super().spread(flat)
+            super().publish_params(flat)
             if flat.name == "lm_head" and self.device.where.step == 1:
                 print("x" * 30_000, end="")
 
@@ -269,7 +281,7 @@ def test_an_answer_that_no_module_has_is_graded(monkeypatch: pytest.MonkeyPatch)
             def post_backward(self, unit):
                 if unit.reduces:
                     unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))
-            def spread(self, flat):
+            def publish_params(self, flat):
                 global scale
                 scale += 1
                 self.comm.all_gather(flat.shard(), out=flat.whole_param())
@@ -286,10 +298,10 @@ def test_an_answer_that_no_module_has_is_graded(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Own2):
-        def spread(self, flat: Flat) -> None: ...
+        def publish_params(self, flat: Flat) -> None: ...
 
     monkeypatch.setattr("zerosim.grading.checks.different_weights", lambda mine, reference: [])
-    monkeypatch.setattr(Zero2, "spread", lambda self, flat: None)
+    monkeypatch.setattr(Zero2, "publish_params", lambda self, flat: None)
     found = grade(Mine, "zero2")
     assert found["weights"].passed is False
     assert found.points == 0
@@ -321,7 +333,7 @@ HELD = open(os.devnull, encoding="utf-8")  # noqa: SIM115
 
 def test_what_cannot_go_is_named() -> None:
     class Reads(Own2):
-        def spread(self, flat: Flat) -> None:
+        def publish_params(self, flat: Flat) -> None:
             HELD.read()
 
     found = grade(Reads, "zero2")
@@ -404,7 +416,7 @@ def test_closures_share_what_they_shared() -> None:
 # -- who calls, and when ----------------------------------------------------------------------------
 def test_an_answer_does_not_grade() -> None:
     class Nests(Own2):
-        def spread(self, flat: Flat) -> None:
+        def publish_params(self, flat: Flat) -> None:
             grade(Own2, "zero2")
 
     assert "grade is called by what is being graded" in grade(Nests, "zero2")["runs"].counted

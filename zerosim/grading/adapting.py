@@ -56,7 +56,7 @@ def reduction(answer: Any) -> Make:
     reduce = _function(answer, "all_reduce(comm, grad)")
 
     class Reduction(Strategy):
-        agrees_alone = True
+        sees_all_grads = True
 
         def owned(self, flat: Flat) -> Slice:
             return whole(flat.numel)

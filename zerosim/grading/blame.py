@@ -26,7 +26,7 @@ _HINTS = (
      "a buffer has the wrong number of elements: whole buffers have flat.padded_numel, slices flat.own.size"),
     (r"lies on rank", "ranks are threads of one process: what is a rank's own belongs in self, made in __init__, "
      "not in the class or the module"),
-    (r"'Work' object", "wait=False gives a Work; its wait() gives the buffer"),
+    (r"'Work' object", "launch_all_gather gives a Work; its wait() gives the buffer"),
     (r"grad is (as it was when|not what)", "the change must be in `grad` itself: give both collectives an out= that is "
      "grad or a window of it; what all_reduce returns, and what the name grad is given anew, is lost"),
     (r"waits twice", "a Work is waited for once: take it out of where you keep it (pop)"),

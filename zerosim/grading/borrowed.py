@@ -14,18 +14,19 @@ from types import ModuleType
 from typing import Any
 
 from zerosim.grading.own_code import is_own
-from zerosim.parallel.base import Strategy
+from zerosim.parallel.base import RENAMED, Strategy
 from zerosim.placement import partition
 from zerosim.tensor import flat
 
 
 @contextmanager
 def noted(names: Sequence[str]) -> Iterator[set[str]]:
-    """While this is open, calls of zerosim's own answers under these names are noted, as 'Zero2.spread'."""
+    """While this is open, calls of zerosim's own answers under these names are noted, as 'Zero2.publish_params'."""
     seen: set[str] = set()
-    own = [(owner, name, vars(owner)[name]) for name in names for owner in _owners(name)]
+    today = {name: name for name in names} | {old: new for old, new in RENAMED.items() if new in names}
+    own = [(owner, name, vars(owner)[name]) for name in today for owner in _owners(name)]
     for owner, name, function in own:
-        called = f"{owner.__name__.removeprefix('zerosim.')}.{name}"
+        called = f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}"
         setattr(owner, name, _noting(function, called, seen, from_anywhere=isinstance(owner, type)))
     try:
         yield seen

@@ -116,10 +116,10 @@ EXERCISES: tuple[Exercise, ...] = (
         "all_reduce is still needed, and what must follow the update?",
         (
             "As in DDP, but reduce_scatter. Its out may be the window of the own slice: flat.own.start, flat.own.stop.",
-            "spread: all_gather flat.shard(), out=flat.whole_param(), over the old parameters.",
+            "publish_params: all_gather flat.shard(), out=flat.whole_param(), over the old parameters.",
         ),
         (dict(ranks=4), dict(ranks=5, tied=True), dict(ranks=2, accumulate=3)),
-        yours=("post_backward", "spread"),
+        yours=("post_backward", "publish_params"),
     ),
     _exercise(
         (5, "zero2", skeletons.MyZero2, 2, "ZeRO-2"),
@@ -129,7 +129,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "add_grad_shard keeps the slice. Do not call add_grad_whole: that keeps the whole.",
         ),
         (dict(ranks=4), dict(ranks=5, tied=True)),
-        yours=("post_backward", "spread"),
+        yours=("post_backward", "publish_params"),
     ),
     _exercise(
         (6, "zero3", skeletons.MyZero3, 3, "ZeRO-3: gather, use, free"),
@@ -180,12 +180,12 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         (dict(ranks=4, clip_norm=0.05), dict(ranks=5, tied=True, clip_norm=0.5)),
         judges=(("norm", checks.norm), *_PLAIN),
-        yours=("agree",),
+        yours=("reduce_grad_norm",),
     ),
     _exercise(
         (10, "prefetch", skeletons.MyPrefetch, 3, "ZeRO-3 with prefetch, under clipping and accumulation"),
         "While a unit computes, the next one's parameters can be on their way. self.flats are the units' flats, "
-        "in forward's order. wait=False gives a Work; its wait() gives the buffer.",
+        "in forward's order. launch_all_gather gives a Work; its wait() gives the buffer.",
         (
             "Keep the Work under way, for instance a dict by flat.name; make it in __init__, after super().__init__.",
             "pre_forward: take this unit's Work, or launch it if it is the first; launch the next one's; then wait.",
@@ -238,14 +238,14 @@ EXERCISES: tuple[Exercise, ...] = (
         "This ZeRO-1 is right without accumulation. What does it forget with it?",
         ("How many micro-batches are in the sum?", "What happens to the last one when grad_whole is there already?"),
         (dict(ranks=4), dict(ranks=4, accumulate=3)),
-        yours=("post_backward", "spread"),
+        yours=("post_backward", "publish_params"),
     ),
     _exercise(
         (16, "bug_sparing", bugs.Sparing, 2, "Find the bug: fine on four ranks, dead on six"),
         "This ZeRO-2 works on 4 ranks. On 6 ranks of a narrower model it ends at once. Which rank did what?",
         ("What does a rank own of 20 elements cut into 6 slices?", "A collective needs every rank of its group."),
         (dict(ranks=4), dict(ranks=6, hidden=10, layers=1, note="a unit of 20 elements")),
-        yours=("post_backward", "spread"),
+        yours=("post_backward", "publish_params"),
     ),
 )
 

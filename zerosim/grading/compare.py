@@ -71,7 +71,7 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
         later = "; step 0 was right" if update.step == 1 else ""
         return (
             f"differs{later}",
-            "gradients of earlier steps agree: the new parameters did not reach every rank; look at spread",
+            "gradients of earlier steps agree: the new parameters did not reach every rank; look at publish_params",
         )
     if update.grad.size > update.size and update.start:
         return (

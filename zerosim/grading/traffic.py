@@ -88,7 +88,7 @@ def overlap(run: Comparison) -> Check:
         False,
         expected,
         f"{counts[rank]:g} on rank {rank}",
-        hint="launch with wait=False in the point BEFORE this unit computes; wait in the next unit's point",
+        hint="launch_all_gather in the point BEFORE this unit computes; wait in the next unit's point",
         where=_late_gather(run.mine.records[rank], rank),
     )
 

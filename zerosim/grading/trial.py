@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
+from zerosim.comm.rank_status import place, ranks_text
 from zerosim.comm.runtime import Context, assemble
 from zerosim.comm.scheduler import Scheduler, State
-from zerosim.comm.rank_status import place, ranks_text
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event

@@ -1,7 +1,7 @@
 """What every strategy is: a few points that the engine calls, and how a flat is placed at the start.
 
 A strategy file (`ddp.py`, `zero1.py`, ...) holds what happens at those points: the collectives. What
-is common to all stands here: placing parameters and optimizer state, agreeing on a step, taking it.
+is common to all stands here: placing parameters and optimizer states, the gradients' norm, the step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
+from warnings import warn
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
@@ -29,14 +31,26 @@ from zerosim.tensor.flat import Flat
 
 T = TypeVar("T")
 
+RENAMED = MappingProxyType({"spread": "publish_params", "agree": "reduce_grad_norm", "agrees_alone": "sees_all_grads"})
+"""Old names of what strategies override. They keep working, with a warning."""
+
 
 class Strategy:
     """The points, all empty. `last`: this is the step's last micro-batch."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in RENAMED.items():
+            if old in vars(cls) and new not in vars(cls):
+                warn(f"{cls.__name__}.{old} is now called {new}", DeprecationWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+            elif new in vars(cls):
+                setattr(cls, old, vars(cls)[new])  # for a subclass that calls super().spread(flat)
+
     partition: Partition = EvenSlices()  # how what is not kept whole is cut
     keeps_params = True  # every rank holds all parameters between uses
     keeps_grads = True  # every rank holds all gradients until the step
-    agrees_alone = False  # every rank sees every reduced gradient, so nothing need be exchanged
+    sees_all_grads = False  # every rank sees every reduced gradient, so nothing need be exchanged
     cast_shards = False  # the half-type shard is cast from the master at each use, not stored
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
@@ -102,7 +116,7 @@ class Strategy:
     def pre_backward(self, unit: Unit) -> None: ...
     def post_backward(self, unit: Unit) -> None: ...
     def end_backward(self) -> None: ...
-    def spread(self, flat: Flat) -> None: ...
+    def publish_params(self, flat: Flat) -> None: ...
 
     def keep_shard(self, flat: Flat, grad: Buffer | None) -> None:
         """Keep the own part of a micro-batch's reduced gradient (None: there is none)."""
@@ -120,8 +134,8 @@ class Strategy:
                     self.replicas.all_reduce(flat.grad_shard)
 
     def step(self) -> None:
-        """Agree; then flat by flat update the own slice and spread the new parameters. Or skip."""
-        scale = self.agree()
+        """Decide by the norm; then flat by flat update the own slice and publish the new parameters. Or skip."""
+        scale = self.reduce_grad_norm()
         if scale is not None:
             if self.updater.upcast_grads:
                 self._upcast_grads()
@@ -129,7 +143,7 @@ class Strategy:
                 self.updater.update(flat, scale)
                 flat.store_param_shard()  # fp32 master -> own slice, no traffic
                 flat.drop_grads()
-                self.spread(flat)
+                self.publish_params(flat)
         for flat in self.flats:
             flat.drop_grads()
 
@@ -189,15 +203,15 @@ class Strategy:
             self.device.kernel(0, self.device.backend.fill, tail.array, 0.0)
         return param
 
-    # -- agreeing ---------------------------------------------------------------------------------
-    def agree(self) -> float | None:
+    # -- the norm ---------------------------------------------------------------------------------
+    def reduce_grad_norm(self) -> float | None:
         """What gradients are to be multiplied by (unscaled, clipped), or None: all ranks skip this step.
 
         One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any
         overflow.
         """
         partials = norm_partials(self.device, self.flats, self.comm.size)
-        if not self.agrees_alone:
+        if not self.sees_all_grads:
             self.comm.all_reduce(partials, op="sum", purpose="control")
         norm = total_norm(self.device, partials)
         try:
@@ -230,3 +244,7 @@ class Strategy:
             f"the sum of the ranks' gradients overflows at step {step}, each rank's own is finite: "
             "lower the learning rate, clip, or pass --skip-nonfinite to skip such steps"
         )
+
+
+for _old, _new in RENAMED.items():
+    setattr(Strategy, _old, vars(Strategy)[_new])

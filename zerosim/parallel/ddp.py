@@ -21,7 +21,7 @@ from zerosim.tensor.flat import Flat
 
 class DDP(Strategy):
     partition = Whole()
-    agrees_alone = True
+    sees_all_grads = True
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         super().__init__(comm, device, updater)

@@ -50,7 +50,7 @@ class OwnerZero1(OwnerPartition, Zero1):
         for flat in flats:
             flat.grad_shard = self.reduce_to_owner(flat, flat.whole_grad())
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.broadcast(flat)
 
 
@@ -58,7 +58,7 @@ class OwnerZero2(OwnerPartition, Zero2):
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.reduce_to_owner(flat, grad)
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.broadcast(flat)
 
 

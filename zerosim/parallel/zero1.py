@@ -41,5 +41,5 @@ class Zero1(Strategy):
             for flat, shard in zip(flats, own, strict=True):
                 flat.grad_shard = shard
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())

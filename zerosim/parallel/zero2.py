@@ -25,5 +25,5 @@ class Zero2(Strategy):
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())

@@ -90,7 +90,7 @@ class Zero3(Strategy):
         if unit.reduces:  # a tied buffer: after its last use only
             self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         if flat.name in self.persistent:
             flat.reshard()  # the old parameters go before the new ones come
             flat.unshard(self.gather(flat))

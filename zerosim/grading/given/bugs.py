@@ -70,7 +70,7 @@ class Hasty(Shared):
 class Mean(Strategy):
     """DDP."""
 
-    agrees_alone = True
+    sees_all_grads = True
 
     def owned(self, flat: Flat) -> Slice:
         return Slice(0, flat.numel, flat.numel)
@@ -102,7 +102,7 @@ class Patient(Strategy):
                 own = flat.whole_grad()[flat.own.start : flat.own.stop]
                 flat.grad_shard = self.comm.reduce_scatter(flat.whole_grad(), out=own)
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())
 
 
@@ -119,7 +119,7 @@ class Sparing(Strategy):
             else:
                 flat.add_grad_shard(self.comm.reduce_scatter(grad))
 
-    def spread(self, flat: Flat) -> None:
+    def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())
 
 

@@ -26,7 +26,7 @@ def all_reduce(comm: Comm, grad: Buffer) -> None:
 
 
 class MyDDP(Strategy):
-    agrees_alone = True  # every rank sees all of every gradient: the norm needs no exchange
+    sees_all_grads = True  # every rank sees all of every gradient: the norm needs no exchange
 
     def owned(self, flat: Flat) -> Slice:
         raise NotImplementedError("owned: return the Slice(start, stop, flat.numel) that a rank updates")
@@ -42,8 +42,8 @@ class MyZero1(Strategy):
     def post_backward(self, unit: Unit) -> None:
         raise NotImplementedError("post_backward: keep the gradient whole, reduce the own slice of it")
 
-    def spread(self, flat: Flat) -> None:
-        raise NotImplementedError("spread: every rank gets the others' new parameters")
+    def publish_params(self, flat: Flat) -> None:
+        raise NotImplementedError("publish_params: every rank gets the others' new parameters")
 
 
 class MyZero2(Strategy):
@@ -52,8 +52,8 @@ class MyZero2(Strategy):
     def post_backward(self, unit: Unit) -> None:
         raise NotImplementedError("post_backward: reduce the unit's gradient, keep your slice")
 
-    def spread(self, flat: Flat) -> None:
-        raise NotImplementedError("spread: every rank gets the others' new parameters")
+    def publish_params(self, flat: Flat) -> None:
+        raise NotImplementedError("publish_params: every rank gets the others' new parameters")
 
 
 class MyZero3(Strategy):
@@ -93,10 +93,10 @@ class MyAccumulation(Zero2):
 class MyClipping(Zero2):
     """ZeRO-2 is there, but for the norm: a rank has the squares of its own slices only."""
 
-    def agree(self) -> float | None:
+    def reduce_grad_norm(self) -> float | None:
         squares = norm_partials(self.device, self.flats, self.comm.size)  # (flats, N), 0 where others count
-        raise NotImplementedError("agree: make squares those of all ranks; take their norm, judge it")
-        return self.updater.judge(total_norm(self.device, squares))
+        raise NotImplementedError("reduce_grad_norm: make squares those of all ranks; decide by their norm")
+        return self.updater.decide(total_norm(self.device, squares))
 
 
 class MyPrefetch(Zero3):
