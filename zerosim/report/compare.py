@@ -60,14 +60,11 @@ class Comparison(InNotebook):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Stack(
             prose(f"Stages {', '.join(map(str, self.outcomes))} on {counted(self.config.ranks, 'rank')}", "bold"),
-            self._trained(),
+            prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             self._table() if self.results else None,
             *(prose(f"Stage {stage}: {_failure(error)}.", "red") for stage, error in self.failures.items()),
             self._weights() if len(self.results) > 1 else None,
         )
-
-    def _trained(self) -> RenderableType | None:
-        return prose(words.trained(next(iter(self.results.values())))) if self.results else None
 
     def _table(self) -> RenderableType:
         stages = [right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes]

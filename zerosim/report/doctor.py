@@ -89,7 +89,6 @@ def _gpus_table(found: Diagnosis) -> RenderableType:
 
 def _machine_table(found: Diagnosis) -> RenderableType:
     """Names and what they are: a line each for what there is, none for what there is not."""
-
     grid = Grid(Column("", no_wrap=True), Column("", overflow="fold"), has_header=False)
     for name, value in _details(found):
         grid.add(name, value)
@@ -98,50 +97,33 @@ def _machine_table(found: Diagnosis) -> RenderableType:
 
 
 def _details(found: Diagnosis) -> list[tuple[str, str]]:
-    machine = found.machine
+    machine, cuda, mpi = found.machine, found.cuda, found.mpi
     memory = "unknown" if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
     free = "" if machine.free_bytes is None else f", {format_bytes(machine.free_bytes)} free"
-    lines = [
-        ("Python", f"{found.python}, {found.executable}"),
-        ("system", f"{machine.system}, {machine.processor}"),
-        ("cores", str(machine.cores)),
-        ("memory", memory + free),
-    ]
-    for blas in found.blas:
-        threads = counted(blas.threads, "thread")
-        lines.append(("BLAS", f"{blas.name} {blas.version or ''}".strip() + f", {threads}"))
-    lines += [(library.name, library.version) for library in found.libraries if library.version is not None]
-    return lines + _cuda_details(found) + _mpi_details(found)
-
-
-def _cuda_details(found: Diagnosis) -> list[tuple[str, str]]:
-    cuda = found.cuda
-    lines = [("CuPy", ", ".join(cuda.distributions) or cuda.cupy or "installed")] if cuda.is_installed else []
-    if cuda.runtime_version is not None:
-        lines.append(("CUDA", f"{version_text(cuda.runtime_version)}, which CuPy is built for"))
-    if cuda.driver_version is not None:
-        driver = f"runs CUDA {version_text(cuda.driver_version)} and older" if cuda.driver_version else "none"
-        lines.append(("driver", driver))
-    if cuda.cupy is not None:
-        lines.append(("cuBLAS", cuda.cublas_error or "loads"))
-        lines.append(("NVRTC", cuda.nvrtc_error or cuda.probe_error or "loads"))
-        lines.append(("NCCL", cuda.nccl or "does not load"))
-    if cuda.visible is not None:
-        lines.append(("visible", f"CUDA_VISIBLE_DEVICES={cuda.visible}"))
-    return lines
-
-
-def _mpi_details(found: Diagnosis) -> list[tuple[str, str]]:
-    mpi = found.mpi
-    lines = [] if mpi.mpi4py is None else [("mpi4py", mpi.mpi4py)]
-    if mpi.library is not None:
-        aware = {None: "does not say whether it is GPU-aware", True: "GPU-aware", False: "not GPU-aware"}
-        lines.append(("MPI", f"{mpi.library}, threads: {mpi.threads}, {aware[mpi.is_gpu_aware]}"))
-    if mpi.mpirun is not None:
-        lines.append(("mpirun", mpi.mpirun))
-    if mpi.other_mpirun is not None:
-        lines.append(("", f"the shell finds another one first: {mpi.other_mpirun}"))
-    return lines
+    runtime, driver = (version_text(number or 0) for number in (cuda.runtime_version, cuda.driver_version))
+    aware = {None: "does not say whether it is GPU-aware", True: "GPU-aware", False: "not GPU-aware"}
+    # A name, what is None where there is nothing to show, and what is shown.
+    lines: list[tuple[str, object, str | None]] = [
+        ("Python", True, f"{found.python}, {found.executable}"),
+        ("system", True, f"{machine.system}, {machine.processor}"),
+        ("cores", True, str(machine.cores)),
+        ("memory", True, memory + free),
+        *(("BLAS", True, f"{blas.name} {blas.version or ''}".strip() + f", {counted(blas.threads, 'thread')}")
+          for blas in found.blas),
+        *((library.name, library.version, library.version) for library in found.libraries),
+        ("CuPy", cuda.is_installed or None, ", ".join(cuda.distributions) or cuda.cupy or "installed"),
+        ("CUDA", cuda.runtime_version, f"{runtime}, which CuPy is built for"),
+        ("driver", cuda.driver_version, f"runs CUDA {driver} and older" if cuda.driver_version else "none"),
+        ("cuBLAS", cuda.cupy, cuda.cublas_error or "loads"),
+        ("NVRTC", cuda.cupy, cuda.nvrtc_error or cuda.probe_error or "loads"),
+        ("NCCL", cuda.cupy, cuda.nccl or "does not load"),
+        ("visible", cuda.visible, f"CUDA_VISIBLE_DEVICES={cuda.visible}"),
+        ("mpi4py", mpi.mpi4py, mpi.mpi4py),
+        ("MPI", mpi.library, f"{mpi.library}, threads: {mpi.threads}, {aware[mpi.is_gpu_aware]}"),
+        ("mpirun", mpi.mpirun, mpi.mpirun),
+        ("", mpi.other_mpirun, f"the shell finds another one first: {mpi.other_mpirun}"),
+    ]  # fmt: skip
+    return [(name, text) for name, known, text in lines if known is not None and text is not None]
 
 
 def _version(found: Diagnosis, name: str) -> str:

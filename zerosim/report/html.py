@@ -1,8 +1,7 @@
 """Memory, traffic and a run's result as HTML for a notebook's cell.
 
 Small HTML: tables and bars with inline style, no script and nothing fetched, every text escaped. Text takes the
-page's own colour, so that it is legible on light and on dark. What a stepped world shows is in `stepper_html.py`; who
-owns what, in `ownership.py`.
+page's own colour, so that it is legible on light and on dark. A stepped world's pages are made of the same pieces.
 """
 
 from __future__ import annotations

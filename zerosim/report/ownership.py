@@ -1,7 +1,7 @@
 """Who owns which slice of what, as a picture: one bar per unit, cut into the ranks' slices, padding hatched.
 
-Rows are plain data (`stepper.OwnedSlice`): elements [start, stop) of a unit's flat buffer that a rank updates,
-`padding` of them beyond the last parameter.
+Owns its HTML and its text. Rows are plain data (`stepper.OwnedSlice`): elements [start, stop) of a unit's
+flat buffer that a rank updates, `padding` of them beyond the last parameter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from zerosim.report.html import FONT, HATCH, card, escaped, table
 
@@ -35,17 +35,17 @@ class SliceRow(Protocol):
     def padding(self) -> int: ...
 
 
-def _by_unit(rows: Sequence[SliceRow]) -> Mapping[str, list[SliceRow]]:
+def by_unit(rows: Sequence[SliceRow]) -> Mapping[str, list[SliceRow]]:
     """Rows of each unit, those that hold something, units in order."""
     return {unit: [row for row in group if row.start < row.stop] for unit, group in groupby(rows, lambda row: row.unit)}
 
 
-def _is_whole_everywhere(rows: Sequence[SliceRow], ranks: int) -> bool:
+def is_whole_everywhere(rows: Sequence[SliceRow], ranks: int) -> bool:
     """Whether every rank updates all of it, as under DDP."""
     return len(rows) == ranks > 1 and all(row.stop - row.start == row.numel for row in rows)
 
 
-def _firsts(rows: Sequence[SliceRow]) -> list[SliceRow]:
+def firsts(rows: Sequence[SliceRow]) -> list[SliceRow]:
     """Of the ranks that update the same slice, as replicas do, the lowest: a bar has room for one."""
     found: dict[tuple[int, int], SliceRow] = {}
     for row in rows:
@@ -53,44 +53,27 @@ def _firsts(rows: Sequence[SliceRow]) -> list[SliceRow]:
     return list(found.values())
 
 
-class _Sum(NamedTuple):
-    """Elements that a rank updates, those of them that are padding, and the first rank that updates the same."""
-
-    rank: int
-    own: int
-    padding: int
-    first: int
-
-
-def _sums(rows: Sequence[SliceRow], ranks: int) -> list[_Sum]:
-    sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
-    is_whole = all(_is_whole_everywhere(slices, ranks) for slices in _by_unit(rows).values())
-    for rank in range(ranks):
-        own = [row for row in rows if row.rank == rank and row.start < row.stop]
-        slices = tuple((row.unit, row.start, row.stop) for row in own)
-        first = rank if is_whole or not slices else seen.setdefault(slices, rank)
-        sums.append(_Sum(rank, sum(row.stop - row.start for row in own), sum(row.padding for row in own), first))
-    return sums
+def owned_numel(rows: Sequence[SliceRow], rank: int) -> tuple[int, int]:
+    """Elements that a rank updates, and those of them that are padding."""
+    own = [row for row in rows if row.rank == rank]
+    return sum(row.stop - row.start for row in own), sum(row.padding for row in own)
 
 
 # -- text ---------------------------------------------------------------------------------------
 def ownership_lines(rows: Sequence[SliceRow], ranks: int, width: int = 100) -> list[str]:
     """A bar of rank digits per unit ('.' is padding), then each rank's sum. Bars have one length each."""
-    units = _by_unit(rows)
+    units = by_unit(rows)
     names = max([4, *(len(unit) for unit in units)])
     numels = max([8, *(len(f"{row.numel:,}") for row in rows)])
     bar = max(8, width - names - numels - 4)
     lines = [f"{'unit':{names}} {'elements':>{numels}}  which rank updates it"]
     for unit, slices in units.items():
         numel = slices[0].numel if slices else 0
-        shown = "every rank, all of it" if _is_whole_everywhere(slices, ranks) else _digits(_firsts(slices), bar)
+        shown = "every rank, all of it" if is_whole_everywhere(slices, ranks) else _digits(firsts(slices), bar)
         lines.append(f"{unit:{names}} {numel:>{numels},}  {shown}")
     padding = sum(row.padding for row in rows)
     lines.append("")
-    for rank, own, padded, first in _sums(rows, ranks):
-        extra = f", {padded:,} of them padding" if padded else ""
-        extra += f", those of rank {first}" if first < rank else ""
-        lines.append(f"rank {rank}: {own:,} elements{extra}")
+    lines += [f"rank {rank}: {own:,} elements{extra}" for rank, own, extra in _sums(rows, ranks)]
     if padding:
         lines.append(f"'.' is padding: {padding:,} elements in all that belong to no parameter")
     if ranks > 10:
@@ -118,46 +101,74 @@ def _digits(slices: Sequence[SliceRow], length: int) -> str:
     return "".join(letters)
 
 
+def _sums(rows: Sequence[SliceRow], ranks: int) -> list[tuple[int, int, str]]:
+    sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
+    is_whole = all(is_whole_everywhere(slices, ranks) for slices in by_unit(rows).values())
+    for rank in range(ranks):
+        own, padding = owned_numel(rows, rank)
+        slices = tuple((row.unit, row.start, row.stop) for row in rows if row.rank == rank and row.start < row.stop)
+        first = rank if is_whole or not slices else seen.setdefault(slices, rank)
+        extra = f", {padding:,} of them padding" if padding else ""
+        sums.append((rank, own, extra + (f", those of rank {first}" if first < rank else "")))
+    return sums
+
+
 # -- HTML ---------------------------------------------------------------------------------------
 def ownership_html(rows: Sequence[SliceRow], ranks: int) -> str:
     """The picture for a notebook: a bar per unit, ranks as colours with their numbers, padding hatched."""
     lines = []
-    for unit, slices in _by_unit(rows).items():
+    for unit, slices in by_unit(rows).items():
         numel = slices[0].numel if slices else 0
-        if _is_whole_everywhere(slices, ranks):
+        if is_whole_everywhere(slices, ranks):
             bar = _part("every rank", Fraction(1), RANK_TONES[-1], f"{unit}: every rank updates all {numel:,} elements")
         else:
-            end = max([row.stop for row in slices], default=1)
-            bar = "".join(_slice(group, end) for group in _neighbours(_firsts(slices)))
+            bar = "".join(_slice(row, max(row.stop for row in slices)) for row in _joined(firsts(slices)))
         lines.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
     body = table(("unit", "elements", "which rank updates which slice"), lines, raw=(2,), left=(0, 2), wide="100%")
-    sums = _sums(rows, ranks)
-    cells = [[str(each.rank), f"{each.own:,}", f"{each.padding:,}"] for each in sums[:MOST_BARS]]
+    shown = _sums(rows, ranks)[:MOST_BARS]
+    sums = table(
+        ("rank", "elements it updates", "padding"),
+        [[str(rank), f"{own:,}", f"{owned_numel(rows, rank)[1]:,}"] for rank, own, _ in shown],
+    )
     notes = []
-    if twins := [each.rank for each in sums if each.first < each.rank]:
+    if any(twins := [rank for rank, _, extra in _sums(rows, ranks) if "those of rank" in extra]):
         notes.append(f"Ranks {', '.join(map(str, twins[:8]))} update the same slices as ranks before them: replicas.")
     if any(row.padding for row in rows):
         notes.append("Hatched: padding, elements that belong to no parameter.")
     if ranks > MOST_BARS:
         notes.append(f"Of {ranks:,} ranks, the first {MOST_BARS} are listed; bars join neighbouring ranks.")
-    return card("Ownership", body + table(("rank", "elements it updates", "padding"), cells), " ".join(notes))
+    return card("Ownership", body + sums, " ".join(notes))
 
 
-def _neighbours(slices: Sequence[SliceRow]) -> list[Sequence[SliceRow]]:
-    """Each slice by itself; of very many, neighbouring ones together: a bar has no room for more."""
-    size = max(1, -(-len(slices) // MOST_BARS))
-    return [slices[at : at + size] for at in range(0, len(slices), size)]
+def _joined(slices: Sequence[SliceRow]) -> Sequence[SliceRow]:
+    """Of very many slices, those of every k-th rank: a bar has no room for more."""
+    if len(slices) <= MOST_BARS:
+        return slices
+    return [
+        _Group(slices[at : at + -(-len(slices) // MOST_BARS)])
+        for at in range(0, len(slices), -(-len(slices) // MOST_BARS))
+    ]
 
 
-def _slice(group: Sequence[SliceRow], end: int) -> str:
-    first, last, padding = group[0], group[-1], sum(row.padding for row in group)
-    own, tone = last.stop - first.start - padding, RANK_TONES[first.rank % len(RANK_TONES)]
-    who = str(first.rank) if len(group) == 1 else f"{first.rank}-{last.rank}"
-    what = f"{first.unit}, rank {who}: elements {first.start:,} to {last.stop:,}"
+class _Group:
+    """Neighbouring slices shown as one."""
+
+    def __init__(self, rows: Sequence[SliceRow]) -> None:
+        first, last = rows[0], rows[-1]
+        self.unit, self.numel, self.rank = first.unit, first.numel, first.rank
+        self.start, self.stop, self.last_rank = first.start, last.stop, last.rank
+        self.padding = sum(row.padding for row in rows)
+
+
+def _slice(row: SliceRow, end: int) -> str:
+    own, tone = row.stop - row.start - row.padding, RANK_TONES[row.rank % len(RANK_TONES)]
+    last_rank = getattr(row, "last_rank", row.rank)
+    who = str(row.rank) if last_rank == row.rank else f"{row.rank}-{last_rank}"
+    what = f"{row.unit}, rank {who}: elements {row.start:,} to {row.stop:,}"
     parts = _part(who, Fraction(own, end), tone, what) if own else ""
-    if padding:
-        why = f"{what}, of which {padding:,} are padding"
-        parts += _part("" if own else who, Fraction(padding, end), tone, why, hatched=True)
+    if row.padding:
+        why = f"{what}, of which {row.padding:,} are padding"
+        parts += _part("" if own else who, Fraction(row.padding, end), tone, why, hatched=True)
     return parts
 
 
