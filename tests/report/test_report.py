@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console, Group, RenderableType
+from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis import formulas
@@ -28,14 +29,13 @@ from zerosim.optim.control import StepReport
 from zerosim.report import words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
-from zerosim.report.look import emit, prose, show
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, emit, prose, show
 from zerosim.report.notebook import COLUMNS, InNotebook
 from zerosim.report.plan import holders_table, memory_table
 from zerosim.report.plots.style import contrast
 from zerosim.report.progress import Lines, Reporter
-from zerosim.report.states import states_table
-from zerosim.report.tables import owners_table, sample_text, summary
-from zerosim.report.traffic import traffic_table
+from zerosim.report.tables import owners_table, sample_text, states_table, summary, traffic_table
 from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
 from zerosim.train.run import run
@@ -450,3 +450,25 @@ def test_what_a_notebook_shows_can_be_read_on_light_and_on_dark(page: str) -> No
     colors = re.findall(r"(?<![-\w])color: (#\w{6})", bundle["text/html"])
     assert len(colors) >= 6
     assert all(contrast(color, page) >= 3.9 for color in colors)
+
+
+# -- the one builder of tables ------------------------------------------------------------------------
+def test_a_table_is_described_once_and_built_for_each_console() -> None:
+    grid = Grid("name", right("bytes"), Column("Ψ", style="dim"))
+    grid.add("first", 1_234_567, Fraction(5, 2))
+    grid.rule()
+    grid.add("[sum]", None, True, style="bold")
+    piped = text_of(Adaptive(grid)).splitlines()
+    assert [line.split() for line in piped if "--" not in line] == [
+        ["name", "bytes", "Ψ"], ["first", "1,234,567", "2.50"], ["[sum]", "✓"],
+    ]  # fmt: skip
+    assert "--" in piped[1]
+    assert "--" in piped[3]
+    assert "─" in text_of(Adaptive(grid), terminal=True)
+    assert text_of(Adaptive(grid), encoding="ascii").split()[2:3] == ["Psi"]
+    assert "1.23 MB" in text_of(Adaptive(grid.short()))
+    assert "1,234,567" in text_of(Adaptive(grid))
+    assert "Ψ" not in text_of(Adaptive(grid.without("Ψ")))
+    narrow = text_of(Adaptive(grid, grid.without("bytes", "Ψ")), width=12)
+    assert flat(narrow).startswith("name ")
+    assert "bytes" not in narrow

@@ -1,7 +1,7 @@
 """The table of one block's activations: what each op keeps for backward, and the paper's closed form beside it.
 
-Owns the comparison (`check_block`) and how it is shown. What was kept is the record's
-(`ledger.ActivationLedger`); the closed forms are the planner's (2205.05198; the ZeRO paper, section 3.2).
+What was kept is read from the record (`ledger.ActivationLedger`); the closed forms are those of 2205.05198 and of the
+ZeRO paper, section 3.2.
 
 s tokens per row, b rows of a micro-batch, h width, a heads.
 """
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from zerosim.analysis.formulas import block_activations, block_text, zero_paper_elements
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.report.look import Adaptive, Look, Stack, prose, show, stacked, titled
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, Stack, prose, stacked, titled
 from zerosim.units import format_bytes
 
 _PER_SCORE = ("softmax", "dropped softmax")
@@ -100,37 +100,24 @@ def activations_table(
     check = check_block(config, saved[unit])
     sizes = f"s {config.seq}, b {config.micro_batch}, h {config.hidden}, a {config.heads}"
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
-    body = Adaptive(lambda look: _table(look, config, check), lambda look: _table(look, config, check, narrow=True))
+    body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
     made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
-    notes = [
-        _premises_note(check),
-        f"Backward makes {made_again:,} B more of it again, one block at a time." if made_again else "",
-    ]
-    note = " ".join(text for text in notes if text)
+    note = _premises_note(check)
+    if made_again:
+        note += f" Backward makes {made_again:,} B more of it again, one block at a time."
     return Stack(titled(title, body, note), prose(_estimate(config, saved, unit), "dim"))
 
 
-def _table(look: Look, config: RunConfig, check: BlockCheck, *, narrow: bool = False) -> Table:
-    table = look.table()
-    table.add_column("op")
-    if not narrow:
-        table.add_column("keeps")
-    table.add_column("bytes", justify="right")
-    table.add_column("in units", justify="right")
-    for index, row in enumerate(check.rows):
-        name = [f"{row.op}: {row.what}"] if narrow else [row.op, row.what]
-        units = look.text(_in_units(config, (row,)))
-        table.add_row(*name, show(row.nbytes), units, end_section=index == len(check.rows) - 1)
-    blank = [] if narrow else [""]
-    total = _in_units(config, check.rows)
-    if narrow:
-        total = stacked(total)
-    table.add_row("one block", *blank, show(check.counted), look.text(total))
+def _grid(config: RunConfig, check: BlockCheck, *, narrow: bool = False) -> Grid:
+    grid, fitted = Grid("op", "keeps", right("bytes"), right("in units")), stacked if narrow else str
+    for row in check.rows:
+        grid.add(f"{row.op}: {row.what}" if narrow else row.op, row.what, row.nbytes, _in_units(config, (row,)))
+    grid.rule()
+    grid.add("one block", None, check.counted, fitted(_in_units(config, check.rows)))
     if check.formula is not None:
-        text = stacked(check.text) if narrow else check.text
-        table.add_row("formula", *blank, show(check.formula), look.text(text), style="cyan")
-        table.add_row("agree", *blank, look.mark(check.agrees), "")
-    return table
+        grid.add("formula", None, check.formula, fitted(check.text), style="cyan")
+        grid.add("agree", None, check.agrees)
+    return grid.without("keeps") if narrow else grid
 
 
 def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:

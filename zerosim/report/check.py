@@ -1,7 +1,7 @@
 """Printed figures beside what was counted: what `zerosim check` shows.
 
-Owns the layout and the JSON form. The verdicts are those of `zerosim/analysis/expect`. A line or a column says
-which of its numbers is a count and which a formula.
+The verdicts are those of `zerosim/analysis/expect`. A line or a column names which of its numbers is a count and which
+a formula.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis.expect import Judged
 from zerosim.analysis.expect.sweeps import describe
-from zerosim.report.check_tables import figures_table
-from zerosim.report.check_words import basis, contradictions, rules
-from zerosim.report.look import Adaptive, Look, Stack, prose
+from zerosim.report.check_tables import basis, contradictions, figures_table, rules
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, Stack, prose
+from zerosim.report.names import counted
 from zerosim.report.notebook import InNotebook
 
 
@@ -36,20 +37,15 @@ class CheckedFile:
         return sum(table.num_failed for table in self.tables)
 
     @property
-    def num_figures(self) -> int:
-        return sum(len(table.cells) for table in self.tables)
-
-    @property
-    def num_counts(self) -> int:
-        return sum(len(table.cells) for table in self.tables if table.expectation.quantity is not None)
-
-    @property
-    def num_formulas(self) -> int:
-        return sum(len(table.cells) for table in self.tables if table.expectation.formula is not None)
-
-    @property
-    def num_bold(self) -> int:
-        return sum(table.num_bold for table in self.tables)
+    def numbers(self) -> dict[str, int]:
+        """How many figures there are, how many of them are compared with what, are bold, or differ."""
+        return {
+            "figures": sum(len(table.cells) for table in self.tables),
+            "by count": sum(len(table.cells) for table in self.tables if table.expectation.quantity is not None),
+            "by formula": sum(len(table.cells) for table in self.tables if table.expectation.formula is not None),
+            "bold": sum(table.num_bold for table in self.tables),
+            "differ": self.num_failed,
+        }
 
 
 class CheckReport(InNotebook):
@@ -115,43 +111,24 @@ def _overview(files: Sequence[CheckedFile]) -> RenderableType:
     """A line for each file: how many figures, how many of them beside a count, beside a formula, in bold, wrong."""
     folders = {str(Path(file.path).parent) for file in files}
     folder = next(iter(folders)) if len(folders) == 1 else ""
-
-    def build(look: Look, *columns: str) -> Table:
-        table = look.table()
-        table.add_column(look.text(f"{folder}/" if folder else "scenario"), overflow="fold")
-        for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        for file in files:
-            numbers = {
-                "figures": file.num_figures,
-                "by count": file.num_counts,
-                "by formula": file.num_formulas,
-                "bold": file.num_bold,
-                "differ": file.num_failed,
-            }
-            words = [str(numbers[name]) if numbers[name] else "-" for name in columns]
-            name = Path(file.path).name if folder else file.path
-            table.add_row(look.text(name), *words, look.mark(not file.num_failed))
-        return table
-
-    return Adaptive(
-        lambda look: build(look, "figures", "by count", "by formula", "bold", "differ"),
-        lambda look: build(look, "by count", "by formula", "differ"),
-    )
+    title = Column(f"{folder}/" if folder else "scenario", overflow="fold")
+    headers = ("figures", "by count", "by formula", "bold", "differ")
+    grid = Grid(title, *(right(name, no_wrap=True) for name in headers), Column("", no_wrap=True))
+    for file in files:
+        counts = (str(file.numbers[name] or "-") for name in headers)
+        grid.add(Path(file.path).name if folder else file.path, *counts, not file.num_failed)
+    return Adaptive(grid, grid.without("figures", "bold"))
 
 
 def _failures(files: Sequence[CheckedFile]) -> RenderableType | None:
     """Every figure that does not agree, one line each."""
     lines = []
-    for file in files:
-        for table in file.tables:
-            expectation = table.expectation
-            for cell in table.cells:
-                place = describe(expectation.axes, cell.labels)
-                where = ": ".join(part for part in (file.path, expectation.title, place) if part)
-                lines += [f"≠ {where}: {failure}" for failure in cell.failures]
-    return Stack(*(_line(text, "red") for text in lines), close=True) if lines else None
+    for path, table in ((file.path, table) for file in files for table in file.tables):
+        for cell in table.cells:
+            place = describe(table.expectation.axes, cell.labels)
+            where = ": ".join(part for part in (path, table.expectation.title, place) if part)
+            lines += [_line(f"≠ {where}: {failure}", "red") for failure in cell.failures]
+    return Stack(*lines, close=True) if lines else None
 
 
 def _contradicted(files: Sequence[CheckedFile]) -> RenderableType | None:
@@ -168,11 +145,12 @@ def _contradicted(files: Sequence[CheckedFile]) -> RenderableType | None:
 
 
 def _closing(report: CheckReport) -> RenderableType:
-    files, figures = len(report.files), sum(file.num_figures for file in report.files)
-    counts, formulas = (sum(getattr(f, name) for f in report.files) for name in ("num_counts", "num_formulas"))
+    figures, counts, formulas = (
+        sum(file.numbers[name] for file in report.files) for name in ("figures", "by count", "by formula")
+    )
     text = (
-        f"{_many(figures, 'printed figure')} in {_many(files, 'scenario')}: {counts} compared with a count, "
-        f"{formulas} with a formula. "
+        f"{counted(figures, 'printed figure')} in {counted(len(report.files), 'scenario')}: {counts} compared with a "
+        f"count, {formulas} with a formula. "
     )
     failed = sum(file.num_failed for file in report.files)
     text += "All agree." if report.passed else f"{failed} {'do' if failed > 1 else 'does'} not agree."
@@ -184,10 +162,6 @@ def _closing(report: CheckReport) -> RenderableType:
 def _line(text: str, style: str) -> Adaptive:
     """As wide as the console: one failure is one line in a pipe."""
     return Adaptive(lambda look: Text(look.text(text), style=style))
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _table_dict(judged: Judged) -> dict[str, Any]:

@@ -1,33 +1,38 @@
-"""Printed figures and exact numbers as a table: a grid as the source has it, or a list.
+"""Printed figures beside exact numbers: a grid as the source has it, or a list; and what there is to know about them.
 
-Owns the two layouts. With two axes or more the first goes down and the others across, and each place
-shows what is printed, what was counted, the formula and the difference below each other; where that is
-too wide there is one grid for each value of the second axis; where that is, a list.
+With two axes or more the first goes down and the others across, and each place shows what is printed, what was
+counted, the formula and the difference below each other; where that is too wide there is one grid for each value of
+the second axis; where that is, a list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
-from zerosim.analysis.expect import Judged, JudgedCell
-from zerosim.analysis.expect.figures import show, show_difference
+from zerosim.analysis.expect import Expectation, Judged, JudgedCell
+from zerosim.analysis.expect.asked import SHAPES
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference
 from zerosim.analysis.expect.sweeps import Axis, grid
+from zerosim.report.grid import Cell, Grid, right
 from zerosim.report.look import Adaptive, Look
-
-Places = dict[tuple[str, ...], JudgedCell]
+from zerosim.units import format_bytes
 
 
 def figures_table(judged: Judged) -> Adaptive:
     """Every figure of a table, for the width at hand."""
     axes = judged.expectation.axes
-    listed = [lambda look: _list(look, judged), lambda look: _tall(look, judged)]
-    if len(axes) < 2:
-        return Adaptive(*listed)
-    whole = [lambda look: _grid(look, judged, ())]
-    split = [lambda look: _split(look, judged)] if len(axes) > 2 else []
-    return Adaptive(*whole, *split, *listed)
+    builds: list[Callable[[Look], RenderableType]] = [_listed(judged), _tall(judged)]
+    if len(axes) > 2:
+        builds.insert(0, lambda look: _split(look, judged))
+    if len(axes) > 1:
+        builds.insert(0, _whole(judged))
+    return Adaptive(*builds)
 
 
 def _split(look: Look, judged: Judged) -> RenderableType:
@@ -35,75 +40,66 @@ def _split(look: Look, judged: Judged) -> RenderableType:
     axis = judged.expectation.axes[1]
     parts: list[RenderableType] = []
     for label in axis.labels:
-        parts += [Text(look.text(_header(axis, label)), style="bold"), _grid(look, judged, (label,)), Text("")]
+        parts += [Text(look.text(_header(axis, label)), style="bold"), _whole(judged, label)(look), Text("")]
     return Group(*parts[:-1])
 
 
-def _grid(look: Look, judged: Judged, second: tuple[str, ...]) -> Table:
-    """Rows of the first axis; columns of the others, or of those after `second`."""
+def _whole(judged: Judged, *second: str) -> Grid:
+    """Rows of the first axis; columns of the others, or of those after the `second`, which has one value."""
     rows, *others = judged.expectation.axes
     across = others[len(second) :]
-    places: Places = {cell.labels: cell for cell in judged.cells}
-    table = look.table()
-    table.add_column(look.text(rows.name), justify="right" if rows.labels[0].isdigit() else "left")
-    table.add_column("", style="dim", no_wrap=True)
     columns = [point.labels for point in grid(across)]
-    for labels in columns:
-        header = "\n".join(_header(axis, label) for axis, label in zip(across, labels, strict=True))
-        table.add_column(look.text(header), justify="right", no_wrap=True)
-    kinds = _kinds(judged)
-    for index, row in enumerate(rows.labels):
-        if index:
-            table.add_section()
+    headers = ("\n".join(map(_header, across, labels)) for labels in columns)
+    table = Grid(
+        Column(rows.name, justify="right" if rows.labels[0].isdigit() else "left"),
+        Column("", style="dim", no_wrap=True),
+        *(right(header, no_wrap=True) for header in headers),
+    )
+    places = {cell.labels: cell for cell in judged.cells}
+    for row in rows.labels:
+        table.rule()
         cells = [places.get((row, *second, *labels)) for labels in columns]
-        for kind in kinds:
-            shown = [_entry(look, cell, kind) for cell in cells]
-            table.add_row(look.text(row) if kind == kinds[0] else "", kind, *shown)
+        for kind in _kinds(judged):
+            table.add(row if kind == "printed" else None, kind, *(_entry(cell, kind) for cell in cells))
     return table
 
 
-def _list(look: Look, judged: Judged) -> Table:
+def _listed(judged: Judged) -> Grid:
     """A row for each figure: its place, then what is printed and what is not."""
     kinds = _kinds(judged)
-    table = look.table()
-    for axis in judged.expectation.axes:
-        table.add_column(look.text(axis.name), overflow="fold")
-    for kind in kinds:
-        table.add_column(kind.replace(" ", "\n"), justify="right", no_wrap=True)
+    axes = (Column(axis.name, overflow="fold") for axis in judged.expectation.axes)
+    table = Grid(*axes, *(right(kind.replace(" ", "\n"), no_wrap=True) for kind in kinds))
     for cell in judged.cells:
-        table.add_row(*(look.text(label) for label in cell.labels), *(_entry(look, cell, kind) for kind in kinds))
+        table.add(*cell.labels, *(_entry(cell, kind) for kind in kinds))
     return table
 
 
-def _tall(look: Look, judged: Judged) -> Table:
+def _tall(judged: Judged) -> Grid:
     """Where there is little room: a figure's numbers below each other, its place beside them."""
-    axes = judged.expectation.axes
-    table = look.table()
-    table.add_column(look.text(", ".join(axis.name for axis in axes)), overflow="fold")
-    table.add_column("", style="dim", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
-    for index, cell in enumerate(judged.cells):
-        if index:
-            table.add_section()
+    place = ", ".join(axis.name for axis in judged.expectation.axes)
+    table = Grid(Column(place, overflow="fold"), Column("", style="dim", no_wrap=True), right("", no_wrap=True))
+    for cell in judged.cells:
+        table.rule()
         for kind in _kinds(judged):
-            place = ", ".join(cell.labels) if kind == "printed" else ""
-            table.add_row(look.text(place), kind, _entry(look, cell, kind))
+            table.add(", ".join(cell.labels) if kind == "printed" else None, kind, _entry(cell, kind))
     return table
 
 
 def _kinds(judged: Judged) -> list[str]:
     """What there is to show of each figure."""
     expectation = judged.expectation
-    kinds = ["printed"]
-    kinds += ["instead"] if any(cell.instead for cell in judged.cells) else []
-    kinds += ["count"] if expectation.quantity else []
-    kinds += ["formula"] if expectation.formula else []
-    kinds += ["difference"]
-    kinds += ["count beside"] if expectation.beside else []
-    return kinds
+    has = {
+        "printed": True,
+        "instead": any(cell.instead for cell in judged.cells),
+        "count": expectation.quantity,
+        "formula": expectation.formula,
+        "difference": True,
+        "count beside": expectation.beside,
+    }
+    return [kind for kind, there in has.items() if there]
 
 
-def _entry(look: Look, cell: JudgedCell | None, kind: str) -> Text:
+def _entry(cell: JudgedCell | None, kind: str) -> Cell:
     """One number in the figure's unit; the verdict stands with the figure that is judged."""
     if cell is None:
         return Text("-" if kind == "printed" else "", style="dim")
@@ -111,12 +107,11 @@ def _entry(look: Look, cell: JudgedCell | None, kind: str) -> Text:
     if kind == "printed":
         text = f"*{figure.text}*" if figure.is_bold else figure.text
         if cell.instead is not None:
-            return Text(look.text(f"{text}  "), style="dim")
-        style = "bold red" if not cell.passed else "bold" if figure.is_bold else ""
-        return Text(look.text(f"{text} {mark}"), style=style)
+            return Text(f"{text}  ", style="dim")
+        return Text(f"{text} {mark}", style="bold red" if not cell.passed else "bold" if figure.is_bold else "")
     if kind == "instead":
-        right = "" if cell.instead is None else f"{cell.instead.text} {mark}"
-        return Text(look.text(right), style="yellow" if cell.passed else "bold red")
+        right_one = "" if cell.instead is None else f"{cell.instead.text} {mark}"
+        return Text(right_one, style="yellow" if cell.passed else "bold red")
     if kind == "difference":
         return Text(show_difference(cell.difference), style="" if cell.passed else "red")
     value = {"count": cell.counted, "formula": cell.formula, "count beside": cell.beside}[kind]
@@ -126,3 +121,37 @@ def _entry(look: Look, cell: JudgedCell | None, kind: str) -> Text:
 def _header(axis: Axis, label: str) -> str:
     """'stage 1', but '7.5B' alone."""
     return f"{axis.name} {label}" if label.isdigit() else label
+
+
+# -- in words -----------------------------------------------------------------------------------
+def basis(expectation: Expectation) -> str:
+    """Which numbers are counts, and of what; which are formulas."""
+    parts = []
+    where = "on shapes alone" if expectation.counted_on == SHAPES else "while training with real numbers"
+    at = f", at {expectation.at}" if expectation.at != "end_of_backward" else ""
+    if expectation.quantity:
+        parts.append(f"Count ({where}{at}): {COUNTS[expectation.quantity].what}.")
+    if expectation.formula:
+        of = f"{expectation.calculator}, " if expectation.calculator else ""
+        parts.append(f"Formula: {of}{FORMULAS[expectation.formula].what}.")
+    if expectation.beside:
+        parts.append(f"Count beside it ({where}{at}): {COUNTS[expectation.beside].what}.")
+    units = {cell.printed.unit: cell.printed.scale for cell in expectation.cells if cell.printed.scale > 1}
+    parts += [f"{unit} is 1e{len(str(scale)) - 1}." for unit, scale in units.items() if scale % 10 == 0]
+    return " ".join(parts)
+
+
+def rules(expectation: Expectation) -> str:
+    """How the source rounded, and what it sets in bold."""
+    text = f"Rounding: {ROUNDINGS[expectation.rounding]}."
+    if expectation.bold:
+        size = format_bytes(expectation.bold.at_most)
+        text += f" In *bold*: the smallest {expectation.bold.smallest} of a column with at most {size}."
+    return text
+
+
+def contradictions(expectation: Expectation) -> str:
+    """Why printed figures are not what the source's own rule gives; empty where they are."""
+    if not any(cell.instead for cell in expectation.cells):
+        return ""
+    return f"{expectation.title}: {expectation.note}" if expectation.title else expectation.note

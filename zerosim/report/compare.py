@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
 from rich.text import Text
 
-from zerosim.analysis.compare import StateCheck, TrafficCheck, check_states, check_traffic, last_whole_step
+from zerosim.analysis.compare import check_states, check_traffic, last_whole_step
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.report import words
+from zerosim.report.grid import Cell, Grid, right
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.names import STAGES, counted, listed
 from zerosim.report.notebook import InNotebook
 from zerosim.train.result import RunResult
-from zerosim.units import format_bytes
 
 
 class Comparison(InNotebook):
@@ -59,36 +59,25 @@ class Comparison(InNotebook):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Stack(
-            prose(f"Stages {', '.join(map(str, self.outcomes))} on {words.counted(self.config.ranks, 'rank')}", "bold"),
-            self._trained(),
+            prose(f"Stages {', '.join(map(str, self.outcomes))} on {counted(self.config.ranks, 'rank')}", "bold"),
+            prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             self._table() if self.results else None,
             *(prose(f"Stage {stage}: {_failure(error)}.", "red") for stage, error in self.failures.items()),
             self._weights() if len(self.results) > 1 else None,
         )
 
-    def _trained(self) -> RenderableType | None:
-        return prose(words.trained(next(iter(self.results.values())))) if self.results else None
-
     def _table(self) -> RenderableType:
-        exact, short = (lambda value: f"{value:,}"), format_bytes
-        body = Adaptive(lambda look: self._columns(look, exact), lambda look: self._columns(look, short))
+        stages = [right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes]
+        grid = Grid("stage", *stages)
+        for name, *cells in zip(_ROWS, *map(_column, self.outcomes.values()), strict=True):
+            if name in ("peak", "last loss"):
+                grid.rule()
+            grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
         note = "Memory is that of the rank with the most of it, padding included; sent is the mean over ranks."
         if any(outcome.is_modelled for outcome in self.results.values()):
             note += " Native collectives do not tell what they send: sent is what a ring would, modelled."
-        return titled("Bytes per rank: model states when backward ends, the peak, and what one step sends", body, note)
-
-    def _columns(self, look: Look, shown: Any) -> Table:
-        table = look.table()
-        table.add_column("stage")
-        for stage in self.outcomes:
-            table.add_column(f"{stage}\n{words.STAGES[stage]}", justify="right")
-        columns = [_column(self.outcomes[stage], look, shown) for stage in self.outcomes]
-        for index, name in enumerate(_ROWS):
-            style = "cyan" if name in ("formula", "volume") else ""
-            table.add_row(
-                name, *(column[index] for column in columns), style=style, end_section=name in ("agrees", "agrees ")
-            )
-        return table
+        title = "Bytes per rank: model states when backward ends, the peak, and what one step sends"
+        return titled(title, Adaptive(grid, grid.short()), note)
 
     def _must_agree(self, a: int, b: int) -> bool:
         same_order = self.config.accumulate == 1 or (a < 2) == (b < 2)
@@ -98,16 +87,17 @@ class Comparison(InNotebook):
     def _weights(self) -> RenderableType:
         def build(look: Look) -> RenderableType:
             lines = [
-                Text.assemble(f"Final weights of stages {_listed(group)}: bit-identical ", look.mark(True))
+                Text.assemble(f"Final weights of stages {listed(group)}: bit-identical ", look.mark(True))
                 for group in self.identical
                 if len(group) > 1
             ]
             for pair, value in self.differences.items():
-                line = Text(f"Final weights of stages {_listed(pair)}: largest difference {value:.2g} ")
+                line = Text(f"Final weights of stages {listed(pair)}: largest difference {value:.2g} ")
                 lines.append(line.append_text(look.mark(False)) if pair in self.contradictions else line)
             return Text("\n").join(lines)
 
-        return Stack(Adaptive(build), *([] if (why := self._why()) is None else [prose(why)]))
+        why = self._why()
+        return Stack(Adaptive(build), None if why is None else prose(why))
 
     def _why(self) -> str | None:
         """Why weights differ, or why they do not."""
@@ -137,25 +127,23 @@ class Comparison(InNotebook):
         )
 
 
-_ROWS = ("param", "grad", "optim", "states", "formula", "agrees", "peak", "sent", "volume", "agrees ", "last loss")
+_ROWS = ("param", "grad", "optim", "states", "formula", "agrees", "peak", "sent", "volume", "agrees", "last loss")
 
 
-def _column(outcome: RunResult | OutOfMemory, look: Look, shown: Any) -> list[str | Text]:
+def _column(outcome: RunResult | OutOfMemory) -> list[Cell]:
     """One stage's cells, in the order of _ROWS."""
     if isinstance(outcome, OutOfMemory):
-        return ["", "", "", "", "", "", Text("no memory", style="bold red"), "", "", "", ""]
-    states: list[StateCheck] = check_states(outcome)
-    step = last_whole_step(outcome)
-    sent: list[str | Text] = ["", "", ""]
+        return [Text("no memory", style="bold red") if name == "peak" else None for name in _ROWS]
+    states, step = check_states(outcome), last_whole_step(outcome)
+    sent: list[Cell] = [None, None, None]
     if step is not None:
-        traffic: TrafficCheck = check_traffic(outcome, step)[-1]
-        sent = [shown(round(traffic.mean)), look.text(traffic.text)]
-        sent.append("" if traffic.modelled else look.mark(traffic.agrees))
+        traffic = check_traffic(outcome, step)[-1]
+        sent = [round(traffic.mean), traffic.text, None if traffic.modelled else traffic.agrees]
     return [
-        *(shown(max(check.counted)) for check in states),
-        look.text(states[-1].text),
-        look.mark(all(check.agrees for check in states)),
-        shown(max(memory.peak.total_bytes for memory in outcome.memory)),
+        *(max(check.counted) for check in states),
+        states[-1].text,
+        all(check.agrees for check in states),
+        max(memory.peak.total_bytes for memory in outcome.memory),
         *sent,
         f"{outcome.mean_losses[-1]:.4f}",
     ]
@@ -186,16 +174,9 @@ def _groups(weights: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     """The stages, those with the same weights together."""
     groups: list[list[int]] = []
     for stage, own in weights.items():
-        for group in groups:
-            if same_bits(weights[group[0]], own):
-                group.append(stage)
-                break
-        else:
+        alike = next((group for group in groups if same_bits(weights[group[0]], own)), None)
+        if alike is None:
             groups.append([stage])
+        else:
+            alike.append(stage)
     return groups
-
-
-def _listed(stages: list[int] | tuple[int, ...]) -> str:
-    """'0 and 1', '0, 1 and 2'."""
-    *most, last = map(str, stages)
-    return f"{', '.join(most)} and {last}" if most else last

@@ -1,7 +1,6 @@
 """The closed forms with one's own numbers put in: what `zerosim explain` prints.
 
-Owns how the terms look, and the JSON form. Which terms there are is `explain_terms.py`. Nothing here was
-counted: a run's own tables are `states.py` and `traffic.py`.
+Which terms there are is in `explain_terms.py`. Nothing here was counted: a run's own tables are in `tables.py`.
 """
 
 from __future__ import annotations
@@ -9,15 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Table
+from rich.table import Column
 
 from zerosim.analysis.question import Question, Shape
-from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes, sections
-from zerosim.report.look import Adaptive, Look, Stack, prose, show, titled
+from zerosim.report.explain_terms import PRINTED, Section, gigabytes, sections
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, Stack, prose, show, titled
+from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.report.notebook import InNotebook
-
-_STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 class Explanation(InNotebook):
@@ -90,12 +88,12 @@ def plan_command(asked: Question) -> str:
 
 
 def _headline(asked: Question) -> str:
-    ranks = f"N = {asked.ranks:,} rank{'' if asked.ranks == 1 else 's'}"
+    ranks = f"N = {counted(asked.ranks, 'rank')}"
     if asked.replicas > 1:
         ranks = f"{asked.ranks:,} ranks, {asked.replicas:,} replicas of N = {asked.shards:,}"
-    optimizer = _OPTIMIZERS[asked.optimizer] + (f" with momentum {asked.momentum:g}" if asked.momentum else "")
+    optimizer = OPTIMIZERS[asked.optimizer] + (f" with momentum {asked.momentum:g}" if asked.momentum else "")
     return (
-        f"{_STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {asked.precision}, "
+        f"{STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {asked.precision}, "
         f"{optimizer}, recipe {asked.recipe.name}"
     )
 
@@ -116,7 +114,7 @@ def _recipe(asked: Question) -> RenderableType | None:
 
 
 def _shown(section: Section) -> RenderableType:
-    body = Adaptive(lambda look: _wide(look, section), lambda look: _narrow(look, section))
+    body = Adaptive(_wide(section), _narrow(section))
     first, *rest = section.notes
     parts: list[RenderableType] = [titled(section.title, body), prose(first, "dim")]
     for note in rest:
@@ -131,35 +129,20 @@ def _compared(note: str, agrees: bool | None) -> RenderableType:
     return prose(mark + note, style)
 
 
-def _wide(look: Look, section: Section) -> Table:
-    table = look.table()
-    table.add_column("", no_wrap=True)
-    table.add_column("formula", style="cyan", no_wrap=True)
-    table.add_column("numbers put in", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
+def _wide(section: Section) -> Grid:
+    formula, numbers = Column("formula", style="cyan", no_wrap=True), Column("numbers put in", no_wrap=True)
+    grid = Grid(Column("", no_wrap=True), formula, numbers, right("bytes", no_wrap=True), right("", no_wrap=True))
     for term in section.terms:
         words = (term.name, term.formula, term.numbers)
-        table.add_row(*(_letters(look, word) for word in words), show(term.value), gigabytes(term.value), **_row(term))
-    return table
+        grid.add(*words, term.value, gigabytes(term.value), style="bold" if term.is_sum else "")
+    return grid
 
 
-def _narrow(look: Look, section: Section) -> Table:
+def _narrow(section: Section) -> Grid:
     """The same where there is little room: the numbers below the formula, which may wrap; bytes never do."""
-    table = look.table()
-    table.add_column("")
-    table.add_column("formula, numbers put in", overflow="fold")
-    table.add_column("bytes", justify="right", no_wrap=True)
+    grid = Grid("", Column("formula, numbers put in", overflow="fold"), right("bytes", no_wrap=True))
     for term in section.terms:
-        formula = _letters(look, f"{term.formula}\n{term.numbers}".rstrip())
-        table.add_row(_letters(look, term.name), formula, f"{show(term.value)}\n{gigabytes(term.value)}", **_row(term))
-    return table
-
-
-def _row(term: Term) -> dict[str, Any]:
-    return {"style": "bold"} if term.is_sum else {}
-
-
-def _letters(look: Look, text: str) -> str:
-    """In letters that can be printed: a square, too."""
-    return look.text(text.replace("²", "^2") if look.ascii else text)
+        formula = f"{term.formula}\n{term.numbers}".rstrip()
+        value = f"{show(term.value)}\n{gigabytes(term.value)}"
+        grid.add(term.name, formula, value, style="bold" if term.is_sum else "")
+    return grid

@@ -1,7 +1,7 @@
 """Which terms answer a question about memory and traffic: each a formula, its numbers, and bytes.
 
-Owns the choice and the words of the terms that `zerosim explain` shows; `explain.py` lays them out. The
-formulas themselves, with their sources, are `analysis/formulas`. Nothing here was counted.
+`explain.py` lays them out. The formulas themselves, with their sources, are in `analysis/formulas`. Nothing here was
+counted.
 """
 
 from __future__ import annotations
@@ -116,27 +116,20 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 
 
 def _optimizer_step(asked: Question) -> Section:
-    psi, ranks = asked.num_parameters, asked.shards
-    values = formulas.optimizer_step_states(asked.stage, psi, ranks, asked.cost, upcast_grads=True)
-    copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)  # divided as the optimizer states are
-    formula = formulas.state_text(asked.stage, "optim", copies)
+    psi, ranks, cost = asked.num_parameters, asked.shards, asked.cost
+    values = formulas.optimizer_step_states(asked.stage, psi, ranks, cost, upcast_grads=True)
+    # The copies are divided from stage 1 on, as the optimizer states are.
+    copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
+    with_copies = BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
     numbers = f"4 · {psi:,}" + (f" / {ranks:,}" if asked.stage else "")
-    above = sum((value for kind, value in values.items() if kind != "upcast"), Fraction(0))
+    total = sum(values.values(), Fraction(0))
     terms = (
-        Term("states", formulas.model_states_text(asked.stage, asked.cost), "as above", above),
-        Term("upcast", formula, numbers, values["upcast"]),
-        Term("total", _with_upcast(asked), "", sum(values.values(), Fraction(0)), is_sum=True),
+        Term("states", formulas.model_states_text(asked.stage, cost), "as above", total - values["upcast"]),
+        Term("upcast", formulas.state_text(asked.stage, "optim", copies), numbers, values["upcast"]),
+        Term("total", formulas.model_states_text(asked.stage, with_copies), "", total, is_sum=True),
     )
     note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
     return Section("optimizer_step", "While the optimizer steps", terms, (note,))
-
-
-def _with_upcast(asked: Question) -> str:
-    """The states' formula with 4Psi/N more: the copies are divided from stage 1 on, as the optimizer states are."""
-    cost = asked.cost
-    return formulas.model_states_text(
-        asked.stage, BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
-    )
 
 
 def _traffic(asked: Question) -> Section:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from zerosim.analysis.search import SEARCHES, Found, with_value
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.report import words
-from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, Stack, prose, titled
+from zerosim.report.names import STAGES
 from zerosim.report.plan import Limit
 from zerosim.train.build import build_model
 from zerosim.units import format_bytes, format_count
@@ -19,7 +20,7 @@ from zerosim.units import format_bytes, format_count
 def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
     """The answer, then what was run for it."""
     device = limit.name or format_bytes(limit.nbytes)
-    headline = f"{words.model_name(config)}: {words.STAGES[config.stage]} on {device}, {SEARCHES[what]}"
+    headline = f"{words.model_name(config)}: {STAGES[config.stage]} on {device}, {SEARCHES[what]}"
     return Stack(
         prose(headline, "bold"),
         prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
@@ -55,21 +56,9 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
 
 
 def _tried_table(what: str, found: Found, limit: Limit) -> RenderableType:
-    def build(look: Look) -> Table:
-        table = look.table()
-        table.add_column(what, justify="right")
-        table.add_column("peak, bytes", justify="right")
-        table.add_column("", justify="right")
-        table.add_column("fits")
-        for tried in sorted(found.tried):
-            fits = tried.peak_bytes <= limit.nbytes
-            table.add_row(
-                f"{tried.value:,}",
-                f"{tried.peak_bytes:,}",
-                format_bytes(tried.peak_bytes),
-                "yes" if fits else "no",
-                style="bold" if tried == found.best else "",
-            )
-        return table
-
-    return titled("What was run", Adaptive(build))
+    grid = Grid(right(what), right("peak, bytes"), right(""), "fits")
+    for tried in sorted(found.tried):
+        fits = "yes" if tried.peak_bytes <= limit.nbytes else "no"
+        peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
+        grid.add(tried.value, *peak, fits, style="bold" if tried == found.best else "")
+    return titled("What was run", Adaptive(grid))

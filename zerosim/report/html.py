@@ -1,8 +1,7 @@
-"""Memory, traffic and a run's result as HTML for a notebook's cell, and as text for a repr.
+"""Memory, traffic and a run's result as HTML for a notebook's cell.
 
-Owns small HTML: tables and bars with inline style, no script and nothing fetched, every text escaped. Text
-takes the page's own colour, so that it is legible on light and on dark. Functions read plain data and know
-nothing of the simulator. What a stepped world shows is `stepper_html.py`'s; who owns what, `ownership.py`'s.
+Small HTML: tables and bars with inline style, no script and nothing fetched, every text escaped. Text takes the
+page's own colour, so that it is legible on light and on dark. A stepped world's pages are made of the same pieces.
 """
 
 from __future__ import annotations
@@ -10,54 +9,24 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
+from zerosim.report.names import KINDS, STAGES, counted
 from zerosim.units import format_bytes
 
-# The hues of the plots, one tone for both themes: each has a contrast of 3:1 with white and with a dark page, and
-# any two are told apart by colour-blind eyes; a test simulates them.
-TONES: Mapping[str, str] = {
-    "param": "#3d5cc1", "grad": "#ae4708", "optim": "#00a96f", "unsharded_param": "#3e90ff",
-    "unsharded_grad": "#bd8a03", "activation": "#924982", "activation_grad": "#b47dbb", "kept": "#5a7742",
-    "temp": "#949098", "comm": "#706260",
-}  # fmt: skip
-LETTERS: Mapping[str, str] = {
-    "param": "P", "grad": "G", "optim": "O", "unsharded_param": "p", "unsharded_grad": "g",
-    "activation": "A", "activation_grad": "a", "kept": "K", "temp": "T", "comm": "C",
-}  # fmt: skip
+if TYPE_CHECKING:
+    from zerosim.ledger.traffic import TrafficRow
+    from zerosim.train.result import RunResult
+
+TONES: Mapping[str, str] = {name: kind.tone for name, kind in KINDS.items()}
+LETTERS: Mapping[str, str] = {name: kind.letter for name, kind in KINDS.items()}
 OTHER_TONE = "#7a848a"
 FONT = "0.85em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 HATCH = "repeating-linear-gradient(45deg,rgba(255,255,255,.65) 0 3px,rgba(0,0,0,.35) 3px 6px)"
 MOST_ROWS = 200
 _LETTERED = 0.04
-STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _STATES = ("param", "grad", "optim")
 _LINE = "1px solid rgba(128,128,128,.45)"
-
-
-class TrafficLike(Protocol):
-    """What one rank did of one kind of collective in one phase of one step."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def purpose(self) -> str: ...
-    @property
-    def axis(self) -> str: ...
-    @property
-    def calls(self) -> int: ...
-    @property
-    def payload_bytes(self) -> int: ...
-    @property
-    def sent_bytes(self) -> int | None: ...
-    @property
-    def received_bytes(self) -> int | None: ...
 
 
 # -- pieces -------------------------------------------------------------------------------------
@@ -103,7 +72,9 @@ def card(title: str, body: str, note: str = "") -> str:
 
 def chip(kind: str) -> str:
     """A kind's letter on its colour, then its name."""
-    return f'<span style="white-space:nowrap">{_letter(kind)} {escaped(kind)}</span>'
+    style = f"background:{TONES.get(kind, OTHER_TONE)};color:#fff;font-weight:bold;padding:0 4px"
+    letter = f'<span style="{style}">{escaped(LETTERS.get(kind, "?"))}</span>'
+    return f'<span style="white-space:nowrap">{letter} {escaped(kind)}</span>'
 
 
 def bar(by_kind: Mapping[str, int], most: int) -> str:
@@ -131,13 +102,6 @@ def ordered(by_kind: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(kind, by_kind[kind]) for kind in known if by_kind[kind]]
 
 
-def _letter(kind: str) -> str:
-    return (
-        f'<span style="background:{TONES.get(kind, OTHER_TONE)};color:#fff;font-weight:bold;padding:0 4px">'
-        f"{escaped(LETTERS.get(kind, '?'))}</span>"
-    )
-
-
 def legend(kinds: Collection[str]) -> str:
     known = [kind for kind, _ in ordered(dict.fromkeys(kinds, 1))]
     shown = " ".join(f"{chip(kind)}&ensp;" for kind in known)
@@ -163,38 +127,35 @@ def bytes_text(nbytes: int) -> str:
 
 
 # -- traffic ------------------------------------------------------------------------------------
-TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "axis", "calls", "payload", "sent", "received")
+_TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "axis", "calls", "payload", "sent", "received")
 
 
-def _traffic_cells(row: TrafficLike) -> list[str]:
+def _traffic_cells(row: TrafficRow) -> list[str]:
     figures = (row.calls, row.payload_bytes, row.sent_bytes, row.received_bytes)
     cells = ("not seen" if figure is None else f"{figure:,}" for figure in figures)
     return [str(row.step), row.phase, row.op, row.dtype, row.purpose, row.axis, *cells]
 
 
-def traffic_html(rows: Sequence[TrafficLike], title: str = "Traffic of one rank, in bytes") -> str:
+def traffic_html(rows: Sequence[TrafficRow], title: str = "Traffic of one rank, in bytes") -> str:
     """One row per step, phase and operation, as one rank saw it; the last ones where they are very many."""
     shown = rows[-MOST_ROWS:]
     note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
     sent = [row.sent_bytes for row in rows if row.sent_bytes is not None]
-    body = table(TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4, 5))
+    body = table(_TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4, 5))
     seen = f"{bytes_text(sum(sent))} sent in all" if len(sent) == len(rows) else "what was sent is not seen"
     return card(f"{title}: {seen}", body, note)
 
 
 # -- a run --------------------------------------------------------------------------------------
-def result_html(result: Any) -> str:
+def result_html(result: RunResult) -> str:
     """What a run or a plan counted: its loss; by rank model states, peak and what the last step sent."""
-    ran = result.ran[:MOST_ROWS]
-    peaks = {rank: result.memory[rank].peak for rank in ran}
+    peaks = {rank: result.memory[rank].peak for rank in result.ran[:MOST_ROWS]}
     most = max([peak.total_bytes for peak in peaks.values()], default=0)
     held, moved = [], []  # two tables, so that neither is wider than a page
-    for rank in ran:
-        states, peak = result.memory[rank].model_states(), peaks[rank]
+    for rank, peak in peaks.items():
+        states = result.memory[rank].model_states()
         sent = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0
-        held.append(
-            [str(rank), *(f"{nbytes:,}" for nbytes in (*(states[kind] for kind in _STATES), sum(states.values())))]
-        )
+        held.append([str(rank), *(f"{states[kind]:,}" for kind in _STATES), f"{sum(states.values()):,}"])
         moved.append([str(rank), f"{sent:,}", f"{peak.total_bytes:,}", bar(peak.by_kind, most)])
     head = ("rank", "sent in the last step", "peak", "what the peak is made of")
     body = table(("rank", *_STATES, "model states"), held) + table(head, moved, raw=(3,), left=(3,), wide="45%")
@@ -204,31 +165,28 @@ def result_html(result: Any) -> str:
     return card(_title(result), _loss_html(result) + body, note)
 
 
-def _title(result: Any) -> str:
-    config, steps = result.config, len(result.steps)
+def _title(result: RunResult) -> str:
+    config = result.config
+    replicas = f" in {config.dp_replicate:,} replicas" if config.dp_replicate > 1 else ""
     return (
-        f"{STAGES[config.stage]} on {config.ranks:,} {'rank' if config.ranks == 1 else 'ranks'}"
-        f"{f' in {config.dp_replicate:,} replicas' if config.dp_replicate > 1 else ''}: "
-        f"{result.num_parameters:,} parameters in {config.precision}, {steps:,} {'step' if steps == 1 else 'steps'}"
+        f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}{replicas}: {result.num_parameters:,} parameters "
+        f"in {config.precision}, {counted(len(result.steps), 'step')}"
     )
 
 
-def _loss_text(result: Any) -> str:
-    losses = result.mean_losses
-    return f"loss {losses[0]:.4f} to {losses[-1]:.4f}" if losses else ""
-
-
-def _loss_html(result: Any) -> str:
+def _loss_html(result: RunResult) -> str:
     """The mean loss by step as a line, where there is one."""
-    losses = [(step, loss) for step, loss in enumerate(result.mean_losses) if math.isfinite(loss)]
+    means = result.mean_losses
+    words = f"loss {means[0]:.4f} to {means[-1]:.4f}" if means else ""
+    losses = [(step, loss) for step, loss in enumerate(means) if math.isfinite(loss)]
     if len(losses) < 2:
-        return f"<div>{escaped(_loss_text(result))}</div>"
+        return f"<div>{escaped(words)}</div>"
     low, high = min(loss for _, loss in losses), max(loss for _, loss in losses)
     points = " ".join(
         f"{300 * step / losses[-1][0]:.1f},{2 + 36 * (high - loss) / ((high - low) or 1):.1f}" for step, loss in losses
     )
     return (
-        f'<div><svg width="300" height="40" viewBox="0 0 300 40" role="img" aria-label="{escaped(_loss_text(result))}">'
+        f'<div><svg width="300" height="40" viewBox="0 0 300 40" role="img" aria-label="{escaped(words)}">'
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg> '
-        f"{escaped(_loss_text(result))}</div>"
+        f"{escaped(words)}</div>"
     )

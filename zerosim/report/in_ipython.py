@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zerosim.report import html
+from zerosim.report.html import memory_html, result_html, traffic_html
 
 
 def register(shell: Any) -> None:
@@ -18,27 +18,15 @@ def register(shell: Any) -> None:
         formatter.for_type_by_name(module, name, show)
 
 
-def _snapshot(shot: Any) -> str:
-    return html.memory_html(shot.by_kind, padding=shot.padding)
-
-
-def _memory_ledger(ledger: Any) -> str:
-    return html.memory_html(ledger.now().by_kind) + _marks(ledger)
-
-
 def _marks(memory: Any) -> str:
-    shown = [html.memory_html(shot.by_kind, name) for name, shot in memory.marks.items()]
-    return "".join([*shown, html.memory_html(memory.peak.by_kind, "Peak")])
-
-
-def _traffic(ledger: Any) -> str:
-    return html.traffic_html(ledger.rows())
+    shown = [memory_html(shot.by_kind, name) for name, shot in memory.marks.items()]
+    return "".join([*shown, memory_html(memory.peak.by_kind, "Peak")])
 
 
 SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("zerosim.ledger.memory", "Snapshot", _snapshot),
-    ("zerosim.ledger.memory", "MemoryLedger", _memory_ledger),
-    ("zerosim.ledger.traffic", "CommLedger", _traffic),
+    ("zerosim.ledger.memory", "Snapshot", lambda shot: memory_html(shot.by_kind, padding=shot.padding)),
+    ("zerosim.ledger.memory", "MemoryLedger", lambda ledger: memory_html(ledger.now().by_kind) + _marks(ledger)),
+    ("zerosim.ledger.traffic", "CommLedger", lambda ledger: traffic_html(ledger.rows())),
     ("zerosim.train.result", "RankMemory", _marks),
-    ("zerosim.train.result", "RunResult", html.result_html),
+    ("zerosim.train.result", "RunResult", result_html),
 )

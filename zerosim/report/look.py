@@ -1,7 +1,7 @@
 """How things look where they are printed: width, colours, boxes, and letters that can be printed.
 
-A renderable of this package is an `Adaptive`: it is built when it is printed, for the width and the
-letters of that console. In a pipe there are no boxes and no 80-column limit; where the encoding is
+A report describes its tables (`grid.py`) and sentences (`prose`); an `Adaptive` builds them when they are printed, for
+the width and the letters of that console. In a pipe there are no boxes and no 80-column limit; where the encoding is
 not UTF-8, Greek letters and marks have ASCII names.
 """
 
@@ -17,11 +17,11 @@ from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from zerosim.config.launcher import is_launched
-from zerosim.report.notebook import InNotebook
+from zerosim.report.notebook import InNotebook, width_asked
 
 PIPE_WIDTH = 160
 PROSE_WIDTH = 96
@@ -47,9 +47,10 @@ class Look(NamedTuple):
         """Whether a count and its formula are the same number."""
         return Text(self.text("✓" if agrees else "≠"), style="bold green" if agrees else "bold red")
 
-    def table(self) -> Table:
-        """An empty table: numbers go right, rules are light, and in a pipe they are dashes."""
+    def table(self, *columns: Column) -> Table:
+        """A table without rows: rules are light, and in a pipe they are dashes."""
         return Table(
+            *columns,
             box=_PLAIN_BOX if self.is_plain or self.ascii else _RULED_BOX,
             show_edge=False,
             pad_edge=False,
@@ -152,6 +153,4 @@ def make_console(stream: TextIO) -> Console:
             return Console(file=stream, highlight=False, width=columns, height=lines)
         return Console(file=stream, highlight=False)
     plain = False if stream.isatty() else None
-    wanted = os.environ.get("COLUMNS", "")
-    width = int(wanted) if wanted.isdigit() and int(wanted) > 0 else PIPE_WIDTH
-    return Console(file=stream, highlight=False, width=width, force_terminal=plain)
+    return Console(file=stream, highlight=False, width=width_asked("COLUMNS", PIPE_WIDTH), force_terminal=plain)

@@ -26,14 +26,19 @@ _TONES = [
 _THEME = TerminalTheme((255, 255, 255), (0, 0, 0), _TONES, _TONES)
 
 
+def width_asked(variable: str, default: int) -> int:
+    """The width that an environment variable asks for."""
+    wanted = os.environ.get(variable, "")
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else default
+
+
 class InNotebook:
     """A rich renderable that a notebook shows by itself."""
 
     def _repr_mimebundle_(
         self, include: Sequence[str] = (), exclude: Sequence[str] = (), **kwargs: object
     ) -> dict[str, str]:
-        wanted = os.environ.get("JUPYTER_COLUMNS", "")
-        width = int(wanted) if wanted.isdigit() and int(wanted) > 0 else COLUMNS
+        width = width_asked("JUPYTER_COLUMNS", COLUMNS)
         console = Console(
             file=io.StringIO(), record=True, width=width, force_terminal=True, color_system="standard", highlight=False,
             force_jupyter=False, _environ={"TERM": "xterm"},

@@ -6,11 +6,11 @@ those of a run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column
 
 from zerosim.analysis.compare import is_owned, peak_rank
 from zerosim.config import model_notes
@@ -18,10 +18,10 @@ from zerosim.config.presets.recipes import find_recipe
 from zerosim.ledger.memory import MARKS
 from zerosim.report import words
 from zerosim.report.activations import activations_table
-from zerosim.report.look import Adaptive, Look, Stack, prose, titled
-from zerosim.report.states import states_table
-from zerosim.report.tables import owners_table
-from zerosim.report.traffic import traffic_table
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, Stack, prose, titled
+from zerosim.report.names import KINDS, OPTIMIZERS, counted
+from zerosim.report.tables import owners_table, states_table, traffic_table
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
@@ -89,16 +89,16 @@ def _headline(result: RunResult, limit: Limit | None) -> str:
 
 def _what_was_run(result: RunResult) -> str:
     config, psi = result.config, result.num_parameters
-    model = words.counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
+    model = counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
     batch = (
-        words.counted(config.ranks, "rank"),
-        words.counted(config.accumulate, "micro-batch", "micro-batches"),
-        words.counted(config.micro_batch, "row"),
+        counted(config.ranks, "rank"),
+        counted(config.accumulate, "micro-batch", "micro-batches"),
+        counted(config.micro_batch, "row"),
         f"{config.seq:,} tokens = {config.global_batch * config.seq:,} tokens",
     )
     text = (
-        f"Ψ = {model} in {words.counted(len(result.units), 'unit')}, {config.precision}, "
-        f"{words.OPTIMIZERS[config.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
+        f"Ψ = {model} in {counted(len(result.units), 'unit')}, {config.precision}, "
+        f"{OPTIMIZERS[config.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
     return f"{text}{_policy(result)}. {_ranks_run(result)}"
 
@@ -131,18 +131,13 @@ def memory_table(result: RunResult) -> RenderableType:
         _MARK_NAMES[mark]: memory.marks[mark].by_kind for mark in MARKS if mark in memory.marks
     }
     columns["peak"] = memory.peak.by_kind
-    kinds = [kind for kind in words.KINDS if any(kind in by_kind for by_kind in columns.values())]
-
-    def build(look: Look, exact: bool, names: Sequence[str]) -> Table:
-        table = look.table()
-        table.add_column("kind")
-        for name in names:
-            table.add_column(name, justify="right", style="bold" if name == "peak" else "")
-        for index, kind in enumerate(kinds):
-            row = [cell(columns[name].get(kind, 0), exact) for name in names]
-            table.add_row(kind, *row, end_section=index == len(kinds) - 1)
-        table.add_row("total", *(cell(sum(columns[name].values()), exact) for name in names), style="bold")
-        return table
+    grid = Grid("kind", *(right(name, style="bold" if name == "peak" else "") for name in columns))
+    for kind in KINDS:
+        if any(kind in by_kind for by_kind in columns.values()):
+            grid.add(kind, *(by_kind.get(kind) or None for by_kind in columns.values()))
+    grid.rule()
+    grid.add("total", *(sum(by_kind.values()) or None for by_kind in columns.values()), style="bold")
+    fewer = grid.short().without(*columns.keys() - {"start", "backward", "peak"})
 
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
     whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}"
@@ -152,12 +147,7 @@ def memory_table(result: RunResult) -> RenderableType:
         "start: all is placed; forward, backward, step: when each ends."
         + (" upcast: gradients are there in fp32 too." if "upcast" in columns else "")
     )
-    body = Adaptive(
-        lambda look: build(look, True, list(columns)),
-        lambda look: build(look, False, list(columns)),
-        lambda look: build(look, False, ["start", "backward", "peak"]),
-        lambda look: build(look, False, ["peak"]),
-    )
+    body = Adaptive(grid, grid.short(), fewer, fewer.without("start", "backward"))
     return titled(f"Live bytes of {whose}, by kind", body, note)
 
 
@@ -173,26 +163,14 @@ def holders_table(result: RunResult) -> RenderableType:
     ordered = sorted(groups.items(), key=lambda item: -item[1])
     total = peak.total_bytes
 
-    def build(look: Look, exact: bool) -> Table:
-        table = look.table()
-        table.add_column("units", overflow="fold")
-        table.add_column("kind", overflow="fold")
-        table.add_column("bytes", justify="right")
-        table.add_column("share", justify="right")
-        for key, nbytes in ordered[:MOST_HOLDERS]:
-            count = len(members[key])
-            name = f"{key[0]} ({count:,})" if count > 1 else next(iter(members[key])) or "step"
-            table.add_row(look.text(name), key[1], cell(nbytes, exact), f"{100 * nbytes / total:.1f} %")
-        if rest := sum(nbytes for _, nbytes in ordered[MOST_HOLDERS:]):
-            table.add_row("the rest", "", cell(rest, exact), f"{100 * rest / total:.1f} %")
-        return table
-
-    body = Adaptive(lambda look: build(look, True), lambda look: build(look, False))
-    return titled("What the peak was made of", body)
-
-
-def cell(nbytes: int, exact: bool) -> str:
-    return "" if not nbytes else f"{nbytes:,}" if exact else format_bytes(nbytes)
+    grid = Grid(Column("units", overflow="fold"), Column("kind", overflow="fold"), right("bytes"), right("share"))
+    for key, nbytes in ordered[:MOST_HOLDERS]:
+        count = len(members[key])
+        name = f"{key[0]} ({count:,})" if count > 1 else next(iter(members[key])) or "step"
+        grid.add(name, key[1], nbytes, f"{100 * nbytes / total:.1f} %")
+    if rest := sum(nbytes for _, nbytes in ordered[MOST_HOLDERS:]):
+        grid.add("the rest", None, rest, f"{100 * rest / total:.1f} %")
+    return titled("What the peak was made of", Adaptive(grid, grid.short()))
 
 
 def _group(unit: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column
 
 from zerosim.comm.rank_status import numbers_text
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 from zerosim.ledger.pools import PoolRow
-from zerosim.report.look import Adaptive, Look, titled
-from zerosim.report.words import counted
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, titled
+from zerosim.report.names import counted
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -42,33 +43,27 @@ def pools_table(result: RunResult) -> RenderableType:
     alike: dict[PoolRow, list[int]] = {}
     for rank, row in sorted(shown, key=lambda pair: (pair[1].step, MARKS.index(pair[1].mark))):
         alike.setdefault(row, []).append(rank)
-    body = Adaptive(*(partial(_table, alike=alike, columns=columns) for columns in LAYOUTS))
+    body = Adaptive(*(_grid(alike, figures) for figures in LAYOUTS))
     return titled("The ledger and CuPy's memory pool, in bytes", body, _note(result, rows, wrong))
 
 
-def _table(look: Look, alike: dict[PoolRow, list[int]], columns: tuple[str, ...]) -> Table:
-    table = look.table()
-    for name in ("ranks", "step", "mark"):
-        table.add_column(name, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("agree" if len(columns) > 3 else "")
+def _grid(alike: Mapping[PoolRow, list[int]], figures: Sequence[str]) -> Grid:
+    grid = Grid(
+        *(Column(name, no_wrap=True) for name in ("ranks", "step", "mark")),
+        *(right(name, no_wrap=True) for name in figures),
+        "agree" if len(figures) > 3 else "",
+    )
     for row, ranks in alike.items():
-        figures = {
+        counts = {
             "ledger": row.live_bytes,
             "rounding": row.rounding_bytes,
             "pool": row.used_bytes,
             "unexplained": row.unexplained_bytes,
             "held": row.held_bytes,
         }
-        table.add_row(
-            numbers_text(ranks),
-            "" if row.step < 0 else str(row.step),
-            row.mark.replace("end_of_", "").replace("_", " "),
-            *(f"{figures[name]:,}" for name in columns),
-            look.mark(row.unexplained_bytes == 0),
-        )
-    return table
+        when = (None if row.step < 0 else str(row.step), row.mark.replace("end_of_", "").replace("_", " "))
+        grid.add(numbers_text(ranks), *when, *(counts[name] for name in figures), row.unexplained_bytes == 0)
+    return grid
 
 
 def _note(result: RunResult, rows: list[tuple[int, PoolRow]], wrong: list[tuple[int, PoolRow]]) -> str:

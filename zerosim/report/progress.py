@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from types import TracebackType
 from typing import TextIO
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,7 +21,7 @@ LINES = 12
 
 
 class Reporter:
-    """Called as reporter(rank, step, loss). This one says nothing; `show` is what others do with a step."""
+    """Called as reporter(rank, step, loss). This one prints nothing; `show` is what others do with a step."""
 
     def __init__(self, ranks: int, steps: int | None, title: str) -> None:
         self.steps = steps
@@ -34,9 +33,7 @@ class Reporter:
     def __enter__(self) -> Reporter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *failure: object) -> None: ...
 
     def __call__(self, rank: int, step: int, loss: float) -> None:
         with self._lock:
@@ -82,9 +79,7 @@ class Bar(Reporter):
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._bar.stop()
 
     def show(self, step: int, loss: float) -> None:

@@ -1,35 +1,46 @@
-"""A run's result as rich renderables: for the command line, and for a notebook's cells.
+"""A run's result as tables: what was counted, what the paper's formula says, and whether the two are the same number.
 
-`summary` is all of it. Each table shows what was counted, what the formula says, and a mark that is
-computed from the two (`numbers.py`).
+`summary` is all of it, for the command line and for a notebook's cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from rich.console import RenderableType
 from rich.constrain import Constrain
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
-from zerosim.analysis.compare import is_owned, peak_rank
+from zerosim.analysis.compare import (
+    StateCheck,
+    TrafficCheck,
+    check_states,
+    check_traffic,
+    control_bytes,
+    is_owned,
+    last_whole_step,
+    peak_rank,
+)
 from zerosim.report import words
-from zerosim.report.look import PROSE_WIDTH, Adaptive, Look, Stack, prose, titled
-from zerosim.report.states import states_table
-from zerosim.report.traffic import traffic_table
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import PROSE_WIDTH, Adaptive, Stack, prose, show, spread, stacked, titled
+from zerosim.report.names import KINDS
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
-__all__ = ["kinds_table", "owners_table", "peak_table", "sample_text", "states_table", "summary", "traffic_table"]
+EACH_RANK = 8
+"""Up to so many ranks have a row each."""
 
 
 def summary(result: RunResult) -> Stack:
     """What a run did, from its loss to its bytes."""
+    has_learned = result.mean_losses[-1] < result.mean_losses[0]
     return Stack(
         prose(words.headline(result.config), "bold"),
         prose(words.trained(result)),
-        prose(words.learned(result), "bold green" if _has_learned(result) else "bold"),
+        prose(words.learned(result), "bold green" if has_learned else "bold"),
         None if (text := words.scaled(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
         states_table(result),
@@ -40,41 +51,192 @@ def summary(result: RunResult) -> Stack:
     )
 
 
-def _has_learned(result: RunResult) -> bool:
-    return result.mean_losses[-1] < result.mean_losses[0]
+# -- memory -------------------------------------------------------------------------------------
+def states_table(result: RunResult) -> RenderableType:
+    """Model states per rank at the end of backward beside the paper's formula."""
+    checks = check_states(result)
+    body = Adaptive(_states_by_rank(checks), _states_by_kind(checks))
+    return titled("Model states per rank when backward ends, in bytes", body, words.states_note(result))
+
+
+def _states_by_rank(checks: Sequence[StateCheck]) -> Grid:
+    """A row per rank (or the least, mean and most), a column per state; then formula and mark."""
+    has_padding = any(checks[-1].padding)
+    padding_column = [right("padding")] if has_padding else []
+    grid = Grid("", *(right(check.kind) for check in checks), *padding_column)
+    rows = _by_rank(checks)
+    for name, values, padding in rows:
+        grid.add(name, *values, *([padding] if has_padding else []))
+    grid.rule()
+    is_uneven = any(len(set(check.counted)) > 1 for check in checks)
+    if has_padding or (is_uneven and all(name != "mean" for name, _, _ in rows)):
+        grid.add("mean, unpadded" if has_padding else "mean", *(check.mean for check in checks))
+    grid.add("formula", *(check.text for check in checks), style="cyan")
+    grid.add("in bytes", *(check.formula for check in checks), style="cyan")
+    grid.add("agree", *(check.agrees for check in checks))
+    return grid
+
+
+def _by_rank(checks: Sequence[StateCheck]) -> list[tuple[str, list[Fraction | int], Fraction | int]]:
+    """(name, a value per check, padding) for each rank, or for the least, mean and most where they are many."""
+    ranks = len(checks[0].counted)
+    padding = checks[-1].padding
+    if ranks <= EACH_RANK:
+        return [(f"rank {rank}", [check.counted[rank] for check in checks], padding[rank]) for rank in range(ranks)]
+    if all(len(set(check.counted)) == 1 for check in checks) and not any(padding):
+        return [(f"each of {ranks} ranks", [check.counted[0] for check in checks], 0)]
+    return [
+        ("least of a rank", [min(check.counted) for check in checks], min(padding)),
+        ("mean", [Fraction(sum(check.counted), ranks) for check in checks], Fraction(sum(padding), ranks)),
+        ("most of a rank", [max(check.counted) for check in checks], max(padding)),
+    ]
+
+
+def _states_by_kind(checks: Sequence[StateCheck]) -> Grid:
+    """The same where there is little room: a row per state."""
+    grid = Grid(
+        "",
+        right("counted", overflow="fold"),
+        right("padding"),
+        right("formula", style="cyan"),
+        right("in bytes", style="cyan", overflow="fold"),
+        "",
+    )
+    for check in checks:
+        counted, padding = spread(check.counted, "\n"), spread(check.padding, "\n")
+        grid.add(check.kind, counted, padding, stacked(check.text), check.formula, check.agrees)
+    return grid if any(checks[-1].padding) else grid.without("padding")
 
 
 def peak_table(result: RunResult) -> RenderableType:
     """The moment with the most live bytes, and what they were."""
     rank = peak_rank(result)
     peak = result.memory[rank].peak
-    scope, total = peak.scope, peak.total_bytes
+    total = peak.total_bytes
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
     where = "each rank" if same and len(result.memory) > 1 else f"rank {rank}"
-    title = f"Peak: {format_bytes(total)} ({total:,} B) on {where}, {words.moment(*scope[:3])}"
+    title = f"Peak: {format_bytes(total)} ({total:,} B) on {where}, {words.moment(*peak.scope[:3])}"
     return titled(title, kinds_table(peak.by_kind))
 
 
 def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
     """Bytes by kind, the most first, with what each kind is."""
-    items = sorted(by_kind.items(), key=lambda item: -item[1])
-
-    def build(look: Look, explained: bool) -> Table:
-        table = look.table()
-        table.add_column("kind")
-        table.add_column("bytes", justify="right")
-        table.add_column("share", justify="right")
-        if explained:
-            table.add_column("what it is", style="dim")
-        total = sum(nbytes for _, nbytes in items)
-        for kind, nbytes in items:
-            meaning = [words.KINDS.get(kind, "")] if explained else []
-            table.add_row(kind, f"{nbytes:,}", _percent(nbytes, total), *meaning)
-        return table
-
-    return Adaptive(lambda look: build(look, True), lambda look: build(look, False))
+    grid = Grid("kind", right("bytes"), right("share"), Column("what it is", style="dim"))
+    total = sum(by_kind.values())
+    for kind, nbytes in sorted(by_kind.items(), key=lambda item: -item[1]):
+        share = f"{100 * nbytes / total:.1f} %" if total else None
+        grid.add(kind, nbytes, share, KINDS[kind].meaning if kind in KINDS else None)
+    return Adaptive(grid, grid.without("what it is"))
 
 
+def owners_table(result: RunResult) -> RenderableType:
+    """Which rank owns which units."""
+    grid = Grid(right("rank"), right("elements"), Column("units", overflow="fold"))
+    owners = sorted({unit.owner for unit in result.units if unit.owner is not None})
+    for rank in owners:
+        own = [unit for unit in result.units if unit.owner == rank]
+        grid.add(str(rank), sum(unit.numel for unit in own), ", ".join(unit.name for unit in own))
+    if idle := result.config.dp_shard - len(owners):
+        grid.add(f"{idle:,} more", 0, "nothing: there are fewer units than ranks")
+    note = "Units are dealt out by size: the largest first, each to the rank that has the least so far."
+    return titled("Who owns what", Adaptive(grid), note)
+
+
+# -- traffic ------------------------------------------------------------------------------------
+def traffic_table(result: RunResult) -> RenderableType:
+    """What a rank sends in one step beside the paper's volume, control traffic below."""
+    step = last_whole_step(result)
+    if step is None:
+        return prose(words.traffic_title(result), "bold")
+    checks, control = check_traffic(result, step), control_bytes(result, step)
+    notes = [words.volume_note(result), _control(result, control)]
+    if staged := _staged(result, step):
+        notes.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
+    body = Adaptive(_traffic_in_full(checks), _traffic_in_short(checks))
+    if result.is_modelled:
+        body = Adaptive(_traffic_modelled(checks))
+        notes.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
+    return titled(words.traffic_title(result), body, "\n".join(notes))
+
+
+def _staged(result: RunResult, step: int) -> list[int]:
+    """Bytes that each rank copied between its device and the host for messages, in one step; none where none did."""
+    rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
+    return [sum(row.payload_bytes for row in rank) for rank in rows] if any(rows) else []
+
+
+def _control(result: RunResult, sent: Sequence[int]) -> str:
+    if any(sent):
+        return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
+    why = "there is one rank" if result.config.ranks == 1 else "every rank has all gradients"
+    return f"Control traffic: none, for {why}."
+
+
+def _has_axes(checks: Sequence[TrafficCheck]) -> bool:
+    return len({check.axis for check in checks[:-1]}) > 1
+
+
+def _traffic_in_full(checks: Sequence[TrafficCheck]) -> Grid:
+    by_axis = _has_axes(checks)
+    grid = Grid(
+        "operation",
+        "axis",
+        "dtype",
+        right("calls"),
+        right("sent"),
+        right("padding"),
+        right("volume", style="cyan"),
+        right("sent of it, bytes" if by_axis else "×(N-1)/N, bytes", style="cyan"),
+        "agree",
+    )
+    for check in checks:
+        if check is checks[-1]:
+            grid.rule()
+        count = (check.calls, _sent(check), check.padding)
+        formula = (check.text, check.formula, check.agrees)
+        grid.add(check.op, check.axis, " ".join(check.dtypes), *count, *formula)
+    has_padding = any(check.padding for check in checks)
+    return grid.without(*([] if by_axis else ["axis"]), *([] if has_padding else ["padding"]))
+
+
+def _traffic_in_short(checks: Sequence[TrafficCheck]) -> Grid:
+    """The same where there is little room."""
+    grid = Grid(
+        "operation",
+        right("sent", overflow="fold"),
+        right("volume", style="cyan"),
+        right("in bytes", style="cyan", overflow="fold"),
+        "",
+    )
+    for check in checks:
+        if check is checks[-1]:
+            grid.rule()
+        name = f"{check.op}\n{check.axis}" if _has_axes(checks) and check.axis else check.op
+        padding = f"\n{show(check.padding)} padding" if check.padding else ""
+        formula = (stacked(check.text), check.formula, check.agrees)
+        grid.add(name, _sent(check) + padding, *formula)
+    return grid
+
+
+def _traffic_modelled(checks: Sequence[TrafficCheck]) -> Grid:
+    """Native collectives: what they were given is counted, what they sent is not; so nothing agrees with a formula."""
+    grid = Grid("operation", "dtype", *(right(name, overflow="fold") for name in ("calls", "payload", "a ring's")))
+    for check in checks:
+        if check is checks[-1]:
+            grid.rule()
+        figures = (check.calls, check.payload, _sent(check))
+        grid.add(check.op, " ".join(check.dtypes), *figures)
+    return grid
+
+
+def _sent(check: TrafficCheck) -> str:
+    """What a rank sent; where ranks differ, the mean, and the least and most."""
+    if len(set(check.sent)) == 1:
+        return show(check.sent[0])
+    return f"{show(check.mean)}\n{spread(check.sent)}"
+
+
+# -- what the model wrote -----------------------------------------------------------------------
 def sample_text(result: RunResult) -> RenderableType:
     """The prompt and what the model made of it. Control characters are shown as a dot."""
     prompt, answer = result.config.sample or "", (result.sample or b"").decode(errors="replace")
@@ -84,30 +246,3 @@ def sample_text(result: RunResult) -> RenderableType:
 
 def _printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "·" for char in text)
-
-
-def owners_table(result: RunResult) -> RenderableType:
-    """Which rank owns which units."""
-
-    def build(look: Look) -> Table:
-        table = look.table()
-        table.add_column("rank", justify="right")
-        table.add_column("elements", justify="right")
-        table.add_column("units", overflow="fold")
-        owners = sorted({unit.owner for unit in result.units if unit.owner is not None})
-        for rank in owners:
-            own = [unit for unit in result.units if unit.owner == rank]
-            table.add_row(str(rank), f"{sum(unit.numel for unit in own):,}", ", ".join(unit.name for unit in own))
-        if idle := result.config.dp_shard - len(owners):
-            table.add_row(f"{idle:,} more", "0", "nothing: there are fewer units than ranks")
-        return table
-
-    return titled(
-        "Who owns what",
-        Adaptive(build),
-        "Units are dealt out by size: the largest first, each to the rank that has the least so far.",
-    )
-
-
-def _percent(part: int, total: int) -> str:
-    return f"{100 * part / total:.1f} %" if total else ""

@@ -19,22 +19,11 @@ from zerosim.analysis.compare import (
     volume_of,
 )
 from zerosim.config import RunConfig
+from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.result import RunResult
 
-KINDS = {
-    "param": "parameters that stay on this rank",
-    "grad": "gradients that stay on this rank",
-    "optim": "optimizer state: masters and moments",
-    "unsharded_param": "a unit's parameters, gathered for use",
-    "unsharded_grad": "a unit's whole gradient, not reduced yet",
-    "activation": "kept by forward for backward",
-    "activation_grad": "gradients of activations, going back",
-    "kept": "inputs kept to compute activations again",
-    "temp": "a kernel's working memory",
-    "comm": "a collective's working memory",
-}
-STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+__all__ = ["STAGES", "closing", "counted", "headline", "learned", "model_name", "moment", "replicas", "scaled",
+           "states_note", "traffic_title", "trained", "volume_note"]  # fmt: skip
 
 
 def headline(config: RunConfig) -> str:
@@ -50,11 +39,6 @@ def headline(config: RunConfig) -> str:
 def replicas(config: RunConfig) -> str:
     """'2 replicas of 4 ranks each'."""
     return f"{counted(config.dp_replicate, 'replica')} of {counted(config.dp_shard, 'rank')} each"
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """'1 rank', '4 ranks'."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def trained(result: RunResult) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets import hardware, models, recipes
 from zerosim.device.device import Device
-from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.grid import Grid, right
+from zerosim.report.look import Adaptive, Stack, prose, titled
 from zerosim.train.build import build_model
 from zerosim.units import format_bytes
 
@@ -24,46 +24,28 @@ def zoo_report(rooms: Sequence[str]) -> Stack:
 
 def models_table() -> RenderableType:
     """Every preset with its sizes and its parameters, counted on its layout."""
-    presets = [models.find_model(name) for name in models.model_names()]
     device = Device(0, make_backend("meta"))
-    counts = {preset.name: build_model(RunConfig(model=preset.name), device).num_parameters for preset in presets}
-
-    def build(look: Look, sizes: bool) -> Table:
-        table = look.table()
-        table.add_column("model")
-        for name in ("layers", "hidden", "heads", "kv", "ffn", "context", "vocab") if sizes else ():
-            table.add_column(name, justify="right")
-        table.add_column("parameters", justify="right")
-        table.add_column("published", justify="right")
-        for preset in presets:
-            given = [preset.sizes[name] for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "seq", "vocab")]
-            shown = [f"{value:,}" for value in given] if sizes else []
-            table.add_row(preset.name, *shown, f"{counts[preset.name]:,}", preset.published)
-        return table
-
+    sizes = {
+        "layers": "layers", "hidden": "hidden", "heads": "heads", "kv": "kv_heads", "ffn": "ffn", "context": "seq",
+        "vocab": "vocab",
+    }  # fmt: skip
+    grid = Grid("model", *(right(name) for name in (*sizes, "parameters", "published")))
+    for preset in map(models.find_model, models.model_names()):
+        numel = build_model(RunConfig(model=preset.name), device).num_parameters
+        grid.add(preset.name, *(f"{preset.sizes[name]:,}" for name in sizes.values()), numel, preset.published)
     note = "Or gpt, llama, mlp and flat with sizes of your own, or a Hugging Face config.json. Sources: --json -."
-    return titled("Models", Adaptive(lambda look: build(look, True), lambda look: build(look, False)), note)
+    return titled("Models", Adaptive(grid, grid.without(*sizes)), note)
 
 
 def gpus_table() -> RenderableType:
     """Every device with the figures that a plan and a clock need."""
 
-    def build(look: Look) -> Table:
-        table = look.table()
-        table.add_column("gpu")
-        for name in ("memory", "peak, 16 bit", "memory/s", "links/s, one way"):
-            table.add_column(name, justify="right")
-        for device in hardware.presets():
-            table.add_row(
-                device.name,
-                format_bytes(device.memory_bytes),
-                f"{device.peak_flops / 1e12:,.5g} TFLOP/s",
-                format_bytes(device.hbm_bytes_per_s),
-                format_bytes(device.link_bytes_per_s),
-            )
-        return table
-
-    return titled("GPUs", Adaptive(build), "Or a TOML file of your own. Sources: --json -.")
+    grid = Grid("gpu", *(right(name) for name in ("memory", "peak, 16 bit", "memory/s", "links/s, one way")))
+    for device in hardware.presets():
+        peak = f"{device.peak_flops / 1e12:,.5g} TFLOP/s"
+        speeds = (format_bytes(device.hbm_bytes_per_s), format_bytes(device.link_bytes_per_s))
+        grid.add(device.name, format_bytes(device.memory_bytes), peak, *speeds)
+    return titled("GPUs", Adaptive(grid), "Or a TOML file of your own. Sources: --json -.")
 
 
 def recipes_list() -> RenderableType:

@@ -1,6 +1,6 @@
 """Stacked bars that lie, one per run, with totals at their ends and reference lines: for memory and for traffic.
 
-Owns how bars are drawn and labelled. What they hold is decided by `memory.py` and `traffic.py`.
+What they hold is decided by `memory.py` and `traffic.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ class Bar:
     rank: int
     alike: bool
 
+    @classmethod
+    def of(cls, label: str, by_rank: Sequence[Mapping[str, int]]) -> Bar:
+        """Of the rank that has the most, the first of equals."""
+        totals = [sum(parts.values()) for parts in by_rank]
+        rank = totals.index(max(totals))
+        return cls(label, dict(by_rank[rank]), rank, all(parts == by_rank[0] for parts in by_rank))
+
     @property
     def total_bytes(self) -> int:
         return sum(self.parts.values())
@@ -58,16 +65,10 @@ class Reference:
         return {"label": self.label, "bytes": int(exact) if exact.denominator == 1 else str(exact)}
 
 
-def most_of(values: Sequence[int]) -> tuple[int, bool]:
-    """Where the most is, the first of equals, and whether all are equal."""
-    return values.index(max(values)), len(set(values)) == 1
-
-
 def key_of(page: Page, bars: Sequence[Bar], paints: Mapping[str, Paint]) -> list[tuple[str, dict[str, Any]]]:
     """Every part that can be seen in some bar, in the order of the stack."""
-    thin, present = _thin(bars), _largest(bars)
-    present = {name: nbytes for name, nbytes in present.items() if nbytes and name not in thin}
-    return [(name, page.paint(name, paints)) for name in in_order(present, paints)]
+    seen = {name: nbytes for name, nbytes in _largest(bars).items() if nbytes and name not in _thin(bars)}
+    return [(name, page.paint(name, paints)) for name in in_order(seen, paints)]
 
 
 def too_thin(bars: Sequence[Bar]) -> list[str]:
@@ -96,9 +97,8 @@ def which_rank(bars: Sequence[Bar], what: str) -> str:
         if not bar.alike:
             stages.setdefault(bar.rank, []).append(bar.label.split(" (")[0])
     which = "; ".join(f"rank {rank} in {', '.join(names)}" for rank, names in stages.items())
-    return f"Drawn is the rank that {what} most: {which}" + (
-        "; elsewhere all are alike." if any(bar.alike for bar in bars) else "."
-    )
+    others = "; elsewhere all are alike." if any(bar.alike for bar in bars) else "."
+    return f"Drawn is the rank that {what} most: {which}{others}"
 
 
 def draw_bars(
@@ -112,7 +112,8 @@ def draw_bars(
     axes.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     most = max((bar.total_bytes for bar in bars), default=0) or 1
-    shown = [reference for reference in references if reference.nbytes <= _FARTHEST * most]
+    lines = sorted(float(line.nbytes) for line in references if line.nbytes <= _FARTHEST * most)
+    chart = _Chart(page, axes, paints, lines)
     end: float = most
     for _ in range(3):  # the room for a label depends on the axis, whose ends depend on that room
         bytes_axis(axes.xaxis, most, max(2, int(inches(page, axes)[0] / 1.1)))
@@ -121,113 +122,94 @@ def draw_bars(
         if inches(page, axes)[1] / len(bars) < 2.9 * page.points / 72:  # no room for two lines of a name
             axes.set_yticks(range(len(bars)), [stage_name(bar.label) for bar in bars])
             settle(page)
-        end = _end_of_axis(page, inches(page, axes)[0], end, bars, shown)
+        end = chart.end_of_axis(bars)
     axes.set_xlim(0, end)
     height = inches(page, axes)[1]
     row = page.points * 1.5 / 72
     span = len(bars) / max(1 - len(references) * row / height, 0.3)
     axes.set_ylim(len(bars) - 0.5, len(bars) - 0.5 - span)
     finish(page)
-    _draw_references(page, axes, references, shown, len(bars) - 0.5 - span, row * span / height)
-    thickness = min(0.64, 0.62 * span / height)
-    lines = sorted(float(reference.nbytes) for reference in shown)
+    chart.draw_references(references, len(bars) - 0.5 - span, row * span / height)
     for position, bar in enumerate(bars):
-        _draw_bar(page, axes, position, bar, paints, thickness, lines)
+        chart.draw_bar(position, bar, min(0.64, 0.62 * span / height))
     return axes
 
 
-def _end_of_axis(page: Page, width: float, end: float, bars: Sequence[Bar], shown: Sequence[Reference]) -> float:
-    """The axis's end in bytes: every total has room after its bar, and after a line that would run through it."""
-    lines = sorted(float(reference.nbytes) for reference in shown)
-    ends = [line * 1.02 for line in lines]
-    for bar in bars:
-        label = page.width(format_bytes(bar.total_bytes), **page.font(bold=True))
-        start = _beyond(lines, bar.total_bytes, (label + 2 * _GAP) / width * end)
-        ends.append(start / max(1 - (label + 2 * _GAP) / width, 0.2))
-    return max([*ends, 1.0])
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    """Axes of bars, and where in bytes `lines` run through them."""
 
+    page: Page
+    axes: Axes
+    paints: Mapping[str, Paint]
+    lines: Sequence[float]
 
-def _beyond(lines: Sequence[float], start: float, length: float) -> float:
-    """Where a text of that length begins, at `start` or further right, so that no line runs through it; in bytes."""
-    for line in lines:
-        if start <= line <= start + length:
-            start = line
-    return start
+    def end_of_axis(self, bars: Sequence[Bar]) -> float:
+        """In bytes: every total has room after its bar, and after a line that would run through it."""
+        width, end = inches(self.page, self.axes)[0], self.axes.get_xlim()[1]
+        ends = [1.0, *(line * 1.02 for line in self.lines)]
+        for bar in bars:
+            label = self.page.width(format_bytes(bar.total_bytes), **self.page.font(bold=True)) + 2 * _GAP
+            ends.append(self._beyond(bar.total_bytes, label / width * end) / max(1 - label / width, 0.2))
+        return max(ends)
 
+    def _beyond(self, start: float, length: float) -> float:
+        """Where a text of `length` bytes begins: at `start`, or further right, so that no line runs through it."""
+        for line in self.lines:
+            if start <= line <= start + length:
+                start = line
+        return start
 
-def _draw_bar(
-    page: Page,
-    axes: Axes,
-    position: int,
-    bar: Bar,
-    paints: Mapping[str, Paint],
-    thickness: float,
-    lines: Sequence[float],
-) -> None:
-    left = 0
-    for name in in_order(bar.parts, paints):
-        nbytes = bar.parts[name]
-        if not nbytes:
-            continue
-        (patch,) = axes.barh(position, nbytes, thickness, left=left, **page.paint(name, paints))
-        patch.set_gid(f"bar{position}.{name}")
-        _label_part(page, axes, (left, left + nbytes), position, name, paints, lines)
-        left += nbytes
-    words, font = format_bytes(left), page.font(bold=True)
-    length = (page.width(words, **font) + 2 * _GAP) / inches(page, axes)[0] * axes.get_xlim()[1]
-    axes.annotate(
-        words, (_beyond(lines, left, length), position), xytext=(72 * _GAP, 0), textcoords="offset points",
-        va="center_baseline", ha="left", color=page.theme.text, bbox=ground(page.theme.background), zorder=5,
-        gid=f"total{position}", **font,
-    )  # fmt: skip
-
-
-def _label_part(
-    page: Page,
-    axes: Axes,
-    span: tuple[int, int],
-    position: int,
-    name: str,
-    paints: Mapping[str, Paint],
-    lines: Sequence[float],
-) -> None:
-    """Name and bytes inside a part, or its bytes alone, or nothing: what fits.
-
-    If there is room where no line runs through the part, there; else its bytes stand on the line.
-    """
-    scale = inches(page, axes)[0] / axes.get_xlim()[1]
-    ends = [span[0], *(line for line in lines if span[0] < line < span[1]), span[1]]
-    piece = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
-    color = page.theme.color(paints.get(name, OTHER_PAINT))
-    ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
-    font, nbytes = page.font(scale=0.85), format_bytes(span[1] - span[0])
-    for words, (start, stop) in ((f"{name} {nbytes}", piece), (nbytes, piece), (nbytes, span)):
-        if page.width(words, **font) <= (stop - start) * scale - 2 * _GAP:
-            pad = 0.1 if (start, stop) == piece else 0.4
-            axes.text((start + stop) / 2, position, words, ha="center", va="center_baseline", color=ink, zorder=4,
-                      bbox=ground(color, pad), gid=f"bar{position}.{name} label", **font)  # fmt: skip
-            return
-
-
-def _draw_references(
-    page: Page, axes: Axes, references: Sequence[Reference], shown: Sequence[Reference], top: float, row: float
-) -> None:
-    """Lines and their labels above the bars, each in a row of its own: the smallest highest, over the others' ends."""
-    end, width = axes.get_xlim()[1], inches(page, axes)[0]
-    font = page.font(scale=0.9)
-    for index, reference in enumerate(sorted(references, key=lambda reference: reference.nbytes)):
-        nbytes, y = float(reference.nbytes), top + row * (index + 0.5)
-        inside = reference in shown
-        words = reference.label if inside else f"{reference.label}, beyond this axis \N{RIGHTWARDS ARROW}"
-        x = min(nbytes, end)
-        if inside:
-            bottom = axes.get_ylim()[0]
-            ends = [x, x], [bottom, y - row / 2]
-            axes.plot(*ends, color=page.theme.background, linewidth=2.8, zorder=3)  # seen on every paint
-            axes.plot(*ends, color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=3, gid=f"reference{index}")
-        fits_right = inside and x / end * width + page.width(words, **font) + 0.08 <= width
+    def draw_bar(self, position: int, bar: Bar, thickness: float) -> None:
+        page, axes, left = self.page, self.axes, 0
+        for name in in_order(bar.parts, self.paints):
+            if nbytes := bar.parts[name]:
+                (patch,) = axes.barh(position, nbytes, thickness, left=left, **page.paint(name, self.paints))
+                patch.set_gid(f"bar{position}.{name}")
+                self._label_part((left, left + nbytes), position, name)
+                left += nbytes
+        words, font = format_bytes(left), page.font(bold=True)
+        length = (page.width(words, **font) + 2 * _GAP) / inches(page, axes)[0] * axes.get_xlim()[1]
         axes.annotate(
-            words, (x, y), xytext=(4 if fits_right else -4, 0), textcoords="offset points",
-            ha="left" if fits_right else "right", va="center_baseline", color=page.theme.text, zorder=6,
-            bbox=ground(page.theme.background), **font,
+            words, (self._beyond(left, length), position), xytext=(72 * _GAP, 0), textcoords="offset points",
+            va="center_baseline", ha="left", color=page.theme.text, bbox=ground(page.theme.background), zorder=5,
+            gid=f"total{position}", **font,
         )  # fmt: skip
+
+    def _label_part(self, span: tuple[int, int], position: int, name: str) -> None:
+        """Name and bytes inside a part, or its bytes alone, or nothing: what fits.
+
+        If there is room where no line runs through the part, there; else its bytes stand on the line.
+        """
+        page, axes = self.page, self.axes
+        scale = inches(page, axes)[0] / axes.get_xlim()[1]
+        ends = [span[0], *(line for line in self.lines if span[0] < line < span[1]), span[1]]
+        piece = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
+        color = page.theme.color(self.paints.get(name, OTHER_PAINT))
+        ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
+        font, nbytes = page.font(scale=0.85), format_bytes(span[1] - span[0])
+        for words, (start, stop) in ((f"{name} {nbytes}", piece), (nbytes, piece), (nbytes, span)):
+            if page.width(words, **font) <= (stop - start) * scale - 2 * _GAP:
+                pad = 0.1 if (start, stop) == piece else 0.4
+                axes.text((start + stop) / 2, position, words, ha="center", va="center_baseline", color=ink, zorder=4,
+                          bbox=ground(color, pad), gid=f"bar{position}.{name} label", **font)  # fmt: skip
+                return
+
+    def draw_references(self, references: Sequence[Reference], top: float, row: float) -> None:
+        """Lines, and labels above the bars, each in a row of its own: the smallest highest, over the others' ends."""
+        page, axes = self.page, self.axes
+        end, width, font = axes.get_xlim()[1], inches(page, axes)[0], page.font(scale=0.9)
+        for index, reference in enumerate(sorted(references, key=lambda reference: reference.nbytes)):
+            x, y = min(float(reference.nbytes), end), top + row * (index + 0.5)
+            inside = float(reference.nbytes) in self.lines
+            words = reference.label if inside else f"{reference.label}, beyond this axis \N{RIGHTWARDS ARROW}"
+            if inside:
+                ends = [x, x], [axes.get_ylim()[0], y - row / 2]
+                axes.plot(*ends, color=page.theme.background, linewidth=2.8, zorder=3)  # seen on every paint
+                axes.plot(*ends, color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=3, gid=f"reference{index}")
+            fits_right = inside and x / end * width + page.width(words, **font) + 0.08 <= width
+            axes.annotate(
+                words, (x, y), xytext=(4 if fits_right else -4, 0), textcoords="offset points",
+                ha="left" if fits_right else "right", va="center_baseline", color=page.theme.text, zorder=6,
+                bbox=ground(page.theme.background), **font,
+            )  # fmt: skip

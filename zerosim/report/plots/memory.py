@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from zerosim.errors import InputError
-from zerosim.ledger.memory import MARKS, Snapshot
-from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, most_of, too_thin, which_rank
+from zerosim.ledger.memory import MARKS
+from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS
 from zerosim.report.plots.words import check_results, limit_words, run_words
@@ -31,7 +31,10 @@ def memory_bars(results: Mapping[str, RunResult], mark: str = "end_of_backward")
     check_results(results)
     if mark not in MOMENTS:
         raise InputError(f"mark {mark!r}: expected one of {', '.join((*MARKS, 'peak'))}")
-    return [_bar(label, result, mark) for label, result in results.items()]
+    return [
+        Bar.of(label, [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory])
+        for label, result in results.items()
+    ]
 
 
 def memory_figure(
@@ -54,14 +57,3 @@ def memory_figure(
     references = [] if limit is None else [Reference(limit_words(limit), limit[1])]
     draw_bars(page, bars, KIND_PAINTS, references)
     return page.figure
-
-
-def _bar(label: str, result: RunResult, mark: str) -> Bar:
-    snapshots = [_at(memory.marks, memory.peak, mark) for memory in result.memory]
-    rank, alike = most_of([snapshot.total_bytes for snapshot in snapshots])
-    alike = alike and all(snapshot.by_kind == snapshots[0].by_kind for snapshot in snapshots)
-    return Bar(label, dict(snapshots[rank].by_kind), rank, alike)
-
-
-def _at(marks: Mapping[str, Snapshot], peak: Snapshot, mark: str) -> Snapshot:
-    return peak if mark == "peak" else marks[mark]

@@ -1,7 +1,7 @@
 """The sheet that every picture is drawn on: heading, key, notes, and the room that is left for axes.
 
-Owns the layout in inches and the writing of files. Figures are built with matplotlib's objects, never
-with pyplot, and no setting of matplotlib is changed while they are built. SVG files are `svg.py`'s.
+Figures are laid out in inches and built with matplotlib's objects, never with pyplot, and no setting of matplotlib is
+changed while they are built. SVG files are written by `svg.py`.
 """
 
 from __future__ import annotations
@@ -218,10 +218,14 @@ def tick_bytes(value: float) -> str:
     return f"{scaled:.4g} {_UNITS[at]}" if scaled else "0"
 
 
+def plain(words: str) -> str:
+    """Words for matplotlib that hold no formula."""
+    return words.replace("$", r"\$")
+
+
 def stage_name(name: str, separator: str = " ") -> str:
     """A name for matplotlib: 'ZeRO-1 (P_os)' with its index below the line, other letters as they are."""
-    plain = name.replace("$", r"\$")
-    return re.sub(r" ?\(P_(os[+gp]*)\)", lambda match: f"{separator}($P_{{{match[1]}}}$)", plain)
+    return re.sub(r" ?\(P_(os[+gp]*)\)", lambda match: f"{separator}($P_{{{match[1]}}}$)", plain(name))
 
 
 def write_figure(figure: Figure, file: BinaryIO, form: str) -> None:

@@ -120,12 +120,8 @@ def spread(wanted: Sequence[float], pitch: float) -> list[float]:
         while len(groups) > 1 and lowest(groups[-2]) + len(groups[-2]) * pitch > lowest(groups[-1]):
             groups[-2:] = [groups[-2] + groups[-1]]
     places = [lowest(group) + pitch * at for group in groups for at in range(len(group))]
-    for at in range(len(places)):
-        places[at] = max(places[at], pitch * (at + 0.5))
-    for back in range(len(places)):
-        at = len(places) - 1 - back
-        places[at] = min(places[at], 1 - pitch * (back + 0.5))
-    return places
+    places = [max(place, pitch * (at + 0.5)) for at, place in enumerate(places)]
+    return [min(place, 1 - pitch * (len(places) - at - 0.5)) for at, place in enumerate(places)]
 
 
 def _set_limits(axes: Axes, lines: Mapping[str, Points], limit: tuple[str, int] | None) -> None:

@@ -1,9 +1,7 @@
 """How the pictures look: two themes, and one paint for every kind, operation and stage, in all pictures.
 
-Owns colours and hatches, nothing that draws. Blue, orange and green for parameters, gradients and
-optimizer states are those of the ZeRO paper's Figure 1. Tones were chosen so that each has a contrast of
-3:1 with the background (WCAG 2.1, 1.4.11) and any two stay apart for colour-blind eyes too (CIEDE2000, at least
-12); a test simulates them.
+Tones were chosen so that each has a contrast of 3:1 with the background (WCAG 2.1, 1.4.11) and any two stay apart for
+colour-blind eyes too (CIEDE2000, at least 12); a test simulates them.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zerosim.errors import InputError
+from zerosim.report.names import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +42,7 @@ THEMES = {
     "dark": Theme("dark", "#10151b", "#e6edf3", "#a3adb8", "#2c343d", "#1d242c"),
 }
 
-# In the order in which they are stacked: what stays on a rank first, what comes and goes after it.
-KIND_PAINTS: Mapping[str, Paint] = {
-    "param": Paint("#0053ba", "#2f67cf"),
-    "grad": Paint("#a74006", "#ed833c", "//"),
-    "optim": Paint("#00a962", "#22ba8c", ".."),
-    "unsharded_param": Paint("#3989ed", "#94d6fd", "\\\\"),
-    "unsharded_grad": Paint("#c07800", "#fdce3c", "xx"),
-    "activation": Paint("#8e3670", "#ca7aab"),
-    "activation_grad": Paint("#3d0564", "#9f96f5", "--"),
-    "kept": Paint("#5f513c", "#c3e19c", "||"),
-    "temp": Paint("#82888b", "#606d6f", "oo"),
-    "comm": Paint("#2f313b", "#ecd7dd", "++"),
-}
+KIND_PAINTS: Mapping[str, Paint] = {name: Paint(kind.light, kind.dark, kind.hatch) for name, kind in KINDS.items()}
 
 OP_PAINTS: Mapping[str, Paint] = {
     "reduce_scatter": Paint("#722119", "#e0a055", "//"),

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from zerosim.device.events import Event
 from zerosim.errors import InputError
 from zerosim.report.plots.history import COLUMNS, History, Span, read_history
-from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, settle
+from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, plain, settle
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.report.plots.words import limit_words
 from zerosim.report.words import moment
@@ -22,7 +22,7 @@ from zerosim.units import format_bytes
 
 MOST_PANELS = 8
 _MOST_NAMED = 5  # with more micro-batches their bands may be too narrow for names
-_FARTHEST = 1.6  # a limit beyond this many times the peak is told below the picture, so that the curve keeps its room
+_FARTHEST = 1.6  # a limit beyond this many times the peak is named below the picture, so that the curve keeps its room
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 
 
@@ -47,7 +47,8 @@ def timeline_figure(
     _check(histories, ranks, names)
     shown = [read_history(events, step) for events in histories]
     page = open_page(size, theme, (8.0, 4.5 if len(ranks) == 1 else min(2.0 + 1.7 * len(ranks), 12.0)))
-    kinds = in_order(dict.fromkeys(kind for history in shown for kind in _seen(history)), KIND_PAINTS)
+    live = [pair for history in shown for pair in zip(history.kinds, history.live, strict=True)]
+    kinds = in_order(dict.fromkeys(kind for kind, nbytes in live if nbytes.any()), KIND_PAINTS)
     what = "everything recorded" if step is None else f"step {step}"
     who = f"rank {ranks[0]}" if len(set(ranks)) == 1 else f"{len(ranks)} ranks"
     key = [(kind, page.paint(kind, KIND_PAINTS)) for kind in kinds]
@@ -57,7 +58,7 @@ def timeline_figure(
     for axes, history, name in zip(panels, shown, names, strict=True):
         _draw_panel(page, axes, history, kinds, most)
         if len(ranks) > 1:
-            axes.set_ylabel(name.replace("$", r"\$"), color=page.theme.text, **page.font())
+            axes.set_ylabel(plain(name), color=page.theme.text, **page.font())
     panels[-1].set_xlabel("events in their order (not seconds)", color=page.theme.muted, **page.font(scale=0.9))
     panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     panels[0].set_xlim(0, max(history.num_events for history in shown))
@@ -83,10 +84,6 @@ def _check(histories: Sequence[Sequence[Event]], ranks: Sequence[int], names: Se
         raise InputError(f"{len(histories)} histories for {len(ranks)} ranks: expected one for each, at least one")
     if len(ranks) > MOST_PANELS:
         raise InputError(f"{len(ranks)} ranks: expected at most {MOST_PANELS} in one picture; choose fewer")
-
-
-def _seen(history: History) -> list[str]:
-    return [kind for kind, live in zip(history.kinds, history.live, strict=True) if live.any()]
 
 
 def _notes(shown: Sequence[History], limit: tuple[str, int] | None) -> list[str]:
@@ -158,7 +155,7 @@ def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, band
         if fitting:
             middle = (span.start + span.end) / 2
             axes.text(
-                middle, (low + high) / 2, fitting[0].replace("$", r"\$"), transform=place, ha="center",
+                middle, (low + high) / 2, plain(fitting[0]), transform=place, ha="center",
                 va="center_baseline", color=page.theme.text if banded else page.theme.muted, **font,
             )  # fmt: skip
 
@@ -184,7 +181,7 @@ def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit
     reach = peak.nbytes + 1.4 * _row(page, axes) * axes.get_ylim()[1]
     height = limit if peak.nbytes <= limit < reach else peak.nbytes
     return axes.annotate(
-        words.replace("$", r"\$"), (place, height), xytext=(0, page.points * 0.45), textcoords="offset points",
+        plain(words), (place, height), xytext=(0, page.points * 0.45), textcoords="offset points",
         ha="center", va="bottom", color=page.theme.text, zorder=6, gid="peak label", **font,
     )  # fmt: skip
 

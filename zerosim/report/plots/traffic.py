@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import itemsizes, last_whole_step
 from zerosim.errors import InputError
-from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, most_of, too_thin, which_rank
+from zerosim.ledger.traffic import TrafficRow
+from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import OP_PAINTS
 from zerosim.report.plots.words import check_results, run_words
@@ -23,14 +24,20 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
     Raises: InputError when every step of a run was skipped.
     """
     check_results(results)
-    return [_bar(label, result) for label, result in results.items()]
+    bars = []
+    for label, result in results.items():
+        step = last_whole_step(result)
+        if step is None:
+            raise InputError(f"{label}: every step was skipped, so there is no whole one to draw; run more steps")
+        bars.append(Bar.of(label, [_sent(rows, step) for rows in result.traffic]))
+    return bars
 
 
 def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
     """2Ψ and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table; none where runs differ in Ψ, N
     or dtype, and none with replicas.
 
-    Source: ZeRO paper, section 7, through `planner.formulas.volume`.
+    Source: ZeRO paper, section 7, through `formulas.volume`.
     """
     sizes = {(result.num_parameters, result.config.ranks, *itemsizes(result.config)) for result in results.values()}
     if len(sizes) != 1 or any(result.config.dp_replicate > 1 for result in results.values()):
@@ -68,24 +75,10 @@ def traffic_figure(
     return page.figure
 
 
-def _bar(label: str, result: RunResult) -> Bar:
-    step = _step(label, result)
-    by_rank = [_sent(result, rank, step) for rank in range(len(result.traffic))]
-    rank, _ = most_of([sum(sent.values()) for sent in by_rank])
-    return Bar(label, by_rank[rank], rank, all(sent == by_rank[0] for sent in by_rank))
-
-
-def _step(label: str, result: RunResult) -> int:
-    step = last_whole_step(result)
-    if step is None:
-        raise InputError(f"{label}: every step was skipped, so there is no whole one to draw; run more steps")
-    return step
-
-
-def _sent(result: RunResult, rank: int, step: int) -> dict[str, int]:
+def _sent(rows: Iterable[TrafficRow], step: int) -> dict[str, int]:
     """Sent bytes of model states by operation."""
     sent: dict[str, int] = {}
-    for row in result.traffic[rank]:
+    for row in rows:
         if row.step == step and row.purpose == "states":
             sent[row.op] = sent.get(row.op, 0) + row.wire_bytes
     return sent

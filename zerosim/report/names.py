@@ -1,0 +1,51 @@
+"""What things are called and which colour they have, in all reports: stages, optimizers, kinds of memory.
+
+Light to import: a notebook reads it before it has shown anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+
+
+class KindLook(NamedTuple):
+    """What a kind of memory is, its letter, its tone in HTML, and its paint (light, dark, hatch) in pictures."""
+
+    meaning: str
+    letter: str
+    tone: str
+    light: str
+    dark: str
+    hatch: str = ""
+
+
+# In the order in which they are stacked: what stays on a rank first, what comes and goes after it. Blue, orange and
+# green for parameters, gradients and optimizer states are those of the ZeRO paper's Figure 1. A tone is the same on
+# light and on dark pages, with a contrast of 3:1 to both; any two are told apart by colour-blind eyes too (tested).
+KINDS: Mapping[str, KindLook] = {
+    "param": KindLook("parameters that stay on this rank", "P", "#3d5cc1", "#0053ba", "#2f67cf"),
+    "grad": KindLook("gradients that stay on this rank", "G", "#ae4708", "#a74006", "#ed833c", "//"),
+    "optim": KindLook("optimizer state: masters and moments", "O", "#00a96f", "#00a962", "#22ba8c", ".."),
+    "unsharded_param": KindLook("a unit's parameters, gathered for use", "p", "#3e90ff", "#3989ed", "#94d6fd", "\\\\"),
+    "unsharded_grad": KindLook("a unit's whole gradient, not reduced yet", "g", "#bd8a03", "#c07800", "#fdce3c", "xx"),
+    "activation": KindLook("kept by forward for backward", "A", "#924982", "#8e3670", "#ca7aab"),
+    "activation_grad": KindLook("gradients of activations, going back", "a", "#b47dbb", "#3d0564", "#9f96f5", "--"),
+    "kept": KindLook("inputs kept to compute activations again", "K", "#5a7742", "#5f513c", "#c3e19c", "||"),
+    "temp": KindLook("a kernel's working memory", "T", "#949098", "#82888b", "#606d6f", "oo"),
+    "comm": KindLook("a collective's working memory", "C", "#706260", "#2f313b", "#ecd7dd", "++"),
+}
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """'1 rank', '4 ranks'."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def listed(names: Sequence[object]) -> str:
+    """'0 and 1', '0, 1 and 2'."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} and {last}" if most else last
