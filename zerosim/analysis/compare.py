@@ -188,24 +188,25 @@ def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
     inside = config.mesh.name("dp_shard")
-    forms = {
-        (grads_op, inside): (
-            volume.sent_grad_bytes(psi, ranks, grad_bytes),
-            volume.sent_grad_bytes(padded, ranks, grad_bytes),
-            volume.grads_text(),
-        ),
-    }
+    gathers, padded_gathers = gathers_of(result), gathers_of(result, cuts)
+    forms: dict[tuple[str, str], tuple[Fraction, Fraction, str]] = {}  # at psi, at psi padded, in words
+    forms[grads_op, inside] = (
+        volume.sent_grad_bytes(psi, ranks, grad_bytes),
+        volume.sent_grad_bytes(padded, ranks, grad_bytes),
+        volume.grads_text(),
+    )
     if params_op:
         forms[params_op, inside] = (
-            volume.sent_param_bytes(psi, ranks, param_bytes, *gathers_of(result)),
-            volume.sent_param_bytes(padded, ranks, param_bytes, *gathers_of(result, cuts)),
+            volume.sent_param_bytes(psi, ranks, param_bytes, *gathers),
+            volume.sent_param_bytes(padded, ranks, param_bytes, *padded_gathers),
             volume.params_text(),
         )
     if config.dp_replicate > 1:
         reductions = num_replica_reductions(config)
+        over = ranks, config.dp_replicate, grad_bytes
         forms["all_reduce", "dp_replicate"] = (
-            formulas.replica_bytes(psi, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
-            formulas.replica_bytes(padded, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
+            formulas.replica_bytes(psi, *over, reductions=reductions),
+            formulas.replica_bytes(padded, *over, reductions=reductions),
             formulas.replica_text(reductions),
         )
     for rank in result.ran:

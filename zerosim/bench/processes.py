@@ -130,8 +130,8 @@ def cold_starts(budget: Budget, progress: Progress) -> Iterator[Figure]:
         try:
             measured.update(interleave(contestants, budget, progress, title))
         except ProcessFailed as error:
-            return Figure("", f"{name}, over bare Python", None, "s", goal, note=str(error))
-        return difference("", f"{name}, over bare Python", measured, first, "python -c pass", goal)
+            return Figure("", name, None, "s", goal, note=str(error))
+        return difference("", name, measured, first, "python -c pass", goal)
 
     def plan(model: str, ranks: int, *device: str, exit_code: int = 0) -> Processes:
         flags = ["--model", model, "--stage", "3", "--ranks", str(ranks), "--recompute", "full", *device]
@@ -139,14 +139,14 @@ def cold_starts(budget: Budget, progress: Progress) -> Iterator[Figure]:
 
     measured: dict[str, Rounds] = {}
     help_only = {"zerosim --help": Processes([_zerosim("--help")])}
-    yield over_python("start-up", "zerosim --help, start-up", START_UP_GOAL_S, help_only)
+    yield over_python("start-up", "zerosim --help, start-up over bare Python", START_UP_GOAL_S, help_only)
     for model, limit in PLANS.items():
         contestants = {
             "1,024 ranks, devices too small": plan(model, 1024, "--limit", limit, exit_code=OutOfMemory.exit_code),
             "1,024 ranks": plan(model, 1024),
             "8 ranks": plan(model, 8),
         }
-        name = f"zerosim plan, {model} on 1,024 ranks that do not hold it"
+        name = f"zerosim plan, {model} on 1,024 ranks that do not hold it, over bare Python"
         figure = over_python(f"plan of {model}", name, PLAN_GOAL_S, contestants)
         yield figure
         if figure.value is None:

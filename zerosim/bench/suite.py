@@ -104,6 +104,7 @@ class Case:
 
     def race(self, runs: Mapping[str, TrainingRun], budget: Budget, title: str) -> dict[str, Rounds]:
         """The rounds of training runs, which begin and end here."""
+        self.progress(f"{self.label}, {title}: first steps")
         with ExitStack() as running:
             for run in runs.values():
                 running.enter_context(run)
@@ -211,6 +212,7 @@ def one_rank_on_gpu(case: Case) -> Group:
     """Both attentions against PyTorch's, against the peak, and against their launches alone."""
     label, config, budgets = case.label, case.config, case.budgets
     hardware = machine.published(case.device["gpu"])
+    case.progress(f"{label}, one rank: first steps, in which kernels are compiled")
     with ExitStack() as running:
         ours = {kind: running.enter_context(case.run(config.replace(attention=kind))) for kind in ATTENTIONS}
         few = config.replace(positions=config.positions, **FEW)

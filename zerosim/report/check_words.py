@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from zerosim.analysis.expect import Expectation
-from zerosim.analysis.expect.asked import SHAPES
-from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import ROUNDINGS
+from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES
 from zerosim.units import format_bytes
 
 
