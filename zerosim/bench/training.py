@@ -175,7 +175,7 @@ class TrainingRun(Contestant):
         self.release()
 
     def _run(self) -> None:
-        world = replace(world_of(self.config), patience_s=TIMEOUT_S, record=self._record)
+        world = replace(world_of(self.config), timeout_s=TIMEOUT_S, record=self._record)
         try:
             launch(self._program, world, self._readers)
         except BaseException as error:
