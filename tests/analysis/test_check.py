@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerosim.analysis import formulas
-from zerosim.analysis.expect import Judged, judge, read_expectations
-from zerosim.analysis.expect.asked import Runs
+from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.figures import parse_figure, printed_like
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, read_scenario
@@ -152,7 +151,7 @@ def test_training_counts_are_counts_of_training(runs: Runs, monkeypatch: pytest.
     def refuse(config: RunConfig) -> None:
         raise AssertionError("planned")
 
-    monkeypatch.setattr("zerosim.analysis.expect.asked.plan", refuse)
+    monkeypatch.setattr("zerosim.analysis.expect.quantities.plan", refuse)
     first = read_expectations(read("training.toml"))[0]
     assert first.counted_on == "training"
     assert judge(first, Runs()).passed
@@ -367,7 +366,7 @@ def test_every_file_is_read_before_anything_runs(tmp_path: Path, monkeypatch: py
     def refuse(config: RunConfig) -> None:
         raise AssertionError("a run was made")
 
-    monkeypatch.setattr("zerosim.analysis.expect.asked.plan", refuse)
+    monkeypatch.setattr("zerosim.analysis.expect.quantities.plan", refuse)
     broken = scenario(tmp_path, replaced('source = "s"\n', ""))
     assert main(["check", str(FOLDER / "figure1.toml"), broken]) == 2
 

@@ -7,34 +7,44 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from zerosim.bench import figures, processes, pytorch, suite
-from zerosim.bench.bystanders import Bystanders
-from zerosim.bench.contest import Effort, interleave
+from zerosim.bench import figures, machine, processes, pytorch, suite
+from zerosim.bench.contest import Budget, Contestant, Rounds, Timing, interleave
 from zerosim.bench.figures import Figure
 from zerosim.bench.products import BareProducts, watch
-from zerosim.bench.training import TrainingRun, global_batch
+from zerosim.bench.training import TrainingRun, initial_weights, over_ranks, text_tokens
 from zerosim.cli import bench
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, RankFailed
 from zerosim.train.run import run
 
 TINY = RunConfig(stage=0, layers=1, hidden=16, heads=2, seq=16, micro_batch=4, ranks=1, precision="fp32", lr=1e-3)
-ONCE = Effort(0.0, least=2, most=2, warm_ups=1)
-EFFORTS = suite.Efforts(ONCE, ONCE, ONCE, ONCE, Effort(0.0, least=1, most=1, warm_ups=0))
+ONCE = Budget(0.0, min_rounds=2, max_rounds=2, warm_ups=1)
+BUDGETS = suite.Budgets(ONCE, ONCE, ONCE, ONCE, Budget(0.0, min_rounds=1, max_rounds=1, warm_ups=0))
+NUMPY = suite.SUITES["numpy"]
+
+
+def held(config: RunConfig, **options: bool) -> TrainingRun:
+    return TrainingRun(config, initial_weights(config), text_tokens(config), **options)
+
+
+def rounds(*seconds: float) -> Rounds:
+    return Rounds(tuple(Timing(each, each) for each in seconds), {})
 
 
 @pytest.mark.slow
 def test_every_ratio_is_a_positive_number() -> None:
     said: list[str] = []
-    had = list(suite.measure({"tiny": TINY}, EFFORTS, said.append))
+    groups = suite.measure(NUMPY, {"tiny": TINY}, BUDGETS, {}, said.append)
+    had = [figure for group in groups for figure in group.figures]
     measured = [figure for figure in had if figure.value is not None]
     assert len(had) == 11
-    assert len(measured) == len(had) - (not pytorch.installed())
+    assert len(measured) == len(had) - (pytorch.version() is None)
     for figure in measured:
         assert figure.value is not None
         assert math.isfinite(figure.value)
@@ -45,11 +55,11 @@ def test_every_ratio_is_a_positive_number() -> None:
     assert {figure.goal for figure in had} == {None, 0.15, 1.1, 1.5, 1.7, 1.15, 0.75, 1.03}
     assert said  # the user sees that it lives
     assert len(figures.table(had).splitlines()) == len(had) + 1
-    assert strict(figures.to_json(had, suite.machine()))["schema"] == 1
+    assert strict(figures.to_json(had, machine.describe("numpy"), NUMPY.method))["schema"] == 1
 
 
 def test_goals_are_judged_by_comparison() -> None:
-    times = {"slow": [2.0, 2.0], "fast": [1.0, 1.0]}
+    times = {"slow": rounds(2.0, 2.0), "fast": rounds(1.0, 1.0)}
     assert figures.ratio("", "", times, "slow", "fast", goal=1.99).verdict == "missed"
     assert figures.ratio("", "", times, "slow", "fast", goal=2.0).verdict == "met"
     assert figures.ratio("", "", times, "slow", "fast").verdict == ""
@@ -58,12 +68,12 @@ def test_goals_are_judged_by_comparison() -> None:
 
 
 def test_a_figure_is_the_median_of_rounds_or_the_ratio_of_minima() -> None:
-    times = {"a": [2.0, 4.0, 3.0, 9.0, 5.0], "b": [1.0, 1.0, 1.0, 1.0, 2.0]}
+    times = {"a": rounds(2.0, 4.0, 3.0, 9.0, 5.0), "b": rounds(1.0, 1.0, 1.0, 1.0, 2.0)}
     figure = figures.ratio("m", "n", times, "a", "b")
     assert (figure.value, figure.low, figure.high, figure.rounds) == (3.0, 2.5, 4.0, 5)
     assert figures.ratio("m", "n", times, "a", "b", of_minima=True).value == 2.0
     assert figures.difference("m", "n", times, "a", "b", 1.0).value == 3.0
-    assert figures.ratio("m", "n", {"a": [3.0], "b": [2.0]}, "a", "b").value == 1.5
+    assert figures.ratio("m", "n", {"a": rounds(3.0), "b": rounds(2.0)}, "a", "b").value == 1.5
 
 
 def test_the_summary_names_what_was_missed() -> None:
@@ -72,11 +82,11 @@ def test_the_summary_names_what_was_missed() -> None:
 
 
 def test_json_is_strict() -> None:
-    body = strict(figures.to_json([Figure("m", "n", None, goal=1.0, note="no torch")], {"cores": 2}))
+    body = strict(figures.to_json([Figure("m", "n", None, goal=1.0, note="no torch")], {"cores": 2}, ""))
     assert body["figures"][0]["value"] is None
     assert body["figures"][0]["verdict"] is None
     with pytest.raises(AssertionError):
-        figures.to_json([Figure("m", "n", math.nan)], {})
+        figures.to_json([Figure("m", "n", math.nan)], {}, "")
 
 
 def strict(text: str) -> dict:
@@ -89,43 +99,46 @@ def strict(text: str) -> dict:
 def test_contestants_take_turns() -> None:
     order: list[str] = []
 
-    class Fake:
+    class Fake(Contestant):
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def step(self) -> float:
+        def step(self) -> Timing:
             order.append(self.name)
-            return 1.0
+            return Timing(1.0, 2.0)
 
-    measured = interleave({"a": Fake("a"), "b": Fake("b")}, Effort(0.0, least=3, most=3, warm_ups=1), print, "fake")
+    budget = Budget(0.0, min_rounds=3, max_rounds=3, warm_ups=1)
+    measured = interleave({"a": Fake("a"), "b": Fake("b")}, budget, print, "fake")
     assert "".join(order) == "ab" + "ab" + "ba" + "ab"
-    assert measured == {"a": [1.0] * 3, "b": [1.0] * 3}
+    assert measured == dict.fromkeys("ab", Rounds((Timing(1.0, 2.0),) * 3, {}))
 
 
 @pytest.mark.parametrize("record", [True, False])
 def test_a_held_run_trains_as_a_free_one(record: bool, tmp_path: Path) -> None:
-    config = suite.over_ranks(TINY)
-    np.savez(tmp_path / "tokens.npz", tokens=np.stack([global_batch(config)] * 3))
+    config = over_ranks(TINY)
+    np.savez(tmp_path / "tokens.npz", tokens=np.stack([text_tokens(config)] * 3))
     free = run(config.replace(tokens=str(tmp_path / "tokens.npz"), steps=3))
-    with TrainingRun(config, record=record) as held:
-        for _ in range(3):
-            assert held.step() > 0
-    assert [list(losses) for losses in zip(*held.losses, strict=True)] == free.losses
+    with held(config, record=record) as training:  # takes the first step
+        for _ in range(2):
+            seconds = training.step()
+            assert seconds.device_s == seconds.host_s > 0
+    assert [list(losses) for losses in zip(*training.losses, strict=True)] == free.losses
 
 
 def test_a_held_run_that_fails_says_why() -> None:
-    with TrainingRun(TINY, tokens=np.full((4, 17), 10**6)) as held, pytest.raises(RankFailed):
-        held.step()
+    with pytest.raises(RankFailed), TrainingRun(TINY, initial_weights(TINY), np.full((4, 17), 10**6)):
+        pass
 
 
 def test_the_products_of_a_step_are_seen_and_run_again() -> None:
-    with TrainingRun(TINY) as held:
-        products = watch(held.step)
+    with held(TINY) as training:
+        products = watch(training.step)
     bare = BareProducts(products)
+    (flops,) = bare.flops.values()
     tokens, weights = TINY.global_batch * TINY.seq, 12 * TINY.hidden**2 + TINY.vocab * TINY.hidden
     attention = 12 * TINY.global_batch * TINY.heads * TINY.seq**2 * (TINY.hidden // TINY.heads)
-    assert 6 * tokens * weights < bare.flops <= 6 * tokens * weights + attention
-    assert bare.step() > 0
+    assert 6 * tokens * weights < flops <= 6 * tokens * weights + attention
+    assert bare.step().device_s > 0
     with pytest.raises(RuntimeError, match="linear maps"):
         suite.check_products(TINY, BareProducts(products[:3]))
 
@@ -145,25 +158,25 @@ def test_a_process_that_fails_says_why() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not pytorch.installed(), reason="PyTorch is not installed")
+@pytest.mark.skipif(pytorch.version() is None, reason="PyTorch is not installed")
 def test_fsdp_trains_the_same_model() -> None:
-    (figure,) = suite.against_fsdp("tiny", TINY, EFFORTS.fsdp, print)
+    figure = processes.against_fsdp("tiny", TINY, BUDGETS.fsdp, print)
     assert figure.note == ""
     assert figure.value is not None
     assert figure.value > 0
 
 
 def test_without_pytorch_its_figures_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytorch, "installed", lambda: False)
-    had = [*suite.single_rank("tiny", TINY, ONCE, print), *suite.against_fsdp("tiny", TINY, ONCE, print)]
+    monkeypatch.setattr(pytorch, "version", lambda: None)
+    case = suite.Case(NUMPY, BUDGETS, {}, print, "tiny", TINY, initial_weights(TINY), text_tokens(TINY))
+    had = [*suite.one_rank(case).figures, processes.against_fsdp("tiny", TINY, ONCE, print)]
     missing = [figure for figure in had if figure.value is None]
     assert [figure.note for figure in missing] == ["PyTorch is not installed"] * 2
 
 
 @pytest.mark.slow
 def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(suite, "MODELS", {"0.8M": TINY})
-    monkeypatch.setattr(suite, "QUICK", EFFORTS)
+    monkeypatch.setitem(suite.SUITES, "numpy", replace(NUMPY, models={"0.8M": TINY}, quick=BUDGETS))
     assert bench.main(arguments("--quick", "--json", str(tmp_path / "figures.json"))) == 0
     assert "goals met" in capsys.readouterr().out
     body = strict((tmp_path / "figures.json").read_text("utf-8"))
@@ -183,5 +196,5 @@ def arguments(*words: str) -> argparse.Namespace:
 
 
 def test_what_others_took_is_a_share() -> None:
-    share = Bystanders().share()
+    share = machine.OtherLoad().share()
     assert share is None or 0.0 <= share <= 1.0

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,10 @@ from zerosim.backends.cuda.facts import CudaFacts, Gpu
 from zerosim.backends.cuda.lane import CudaLane
 from zerosim.backends.cuda.timer import LaneTimer
 from zerosim.backends.meta import MetaBackend
-from zerosim.bench import cuda_device, cuda_figures, cuda_pytorch, cuda_suite, figures, pytorch
-from zerosim.bench.contest import Effort
-from zerosim.bench.cuda_training import CudaTraining, SquareProduct
-from zerosim.bench.cuda_turns import Rounds, Timing, Turns
-from zerosim.bench.suite import initial_weights, over_ranks
+from zerosim.bench import figures, machine, pytorch, suite
+from zerosim.bench.contest import Budget, Contestant, Rounds, Timing, take_turn
+from zerosim.bench.products import SquareProduct
+from zerosim.bench.training import TrainingRun, initial_weights, over_ranks, random_tokens
 from zerosim.cli import bench
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
@@ -43,11 +43,13 @@ TINY = RunConfig(
     stage=0, layers=1, hidden=16, heads=2, seq=16, vocab=64, micro_batch=4, ranks=1, precision="fp16", lr=1e-2,
     initial_scale_power=8, backend="cuda",
 )  # fmt: skip
-ONCE = Effort(0.0, least=2, most=2, warm_ups=0)
-PLAN = cuda_suite.Plan(one=ONCE, ranks=ONCE, steps=1, square=32, repeats=2)
+ONCE = Budget(0.0, min_rounds=2, max_rounds=2, warm_ups=0, untimed_steps=1)
+BUDGETS = suite.Budgets(ONCE, ONCE, square=32, repeats=2)
+CUDA = suite.SUITES["cuda"]
+LARGE = CUDA.models["124M"]
 H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "9.0", 85_000_000_000, 84_000_000_000)
 DEVICE = {"gpu": H100.name, "gpus": 1}
-needs_torch = pytest.mark.skipif(not pytorch.installed(), reason="PyTorch is not installed")
+needs_torch = pytest.mark.skipif(pytorch.version() is None, reason="PyTorch is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +59,12 @@ def weights() -> dict[str, Any]:
 
 @pytest.fixture
 def tokens() -> Any:
-    return cuda_suite.random_tokens(TINY)
+    return random_tokens(TINY)
 
 
 @pytest.fixture
-def held(weights: dict[str, Any], tokens: Any) -> Iterator[CudaTraining]:
-    with CudaTraining(over_ranks(TINY), weights, tokens) as run:
+def held(weights: dict[str, Any], tokens: Any) -> Iterator[TrainingRun]:
+    with TrainingRun(over_ranks(TINY), weights, tokens) as run:
         yield run
 
 
@@ -76,16 +78,16 @@ def strict(text: str) -> dict:
 # -- the whole ----------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_every_figure_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_suite, "GOAL_FROM", 1)
-    monkeypatch.setattr(cuda_device, "ROWS", (4,))
+    monkeypatch.setattr(machine, "ROWS", (4,))
     said: list[str] = []
-    outcomes = list(cuda_suite.measure({"tiny": TINY}, PLAN, DEVICE, said.append, torch_device="cpu"))
-    had = [figure for outcome in outcomes for figure in outcome.figures]
-    assert len(outcomes) == 4  # two precisions, one rank and four
+    on_cpu = replace(CUDA, goal_from=1, torch_device="cpu")
+    groups = list(suite.measure(on_cpu, {"tiny": TINY}, BUDGETS, DEVICE, said.append))
+    had = [figure for group in groups for figure in group.figures]
+    assert len(groups) == 4  # two precisions, one rank and four
     assert len(had) == 2 * (2 * 5 + 2 + 3)
     for figure in had:
         if figure.value is None:
-            assert figure.note == "PyTorch failed: ModuleNotFoundError: No module named 'torch'"
+            assert figure.note == "PyTorch is not installed"
             continue
         assert math.isfinite(figure.value)
         assert figure.value > 0
@@ -94,7 +96,7 @@ def test_every_figure_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> N
         assert (figure.goal == 1.3) == ("PyTorch" in figure.name)
     assert said
     assert len(figures.table(had).splitlines()) == len(had) + 1
-    body = strict(figures.to_json(had, DEVICE, cuda_suite.METHOD, [outcome.group for outcome in outcomes]))
+    body = strict(figures.to_json(had, DEVICE, CUDA.method, [group.rounds for group in groups if group.rounds]))
     assert [group["title"] for group in body["groups"]] == [
         f"tiny {precision}, {who}" for precision in ("bf16", "fp16") for who in ("one rank", "4 ranks")
     ]
@@ -105,16 +107,16 @@ def test_every_figure_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_models_are_as_large_as_they_are_called() -> None:
-    for name, config in cuda_suite.MODELS.items():
+    for name, config in CUDA.models.items():
         model = build_model(config, Device(0, MetaBackend()))
         assert f"{model.num_parameters / 1e6:.0f}M" == name
         assert config.dropout == 0
-    assert build_model(cuda_suite.LARGE, Device(0, MetaBackend())).num_parameters == 124_439_808
+    assert build_model(LARGE, Device(0, MetaBackend())).num_parameters == 124_439_808
 
 
 # -- timing -------------------------------------------------------------------------------------------
 def test_seconds_come_from_device_events(
-    monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], tokens: Any, held: CudaTraining
+    monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], tokens: Any, held: TrainingRun
 ) -> None:
     for timing in (held.step(), SquareProduct(16, "fp16", 1).step()):
         assert 0 < timing.device_s <= timing.host_s  # the events lie inside the host's two readings
@@ -135,7 +137,7 @@ def test_a_timer_stops_behind_the_work_of_its_lane() -> None:
     assert timer.stop() >= 0
 
 
-def test_a_step_of_four_ranks_ends_when_all_have(held: CudaTraining) -> None:
+def test_a_step_of_four_ranks_ends_when_all_have(held: TrainingRun) -> None:
     lanes = list(held._lanes.values())
     assert len(lanes) == 4
     for _ in range(2):
@@ -145,9 +147,8 @@ def test_a_step_of_four_ranks_ends_when_all_have(held: CudaTraining) -> None:
 
 
 def test_a_turn_is_the_median_of_its_timed_steps() -> None:
-    class Fake:
+    class Fake(Contestant):
         def __init__(self) -> None:
-            self.flops = {"matmul": 1}
             self.steps = iter([9.0, 1.0, 5.0, 2.0])
             self.did: list[str] = []
 
@@ -160,9 +161,7 @@ def test_a_turn_is_the_median_of_its_timed_steps() -> None:
             self.did.append("release")
 
     fake = Fake()
-    turns = Turns(fake, 3)
-    assert turns.step() == 2.0
-    assert turns.timings == [Timing(2.0, 4.0)]
+    assert take_turn(fake, replace(ONCE, timed_steps=3)) == Timing(2.0, 4.0)
     assert fake.did == ["step"] * 4 + ["release"]
 
 
@@ -173,7 +172,7 @@ def test_a_held_run_trains_as_a_free_one(record: bool, weights: dict[str, Any], 
     np.savez(tmp_path / "weights.npz", **weights)
     config = over_ranks(TINY)
     free = run(config.replace(tokens=str(tmp_path / "tokens.npz"), weights=str(tmp_path / "weights.npz"), steps=3))
-    with CudaTraining(config, weights, tokens, record=record) as held:
+    with TrainingRun(config, weights, tokens, record=record) as held:
         held.step()
         held.step()
     assert [list(losses) for losses in zip(*held.losses, strict=True)] == free.losses
@@ -188,18 +187,18 @@ def test_flops_are_those_of_the_record(weights: dict[str, Any], tokens: Any) -> 
             expected[event.name] = expected.get(event.name, 0) + event.flops
     found = []
     for config in (TINY, over_ranks(TINY)):
-        with CudaTraining(config, weights, tokens) as held:
+        with TrainingRun(config, weights, tokens) as held:
             held.step()
             found.append(dict(held.flops))
     assert found[0] == expected
-    products = [cuda_figures.product_flops(flops) for flops in found]
+    products = [figures.product_flops(flops) for flops in found]
     assert products[0] == products[1]  # four ranks do one rank's products
     rows = TINY.global_batch * TINY.seq
     linear = 6 * rows * (12 * TINY.layers * TINY.hidden**2 + TINY.vocab * TINY.hidden)
     assert products[0] == linear + 12 * TINY.layers * rows * TINY.seq * TINY.hidden
 
 
-def test_memory_is_given_back_between_turns(held: CudaTraining) -> None:
+def test_memory_is_given_back_between_turns(held: TrainingRun) -> None:
     held.step()
     before = [lane.memory() for lane in held._lanes.values()]
     held.release()
@@ -210,13 +209,13 @@ def test_memory_is_given_back_between_turns(held: CudaTraining) -> None:
 
 
 def test_a_run_that_ends_leaves_nothing(weights: dict[str, Any], tokens: Any) -> None:
-    with CudaTraining(TINY, weights, tokens) as held:
+    with TrainingRun(TINY, weights, tokens) as held:
         held.step()
     assert [lane.memory() for lane in held._lanes.values()] == [(0, 0)]
 
 
 def test_a_run_that_fails_says_why(tokens: Any) -> None:
-    with pytest.raises(RankFailed, match=r"KeyError: 'wte"), CudaTraining(TINY, {}, tokens):
+    with pytest.raises(RankFailed, match=r"KeyError: 'wte"), TrainingRun(TINY, {}, tokens):
         pass
 
 
@@ -226,11 +225,11 @@ def test_a_run_that_fails_says_why(tokens: Any) -> None:
 @pytest.mark.parametrize("attention", ["eager", "flash"])
 def test_pytorch_trains_the_same_model(precision: str, attention: str, weights: dict[str, Any], tokens: Any) -> None:
     config = TINY.replace(precision=precision, attention=attention)
-    theirs = cuda_pytorch.TorchTraining(config, weights, tokens, attention, "cpu")
+    theirs = pytorch.TorchTraining(config, weights, tokens, attention, "cpu")
     for _ in range(4):
         timing = theirs.step()
         assert timing.device_s > 0
-    with CudaTraining(config, weights, tokens) as ours:
+    with TrainingRun(config, weights, tokens) as ours:
         for _ in range(3):
             ours.step()
     assert theirs.losses == pytest.approx(ours.losses[0], abs=0.03 if precision == "bf16" else 0.005)
@@ -239,16 +238,16 @@ def test_pytorch_trains_the_same_model(precision: str, attention: str, weights: 
 
 
 def test_losses_that_differ_are_said() -> None:
-    assert cuda_suite._same([4.0, 3.9, 3.8, 9.0], [4.0, 3.92, 3.8, 0.0]) == ""
-    assert "NOT the same computation" in cuda_suite._same([4.0, 3.9, 3.8], [4.0, 3.9, 4.0])
+    assert figures.same_losses([4.0, 3.9, 3.8], [4.0, 3.92, 3.8], 0.1) == ""
+    assert "NOT the same computation" in figures.same_losses([4.0, 3.9, 3.8], [4.0, 3.9, 4.0], 0.1)
 
 
 def test_without_pytorch_its_figures_say_so(
     monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], tokens: Any
 ) -> None:
-    case = cuda_suite.Case("tiny", TINY, weights, tokens)
-    monkeypatch.setattr(cuda_pytorch, "why_not", lambda: "PyTorch is not installed")
-    had = cuda_suite.one_rank(case, PLAN, {"gpu": "Other", "gpus": 1}, print, "cuda").figures
+    case = suite.Case(CUDA, BUDGETS, {"gpu": "Other", "gpus": 1}, print, "tiny", TINY, weights, tokens)
+    monkeypatch.setattr(pytorch, "version", lambda: None)
+    had = suite.one_rank_on_gpu(case).figures
     missing = [figure for figure in had if figure.value is None]
     assert [figure.note for figure in missing] == [
         "no published peak is known here for Other", "PyTorch is not installed",
@@ -261,10 +260,13 @@ def test_a_pytorch_that_fails_ends_no_benchmark(
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA out of memory.\nTried to allocate")
 
-    monkeypatch.setattr(cuda_pytorch, "TorchTraining", fail)
-    found, missing = cuda_suite._pytorch(cuda_suite.Case("tiny", TINY, weights, tokens), "cpu")
+    monkeypatch.setattr(pytorch, "unusable", lambda device: "")
+    monkeypatch.setattr(pytorch, "TorchTraining", fail)
+    on_cpu = replace(CUDA, torch_device="cpu")
+    case = suite.Case(on_cpu, BUDGETS, DEVICE, print, "tiny", TINY, weights, tokens)
+    found, missing = suite.torch_runs(case, {"a": "eager", "b": "flash"}, ExitStack())
     assert found == {}
-    assert missing == dict.fromkeys(("eager", "flash"), "PyTorch failed: RuntimeError: CUDA out of memory.")
+    assert missing == dict.fromkeys("ab", "PyTorch failed: RuntimeError: CUDA out of memory.")
 
 
 # -- figures ------------------------------------------------------------------------------------------
@@ -272,17 +274,17 @@ def test_speeds_and_shares() -> None:
     rounds = Rounds((Timing(0.5, 0.6), Timing(1.0, 1.1), Timing(0.25, 0.3)), {"linear": 300, "adam": 100})
     rounds = replace(rounds, flops={name: count * 10**12 for name, count in rounds.flops.items()})
     square = Rounds((Timing(0.5, 0.6), Timing(0.5, 0.6), Timing(0.5, 0.6)), {"matmul": 400 * 10**12})
-    hardware = cuda_device.published("NVIDIA H100 80GB HBM3")
+    hardware = machine.published("NVIDIA H100 80GB HBM3")
     assert hardware is not None
     assert hardware.peak_flops == 989 * 10**12
-    step = cuda_figures.step_time("m", "n", rounds)
+    step = figures.step_time("m", "n", rounds)
     assert (step.value, step.low, step.high, step.seconds) == (500, 375, 750, {"device": 0.25, "host": 0.3})
-    speed = cuda_figures.speed("m", "n", rounds)
+    speed = figures.speed("m", "n", rounds)
     assert (speed.value, speed.note) == (800, "400 TFLOP a step, 75.0 % of it in matrix products")
-    assert cuda_figures.share_of_peak("m", "n", rounds, hardware, "").value == pytest.approx(100 * 600 / 989)
-    assert cuda_figures.share_of_square("m", "n", rounds, square).value == pytest.approx(100 * 600 / 800)
-    assert cuda_figures.over("m", "n", {"a": rounds, "b": square}, "a", "b").value == 1.0
-    assert cuda_figures.share_of_peak("m", "n", rounds, None, "X").value is None
+    assert figures.share_of_peak("m", "n", rounds, hardware, "").value == pytest.approx(100 * 600 / 989)
+    assert figures.share_of_square("m", "n", rounds, square).value == pytest.approx(100 * 600 / 800)
+    assert figures.ratio("m", "n", {"a": rounds, "b": square}, "a", "b").value == 1.0
+    assert figures.share_of_peak("m", "n", rounds, None, "X").value is None
 
 
 @pytest.mark.parametrize(
@@ -297,18 +299,18 @@ def test_speeds_and_shares() -> None:
     ],
 )
 def test_a_peak_is_that_of_this_device_or_none(name: str | None, known: str | None) -> None:
-    found = cuda_device.published(name)
+    found = machine.published(name)
     assert (found.name if found else None) == known
 
 
 # -- what the GPU has room for ------------------------------------------------------------------------
 def test_rows_are_chosen_by_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = {rows: cuda_device.needed_bytes(cuda_suite.LARGE.replace(micro_batch=rows), 8192) for rows in (8, 4)}
+    needed = {rows: machine.needed_bytes(LARGE.replace(micro_batch=rows), 8192) for rows in (8, 4)}
     assert needed[4] < needed[8] < H100.free_bytes
 
     def rows(free: int) -> int:
-        monkeypatch.setattr(cuda_device, "find_gpu", lambda index: replace(H100, free_bytes=free))
-        return cuda_device.fitting("124M", cuda_suite.LARGE, 8192).micro_batch
+        monkeypatch.setattr(machine, "find_gpu", lambda index: replace(H100, free_bytes=free))
+        return machine.fitting("124M", LARGE, 8192).micro_batch
 
     assert rows(needed[8]) == 8
     assert rows(needed[8] - 1) == rows(needed[4]) == 4
@@ -318,16 +320,15 @@ def test_rows_are_chosen_by_free_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_bf16_is_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        cuda_device, "find_gpu", lambda index: replace(H100, name="Tesla V100", compute_capability="7.0")
-    )
-    assert cuda_device.precision_fault("bf16") == "bf16 needs compute capability 8.0, Tesla V100 has 7.0"
-    assert cuda_device.precision_fault("fp16") == ""
-    monkeypatch.setattr(cuda_suite, "PRECISIONS", ("bf16",))
-    monkeypatch.setattr(cuda_device, "ROWS", (4,))
-    (outcome,) = cuda_suite.measure({"tiny": TINY}, PLAN, DEVICE, print)
-    assert [(figure.value, figure.note) for figure in outcome.figures] == [(None, outcome.group["note"])]
-    assert strict(figures.to_json(outcome.figures, DEVICE, "", [outcome.group]))["figures"][0]["value"] is None
+    monkeypatch.setattr(machine, "find_gpu", lambda index: replace(H100, name="Tesla V100", compute_capability="7.0"))
+    assert machine.precision_fault("bf16") == "bf16 needs compute capability 8.0, Tesla V100 has 7.0"
+    assert machine.precision_fault("fp16") == ""
+    monkeypatch.setattr(machine, "ROWS", (4,))
+    only = replace(CUDA, precisions=("bf16",))
+    (group,) = suite.measure(only, {"tiny": TINY}, BUDGETS, DEVICE, print)
+    assert group.rounds is not None
+    assert [(figure.value, figure.note) for figure in group.figures] == [(None, group.rounds["note"])]
+    assert strict(figures.to_json(group.figures, DEVICE, "", [group.rounds]))["figures"][0]["value"] is None
 
 
 # -- the verb -----------------------------------------------------------------------------------------
@@ -338,10 +339,9 @@ def arguments(*words: str) -> argparse.Namespace:
 
 
 def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cuda_suite, "MODELS", {"45M": TINY})
-    monkeypatch.setattr(cuda_suite, "QUICK", PLAN)
-    monkeypatch.setattr(cuda_suite, "PRECISIONS", ("fp16",))
-    monkeypatch.setattr(cuda_device, "ROWS", (4,))
+    tiny = replace(CUDA, models={"45M": TINY}, quick=BUDGETS, precisions=("fp16",))
+    monkeypatch.setitem(suite.SUITES, "cuda", tiny)
+    monkeypatch.setattr(machine, "ROWS", (4,))
     file = tmp_path / "figures.json"
     assert bench.main(arguments("--backend", "cuda", "--quick", "--json", str(file))) == 0
     printed = capsys.readouterr().out
@@ -351,7 +351,7 @@ def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytes
     assert "None" not in printed
     body = strict(file.read_text("utf-8"))
     assert body["machine"]["cupy"] == cp.__version__
-    assert body["method"].startswith(cuda_suite.METHOD)
+    assert body["method"] == CUDA.method
 
 
 def test_a_machine_without_a_gpu_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ what was counted less padding (over all ranks), and at Psi padded with every ran
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
+from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.partition import slice_size
 from zerosim.train.build import is_block
 from zerosim.train.result import RunResult
@@ -181,58 +182,88 @@ def last_whole_step(result: RunResult) -> int | None:
 def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
     """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
     config, volume = result.config, volume_of(result)
-    psi, ranks = result.num_parameters, config.dp_shard
+    psi, ranks, replicas = result.num_parameters, config.dp_shard, config.dp_replicate
     padded, cuts = psi, 1
     if is_sliced(config):
         padded, cuts = formulas.padded_numel((unit.numel for unit in result.units), ranks), ranks
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
     inside = config.mesh.name("dp_shard")
-    forms = {
-        (grads_op, inside): (
-            volume.sent_grad_bytes(psi, ranks, grad_bytes),
-            volume.sent_grad_bytes(padded, ranks, grad_bytes),
-            volume.grads_text(),
-        ),
+
+    def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
+        """A formula at Psi, and at Psi padded."""
+        return of(psi, gathers_of(result)), of(padded, gathers_of(result, cuts))
+
+    forms: dict[tuple[str, str], _Form] = {
+        (grads_op, inside): _Form(
+            *both(lambda numel, _: volume.sent_grad_bytes(numel, ranks, grad_bytes)), volume.grads_text()
+        )
     }
     if params_op:
-        forms[params_op, inside] = (
-            volume.sent_param_bytes(psi, ranks, param_bytes, *gathers_of(result)),
-            volume.sent_param_bytes(padded, ranks, param_bytes, *gathers_of(result, cuts)),
+        forms[params_op, inside] = _Form(
+            *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
             volume.params_text(),
         )
-    if config.dp_replicate > 1:
-        reductions = num_replica_reductions(config)
-        forms["all_reduce", "dp_replicate"] = (
-            formulas.replica_bytes(psi, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
-            formulas.replica_bytes(padded, ranks, config.dp_replicate, grad_bytes, reductions=reductions),
-            formulas.replica_text(reductions),
+    if replicas > 1:
+        num = num_replica_reductions(config)
+        forms["all_reduce", "dp_replicate"] = _Form(
+            *both(lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num)),
+            formulas.replica_text(num),
         )
-    for rank in result.ran:
-        for row in result.traffic[rank]:
-            if row.step == step and row.purpose == "states":
-                forms.setdefault((row.op, row.axis), (Fraction(0), Fraction(0), "0"))
+    sent = [
+        (rank, row)
+        for rank in result.ran
+        for row in result.traffic[rank]
+        if row.step == step and row.purpose == "states"
+    ]
+    for _, row in sent:
+        forms.setdefault((row.op, row.axis), _Form(Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
     # An all_reduce of what R does not divide: replicas add unlike shares of a part.
-    shared = even and not any(slice_size(unit.numel, ranks) % config.dp_replicate for unit in result.units)
+    shared = even and not any(slice_size(unit.numel, ranks) % replicas for unit in result.units)
+    by_operation = {key: [(rank, row) for rank, row in sent if (row.op, row.axis) == key] for key in forms}
     checks = [
-        _traffic_of(result, step, op, axis, formula, with_padding, text, even if axis == inside else shared)
-        for (op, axis), (formula, with_padding, text) in forms.items()
+        _traffic_of(result, by_operation[op, axis], op, axis, form, even if axis == inside else shared)
+        for (op, axis), form in forms.items()
     ]
-    total = TrafficCheck(
-        op="total",
-        axis="",
-        dtypes=tuple(dict.fromkeys(name for check in checks for name in check.dtypes)),
-        calls=sum(check.calls for check in checks),
-        sent=_columns([check.sent for check in checks]),
-        formula=sum((check.formula for check in checks), Fraction(0)),
-        text=" + ".join([volume.text(), *(check.text for check in checks if check.axis == "dp_replicate")]),
-        with_padding=sum((check.with_padding for check in checks), Fraction(0)),
-        payload=sum(check.payload for check in checks),
-        modelled=result.is_modelled,
-        even=shared,
+    texts = [volume.text(), *(form.text for (_, axis), form in forms.items() if axis == "dp_replicate")]
+    total = _Form(
+        sum((form.formula for form in forms.values()), Fraction(0)),
+        sum((form.with_padding for form in forms.values()), Fraction(0)),
+        " + ".join(texts),
     )
-    return [*checks, total]
+    in_order = [pair for pairs in by_operation.values() for pair in pairs]
+    return [*checks, _traffic_of(result, in_order, "total", "", total, shared)]
+
+
+class _Form(NamedTuple):
+    """Bytes per rank that a closed form gives for an operation, at Psi and at Psi padded; and the form in words."""
+
+    formula: Fraction
+    with_padding: Fraction
+    text: str
+
+
+def _traffic_of(
+    result: RunResult, sent: Sequence[tuple[int, TrafficRow]], op: str, axis: str, form: _Form, even: bool
+) -> TrafficCheck:
+    """What ranks `sent`, as (rank, row), beside its form."""
+    sent_bytes = dict.fromkeys(result.ran, 0)
+    for rank, row in sent:
+        sent_bytes[rank] += row.wire_bytes
+    return TrafficCheck(
+        op=op,
+        axis=axis,
+        dtypes=tuple(dict.fromkeys(row.dtype for _, row in sent)),
+        calls=sum(row.calls for rank, row in sent if rank == 0),
+        sent=tuple(sent_bytes[rank] for rank in result.stands_for),
+        payload=sum(row.payload_bytes for rank, row in sent if rank == 0),
+        modelled=result.is_modelled,
+        formula=form.formula,
+        text=form.text,
+        with_padding=form.with_padding,
+        even=even,
+    )
 
 
 def control_bytes(result: RunResult, step: int) -> tuple[int, ...]:
@@ -275,40 +306,6 @@ def _operations(config: RunConfig) -> tuple[str, str]:
     if is_owned(config):
         return "reduce", "broadcast"
     return config.schedule_choices.grad_reduction if config.stage < 3 else "reduce_scatter", "all_gather"
-
-
-def _traffic_of(
-    result: RunResult,
-    step: int,
-    op: str,
-    axis: str,
-    formula: Fraction,
-    with_padding: Fraction,
-    text: str,
-    even: bool,
-) -> TrafficCheck:
-    found = {
-        rank: [
-            row
-            for row in result.traffic[rank]
-            if (row.step, row.op, row.axis, row.purpose) == (step, op, axis, "states")
-        ]
-        for rank in result.ran
-    }
-    sent = {rank: sum(row.wire_bytes for row in rows) for rank, rows in found.items()}
-    return TrafficCheck(
-        op=op,
-        axis=axis,
-        dtypes=tuple(dict.fromkeys(row.dtype for rows in found.values() for row in rows)),
-        calls=sum(row.calls for row in found[0]),
-        sent=tuple(sent[rank] for rank in result.stands_for),
-        payload=sum(row.payload_bytes for row in found[0]),
-        modelled=result.is_modelled,
-        formula=formula,
-        text=text,
-        with_padding=with_padding,
-        even=even,
-    )
 
 
 def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:

@@ -1,7 +1,7 @@
 """A question to the closed forms: a stage, Psi parameters and N ranks under a recipe.
 
-Owns what a recipe's fields mean for the formulas: bytes per parameter, and elements per step. It runs
-nothing, and does not judge its values: that is who asks, `cli/explain.py`.
+What a recipe's fields mean for the formulas: bytes per parameter, and elements per step. Nothing is run, and values
+are taken as they come: `cli/explain.py` checks them.
 """
 
 from __future__ import annotations

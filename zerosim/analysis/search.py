@@ -1,7 +1,7 @@
 """What would fit: the cheapest change of a configuration, or the largest value of one of its sizes.
 
 Found by running, never by a formula: a `Trial` runs one configuration and says what its peak is. What a
-trial runs is the caller's affair (`shapes.plan`).
+trial runs is up to the caller (`train/plan.py`).
 """
 
 from __future__ import annotations

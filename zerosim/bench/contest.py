@@ -1,63 +1,144 @@
 """How contestants are timed: in turn, on one machine that others use too.
 
-A contestant is anything with a `step` that returns the seconds it took. In each round every contestant
-takes one step, in an order that is turned round from one round to the next (A B C, C B A, ...): what slows the
-machine for a while hits all of them alike, and nobody always follows the same neighbour.
+A contestant is anything with a `step`. In each round every contestant takes one turn, in an order that is reversed
+from one round to the next (A B C, C B A, ...): what slows the machine for a while hits all of them alike, and nobody
+always follows the same neighbour.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from statistics import median
+from typing import NamedTuple, Protocol
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 """Takes one line of progress."""
 
 
-class Contestant(Protocol):
-    """One of those compared."""
+class Timing(NamedTuple):
+    """Seconds of one step: between two events in a GPU's stream, and on the host's clock around them.
 
-    def step(self) -> float:
-        """Do the work once; the seconds it took."""
+    Without a GPU both are the host's.
+    """
+
+    device_s: float
+    host_s: float
+
+
+class Timer(Protocol):
+    """A clock other than the host's: a GPU stream's events."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> float:
+        """Seconds from `start` to the end of the work that the stream was given. Waits for that end."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to measure: rounds until `seconds` have passed, but at least `least` and at most `most`.
+def timed(work: Callable[[], object], timer: Timer | None = None) -> Timing:
+    """Do the work once and time it: by `timer` and the host's clock, or by the host's clock alone."""
+    started = time.perf_counter()
+    if timer is None:
+        work()
+        host_s = time.perf_counter() - started
+        return Timing(host_s, host_s)
+    timer.start()
+    work()
+    device_s = timer.stop()
+    return Timing(device_s, time.perf_counter() - started)
 
-    Before them up to `warm_ups` rounds that do not count, more than one only while they are short.
+
+def stream_timer(lane: object) -> Timer:
+    """A timer of a rank's stream on a GPU."""
+    from zerosim.backends.cuda.lane import CudaLane
+    from zerosim.backends.cuda.timer import LaneTimer
+
+    assert isinstance(lane, CudaLane)
+    return LaneTimer(lane)
+
+
+class Contestant(ABC):
+    """One of those compared."""
+
+    @abstractmethod
+    def step(self) -> Timing:
+        """Do the work once, from an idle device to an idle device."""
+
+    def release(self) -> None:  # noqa: B027 (most contestants hold nothing)
+        """Give back the GPU memory that is held and not used, so that nobody works in another's memory."""
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        """Those of the last step by kernel; empty where nobody counts them."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to measure: rounds until `seconds` have passed, but at least `min_rounds` and at most `max_rounds`.
+
+    Before them up to `warm_ups` rounds that do not count, more than one only while they are short. A contestant's turn
+    in a round is `untimed_steps`, in which memory is taken again, and then the median of `timed_steps`.
     """
 
     seconds: float
-    least: int
-    most: int
+    min_rounds: int
+    max_rounds: int
     warm_ups: int = 2
+    timed_steps: int = 1
+    untimed_steps: int = 0
 
 
-def interleave(contestants: Mapping[str, Contestant], effort: Effort, say: Say, title: str) -> dict[str, list[float]]:
-    """Seconds by contestant, one per round. The warm-up rounds are not in them."""
-    say(f"{title}: warming up {', '.join(contestants)}")
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """What one contestant did in the rounds that count: one timing each, and the flops of one step by kernel."""
+
+    timings: tuple[Timing, ...]
+    flops: Mapping[str, int]
+
+    @property
+    def device_s(self) -> list[float]:
+        return [timing.device_s for timing in self.timings]
+
+    @property
+    def host_s(self) -> list[float]:
+        return [timing.host_s for timing in self.timings]
+
+
+def interleave(
+    contestants: Mapping[str, Contestant], budget: Budget, progress: Progress, title: str
+) -> dict[str, Rounds]:
+    """All contestants in turn; what each did, round by round. The warm-up rounds are not in it."""
+    progress(f"{title}: warming up {', '.join(contestants)}")
     started = time.perf_counter()
-    for done in range(effort.warm_ups):
-        if done and time.perf_counter() - started > effort.seconds / 8:
+    for done in range(budget.warm_ups):
+        if done and time.perf_counter() - started > budget.seconds / 8:
             break
         for contestant in contestants.values():
-            contestant.step()
-    measured: dict[str, list[float]] = {name: [] for name in contestants}
+            take_turn(contestant, budget)
+    timings: dict[str, list[Timing]] = {name: [] for name in contestants}
     names = list(contestants)
-    started = told = time.perf_counter()
-    for done in range(effort.most):
+    started = reported = time.perf_counter()
+    for done in range(budget.max_rounds):
         now = time.perf_counter()
-        if done >= effort.least and now - started >= effort.seconds:
+        if done >= budget.min_rounds and now - started >= budget.seconds:
             break
-        if done == 1 or now - told > 5.0:
-            told = now
-            times = ", ".join(f"{name} {1e3 * min(times):.0f}" for name, times in measured.items())
-            say(f"{title}: {done} rounds, ms so far: {times}")
+        if done == 1 or now - reported > 5.0:
+            reported = now
+            times = ", ".join(f"{name} {1e3 * min(taken).device_s:.0f}" for name, taken in timings.items())
+            progress(f"{title}: {done} rounds, ms so far: {times}")
         for name in names:
-            measured[name].append(contestants[name].step())
+            timings[name].append(take_turn(contestants[name], budget))
         names.reverse()
-    return measured
+    return {name: Rounds(tuple(timings[name]), dict(contestants[name].flops)) for name in contestants}
+
+
+def take_turn(contestant: Contestant, budget: Budget) -> Timing:
+    for _ in range(budget.untimed_steps):
+        contestant.step()
+    device, host = zip(*(contestant.step() for _ in range(budget.timed_steps)), strict=True)
+    contestant.release()
+    return Timing(median(device), median(host))

@@ -1,4 +1,4 @@
-"""What a benchmark says: figures beside their goals, as text and as JSON. Measures nothing.
+"""From the rounds of a benchmark to its figures, beside their goals, as text and as JSON. Measures nothing.
 
 A figure compares two contestants that took turns, A B B A A B ..., in one process. Its value is the MEDIAN
 of the ratios of single rounds: what slows a shared machine for a while slows both halves of a round.
@@ -6,6 +6,8 @@ Two copies of one contestant came out 1.0 % apart so (standard deviation over si
 rounds on a shared machine with two cores), 2.1 % apart as a ratio of minima. The spread beside it is the
 middle half of the rounds. Only where a contestant needs both cores is its value the ratio of minima: other
 programs then change what is measured, and its least time is the one in which they let it be.
+
+Flops are those that the run's kernels were recorded with, of all ranks together.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import quantiles
 from typing import Any
 
-METHOD = (
-    "contestants take turns in one process after a warm-up; a figure is the median of the ratios of single rounds "
-    "(of two cores: the ratio of minima), the spread is their middle half"
-)
+from zerosim.bench.contest import Rounds
+from zerosim.config.presets.hardware import Hardware
+from zerosim.device.work import EAGER_PARTS, MATMULS
+
+PRODUCTS = MATMULS | {name for name in EAGER_PARTS if name.startswith("attention_") and name != "attention_dropout"}
+"""Kernels whose recorded flops are matrix products and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +70,85 @@ class Figure:
         }
 
 
+def of_rounds(
+    model: str,
+    name: str,
+    values: Sequence[float],
+    unit: str,
+    goal: float | None = None,
+    seconds: Mapping[str, float] | None = None,
+    note: str = "",
+) -> Figure:
+    """The median of one value per round, with the middle half of them; of a single value, that value."""
+    low = middle = high = values[0]
+    if len(values) > 1:
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+    return Figure(model, name, middle, unit, goal, low, high, len(values), seconds, note)
+
+
 def ratio(
     model: str,
     name: str,
-    measured: Mapping[str, Sequence[float]],
+    measured: Mapping[str, Rounds],
     over: str,
     under: str,
     goal: float | None = None,
     note: str = "",
     of_minima: bool = False,
 ) -> Figure:
-    """The figure `over / under` of contestants timed in the same rounds: seconds by contestant, one per round."""
-    above, below = measured[over], measured[under]
-    low, middle, high = quartiles([a / b for a, b in zip(above, below, strict=True)])
-    seconds = {over: min(above), under: min(below)}
-    value = min(above) / min(below) if of_minima else middle
-    return Figure(model, name, value, "x", goal, low, high, len(above), seconds, note)
+    """The figure `over / under` of contestants timed in the same rounds; `note` says why where `under` is missing."""
+    if under not in measured:
+        return Figure(model, name, None, goal=goal, note=note)
+    above, below = measured[over].device_s, measured[under].device_s
+    values = [a / b for a, b in zip(above, below, strict=True)]
+    figure = of_rounds(model, name, values, "x", goal, {over: min(above), under: min(below)}, note)
+    return replace(figure, value=min(above) / min(below)) if of_minima else figure
 
 
-def difference(
-    model: str, name: str, measured: Mapping[str, Sequence[float]], more: str, less: str, goal: float
-) -> Figure:
+def difference(model: str, name: str, measured: Mapping[str, Rounds], more: str, less: str, goal: float) -> Figure:
     """As `ratio`, in seconds: `more - less`."""
-    above, below = measured[more], measured[less]
-    low, middle, high = quartiles([a - b for a, b in zip(above, below, strict=True)])
-    seconds = {more: min(above), less: min(below)}
-    return Figure(model, name, middle, "s", goal, low, high, len(above), seconds)
+    above, below = measured[more].device_s, measured[less].device_s
+    values = [a - b for a, b in zip(above, below, strict=True)]
+    return of_rounds(model, name, values, "s", goal, {more: min(above), less: min(below)})
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The first quartile, the median and the third; of one value, that value."""
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    first, second, third = quantiles(values, n=4, method="inclusive")
-    return first, second, third
+def same_losses(ours: Sequence[float], theirs: Sequence[float], within: float) -> str:
+    """'' if both computed the same first losses, else a warning: then the figure compares different things."""
+    gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    return "" if gap < within else f"NOT the same computation: first losses differ by {gap:.2g}"
+
+
+def product_flops(flops: Mapping[str, int]) -> int:
+    return sum(count for name, count in flops.items() if name in PRODUCTS)
+
+
+def step_time(model: str, name: str, rounds: Rounds) -> Figure:
+    """Milliseconds of one step between device events; beside it the least of them and of the host's clock."""
+    seconds = {"device": min(rounds.device_s), "host": min(rounds.host_s)}
+    return of_rounds(model, name, [1e3 * s for s in rounds.device_s], "ms", seconds=seconds)
+
+
+def speed(model: str, name: str, rounds: Rounds) -> Figure:
+    """TFLOP/s over the whole step: all recorded flops of it by its seconds."""
+    total, products = sum(rounds.flops.values()), product_flops(rounds.flops)
+    note = f"{total / 1e12:.4g} TFLOP a step, {100 * products / max(1, total):.1f} % of it in matrix products"
+    return of_rounds(model, name, [total / s / 1e12 for s in rounds.device_s], "TFLOP/s", note=note)
+
+
+def share_of_peak(model: str, name: str, rounds: Rounds, hardware: Hardware | None, gpu: str | None) -> Figure:
+    """The step's matrix products by its seconds, as a share of the device's published dense 16-bit peak."""
+    if hardware is None:
+        return Figure(model, name, None, "%", note=f"no published peak is known here for {gpu}")
+    products = product_flops(rounds.flops)
+    note = f"{hardware.name}: {hardware.peak_flops / 1e12:g} TFLOP/s dense"
+    return of_rounds(model, name, [100 * products / s / hardware.peak_flops for s in rounds.device_s], "%", note=note)
+
+
+def share_of_square(model: str, name: str, rounds: Rounds, square: Rounds) -> Figure:
+    """The same share of what a large square product reached in the same round."""
+    ours, bare = product_flops(rounds.flops), sum(square.flops.values())
+    shares = [100 * (ours / s) / (bare / t) for s, t in zip(rounds.device_s, square.device_s, strict=True)]
+    return of_rounds(model, name, shares, "%")
 
 
 HEADER = ("model", "what", "measured", "goal", "", "spread", "rounds", "least times")
@@ -115,27 +164,20 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:
-    if figure.value is None or figure.low is None or figure.high is None:
-        return figure.model, figure.name, "-", _goal(figure), "", "", "", figure.note
+    goal = "" if figure.goal is None else f"<= {figure.goal:g} {figure.unit}"
+    if figure.value is None:
+        return figure.model, figure.name, "-", goal, "", "", "", figure.note
     times = ", ".join(f"{name} {_time(seconds)}" for name, seconds in (figure.seconds or {}).items())
     return (
         figure.model,
         figure.name,
-        _number(figure.value, figure.unit),
-        _goal(figure),
+        f"{figure.value:.3f} {figure.unit}",
+        goal,
         figure.verdict,
         f"{figure.low:.3f} .. {figure.high:.3f}",
         str(figure.rounds),
         "; ".join(part for part in (times, figure.note) if part),
     )
-
-
-def _number(value: float, unit: str) -> str:
-    return f"{value:.3f} {unit}"
-
-
-def _goal(figure: Figure) -> str:
-    return "" if figure.goal is None else f"<= {figure.goal:g} {figure.unit}"
 
 
 def _time(seconds: float) -> str:
@@ -151,15 +193,12 @@ def summary(figures: Sequence[Figure]) -> str:
 
 
 def to_json(
-    figures: Sequence[Figure],
-    machine: Mapping[str, Any],
-    method: str = METHOD,
-    groups: Sequence[Mapping[str, Any]] | None = None,
+    figures: Sequence[Figure], machine: Mapping[str, Any], method: str, groups: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Strict JSON: non-finite numbers do not occur, or this raises ValueError. `groups`: every single round."""
+    """Strict JSON: non-finite numbers do not occur, or this raises. `groups`, if any: every single round."""
     for figure in figures:
         assert figure.value is None or math.isfinite(figure.value), figure
     body = {"schema": 1, "machine": dict(machine), "method": method, "figures": [f.to_dict() for f in figures]}
-    if groups is not None:
+    if groups:
         body["groups"] = list(groups)
     return json.dumps(body, indent=2, allow_nan=False) + "\n"

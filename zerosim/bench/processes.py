@@ -1,7 +1,7 @@
-"""Contestants that are processes of their own, timed from start to end: start-up, and training against FSDP2.
+"""Figures of processes, timed from start to end: start-up, plans, and training against FSDP2.
 
 Every process is started in a session of its own and killed with all it started, at its time limit or when
-the bench ends for whatever reason.
+the benchmark ends for whatever reason.
 """
 
 from __future__ import annotations
@@ -12,19 +12,33 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from zerosim.bench import pytorch
+from zerosim.bench.contest import Budget, Contestant, Progress, Rounds, Timing, interleave, timed
+from zerosim.bench.figures import Figure, difference, ratio, same_losses
+from zerosim.bench.training import RANKS, initial_weights, over_ranks, text_tokens
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory, ZerosimError
 
 START_UP_LIMIT_S = 30.0
+START_UP_GOAL_S = 0.15
+
+PLANS = {"gpt3-175b": "16GB", "1t": "32GB"}
+"""Models, and bytes per device that they do not fit."""
+PLAN_GOAL_S = 1.5
+RANKS_GOAL = 1.1
+
 TRAINING_LIMIT_S = 240.0
-TOO_SMALL = "1,024 ranks, devices too small"
+FSDP_STEPS = 20
+FSDP_GOALS = {"0.8M": 0.25, "10.7M": 0.5}
+SAME_LOSS = 1e-3
 FLAGS = ("stage", "ranks", "layers", "hidden", "heads", "seq", "vocab", "micro_batch", "precision", "lr", "parallel")
 
 
@@ -32,20 +46,35 @@ class ProcessFailed(ZerosimError):
     """A contestant's process failed or took longer than it may: this figure cannot be had."""
 
 
-class Processes:
-    """A contestant: commands started together; a step ends when all have."""
+class Processes(Contestant):
+    """A contestant: commands started together; a step ends when all have.
+
+    exit_code: what each of them ends with; store: a file over which they meet, which must not be there yet.
+    """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], limit_s: float, environment: dict[str, str], code: int = 0
+        self,
+        commands: Sequence[Sequence[str]],
+        limit_s: float = START_UP_LIMIT_S,
+        environment: Mapping[str, str] | None = None,
+        *,
+        exit_code: int = 0,
+        store: Path | None = None,
     ) -> None:
         self._commands = commands
         self._limit_s = limit_s
-        self._environment = {**os.environ, **environment}
-        self._code = code  # that each of them ends with
+        self._environment = {**os.environ, **(environment or {})}
+        self._exit_code = exit_code
+        self._store = store
 
-    def step(self) -> float:
+    def step(self) -> Timing:
         """Raises: ProcessFailed, with the last line that a failed one wrote."""
-        started = time.perf_counter()
+        if self._store is not None:
+            self._store.unlink(missing_ok=True)
+        return timed(self._run)
+
+    def _run(self) -> None:
+        deadline = time.perf_counter() + self._limit_s
         running: list[subprocess.Popen[str]] = []
         try:
             for command in self._commands:
@@ -62,8 +91,8 @@ class Processes:
                     )
                 )
             for process in running:
-                _, errors = process.communicate(timeout=max(0.1, started + self._limit_s - time.perf_counter()))
-                if process.returncode != self._code:
+                _, errors = process.communicate(timeout=max(0.1, deadline - time.perf_counter()))
+                if process.returncode != self._exit_code:
                     last = (errors.strip().splitlines() or ["no message"])[-1]
                     raise ProcessFailed(f"{_shown(process.args)} ended with {process.returncode}: {last}")
         except subprocess.TimeoutExpired:
@@ -71,7 +100,6 @@ class Processes:
         finally:
             for process in running:
                 _kill(process)
-        return time.perf_counter() - started
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
@@ -89,62 +117,77 @@ def _shown(command: Any) -> str:
     return " ".join(str(word) for word in command[1:4])
 
 
-def start_up() -> dict[str, Processes]:
-    """`zerosim --help`, and Python itself."""
-    return {
-        "zerosim --help": Processes([[sys.executable, "-m", "zerosim", "--help"]], START_UP_LIMIT_S, {}),
-        "python -c pass": Processes([[sys.executable, "-c", "pass"]], START_UP_LIMIT_S, {}),
-    }
+def cold_starts(budget: Budget, progress: Progress) -> Iterator[Figure]:
+    """`zerosim --help`, and plans from a cold start, less Python's own; and what a thousand ranks cost over eight.
 
+    A plan is of stage 3 with full recompute, for no device or for one that it does not fit (where something is looked
+    for that does).
+    """
 
-def plans(model: str, limit: str) -> dict[str, Processes]:
-    """A plan of stage 3 with full recompute on many and on few ranks, for no device and for one of `limit`
-    bytes that it does not fit (where something is looked for that does), and Python itself."""
+    def over_python(title: str, name: str, goal: float, contestants: dict[str, Processes]) -> Figure:
+        first = next(iter(contestants))
+        contestants["python -c pass"] = Processes([[sys.executable, "-c", "pass"]])
+        try:
+            measured.update(interleave(contestants, budget, progress, title))
+        except ProcessFailed as error:
+            return Figure("", name, None, "s", goal, note=str(error))
+        return difference("", name, measured, first, "python -c pass", goal)
 
-    def planned(ranks: int, *device: str, code: int = 0) -> Processes:
+    def plan(model: str, ranks: int, *device: str, exit_code: int = 0) -> Processes:
         flags = ["--model", model, "--stage", "3", "--ranks", str(ranks), "--recompute", "full", *device]
-        return Processes([[sys.executable, "-m", "zerosim", "plan", *flags]], START_UP_LIMIT_S, {}, code)
+        return Processes([_zerosim("plan", *flags)], exit_code=exit_code)
 
-    return {
-        TOO_SMALL: planned(1024, "--limit", limit, code=OutOfMemory.exit_code),
-        "1,024 ranks": planned(1024),
-        "8 ranks": planned(8),
-        "python -c pass": Processes([[sys.executable, "-c", "pass"]], START_UP_LIMIT_S, {}),
-    }
-
-
-def start_to_finish(config: RunConfig, weights: dict[str, Any], tokens: Any, folder: Path) -> dict[str, Processes]:
-    """The same training by `zerosim run` and by FSDP2: same weights, tokens (steps, rows, seq + 1), Adam, ranks."""
-    np.savez(folder / "weights.npz", **weights)
-    np.savez(folder / "tokens.npz", tokens=tokens)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()), "utf-8")
-    zerosim = [sys.executable, "-m", "zerosim", "run", "--steps", str(len(tokens))]
-    for name in FLAGS:
-        zerosim += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
-    zerosim += ["--weights", str(folder / "weights.npz"), "--tokens", str(folder / "tokens.npz")]
-    zerosim += ["--json", str(folder / "zerosim.json")]
-    worker = [sys.executable, "-m", "zerosim.bench.pytorch"]
-    workers = [[*worker, str(rank), str(config.ranks), str(folder)] for rank in range(config.ranks)]
-    return {
-        "zerosim": Processes([zerosim], TRAINING_LIMIT_S, {}),
-        "FSDP2": _Fresh(folder, workers, TRAINING_LIMIT_S, {"OMP_NUM_THREADS": "1"}),
-    }
+    measured: dict[str, Rounds] = {}
+    help_only = {"zerosim --help": Processes([_zerosim("--help")])}
+    yield over_python("start-up", "zerosim --help, start-up over bare Python", START_UP_GOAL_S, help_only)
+    for model, limit in PLANS.items():
+        contestants = {
+            "1,024 ranks, devices too small": plan(model, 1024, "--limit", limit, exit_code=OutOfMemory.exit_code),
+            "1,024 ranks": plan(model, 1024),
+            "8 ranks": plan(model, 8),
+        }
+        name = f"zerosim plan, {model} on 1,024 ranks that do not hold it, over bare Python"
+        figure = over_python(f"plan of {model}", name, PLAN_GOAL_S, contestants)
+        yield figure
+        if figure.value is None:
+            return
+    yield ratio("", "zerosim plan, 1,024 ranks / 8 ranks", measured, "1,024 ranks", "8 ranks", RANKS_GOAL)
 
 
-class _Fresh(Processes):
-    """Workers that meet over a file, which must not be there yet."""
+def against_fsdp(model: str, config: RunConfig, budget: Budget, progress: Progress) -> Figure:
+    """Process start to process end of 20 steps: `zerosim run` and four processes of FSDP2 on gloo.
 
-    def __init__(self, folder: Path, commands: Sequence[Sequence[str]], limit_s: float, env: dict[str, str]) -> None:
-        super().__init__(commands, limit_s, env)
-        self._store = folder / "store"
+    Both train alike: same weights, tokens (steps, rows, seq + 1), Adam, ranks.
+    """
+    name, goal = f"{FSDP_STEPS} steps start to finish / FSDP2, 4 processes", FSDP_GOALS.get(model)
+    if why := pytorch.unusable("cpu"):
+        return Figure(model, name, None, goal=goal, note=why)
+    sharded = over_ranks(config).replace(parallel=2)
+    with tempfile.TemporaryDirectory(prefix="zerosim-bench-") as place:
+        folder = Path(place)
+        np.savez(folder / "weights.npz", **initial_weights(config))
+        batches = [text_tokens(sharded.replace(seed=step)) for step in range(FSDP_STEPS)]
+        np.savez(folder / "tokens.npz", tokens=np.stack(batches))
+        (folder / "config.json").write_text(json.dumps(sharded.to_dict()), "utf-8")
+        run = _zerosim("run", "--steps", str(FSDP_STEPS))
+        for flag in FLAGS:
+            run += [f"--{flag.replace('_', '-')}", str(getattr(sharded, flag))]
+        run += ["--weights", str(folder / "weights.npz"), "--tokens", str(folder / "tokens.npz")]
+        run += ["--json", str(folder / "zerosim.json")]
+        worker = [sys.executable, "-m", "zerosim.bench.pytorch"]
+        workers = [[*worker, str(rank), str(RANKS), str(folder)] for rank in range(RANKS)]
+        contestants = {
+            "zerosim": Processes([run], TRAINING_LIMIT_S),
+            "FSDP2": Processes(workers, TRAINING_LIMIT_S, {"OMP_NUM_THREADS": "1"}, store=folder / "store"),
+        }
+        try:
+            measured = interleave(contestants, budget, progress, f"{model}, start to finish")
+        except ProcessFailed as error:
+            return Figure(model, name, None, goal=goal, note=str(error))
+        ours = json.loads((folder / "zerosim.json").read_text("utf-8"))["losses_by_data_rank"][0]
+        theirs = [json.loads((folder / f"losses{rank}.json").read_text("utf-8"))[0] for rank in range(RANKS)]
+    return ratio(model, name, measured, "zerosim", "FSDP2", goal, same_losses(ours, theirs, SAME_LOSS))
 
-    def step(self) -> float:
-        self._store.unlink(missing_ok=True)
-        return super().step()
 
-
-def losses_of(folder: Path, ranks: int) -> tuple[Any, Any]:
-    """Losses (steps, ranks) that the two left in `folder`."""
-    ours = np.array(json.loads((folder / "zerosim.json").read_text("utf-8"))["losses_by_data_rank"])
-    theirs = np.array([json.loads((folder / f"losses{rank}.json").read_text("utf-8")) for rank in range(ranks)]).T
-    return ours, theirs
+def _zerosim(*words: str) -> list[str]:
+    return [sys.executable, "-m", "zerosim", *words]

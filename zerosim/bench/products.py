@@ -1,18 +1,21 @@
-"""The bare matrix products of a training step: the floor under it.
+"""Bare matrix products: those of a training step, the floor under it, and one large square product on a GPU.
 
-Which products those are is not worked out but seen: for one step `np.matmul` is replaced by one that notes
+Which products a step makes is not worked out but seen: for one step `np.matmul` is replaced by one that notes
 the shapes, types and memory layouts of its operands. They are then run again, in that order,
 on arrays of the same shapes and layouts, with nothing in between.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+
+from zerosim.bench.contest import Contestant, Timing, stream_timer, timed
+from zerosim.comm.runtime import make_backend
+from zerosim.dtypes import dtype
 
 
 class Layout(NamedTuple):
@@ -56,7 +59,7 @@ def _layout(array: Any) -> Layout:
     return Layout(tuple(array.shape), tuple(array.strides), array.dtype.str)
 
 
-class BareProducts:
+class BareProducts(Contestant):
     """A contestant: the products of a step and nothing else, in the step's order."""
 
     def __init__(self, products: list[Product]) -> None:
@@ -69,21 +72,59 @@ class BareProducts:
                 arrays[layout, place] = _filled(layout, seed=place)
             return arrays[layout, place]
 
-        self.flops = sum(product.flops for product in products)
+        self._flops = sum(product.flops for product in products)
         self._calls = [(array(left, 0), array(right, 1), array(out, 2)) for left, right, out in products]
 
-    def step(self) -> float:
+    @property
+    def flops(self) -> Mapping[str, int]:
+        return {"matmul": self._flops}
+
+    def step(self) -> Timing:
+        return timed(self._multiply)
+
+    def _multiply(self) -> None:
         matmul = np.matmul
-        started = time.perf_counter()
         for left, right, out in self._calls:
             matmul(left, right, out=out)
-        return time.perf_counter() - started
 
 
 def _filled(layout: Layout, seed: int) -> Any:
     """Normals in an array of that layout, gaps between its rows included."""
-    shape, strides, dtype = layout
-    itemsize = np.dtype(dtype).itemsize
+    shape, strides, type_ = layout
+    itemsize = np.dtype(type_).itemsize
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) // itemsize + 1
-    values = np.random.default_rng(seed).standard_normal(span, np.float32).astype(dtype)
+    values = np.random.default_rng(seed).standard_normal(span, np.float32).astype(type_)
     return np.lib.stride_tricks.as_strided(values, shape, strides)
+
+
+class SquareProduct(Contestant):
+    """A contestant: `repeats` products of two (n, n) matrices of normals, through the same backend and nothing else.
+
+    Takes three matrices on GPU 0 until it is dropped: 6 n² bytes.
+    """
+
+    def __init__(self, n: int, precision: str, repeats: int) -> None:
+        self._flops = 2 * n**3 * repeats
+        self._repeats = repeats
+        self._backend = make_backend("cuda")
+        lane: Any = self._backend.open_lane(0)
+        self._lane = lane
+        self._timer = stream_timer(lane)
+        values = np.random.default_rng(0).standard_normal((n, n), np.float32)
+        with lane.use():
+            self._left, self._right, self._out = (self._backend.empty((n, n), dtype(precision)) for _ in range(3))
+            self._backend.from_host(values, self._left)
+            self._backend.from_host(values, self._right)
+        lane.synchronize()
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        return {"matmul": self._flops}
+
+    def step(self) -> Timing:
+        with self._lane.use():
+            return timed(self._multiply, self._timer)
+
+    def _multiply(self) -> None:
+        for _ in range(self._repeats):
+            self._backend.matmul(self._left, self._right, self._out)

@@ -1,10 +1,19 @@
 """PyTorch's side: the same GPT in eager PyTorch, and a worker that trains it with FSDP2 over gloo.
 
 The one file that needs torch, imported only when something here is called. The model is the one that a
-PyTorch user would write: nn.Linear, scaled_dot_product_attention, torch.optim.Adam. Its weights are
-zerosim's, by name, so that the first losses can be compared: what is raced computes the same thing.
+PyTorch user would write: nn.Linear, scaled_dot_product_attention ('flash') or scores, mask, softmax and product
+('eager'), torch.optim.Adam as it comes. Its weights are zerosim's, by name, so that the first losses can be compared:
+both train the same model.
 
-Run as `python -m zerosim.bench.pytorch RANK WORLD FOLDER` it is one FSDP2 process of `fsdp.py`.
+Half precision is as it usually is there: all parameters and gradients in the half type; fp32 masters, gradients of
+the masters and Adam's two moments; gradients are copied to fp32, Adam takes its step on the masters, and these are
+copied back, each copy for all parameters at once (`_foreach_copy_`). fp16 scales its loss with a GradScaler, which
+waits once a step for the overflow flag; bf16 waits for nothing. The loss is computed on half-precision logits, which is
+faster than on fp32 copies of them. No norm of the gradients is computed; zerosim computes one at each step.
+
+Run as `python -m zerosim.bench.pytorch RANK WORLD FOLDER` it is one FSDP2 process of `processes.py`.
+
+Source: Micikevicius et al., 1710.03740 (fp32 masters); Megatron-LM, Float16OptimizerWithFloat16Params (its order).
 """
 
 from __future__ import annotations
@@ -15,42 +24,56 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from zerosim.bench.contest import Contestant, Timer, Timing, timed
 from zerosim.config import RunConfig
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 """GPT-2 stores these (in, out); nn.Linear wants (out, in)."""
 
 
-def installed() -> bool:
-    return find_spec("torch") is not None
+def version() -> str | None:
+    """PyTorch's version; None where it is not installed."""
+    return None if find_spec("torch") is None else metadata.version("torch")
 
 
-def version() -> str:
-    return str(import_module("torch").__version__)
+def unusable(device: str) -> str:
+    """'' where PyTorch can use `device`, else why it cannot."""
+    if version() is None:
+        return "PyTorch is not installed"
+    if device == "cuda" and not import_module("torch").cuda.is_available():
+        return f"PyTorch {version()} sees no GPU"
+    return ""
 
 
-def build(config: RunConfig, weights: Mapping[str, Any]) -> Any:
+def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash") -> Any:
     """The GPT of `config` with those weights (by name, GPT-2's layouts), as an nn.Module. Tied head, no dropout."""
     torch = import_module("torch")
     nn, functional = torch.nn, torch.nn.functional
     Module: Any = nn.Module
-    width, heads = config.hidden, config.heads
+    width, heads, seq = config.hidden, config.heads, config.seq
 
     class Attention(Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            if attention == "eager":
+                future = torch.ones(seq, seq, dtype=torch.bool).triu(1)
+                self.register_buffer("future", future, persistent=False)
 
         def forward(self, x: Any) -> Any:
             batch, tokens, _ = x.shape
             split = self.c_attn(x).split(width, dim=2)
             q, k, v = (part.view(batch, tokens, heads, width // heads).transpose(1, 2) for part in split)
-            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            if attention == "eager":
+                scores = (q @ k.transpose(-2, -1)) * (width // heads) ** -0.5
+                y = torch.softmax(scores.masked_fill(self.future, float("-inf")), dim=-1) @ v
+            else:
+                y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             return self.c_proj(y.transpose(1, 2).reshape(batch, tokens, width))
 
     class FeedForward(Module):  # type: ignore[misc]
@@ -74,52 +97,117 @@ def build(config: RunConfig, weights: Mapping[str, Any]) -> Any:
     class GPT(Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.wte, self.wpe = nn.Embedding(config.vocab, width), nn.Embedding(config.seq, width)
+            self.wte, self.wpe = nn.Embedding(config.vocab, width), nn.Embedding(seq, width)
             self.h = nn.ModuleList(Block() for _ in range(config.layers))
             self.ln_f = nn.LayerNorm(width)
+            self.register_buffer("positions", torch.arange(seq), persistent=False)
 
         def forward(self, tokens: Any) -> Any:
             """The mean loss of tokens (B, T + 1)."""
             inputs, targets = tokens[:, :-1], tokens[:, 1:]
-            x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1]))
+            x = self.wte(inputs) + self.wpe(self.positions)
             for block in self.h:
                 x = block(x)
             logits = functional.linear(self.ln_f(x), self.wte.weight)
             return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
+    def laid_out(name: str, value: Any) -> Any:
+        return torch.from_numpy(value.T.copy() if name.endswith(TRANSPOSED) else value.copy())
+
     model = GPT()
-    model.load_state_dict({name: torch.from_numpy(_laid_out(name, value)) for name, value in weights.items()})
+    model.load_state_dict({name: laid_out(name, value) for name, value in weights.items()})
     return model
 
 
-def _laid_out(name: str, value: Any) -> Any:
-    return value.T.copy() if name.endswith(TRANSPOSED) else value.copy()
+def adam(config: RunConfig, parameters: Any) -> Any:
+    return import_module("torch").optim.Adam(parameters, lr=config.lr, betas=config.betas, eps=config.eps)
 
 
-def adam(config: RunConfig, model: Any) -> Any:
-    optim = import_module("torch").optim
-    return optim.Adam(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps)
+class EventTimer:
+    """The time between two events in PyTorch's stream."""
+
+    def __init__(self) -> None:
+        event = import_module("torch").cuda.Event
+        self._first, self._last = event(enable_timing=True), event(enable_timing=True)
+
+    def start(self) -> None:
+        self._first.record()
+
+    def stop(self) -> float:
+        self._last.record()
+        self._last.synchronize()
+        return float(self._first.elapsed_time(self._last)) / 1e3
 
 
-class TorchRun:
-    """A contestant: one step of eager PyTorch on one thread."""
+class TorchTraining(Contestant):
+    """A contestant: one step of eager PyTorch, on one thread where `device` is the CPU. Lives until `close`.
 
-    def __init__(self, config: RunConfig, weights: Mapping[str, Any], tokens: Any) -> None:
+    weights: full weights by name, fp32; tokens: (rows, seq + 1), int64.
+    """
+
+    def __init__(
+        self, config: RunConfig, weights: Mapping[str, Any], tokens: Any, attention: str = "flash", device: str = "cpu"
+    ) -> None:
         torch = import_module("torch")
-        torch.set_num_threads(1)
-        self._tokens = torch.from_numpy(tokens)
-        self._model = build(config, weights)
-        self._optimizer = adam(config, self._model)
-        self.losses: list[float] = []
+        if device == "cpu":
+            torch.set_num_threads(1)
+        self._torch, self._device = torch, device
+        stored = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+        self._model = build(config, weights, attention).to(device=device, dtype=stored)
+        self._tokens = torch.from_numpy(tokens).to(device)
+        self._params = self._masters = list(self._model.parameters())
+        self._is_half = config.precision != "fp32"
+        if self._is_half:
+            self._masters = [half.detach().float().requires_grad_() for half in self._params]
+            for master in self._masters:
+                master.grad = torch.empty_like(master)
+        self._optimizer = adam(config, self._masters)
+        scale = 2.0**config.initial_scale_power
+        self._scaler = torch.amp.GradScaler(device, init_scale=scale) if config.precision == "fp16" else None
+        self._timer: Timer | None = EventTimer() if device == "cuda" else None
+        self._losses: list[Any] = []
 
-    def step(self) -> float:
-        started = time.perf_counter()
-        self._optimizer.zero_grad(set_to_none=True)
+    @property
+    def losses(self) -> list[float]:
+        """Every step's, rounded to the type in which it was computed. Waits for the device."""
+        return [float(loss) for loss in self._losses]
+
+    def step(self) -> Timing:
+        return timed(self._train, self._timer)
+
+    def release(self) -> None:
+        release(self._device)
+
+    def close(self) -> None:
+        """Drop everything that takes memory, and give it back."""
+        self._params, self._masters, self._losses = [], [], []
+        self._model = self._optimizer = self._tokens = None
+        self.release()
+
+    def _train(self) -> None:
+        """One step, nothing of it awaited but what GradScaler awaits."""
+        torch, scaler = self._torch, self._scaler
+        self._model.zero_grad(set_to_none=True)
         loss = self._model(self._tokens)
-        loss.backward()
-        self._optimizer.step()
-        self.losses.append(float(loss.detach()))
-        return time.perf_counter() - started
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if self._is_half:
+            torch._foreach_copy_([master.grad for master in self._masters], [half.grad for half in self._params])
+            self._model.zero_grad(set_to_none=True)
+        if scaler is None:
+            self._optimizer.step()
+        else:
+            scaler.step(self._optimizer)
+            scaler.update()
+        if self._is_half:
+            with torch.no_grad():
+                torch._foreach_copy_(self._params, self._masters)
+        self._losses.append(loss.detach())
+
+
+def release(device: str) -> None:
+    """Give back what PyTorch holds on `device` and does not use."""
+    if device == "cuda":
+        import_module("torch").cuda.empty_cache()
 
 
 def fsdp_worker(rank: int, world_size: int, folder: Path) -> list[float]:
@@ -136,7 +224,7 @@ def fsdp_worker(rank: int, world_size: int, folder: Path) -> list[float]:
         for block in model.h:
             fully_shard(block)
         fully_shard(model)  # the tied table is used at both ends: it belongs to the root
-        optimizer = adam(config, model)
+        optimizer = adam(config, model.parameters())
         tokens = torch.from_numpy(numpy.load(folder / "tokens.npz")["tokens"])
         rows = tokens.shape[1] // world_size
         losses = []

@@ -1,97 +1,157 @@
-"""What is measured, in which order, against which goals.
+"""What is measured on a backend, in which order, against which goals.
 
-Two models, 2,048 tokens a step each. Single-rank figures: one BLAS thread, fp32 unless named. Every group
-of contestants is alive at once and takes turns (`contest.py`).
+numpy: two models, 2,048 tokens a step each. Single-rank figures: one BLAS thread, fp32 unless named.
+
+cuda: GPT-2's shape (124M parameters, its own vocabulary of 50,257) in bf16 and fp16, with eager and with flash
+attention on one rank, and stage 3 over four ranks on the same global batch. Tokens are random ids, the same at each
+step; no dropout. Two groups of contestants for each precision, one after the other, so that few are alive at once.
+
+Every group of contestants is alive at once and takes turns (`contest.py`).
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from zerosim.backends.numpy.backend import NumpyBackend
-from zerosim.bench import processes, pytorch
-from zerosim.bench.contest import Contestant, Effort, Say, interleave
-from zerosim.bench.figures import Figure, difference, ratio
-from zerosim.bench.products import BareProducts, watch
-from zerosim.bench.training import TrainingRun, global_batch
+from zerosim.bench import machine, pytorch
+from zerosim.bench.contest import Budget, Contestant, Progress, Rounds, interleave
+from zerosim.bench.figures import Figure, ratio, same_losses, share_of_peak, share_of_square, speed, step_time
+from zerosim.bench.processes import against_fsdp, cold_starts
+from zerosim.bench.products import BareProducts, SquareProduct, watch
+from zerosim.bench.training import RANKS, TrainingRun, initial_weights, over_ranks, random_tokens, text_tokens
 from zerosim.config import RunConfig
-from zerosim.device.device import Device
-from zerosim.models.model import initial_values
-from zerosim.train.build import build_model
 
-SMALL = RunConfig(stage=0, layers=4, hidden=128, heads=4, seq=128, micro_batch=16, ranks=1, precision="fp32", lr=1e-3)
-LARGE = RunConfig(stage=0, layers=6, hidden=384, heads=6, seq=256, micro_batch=8, ranks=1, precision="fp32", lr=1e-3)
-MODELS = {"0.8M": SMALL, "10.7M": LARGE}
-RANKS = 4
-GOALS = {
-    "PyTorch": 1.1,
-    "turns": 1.15,
-    "side by side": 0.75,
-    "bf16": 1.5,
-    "fp16": 1.7,
-    "recording": 1.03,
-    "start-up": 0.15,
-    "plan": 1.5,
-    "ranks": 1.1,
-}
-PLANS = {"gpt3-175b": "16GB", "1t": "32GB"}
-"""Models, and bytes per device that they do not fit."""
-FSDP_GOALS = {"0.8M": 0.25, "10.7M": 0.5}
-FSDP_STEPS = 20
-SAME_LOSS = 1e-3
+GOALS = {"turns": 1.15, "side by side": 0.75, "bf16": 1.5, "fp16": 1.7, "recording": 1.03}
+ATTENTIONS = ("eager", "flash")
+
+FEW = {"micro_batch": 1, "seq": 16}
+"""A batch on which the same kernels have next to nothing to do: what is left is launching them, and the optimizer."""
+
+NOTHING = Budget(0.0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Efforts:
-    """How long each group of contestants is measured."""
+class Budgets:
+    """How much is measured, by group of contestants. `square`: the side of the GPU's bare product, `repeats` of it."""
 
-    single: Effort
-    ranks: Effort
-    recording: Effort
-    start_up: Effort
-    fsdp: Effort
+    one_rank: Budget
+    ranks: Budget
+    recording: Budget = NOTHING
+    start_up: Budget = NOTHING
+    fsdp: Budget = NOTHING
+    square: int = 8192
+    repeats: int = 10
 
 
-FULL = Efforts(
-    single=Effort(40.0, least=4, most=40),
-    ranks=Effort(25.0, least=4, most=40),
-    recording=Effort(20.0, least=5, most=60),
-    start_up=Effort(8.0, least=5, most=20, warm_ups=1),
-    fsdp=Effort(45.0, least=2, most=3, warm_ups=0),
-)
-QUICK = Efforts(
-    single=Effort(6.0, least=3, most=10, warm_ups=1),
-    ranks=Effort(5.0, least=3, most=10, warm_ups=1),
-    recording=Effort(5.0, least=3, most=20, warm_ups=1),
-    start_up=Effort(2.0, least=3, most=5, warm_ups=1),
-    fsdp=Effort(0.0, least=1, most=1, warm_ups=0),
-)
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """All that depends on the backend.
+
+    models           the small one, then the large one
+    default          which of them without --model, unless it is to be quick
+    pytorch_goal     for models of at least `goal_from` parameters
+    same_loss        how far apart the first `num_losses` losses may be that zerosim and PyTorch compute
+    method           how it is measured, as JSON has it; explanation: the lines that are printed
+    """
+
+    backend: str
+    models: Mapping[str, RunConfig]
+    default: str
+    precisions: tuple[str, ...]
+    tokens: Callable[[RunConfig], Any]
+    full: Budgets
+    quick: Budgets
+    torch_device: str
+    pytorch_goal: float
+    goal_from: int
+    num_losses: int
+    same_loss: float
+    method: str
+    explanation: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model in one precision: what every contestant begins with and trains on, and how it is measured."""
+
+    suite: Suite
+    budgets: Budgets
+    device: Mapping[str, Any]  # as `machine.describe` has it
+    progress: Progress
+    label: str
+    config: RunConfig
+    weights: Mapping[str, Any]
+    tokens: Any
+
+    @property
+    def pytorch_goal(self) -> float | None:
+        num_parameters = sum(int(values.size) for values in self.weights.values())
+        return self.suite.pytorch_goal if num_parameters >= self.suite.goal_from else None
+
+    def run(self, config: RunConfig, *, record: bool = True) -> TrainingRun:
+        return TrainingRun(config, self.weights, self.tokens, record=record)
+
+    def interleave(self, contestants: Mapping[str, Contestant], budget: Budget, title: str) -> dict[str, Rounds]:
+        """The rounds of contestants that are already running."""
+        return interleave(contestants, budget, self.progress, f"{self.label}, {title}")
+
+    def race(self, runs: Mapping[str, TrainingRun], budget: Budget, title: str) -> dict[str, Rounds]:
+        """The rounds of training runs, which begin and end here."""
+        self.progress(f"{self.label}, {title}: first steps")
+        with ExitStack() as running:
+            for run in runs.values():
+                running.enter_context(run)
+            return self.interleave(runs, budget, title)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The figures of contestants that took turns and, for JSON, every round of each of them."""
+
+    figures: list[Figure]
+    rounds: Mapping[str, Any] | None = None
 
 
 def measure(
-    models: Mapping[str, RunConfig], efforts: Efforts, say: Say, *, torch_distributed: bool = False
-) -> Iterator[Figure]:
-    """Every figure of every model, as they are had."""
-    yield from start_up(efforts.start_up, say)
-    yield from plans(efforts.start_up, say)
+    suite: Suite,
+    models: Mapping[str, RunConfig],
+    budgets: Budgets,
+    device: Mapping[str, Any],
+    progress: Progress,
+    *,
+    torch_distributed: bool = False,
+) -> Iterator[Group]:
+    """Every figure of every model, as they are had; `device` as `machine.describe` has it.
+
+    Raises: InputError where a GPU's memory is short, before anything is measured.
+    """
+    on_gpu = suite.backend == "cuda"
+    if on_gpu:
+        models = {model: machine.fitting(model, config, budgets.square) for model, config in models.items()}
+    else:
+        yield Group(list(cold_starts(budgets.start_up, progress)))
     with one_thread():
         for model, config in models.items():
-            yield from single_rank(model, config, efforts.single, say)
-            yield from several_ranks(model, config, efforts.ranks, say)
-            yield from recording(model, config, efforts.recording, say)
+            progress(f"{model}: drawing weights")
+            weights, tokens = initial_weights(config), suite.tokens(config)
+            for precision in suite.precisions:
+                label = f"{model} {precision}" if on_gpu else model
+                if on_gpu and (why := machine.precision_fault(precision)):
+                    yield Group([Figure(label, "all figures", None, note=why)], {"title": label, "note": why})
+                    continue
+                config = config.replace(precision=precision)
+                case = Case(suite, budgets, device, progress, label, config, weights, tokens)
+                for group in (one_rank_on_gpu, four_ranks_on_gpu) if on_gpu else (one_rank, four_ranks, recording):
+                    yield group(case)
     if torch_distributed:
-        for model, config in models.items():
-            yield from against_fsdp(model, config, efforts.fsdp, say)
+        yield Group([against_fsdp(model, config, budgets.fsdp, progress) for model, config in models.items()])
 
 
 @contextmanager
@@ -102,131 +162,229 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def start_up(effort: Effort, say: Say) -> Iterator[Figure]:
-    name = "zerosim --help, start-up over bare Python"
-    try:
-        measured = interleave(processes.start_up(), effort, say, "start-up")
-    except processes.ProcessFailed as error:
-        yield Figure("", name, None, "s", GOALS["start-up"], note=str(error))
-    else:
-        yield difference("", name, measured, "zerosim --help", "python -c pass", GOALS["start-up"])
-
-
-def plans(effort: Effort, say: Say) -> Iterator[Figure]:
-    """`zerosim plan` from a cold start, less Python's own; and what a thousand ranks cost over eight."""
-    for model, limit in PLANS.items():
-        name, goal = f"zerosim plan, {model} on 1,024 ranks that do not hold it, over bare Python", GOALS["plan"]
-        try:
-            measured = interleave(processes.plans(model, limit), effort, say, f"plan of {model}")
-        except processes.ProcessFailed as error:
-            yield Figure("", name, None, "s", goal, note=str(error))
-            return
-        yield difference("", name, measured, processes.TOO_SMALL, "python -c pass", goal)
-    yield ratio("", "zerosim plan, 1,024 ranks / 8 ranks", measured, "1,024 ranks", "8 ranks", GOALS["ranks"])
-
-
-def single_rank(model: str, config: RunConfig, effort: Effort, say: Say) -> Iterator[Figure]:
+def one_rank(case: Case) -> Group:
     """The step against its products, against PyTorch, and the half types against fp32."""
+    label, config = case.label, case.config
     with ExitStack() as running:
         fp32, bf16, fp16 = (
-            running.enter_context(TrainingRun(config.replace(precision=name))) for name in ("fp32", "bf16", "fp16")
+            running.enter_context(case.run(config.replace(precision=name))) for name in ("fp32", "bf16", "fp16")
         )
         bare = BareProducts(watch(fp32.step))
         check_products(config, bare)
-        contestants: dict[str, Contestant] = {"step": fp32, "products": bare, "bf16": bf16, "fp16": fp16}
-        if pytorch.installed():
-            tokens = global_batch(config)
-            contestants["PyTorch"] = torch_run = pytorch.TorchRun(config, initial_weights(config), tokens)
-        measured = interleave(contestants, effort, say, f"{model}, one rank")
-        yield ratio(model, "step / its bare matrix products", measured, "step", "products")
-        name = "step / PyTorch eager, one thread"
-        if pytorch.installed():
-            note = same_losses(fp32.losses[0][:1], torch_run.losses[:1])
-            yield ratio(model, name, measured, "step", "PyTorch", GOALS["PyTorch"], note)
-        else:
-            yield Figure(model, name, None, goal=GOALS["PyTorch"], note="PyTorch is not installed")
-        for half in ("bf16", "fp16"):
-            yield ratio(model, f"{half} / fp32", measured, half, "step", GOALS[half])
+        theirs, notes = torch_runs(case, {"PyTorch": "flash"}, running)
+        contestants = {"step": fp32, "products": bare, "bf16": bf16, "fp16": fp16, **theirs}
+        measured = case.interleave(contestants, case.budgets.one_rank, "one rank")
+        notes |= compared_losses(case, {"PyTorch": fp32}, theirs)
+    name = "step / PyTorch eager, one thread"
+    halves = [ratio(label, f"{half} / fp32", measured, half, "step", GOALS[half]) for half in ("bf16", "fp16")]
+    return Group([
+        ratio(label, "step / its bare matrix products", measured, "step", "products"),
+        ratio(label, name, measured, "step", "PyTorch", case.pytorch_goal, notes["PyTorch"]),
+        *halves,
+    ])  # fmt: skip
 
 
-def several_ranks(model: str, config: RunConfig, effort: Effort, say: Say) -> Iterator[Figure]:
+def four_ranks(case: Case) -> Group:
     """Stage 3 over four ranks against one, on the same global batch."""
+    sharded = over_ranks(case.config)
+    runs = {"N=1": case.config, "in turn": sharded, "side by side": sharded.replace(parallel=2)}
+    contestants = {name: case.run(config) for name, config in runs.items()}
+    measured = case.race(contestants, case.budgets.ranks, f"{RANKS} ranks")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    sharded = over_ranks(config)
-    with ExitStack() as running:
-        contestants: dict[str, Contestant] = {
-            "N=1": running.enter_context(TrainingRun(config)),
-            "in turn": running.enter_context(TrainingRun(sharded)),
-            "side by side": running.enter_context(TrainingRun(sharded.replace(parallel=2))),
-        }
-        measured = interleave(contestants, effort, say, f"{model}, {RANKS} ranks")
     note = "of minima" if cores >= 2 else "this machine has one core"
-    yield ratio(model, f"N = {RANKS} stage 3, in turn / N = 1", measured, "in turn", "N=1", GOALS["turns"])
-    name = f"N = {RANKS} stage 3, two side by side / N = 1"
-    yield ratio(model, name, measured, "side by side", "N=1", GOALS["side by side"], note, of_minima=True)
+    turns, both = f"N = {RANKS} stage 3, in turn / N = 1", f"N = {RANKS} stage 3, two side by side / N = 1"
+    return Group([
+        ratio(case.label, turns, measured, "in turn", "N=1", GOALS["turns"]),
+        ratio(case.label, both, measured, "side by side", "N=1", GOALS["side by side"], note, of_minima=True),
+    ])  # fmt: skip
 
 
-def recording(model: str, config: RunConfig, effort: Effort, say: Say) -> Iterator[Figure]:
+def recording(case: Case) -> Group:
     """Events and ledgers on against off, where there are most events: four ranks at stage 3."""
-    sharded = over_ranks(config)
-    with TrainingRun(sharded) as on, TrainingRun(sharded, record=False) as off:
-        measured = interleave({"on": on, "off": off}, effort, say, f"{model}, recording")
-    yield ratio(model, f"recording on / off, N = {RANKS} stage 3", measured, "on", "off", GOALS["recording"])
+    sharded = over_ranks(case.config)
+    runs = {"on": case.run(sharded), "off": case.run(sharded, record=False)}
+    measured = case.race(runs, case.budgets.recording, "recording")
+    name = f"recording on / off, N = {RANKS} stage 3"
+    return Group([ratio(case.label, name, measured, "on", "off", GOALS["recording"])])
 
 
-def against_fsdp(model: str, config: RunConfig, effort: Effort, say: Say) -> Iterator[Figure]:
-    """Process start to process end of 20 steps: `zerosim run` and four processes of FSDP2 on gloo."""
-    name, goal = f"{FSDP_STEPS} steps start to finish / FSDP2, 4 processes", FSDP_GOALS.get(model)
-    if not pytorch.installed():
-        yield Figure(model, name, None, goal=goal, note="PyTorch is not installed")
-        return
-    sharded = over_ranks(config).replace(parallel=2)
-    tokens = np.stack([global_batch(sharded.replace(seed=step)) for step in range(FSDP_STEPS)])
-    with tempfile.TemporaryDirectory(prefix="zerosim-bench-") as place:
-        folder = Path(place)
+def one_rank_on_gpu(case: Case) -> Group:
+    """Both attentions against PyTorch's, against the peak, and against their launches alone."""
+    label, config, budgets = case.label, case.config, case.budgets
+    hardware = machine.published(case.device["gpu"])
+    case.progress(f"{label}, one rank: first steps, in which kernels are compiled")
+    with ExitStack() as running:
+        ours = {kind: running.enter_context(case.run(config.replace(attention=kind))) for kind in ATTENTIONS}
+        few = config.replace(positions=config.positions, **FEW)
+        launches = running.enter_context(TrainingRun(few, case.weights, case.suite.tokens(few)))
+        square = SquareProduct(budgets.square, config.precision, budgets.repeats)
+        names = {f"PyTorch {kind}": kind for kind in ATTENTIONS}
+        theirs, notes = torch_runs(case, names, running)
+        contestants = {**ours, "launches": launches, "square": square, **theirs}
+        measured = case.interleave(contestants, budgets.one_rank, "one rank")
+        notes |= compared_losses(case, {name: ours[kind] for name, kind in names.items()}, theirs)
+    figures = []
+    for name, kind in names.items():
+        rounds, what = measured[kind], f"{kind} attention"
+        peak, bare = "products / published peak", f"products / a bare {budgets.square:,} x {budgets.square:,} product"
+        both = "explicit attention in both" if kind == "eager" else "flash against scaled_dot_product_attention"
+        figures += [
+            step_time(label, f"step, {what}", rounds),
+            speed(label, f"speed, {what}", rounds),
+            share_of_peak(label, f"{peak}, {what}", rounds, hardware, case.device["gpu"]),
+            share_of_square(label, f"{bare}, {what}", rounds, measured["square"]),
+            ratio(label, f"step / PyTorch eager, {both}", measured, kind, name, case.pytorch_goal, notes[name]),
+        ]
+    few_name, note = f"the same kernels on {few.seq} tokens / step, eager attention", "near 1: launching sets the pace"
+    figures += [
+        speed(label, f"speed, a bare {budgets.square:,} x {budgets.square:,} product", measured["square"]),
+        ratio(label, few_name, measured, "launches", "eager", None, note),
+    ]
+    return Group(figures, to_json(f"{label}, one rank", config, measured))
+
+
+def four_ranks_on_gpu(case: Case) -> Group:
+    """Stage 3 over four ranks on one GPU against one rank on the same global batch; recording on and off."""
+    label, num_gpus, sharded = case.label, case.device["gpus"], over_ranks(case.config)
+    runs = {"N=1": case.run(case.config), "on": case.run(sharded), "off": case.run(sharded, record=False)}
+    measured = case.race(runs, case.budgets.ranks, f"{RANKS} ranks")
+    name = f"N = {RANKS} stage 3 on {'one GPU' if num_gpus == 1 else f'{min(RANKS, num_gpus)} GPUs'}"
+    note = "" if num_gpus == 1 else "CUDA_VISIBLE_DEVICES=0 puts all on one"
+    figures = [
+        step_time(label, f"step, {name}", measured["on"]),
+        ratio(label, f"{name} / N = 1", measured, "on", "N=1", None, note),
+        ratio(label, f"recording on / off, N = {RANKS} stage 3", measured, "on", "off"),
+    ]
+    return Group(figures, to_json(f"{label}, {RANKS} ranks", sharded, measured))
+
+
+def to_json(title: str, config: RunConfig, measured: Mapping[str, Rounds]) -> dict[str, Any]:
+    contestants = {
+        name: {"device_s": rounds.device_s, "host_s": rounds.host_s, "flops": dict(rounds.flops)}
+        for name, rounds in measured.items()
+    }
+    return {"title": title, "config": config.to_dict(), "contestants": contestants}
+
+
+def torch_runs(
+    case: Case, kinds: Mapping[str, str], running: ExitStack
+) -> tuple[dict[str, pytorch.TorchTraining], dict[str, str]]:
+    """PyTorch's runs, by name with the attention named, after a first step; and why there is none.
+
+    What PyTorch raises ends no benchmark.
+    """
+    device = case.suite.torch_device
+    if why := pytorch.unusable(device):
+        return {}, dict.fromkeys(kinds, why)
+    found: dict[str, pytorch.TorchTraining] = {}
+    missing: dict[str, str] = {}
+    for name, kind in kinds.items():
         try:
-            contestants = processes.start_to_finish(sharded, initial_weights(config), tokens, folder)
-            measured = interleave(contestants, effort, say, f"{model}, start to finish")
-            ours, theirs = processes.losses_of(folder, RANKS)
-        except processes.ProcessFailed as error:
-            yield Figure(model, name, None, goal=goal, note=str(error))
-            return
-    yield ratio(model, name, measured, "zerosim", "FSDP2", goal, same_losses(ours[0], theirs[0]))
+            run = pytorch.TorchTraining(case.config, case.weights, case.tokens, kind, device)
+            run.step()
+            found[name] = run
+            running.callback(run.close)
+        except Exception as error:
+            missing[name] = f"PyTorch failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        pytorch.release(device)
+    return found, missing
 
 
-def over_ranks(config: RunConfig) -> RunConfig:
-    """The same global batch over four ranks at stage 3."""
-    return config.replace(stage=3, ranks=RANKS, micro_batch=config.micro_batch // RANKS)
-
-
-def initial_weights(config: RunConfig) -> dict[str, Any]:
-    """What zerosim begins with, by name."""
-    layout = build_model(config, Device(0, NumpyBackend()))
-    return {weight.name: initial_values(weight, config.seed) for flat in layout.flats for weight in flat.spec.weights}
-
-
-def same_losses(ours: Any, theirs: Any) -> str:
-    """'' if both computed the same first losses, else a warning: then the figure compares different things."""
-    gap = float(np.max(np.abs(np.asarray(ours) - np.asarray(theirs))))
-    return "" if gap < SAME_LOSS else f"NOT the same computation: first losses differ by {gap:.2g}"
+def compared_losses(
+    case: Case, ours: Mapping[str, TrainingRun], theirs: Mapping[str, pytorch.TorchTraining]
+) -> dict[str, str]:
+    """By name: '' where both computed the same first losses, else a warning."""
+    num, within = case.suite.num_losses, case.suite.same_loss
+    return {name: same_losses(ours[name].losses[0][:num], run.losses[:num], within) for name, run in theirs.items()}
 
 
 def check_products(config: RunConfig, bare: BareProducts) -> None:
     """The products seen must be at least those of the linear maps, three per weight and token."""
     weights = 12 * config.layers * config.hidden**2 + config.vocab * config.hidden
-    needed = 6 * weights * config.global_batch * config.seq
-    if bare.flops < needed:
-        raise RuntimeError(f"saw products of {bare.flops} flops, the linear maps alone have {needed}")
+    needed, seen = 6 * weights * config.global_batch * config.seq, sum(bare.flops.values())
+    if seen < needed:
+        raise RuntimeError(f"saw products of {seen} flops, the linear maps alone have {needed}")
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    blas = [f"{pool['internal_api']} {pool['version']}" for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "blas": blas,
-        "torch": pytorch.version() if pytorch.installed() else None,
-    }
+_CPU: dict[str, Any] = {"stage": 0, "ranks": 1, "precision": "fp32", "lr": 1e-3}
+_CPU_METHOD = (
+    "contestants take turns in one process after a warm-up; a figure is the median of the ratios of single rounds "
+    "(of two cores: the ratio of minima), the spread is their middle half"
+)
+_GPU = RunConfig(
+    model="gpt2", stage=0, ranks=1, micro_batch=8, precision="bf16", dropout=0.0, lr=3e-4, initial_scale_power=12,
+    backend="cuda",
+)  # fmt: skip
+_GPU_METHOD = (
+    "a step lies between two events on an otherwise idle GPU, with the host's clock beside it; a turn is one step that "
+    "does not count and the median of those that do; contestants take turns in one process after a warm-up, in which "
+    "kernels are compiled, and free their caches after each turn; a figure is the median over turns, a ratio that of "
+    "single rounds, the spread the middle half; flops are those recorded with the kernels of one step (attention over "
+    "all T x T pairs, flash's second product of scores in backward included), shares of a peak are of matrix products "
+    "alone, by the time of the whole step"
+)
+_GPU_PYTORCH = (
+    "eager nn.Module with the same weights and tokens; parameters and gradients in the half type, fp32 masters, their "
+    "gradients and moments; torch.optim.Adam as it comes (foreach); GradScaler in fp16; loss on half-precision logits; "
+    "attention op by op against zerosim's eager, scaled_dot_product_attention against its flash. zerosim also computes "
+    "the gradients' norm and records every event"
+)
+
+SUITES = {
+    "numpy": Suite(
+        backend="numpy",
+        models={
+            "0.8M": RunConfig(**_CPU, layers=4, hidden=128, heads=4, seq=128, micro_batch=16),
+            "10.7M": RunConfig(**_CPU, layers=6, hidden=384, heads=6, seq=256, micro_batch=8),
+        },
+        default="both",
+        precisions=("fp32",),
+        tokens=text_tokens,
+        full=Budgets(
+            one_rank=Budget(40.0, min_rounds=4, max_rounds=40),
+            ranks=Budget(25.0, min_rounds=4, max_rounds=40),
+            recording=Budget(20.0, min_rounds=5, max_rounds=60),
+            start_up=Budget(8.0, min_rounds=5, max_rounds=20, warm_ups=1),
+            fsdp=Budget(45.0, min_rounds=2, max_rounds=3, warm_ups=0),
+        ),
+        quick=Budgets(
+            one_rank=Budget(6.0, min_rounds=3, max_rounds=10, warm_ups=1),
+            ranks=Budget(5.0, min_rounds=3, max_rounds=10, warm_ups=1),
+            recording=Budget(5.0, min_rounds=3, max_rounds=20, warm_ups=1),
+            start_up=Budget(2.0, min_rounds=3, max_rounds=5, warm_ups=1),
+            fsdp=Budget(0.0, min_rounds=1, max_rounds=1, warm_ups=0),
+        ),
+        torch_device="cpu",
+        pytorch_goal=1.1,
+        goal_from=0,
+        num_losses=1,
+        same_loss=1e-3,
+        method=_CPU_METHOD,
+        explanation=(f"Method: {_CPU_METHOD}. Times are of one step of 2,048 tokens, or of a process.",),
+    ),
+    "cuda": Suite(
+        backend="cuda",
+        models={
+            "45M": _GPU.replace(layers=6, hidden=512, heads=8, seq=512, positions=512, ffn=2048, kv_heads=8),
+            "124M": _GPU,
+        },
+        default="large",
+        precisions=("bf16", "fp16"),
+        tokens=random_tokens,
+        full=Budgets(
+            one_rank=Budget(20.0, min_rounds=5, max_rounds=15, timed_steps=3, untimed_steps=1),
+            ranks=Budget(12.0, min_rounds=5, max_rounds=15, timed_steps=3, untimed_steps=1),
+        ),
+        quick=Budgets(
+            one_rank=Budget(4.0, min_rounds=3, max_rounds=6, warm_ups=1, timed_steps=2, untimed_steps=1),
+            ranks=Budget(3.0, min_rounds=3, max_rounds=6, warm_ups=1, timed_steps=2, untimed_steps=1),
+        ),
+        torch_device="cuda",
+        pytorch_goal=1.3,
+        goal_from=10**8,
+        num_losses=3,
+        same_loss=0.1,  # PyTorch's are rounded to bf16, 0.03 at 10
+        method=f"{_GPU_METHOD}. PyTorch: {_GPU_PYTORCH}",
+        explanation=(f"Method: {_GPU_METHOD}.", f"PyTorch: {_GPU_PYTORCH}."),
+    ),
+}  # fmt: skip

@@ -1,31 +1,65 @@
 """A training run that is held between its steps, so that a benchmark can let it take one at a time.
 
-The run is zerosim's own: `engine.train` over ranks that `launch` starts, as `experiment.train_rank` does it.
-Only its batches come through a gate: every rank first meets the others in a barrier (so the step of all is
-over), then waits until the bench asks for one step more. What is timed is the time from there
-to the next barrier: all ranks' forward, backward, optimizer, and the reading of their events.
+The run is zerosim's own: `engine.train` over ranks that `launch` starts, as in `train/run.py`. Only its batches come
+through a gate: every rank first meets the others in a barrier (so the step of all is over), then waits until the
+benchmark asks for one step more. What is timed is the time from there to the next barrier: all ranks' forward,
+backward, optimizer, and the reading of their events.
+
+On GPUs an event is recorded in rank 0's stream before the gate opens, while the GPU has nothing to do. The barrier
+behind the step makes every rank's stream wait for all others, so that the event which then goes into rank 0's stream
+is behind the work of all ranks.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from zerosim.comm.runtime import Context, World, launch
+import numpy as np
+
+from zerosim.bench.contest import Contestant, Timer, Timing, stream_timer, timed
+from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.device.events import Event, Kernel, Reader
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
-from zerosim.models.model import draw_flat
+from zerosim.models.model import initial_values, load_flat
 from zerosim.train import data, engine
-from zerosim.train.build import build_model, build_strategy, build_updater
+from zerosim.train.build import build_model, build_rank, build_updater, place_rank
+from zerosim.train.run import world_of
 
-PATIENCE_S = 3600.0
+RANKS = 4
+
+TIMEOUT_S = 3600.0
 """A run that waits for its turn at a gate is not late."""
 
 END_S = 60.0
+
+
+def over_ranks(config: RunConfig) -> RunConfig:
+    """The same global batch over four ranks at stage 3."""
+    return config.replace(stage=3, ranks=RANKS, micro_batch=config.micro_batch // RANKS)
+
+
+def initial_weights(config: RunConfig) -> dict[str, Any]:
+    """What zerosim begins with, by name."""
+    model = build_model(config, Device(0, make_backend("numpy")))
+    return {weight.name: initial_values(weight, config.seed) for flat in model.flats for weight in flat.spec.weights}
+
+
+def text_tokens(config: RunConfig) -> Any:
+    """One global batch (rows, seq + 1) of the primer, the same whatever N; ids are folded into a small vocabulary."""
+    text = data.read_text(None, config.seq, 256)
+    return data.sample_batch(text, config.seed, 0, config.global_batch, config.seq) % config.vocab
+
+
+def random_tokens(config: RunConfig) -> Any:
+    """One global batch (rows, seq + 1), int64: ids spread over the vocabulary."""
+    return np.random.default_rng(config.seed).integers(0, config.vocab, (config.global_batch, config.seq + 1), np.int64)
 
 
 class Gate:
@@ -35,92 +69,131 @@ class Gate:
         self._change = threading.Condition()
         self._allowed = 0
         self._arrived = -1
-        self._arrived_at = 0.0
-        self._closed = False
+        self.closed = False
 
     def arrive(self, step: int) -> bool:
         """On a rank's thread, once all ranks have done `step` steps: wait for one more. False: there is none."""
         with self._change:
-            if step > self._arrived:
-                self._arrived, self._arrived_at = step, time.perf_counter()
-                self._change.notify_all()
-            self._change.wait_for(lambda: self._allowed > step or self._closed)
-            return not self._closed
-
-    def open(self) -> float:
-        """On the bench's thread: let all ranks do one step; the seconds until the first saw that all had done it."""
-        with self._change:
-            self._change.wait_for(lambda: self._arrived == self._allowed or self._closed)
-            self._allowed += 1
-            started = time.perf_counter()
+            self._arrived = max(self._arrived, step)
             self._change.notify_all()
-            self._change.wait_for(lambda: self._arrived == self._allowed or self._closed)
-            return self._arrived_at - started
+            self._change.wait_for(lambda: self._allowed > step or self.closed)
+            return not self.closed
+
+    def open(self) -> None:
+        """On the benchmark's thread: let all ranks do one step, and wait until the first saw that all had done it."""
+        with self._change:
+            self._change.wait_for(lambda: self._arrived == self._allowed or self.closed)
+            self._allowed += 1
+            self._change.notify_all()
+            self._change.wait_for(lambda: self._arrived == self._allowed or self.closed)
 
     def close(self) -> None:
         """No more steps: whoever waits goes on and ends."""
         with self._change:
-            self._closed = True
+            self.closed = True
             self._change.notify_all()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
+
+class LastStep:
+    """A reader that keeps the events of the last step, and reads no more of them than their first kernel."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def read(self, events: list[Event]) -> None:
+        if any(isinstance(event, Kernel) for event in events):  # behind the last step comes what a run leaves
+            self.events = events
 
 
-class TrainingRun:
-    """A contestant: one step of `config` per `step`. Ends with its `with` block."""
+class TrainingRun(Contestant):
+    """A contestant: one step of `config` per `step`. Begins and ends with its `with` block.
 
-    def __init__(self, config: RunConfig, *, record: bool = True, tokens: Any = None) -> None:
+    The first step, in which a GPU's kernels are compiled, is taken on entering; without `record` no flops are known.
+    weights: full weights by name, fp32; tokens: (rows, seq + 1).
+
+    Raises: on entering and in `step`, whatever a rank failed with.
+    """
+
+    def __init__(self, config: RunConfig, weights: Mapping[str, Any], tokens: Any, *, record: bool = True) -> None:
         self.config = config
         self.losses: list[list[float]] = [[] for _ in range(config.ranks)]
+        self._weights = weights
+        self._tokens = tokens
         self._record = record
-        self._tokens = tokens if tokens is not None else global_batch(config)
+        self._last = [LastStep() for _ in range(config.ranks)]
+        self._lanes: dict[int, Any] = {}
+        self._timer: Timer | None = None
         self._gate = Gate()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="bench", daemon=True)
 
     def __enter__(self) -> TrainingRun:
         self._thread.start()
+        try:
+            self._advance()
+            if self._lanes:
+                self._timer = stream_timer(self._lanes[0])
+                self._timer.start()
+                self._timer.stop()  # the first step's work is done: the next one finds an idle device
+            self.release()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._gate.close()
-        self._thread.join(END_S)
+        self._end()
 
-    def step(self) -> float:
-        """Raises: whatever a rank failed with."""
-        seconds = self._gate.open()
+    def step(self) -> Timing:
+        return timed(self._advance, self._timer)
+
+    def release(self) -> None:
+        for lane in self._lanes.values():
+            with lane.device:
+                lane.pool.free_all_blocks()
+
+    @property
+    def flops(self) -> Mapping[str, int]:
+        """All ranks' flops of the last step, by kernel."""
+        found: dict[str, int] = {}
+        for last in self._last:
+            for event in last.events:
+                if isinstance(event, Kernel) and event.flops:
+                    found[event.name] = found.get(event.name, 0) + event.flops
+        return found
+
+    def _advance(self) -> None:
+        self._gate.open()
         if self._gate.closed:
             raise self._failure or RuntimeError("the training run has ended")
-        return seconds
+
+    def _end(self) -> None:
+        self._gate.close()
+        self._thread.join(END_S)
+        self.release()
 
     def _run(self) -> None:
-        config = self.config
-        world = World(
-            ranks=config.ranks,
-            parallel=config.parallel,
-            collective=config.collective,
-            bucket_bytes=config.bucket_bytes,
-            timeout_s=PATIENCE_S,
-            record=self._record,
-        )
+        world = replace(world_of(self.config), timeout_s=TIMEOUT_S, record=self._record)
         try:
-            # The readers of a real run: what they cost belongs to recording.
-            launch(self._program, world, lambda rank: (MemoryLedger(), CommLedger()) if self._record else ())
+            launch(self._program, world, self._readers)
         except BaseException as error:
             self._failure = error
         finally:
             self._gate.close()
 
+    def _readers(self, rank: int) -> tuple[Reader, ...]:
+        """Those of a real run, whose cost belongs to recording, and the one that flops are read from."""
+        return (MemoryLedger(), CommLedger(), self._last[rank]) if self._record else ()
+
     def _program(self, ctx: Context) -> None:
-        config, device = self.config, ctx.device
-        model = build_model(config, device, first_micro_batch=ctx.rank * config.accumulate)
-        strategy = build_strategy(config, model, ctx.comm, device, build_updater(config, 1))
-        strategy.place(model.flats, lambda flat: draw_flat(flat, config.seed, exact_master=False))
-        for losses in engine.train(model, self._batches(ctx), strategy, device):
+        config = self.config
+        model, strategy = build_rank(ctx, config, build_updater(config, 1))
+        place_rank(ctx, model, strategy, lambda flat: load_flat(flat, self._weights, exact_master=False))
+        if ctx.device.lane is not None:
+            self._lanes[ctx.rank] = ctx.device.lane
+        for losses in engine.train(model, self._batches(ctx), strategy, ctx.device):
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:
@@ -132,9 +205,3 @@ class TrainingRun:
                 return
             yield own
             step += 1
-
-
-def global_batch(config: RunConfig) -> Any:
-    """One batch (rows, seq + 1) of the primer, the same whatever N; ids are folded into a small vocabulary."""
-    text = data.read_text(None, config.seq, 256)
-    return data.sample_batch(text, config.seed, 0, config.global_batch, config.seq) % config.vocab

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from typing import BinaryIO
 
 from zerosim.errors import InputError
@@ -47,69 +46,39 @@ def main(args: argparse.Namespace) -> int:
     output = None if args.json is None else Output("--json", args.json)
     if output is not None:
         output.check()
+    if on_gpu:
+        from zerosim.backends.cuda.check import check_cuda
+
+        check_cuda()
+    from zerosim.bench import figures, machine
+    from zerosim.bench.suite import SUITES, measure
+
     started = time.perf_counter()
 
-    def say(line: str) -> None:
+    def progress(line: str) -> None:
         print(f"[{time.perf_counter() - started:5.1f} s] {line}", file=sys.stderr, flush=True)
 
-    words, text = _measure_gpu(args, say) if on_gpu else _measure_cpu(args, say)
+    suite = SUITES[args.backend]
+    small, *large = suite.models
+    size = args.model or ("small" if args.quick else suite.default)
+    names = {"small": [small], "large": large, "both": [small, *large]}[size]
+    budgets = suite.quick if args.quick else suite.full
+    others, device = machine.OtherLoad(), machine.describe(args.backend)
+    models = {name: suite.models[name] for name in names}
+    groups = list(measure(suite, models, budgets, device, progress, torch_distributed=args.torch_distributed))
+
+    found = [figure for group in groups for figure in group.figures]
+    rounds = [group.rounds for group in groups if group.rounds is not None]
+    share = others.share()
+    about = {**device, "others": share}
 
     def fill(file: BinaryIO) -> None:
-        file.write(text.encode())
+        file.write(figures.to_json(found, about, suite.method, rounds).encode())
 
     lost = write_all((output, fill))
-    print("\n".join(words))
+    print(figures.table(found), figures.summary(found), *suite.explanation, machine.described(about), sep="\n")
+    if share is not None:
+        print(f"Other processes took {100 * share:.0f} % of the cores' time meanwhile.")
     if lost is not None:
         raise lost
     return 0
-
-
-def _measure_cpu(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[str], str]:
-    """Ratios on this machine's cores: what is to be printed, and their JSON."""
-    from zerosim.bench import bystanders, figures, suite
-
-    names = {"small": ["0.8M"], "large": ["10.7M"], "both": ["0.8M", "10.7M"]}
-    models = {name: suite.MODELS[name] for name in names[args.model or ("small" if args.quick else "both")]}
-    others = bystanders.Bystanders()
-    efforts = suite.QUICK if args.quick else suite.FULL
-    had = list(suite.measure(models, efforts, say, torch_distributed=args.torch_distributed))
-    machine = {**suite.machine(), "others": others.share()}
-    words = [
-        figures.table(had),
-        figures.summary(had),
-        f"Method: {figures.METHOD}. Times are of one step of 2,048 tokens, or of a process.",
-        f"Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}",
-        *_others(machine["others"]),
-    ]
-    return words, figures.to_json(had, machine)
-
-
-def _measure_gpu(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[str], str]:
-    """Steps on the GPU, as `_measure_cpu`. Raises: InputError where there is none that can be used."""
-    from zerosim.backends.cuda.check import check_cuda
-
-    check_cuda()
-    from zerosim.bench import bystanders, cuda_device, cuda_suite, figures
-
-    names = {"small": ["45M"], "large": ["124M"], "both": ["45M", "124M"]}
-    models = {name: cuda_suite.MODELS[name] for name in names[args.model or ("small" if args.quick else "large")]}
-    others, device = bystanders.Bystanders(), cuda_device.describe()
-    plan = cuda_suite.QUICK if args.quick else cuda_suite.FULL
-    outcomes = list(cuda_suite.measure(models, plan, device, say))
-    had = [figure for outcome in outcomes for figure in outcome.figures]
-    machine = {**device, "others": others.share()}
-    words = [
-        figures.table(had),
-        figures.summary(had),
-        f"Method: {cuda_suite.METHOD}.",
-        f"PyTorch: {cuda_suite.PYTORCH}.",
-        f"Device: {cuda_device.device_line(device)}",
-        *_others(machine["others"]),
-    ]
-    about = f"{cuda_suite.METHOD}. PyTorch: {cuda_suite.PYTORCH}"
-    return words, figures.to_json(had, machine, about, [outcome.group for outcome in outcomes])
-
-
-def _others(share: float | None) -> list[str]:
-    """That the machine was not alone, where anybody knows."""
-    return [] if share is None else [f"Other processes took {100 * share:.0f} % of the cores' time meanwhile."]

@@ -27,8 +27,7 @@ def main(args: argparse.Namespace) -> int:
     figures = None
     if args.json is not None and args.json != "-":
         figures = Output("--json", args.json)
-    from zerosim.analysis.expect import judge, read_expectations
-    from zerosim.analysis.expect.asked import Runs
+    from zerosim.analysis.expect import Runs, judge, read_expectations
     from zerosim.cli.run import human_stream, json_text, read_files, write_json
     from zerosim.config.files import read_scenario_file
     from zerosim.report.check import CheckedFile, CheckReport

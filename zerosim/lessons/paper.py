@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import zerosim
-from zerosim.analysis.expect import judge, read_expectations
-from zerosim.analysis.expect.asked import Runs
+from zerosim.analysis.expect import Runs, judge, read_expectations
 from zerosim.config.files import read_scenario_file
 from zerosim.errors import InputError
 from zerosim.report.check import CheckedFile, CheckReport

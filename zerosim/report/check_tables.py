@@ -14,10 +14,8 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis.expect import Expectation, Judged, JudgedCell
-from zerosim.analysis.expect.asked import SHAPES
-from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference
+from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES
 from zerosim.analysis.expect.sweeps import Axis, grid
 from zerosim.report.grid import Cell, Grid, right
 from zerosim.report.look import Adaptive, Look

@@ -1,6 +1,6 @@
 """Figures as a source prints them: digits, unit, bold type, and the rules by which they were rounded.
 
-Owns the text of one cell and what an exact number becomes when it is printed like it. GB is 1e9 bytes.
+The text of one cell, and what an exact number becomes when it is printed like it. GB is 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from zerosim.analysis import formulas
 from zerosim.errors import InputError
 from zerosim.units import LONGEST_NUMBER, shown
 
@@ -58,6 +59,13 @@ class Figure:
         """Bytes or a count in this figure's unit."""
         return exact / self.scale
 
+    @property
+    def with_unit(self) -> str:
+        return f"{self.digits} {self.unit}".rstrip()
+
+    def in_unit(self, exact: Fraction) -> str:
+        return f"{show(self.measured(exact))} {self.unit}".rstrip()
+
 
 def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
     """'31.4', '**31.4**' in bold, '0.5T' with a unit of its own, '1,557,611,200'; None for '-', not printed.
@@ -87,12 +95,7 @@ def printed_like(value: Fraction, digits: str, rounding: str) -> str:
         return digits if value == Fraction(digits) else show(value)
     if rounding == "tens":
         return str(10 * math.floor(value / 10 + Fraction(1, 2)))
-    decimals = len(digits.partition(".")[2])
-    cut = rounding == "truncate" or (rounding == "truncate-from-100" and value >= 100)
-    scaled = value * 10**decimals
-    units = math.floor(scaled) if cut else math.floor(scaled + Fraction(1, 2))
-    whole, part = divmod(units, 10**decimals)
-    return f"{whole}.{part:0{decimals}d}" if decimals else str(whole)
+    return formulas.printed(value, digits, cut_from={"truncate": 0, "truncate-from-100": 100}.get(rounding))
 
 
 def show(value: Fraction) -> str:

@@ -1,6 +1,6 @@
 """Whether a source's printed figures are what was counted, and what the closed form says.
 
-Owns the verdict. A number agrees when it is printed the same: rounded by the source's own rule, to the
+A number agrees when it is printed the same: rounded by the source's own rule, to the
 digits that it shows. Where a file says that its source is wrong (`instead`), the number must be the
 right one and must not be the printed one, so that neither claim can go stale.
 """
@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zerosim.analysis.expect.asked import Asked, Quantity, Runs
-from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
-from zerosim.analysis.expect.figures import Figure, printed_like, show, show_difference
+from zerosim.analysis.expect.figures import Figure, printed_like, show_difference
+from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, Asked, Quantity, Runs
 from zerosim.analysis.expect.reading import Cell, Expectation
 from zerosim.analysis.expect.sweeps import MP, describe
 from zerosim.errors import InputError
@@ -110,28 +108,24 @@ def _read(expectation: Expectation, cell: Cell, quantity: Quantity | None, runs:
         raise InputError(f"{where}: {error}") from None
     if value is None:
         raise InputError(f'{where}: {expectation.calculator} has no answer here; write "-" in printed')
-    return value
+    return Fraction(value)
 
 
 def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction) -> str | None:
     """What is wrong with one number, or None."""
-    printed = cell.printed
-    if cell.instead is not None and _agrees(expectation, cell, printed, value):
-        return f"{what} {_in_unit(printed, value)} is what is printed: drop instead"
-    right = cell.instead or printed
-    if _agrees(expectation, cell, right, value):
+    printed, right = cell.printed, cell.instead or cell.printed
+    if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
+        return f"{what} {printed.in_unit(value)} is what is printed: drop instead"
+    rounded = _rounded(expectation, cell, right, value)
+    if rounded == right.digits:
         return None
     difference = show_difference(right.measured(value) - right.value)
-    against = "printed" if cell.instead is None else f"printed {_with_unit(printed)}, instead"
-    rounded = _rounded(expectation, cell, right, value)
+    against = "printed" if cell.instead is None else f"printed {printed.with_unit}, instead"
+    unit = f" {right.unit}" if right.unit else ""
     return (
-        f"{against} {_with_unit(right)}, {what} {_in_unit(right, value)}, difference {difference}{_space(right)} "
+        f"{against} {right.with_unit}, {what} {right.in_unit(value)}, difference {difference}{unit} "
         f"({expectation.rounding} gives {rounded})"
     )
-
-
-def _agrees(expectation: Expectation, cell: Cell, figure: Figure, value: Fraction) -> bool:
-    return _rounded(expectation, cell, figure, value) == figure.digits
 
 
 def _rounded(expectation: Expectation, cell: Cell, figure: Figure, value: Fraction) -> str:
@@ -178,7 +172,7 @@ def _bold_failures(expectation: Expectation, values: Sequence[Fraction | None]) 
         what = "formula" if expectation.quantity is None else "counted"
         found.append(
             [
-                f"printed {_with_unit(cell.printed)} {how}, {what} {_in_unit(cell.printed, value)}: by the rule "
+                f"printed {cell.printed.with_unit} {how}, {what} {cell.printed.in_unit(value)}: by the rule "
                 f"(smallest {rule.smallest} with at most {format_bytes(rule.at_most)}) {by_rule}"
             ]
         )
@@ -188,15 +182,3 @@ def _bold_failures(expectation: Expectation, values: Sequence[Fraction | None]) 
 def _name(expectation: Expectation, cell: Cell) -> str:
     place = describe(expectation.axes, cell.labels)
     return ", ".join(part for part in (repr(expectation.title) if expectation.title else "", place) if part)
-
-
-def _in_unit(figure: Figure, value: Fraction) -> str:
-    return show(figure.measured(value)) + _space(figure)
-
-
-def _with_unit(figure: Figure) -> str:
-    return figure.digits + _space(figure)
-
-
-def _space(figure: Figure) -> str:
-    return f" {figure.unit}" if figure.unit else ""

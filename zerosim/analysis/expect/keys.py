@@ -1,6 +1,6 @@
 """The keys of [expect]: which there are, and which go together.
 
-Owns what is refused for its name, its type or its company; what the values mean is `reading.py`'s affair.
+A key is refused here for its name, its type or what it stands beside; what the values mean is in `reading.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
 from zerosim.analysis.expect.figures import ROUNDINGS
+from zerosim.analysis.expect.quantities import SHAPES, TRAINING, Quantity
 from zerosim.analysis.formulas import calculators
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS

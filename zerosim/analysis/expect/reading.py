@@ -1,10 +1,10 @@
 """The table [expect] of a scenario: what a source prints about the run above it.
 
-Owns their meaning: whatever can be wrong with a file is found here, before anything runs. Keys:
+Whatever can be wrong with a file is found here, before anything runs. Keys:
 
     source                where it is printed: paper, section or table (required)
     title                 what the figures are (required where a file has several tables)
-    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
+    quantity, formula     what is judged: a count, a formula (`quantities.py`), or both
     printed               the figures as strings, one for each place of the grid; **bold**, "-" for none (required)
     unit                  of figures that name none, such as GB
     rounding              how the source rounded (required, `figures.py`)
@@ -22,11 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.analysis.expect.asked import SHAPES
-from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import Figure, parse_figure
 from zerosim.analysis.expect.keys import check_keys, check_options, find_known
+from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES
 from zerosim.analysis.expect.sweeps import MP, Axis, Point, describe, grid, read_axes
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
@@ -119,21 +117,17 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         if figure is None and right is not None:
             raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is printed there")
     counted_on = table.get("counted_on", SHAPES)
+    judged_names: dict[str, Any] = {key: table.get(key) for key in ("quantity", "formula", "beside")}
+    texts: dict[str, str] = {key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator")}
     expectation = Expectation(
         path=file.path,
-        title=table.get("title", ""),
-        source=table["source"],
-        quantity=table.get("quantity"),
-        formula=table.get("formula"),
-        beside=table.get("beside"),
-        why=table.get("why", ""),
-        note=table.get("note", ""),
+        **judged_names,
+        **texts,
         rounding=rounding,
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
         at=table.get("at", "end_of_backward"),
         memory=_size(table, "memory") if "memory" in table else 0,
-        calculator=table.get("calculator", ""),
         axes=axes,
         cells=tuple(
             Cell(point.labels, _config(file, table, point, axes, counted_on), point.changes.get(MP, 1), figure, right)

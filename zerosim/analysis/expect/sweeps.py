@@ -1,6 +1,6 @@
 """The grid of runs that a table spans: axes of fields' values, or of named cases.
 
-Owns `[sweep]`. An axis is a list of values of one field (ranks = [1, 4, 16]), or a table of cases
+In `[sweep]` an axis is a list of values of one field (ranks = [1, 4, 16]), or a table of cases
 ([sweep.schedule], each a name and the fields that it sets). The first axis goes down a table, the
 others across, the last one fastest.
 """

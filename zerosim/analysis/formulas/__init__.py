@@ -12,90 +12,43 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
 
 from __future__ import annotations
 
-from zerosim.analysis.formulas.activations import (
-    RECOMPUTE,
-    WHY_ESTIMATES_DIFFER,
-    block_activations,
-    block_parts,
-    block_text,
-    checkpoint_elements,
-    zero_paper_elements,
-)
-from zerosim.analysis.formulas.calculators import Calculator, calculators
-from zerosim.analysis.formulas.parameters import (
-    flops_per_step,
-    gpt2_parameters,
-    llama_parameters,
-    megatron_parameters,
-    training_seconds,
-    twelve_l_h_squared,
-)
-from zerosim.analysis.formulas.printed import (
-    DEVICE_GB,
-    FIGURE_1,
-    MIXED_ADAM,
-    TABLE_1,
-    VOLUME,
-    Printed,
-    largest_model,
-    printed,
-    printed_states,
-    smallest_fit,
-)
-from zerosim.analysis.formulas.states import (
-    MASTER_BYTES,
-    STATES,
-    BytesPerParameter,
-    bytes_per_parameter,
-    bytes_per_parameter_at,
-    first_partitioned,
-    model_states,
-    model_states_text,
-    optimizer_step_states,
-    padded_numel,
-    state_text,
-)
-from zerosim.analysis.formulas.traffic import Volume, replica_bytes, replica_text, volume
-
-__all__ = [
-    "DEVICE_GB",
-    "FIGURE_1",
-    "MASTER_BYTES",
-    "MIXED_ADAM",
-    "RECOMPUTE",
-    "STATES",
-    "TABLE_1",
-    "VOLUME",
-    "WHY_ESTIMATES_DIFFER",
-    "BytesPerParameter",
-    "Calculator",
-    "Printed",
-    "Volume",
-    "block_activations",
-    "block_parts",
-    "block_text",
-    "bytes_per_parameter",
-    "bytes_per_parameter_at",
-    "calculators",
-    "checkpoint_elements",
-    "first_partitioned",
-    "flops_per_step",
-    "gpt2_parameters",
-    "largest_model",
-    "llama_parameters",
-    "megatron_parameters",
-    "model_states",
-    "model_states_text",
-    "optimizer_step_states",
-    "padded_numel",
-    "printed",
-    "printed_states",
-    "replica_bytes",
-    "replica_text",
-    "smallest_fit",
-    "state_text",
-    "training_seconds",
-    "twelve_l_h_squared",
-    "volume",
-    "zero_paper_elements",
-]
+from zerosim.analysis.formulas.activations import RECOMPUTE as RECOMPUTE
+from zerosim.analysis.formulas.activations import WHY_ESTIMATES_DIFFER as WHY_ESTIMATES_DIFFER
+from zerosim.analysis.formulas.activations import block_activations as block_activations
+from zerosim.analysis.formulas.activations import block_parts as block_parts
+from zerosim.analysis.formulas.activations import block_text as block_text
+from zerosim.analysis.formulas.activations import checkpoint_elements as checkpoint_elements
+from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements
+from zerosim.analysis.formulas.calculators import Calculator as Calculator
+from zerosim.analysis.formulas.calculators import calculators as calculators
+from zerosim.analysis.formulas.parameters import flops_per_step as flops_per_step
+from zerosim.analysis.formulas.parameters import gpt2_parameters as gpt2_parameters
+from zerosim.analysis.formulas.parameters import llama_parameters as llama_parameters
+from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
+from zerosim.analysis.formulas.parameters import training_seconds as training_seconds
+from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared
+from zerosim.analysis.formulas.printed import DEVICE_GB as DEVICE_GB
+from zerosim.analysis.formulas.printed import FIGURE_1 as FIGURE_1
+from zerosim.analysis.formulas.printed import MIXED_ADAM as MIXED_ADAM
+from zerosim.analysis.formulas.printed import TABLE_1 as TABLE_1
+from zerosim.analysis.formulas.printed import VOLUME as VOLUME
+from zerosim.analysis.formulas.printed import Printed as Printed
+from zerosim.analysis.formulas.printed import largest_model as largest_model
+from zerosim.analysis.formulas.printed import printed as printed
+from zerosim.analysis.formulas.printed import printed_states as printed_states
+from zerosim.analysis.formulas.printed import smallest_fit as smallest_fit
+from zerosim.analysis.formulas.states import MASTER_BYTES as MASTER_BYTES
+from zerosim.analysis.formulas.states import STATES as STATES
+from zerosim.analysis.formulas.states import BytesPerParameter as BytesPerParameter
+from zerosim.analysis.formulas.states import bytes_per_parameter as bytes_per_parameter
+from zerosim.analysis.formulas.states import bytes_per_parameter_at as bytes_per_parameter_at
+from zerosim.analysis.formulas.states import first_partitioned as first_partitioned
+from zerosim.analysis.formulas.states import model_states as model_states
+from zerosim.analysis.formulas.states import model_states_text as model_states_text
+from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
+from zerosim.analysis.formulas.states import padded_numel as padded_numel
+from zerosim.analysis.formulas.states import state_text as state_text
+from zerosim.analysis.formulas.traffic import Volume as Volume
+from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
+from zerosim.analysis.formulas.traffic import replica_text as replica_text
+from zerosim.analysis.formulas.traffic import volume as volume

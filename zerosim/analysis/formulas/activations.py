@@ -1,6 +1,6 @@
 """Activations that forward keeps for backward: the two published estimates.
 
-Owns the accounting of "Reducing Activation Recomputation in Large Transformer Models" (arXiv
+The accounting of "Reducing Activation Recomputation in Large Transformer Models" (arXiv
 2205.05198, section 4) and the ZeRO paper's estimate (arXiv 1910.02054, sections 3.2 and 6.1). Neither
 is what zerosim's own model keeps: that is counted.
 

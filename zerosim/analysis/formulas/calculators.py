@@ -1,6 +1,6 @@
 """Published memory calculators, which disagree on the same question: each one's formula for model states.
 
-Owns their formulas as read in their sources at the commits named; not whether they are right. Buffers
+The formulas are as read in their sources at the commits named; whether they are right is not judged. Buffers
 that a calculator adds without being asked are in it, activations are not.
 """
 
@@ -35,7 +35,7 @@ def calculators() -> tuple[Calculator, ...]:
             "ZeRO paper",
             "arXiv 1910.02054, Figure 1",
             "2 + 2 + 12 bytes: fp16 parameters and gradients, fp32 master and two moments",
-            _paper,
+            lambda stage, psi, ranks, largest: _staged(stage, psi, ranks, grad=2),
         ),
         Calculator(
             "DeepSpeed estimator, code",
@@ -59,13 +59,13 @@ def calculators() -> tuple[Calculator, ...]:
             "llm-analysis",
             "cli99/llm-analysis d841e40",
             "gradients in the master's dtype, 4 bytes; its stage 3 adds a prefetched layer, left out here",
-            _fp32_gradients,
+            lambda stage, psi, ranks, largest: _staged(stage, psi, ranks, grad=4),
         ),
         Calculator(
             "Megatron-LM theoretical",
             "NVIDIA/Megatron-LM d98e8a6, training/theoretical_memory_usage.py",
             "18 bytes with fp32 gradients; 6 + 12/N with the distributed optimizer; no stage 2 or 3",
-            _megatron,
+            lambda stage, psi, ranks, largest: None if stage >= 2 else _staged(stage, psi, ranks, grad=4),
         ),
         Calculator(
             "mlsysim 0.3.0",
@@ -77,22 +77,18 @@ def calculators() -> tuple[Calculator, ...]:
             "accelerate estimate-memory",
             "huggingface/accelerate 16cb6eb, commands/estimate.py, fp16",
             "the largest of its parts (Adam's 8 bytes), not their sum; knows no ranks",
-            _accelerate,
+            lambda stage, psi, ranks, largest: Fraction(8 * psi),
         ),
     )
 
 
-def _staged(stage: int, psi: int, ranks: int, param: int, grad: int, optim: int) -> Fraction:
-    """The plain rule: each kind is divided from its stage on."""
+def _staged(stage: int, psi: int, ranks: int, *, grad: int) -> Fraction:
+    """The plain rule with Adam's 12 bytes: each kind is divided from its stage on."""
     return psi * (
-        Fraction(param, ranks if stage >= 3 else 1)
+        Fraction(2, ranks if stage >= 3 else 1)
         + Fraction(grad, ranks if stage >= 2 else 1)
-        + Fraction(optim, ranks if stage >= 1 else 1)
+        + Fraction(12, ranks if stage >= 1 else 1)
     )
-
-
-def _paper(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
-    return _staged(stage, psi, ranks, 2, 2, 12)
 
 
 def _deepspeed_code(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
@@ -108,24 +104,12 @@ def _deepspeed_docs(stage: int, psi: int, ranks: int, largest: int) -> Fraction 
     return 4 * psi + Fraction(16 * psi, ranks) if stage == 2 else 4 * largest + Fraction(18 * psi, ranks)
 
 
-def _eleuther(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
+def _eleuther(stage: int, psi: int, ranks: int, largest: int) -> Fraction:
     bucket = 2 * 500_000_000 if stage >= 1 else 0
     live = 2 * 1_000_000_000 if stage == 3 else 0
-    return _staged(stage, psi, ranks, 2, 4, 12) + bucket + live
+    return _staged(stage, psi, ranks, grad=4) + bucket + live
 
 
-def _fp32_gradients(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
-    return _staged(stage, psi, ranks, 2, 4, 12)
-
-
-def _megatron(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
-    return None if stage >= 2 else _staged(stage, psi, ranks, 2, 4, 12)
-
-
-def _mlsysim(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
+def _mlsysim(stage: int, psi: int, ranks: int, largest: int) -> Fraction:
     bucket = Fraction(2 * psi, ranks if stage >= 2 else 1) / 20
-    return _staged(stage, psi, ranks, 2, 2, 12) + bucket
-
-
-def _accelerate(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
-    return Fraction(8 * psi)
+    return _staged(stage, psi, ranks, grad=2) + bucket

@@ -1,6 +1,6 @@
 """How many parameters a model has, and how many floating-point operations a step takes.
 
-Owns the counts that follow from a transformer's shape; what zerosim's own models hold is counted.
+These follow from a transformer's shape; what zerosim's own models hold is counted.
 L blocks, h width, V vocabulary, s learned positions, f width of the MLP, B rows, a heads.
 Source of the approximations: ZeRO paper (arXiv 1910.02054) 12Lh², Megatron (arXiv 2104.04473, section 5).
 """

@@ -1,10 +1,11 @@
 """What the ZeRO paper prints, and how it rounds: Figure 1 and Tables 1 and 2 (arXiv 1910.02054).
 
-Owns the printed figures and the rules that turn exact numbers into them. GB is 1e9 bytes.
+GB is 1e9 bytes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -71,17 +72,16 @@ def printed_states(stage: int, num_parameters: int, ranks: int) -> list[Printed]
     return found
 
 
-def printed(value_gb: Fraction, like: str) -> str:
-    """An exact value with the digits of the printed one: half up below 100, cut off from 100 on.
+def printed(value: Fraction, like: str, *, cut_from: int | None = 100) -> str:
+    """An exact value with the digits of the printed one: half up, but cut off from `cut_from` on (None: never).
 
     That is how Table 1 rounds: 41.25 is printed 41.3, 513.5 is printed 513. Recomputed from all its cells.
     """
-    scale = 10 ** len(like.partition(".")[2])
-    scaled = value_gb * scale
-    digits = int(scaled) if value_gb >= 100 else int(scaled + Fraction(1, 2))
-    if scale == 1:
-        return str(digits)
-    return f"{digits // scale}.{digits % scale:0{len(str(scale)) - 1}d}"
+    decimals = len(like.partition(".")[2])
+    scaled = value * 10**decimals
+    is_cut = cut_from is not None and value >= cut_from
+    whole, part = divmod(math.floor(scaled if is_cut else scaled + Fraction(1, 2)), 10**decimals)
+    return f"{whole}.{part:0{decimals}d}" if decimals else str(whole)
 
 
 def smallest_fit(cells: Mapping[int, Fraction], limit_gb: Fraction = DEVICE_GB) -> int | None:

@@ -1,6 +1,6 @@
 """Model states: what parameters, gradients and optimizer states cost per rank, by stage.
 
-Owns the ZeRO paper's memory rule (arXiv 1910.02054, sections 3.1 and 5, Figure 1) and what frameworks
+The ZeRO paper's memory rule (arXiv 1910.02054, sections 3.1 and 5, Figure 1) and what frameworks
 add to it. Not traffic, not activations. Psi is the number of parameters, N that of data-parallel ranks.
 """
 

@@ -1,6 +1,6 @@
 """Traffic of the model states: elements and bytes that a rank sends per step, by stage.
 
-Owns the ZeRO paper's communication analysis (arXiv 1910.02054, section 7) and what schedules of
+The ZeRO paper's communication analysis (arXiv 1910.02054, section 7) and what schedules of
 frameworks change about it. Not the traffic of tensor or pipeline parallelism, not time.
 
 Psi is all parameters and N the ranks. Of Psi, V*D are a tied table, U the last unit, R the units
