@@ -11,8 +11,6 @@ import pytest
 
 from zerosim.cli.main import main
 
-pytestmark = pytest.mark.bits
-
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = {
@@ -33,6 +31,7 @@ def shown(command: str) -> list[str]:
     return [line for line in block.splitlines() if line.strip() and line != "..."]
 
 
+@pytest.mark.bits
 def test_the_first_command_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """Bytes to the last digit; losses may differ in a digit between BLAS libraries, but must fall as far."""
     command = "zerosim run --stage 3 --ranks 4"
@@ -48,6 +47,7 @@ def test_the_first_command_prints_what_the_readme_shows(capsys: pytest.CaptureFi
     assert last < first - 2.5
 
 
+@pytest.mark.bits
 def test_compare_shows_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
     command = "zerosim compare --stages 0,1,2,3 --ranks 4"
     assert main([*command.split()[1:], "--steps", "2"]) == 0
@@ -57,6 +57,7 @@ def test_compare_shows_what_the_readme_shows(capsys: pytest.CaptureFixture[str])
             assert line in lines
 
 
+@pytest.mark.bits
 def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
     command = "zerosim plan --model 1t --stage 3 --ranks 1024 --recompute full --gpu v100-32"
     assert main(command.split()[1:]) == 3  # it does not fit
@@ -85,6 +86,7 @@ def texts(svg: Path) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter() if element.tag in (f"{name}title", f"{name}text")]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("block", PYTHON)
 def test_the_python_that_is_shown_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "a page", "exec"), {})

@@ -11,8 +11,6 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.lessons import formats
 
-pytestmark = pytest.mark.bits
-
 TINY = RunConfig(stage=0, ranks=1, steps=3, layers=1, hidden=16, heads=2, seq=16, micro_batch=2)
 
 

@@ -12,8 +12,6 @@ from zerosim.errors import InputError
 from zerosim.lessons import rings
 from zerosim.tensor.tensor import tensor
 
-pytestmark = pytest.mark.bits
-
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_each_hop_sends_one_chunk_to_the_right(ranks: int) -> None:

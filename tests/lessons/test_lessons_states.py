@@ -11,8 +11,6 @@ import zerosim
 from zerosim.errors import InputError
 from zerosim.lessons import states, stepping
 
-pytestmark = pytest.mark.bits
-
 SMALL = zerosim.RunConfig(stage=3, ranks=2, steps=2, layers=2, hidden=16, heads=2, seq=8, micro_batch=1)
 
 

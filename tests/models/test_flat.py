@@ -20,8 +20,6 @@ from zerosim.train.build import build_model
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
-pytestmark = pytest.mark.bits
-
 SIZES = [(1, 1), (7, 7), (100, 3), (256, 1), (300, 2), (1000, 7)]  # fewer, as many and more than the 19 of a vocabulary
 TINY: dict[str, Any] = dict(model="flat", seq=5, vocab=19, steps=2, micro_batch=1, seed=3, lr=1e-2)
 
@@ -80,6 +78,7 @@ def test_every_parameter_has_a_gradient(params: int, units: int, precision: str)
         assert (values[19:] == values[: len(values) - 19][: len(values[19:])]).all()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(("params", "units"), SIZES)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_all_stages_give_the_references_bits(params: int, units: int, ranks: int, tmp_path: Path) -> None:

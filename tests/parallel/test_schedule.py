@@ -25,7 +25,6 @@ from zerosim.train.build import build_strategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, world_of
 
-pytestmark = pytest.mark.bits
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=7, micro_batch=1, steps=2, ranks=2)
 
 
@@ -126,6 +125,7 @@ class Prefetching(Zero3):
         self.pre_forward(unit)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "tie_embeddings": False}, {"recompute": "full"}], ids=str)
 def test_gathers_that_come_before_their_use_change_no_bit(changes: dict[str, Any]) -> None:
     plain, early = run_with(None, **changes), run_with(Prefetching, **changes)

@@ -99,7 +99,6 @@ def test_stages_and_partitions_of_one_mesh_are_equal_to_the_bit(options: dict[st
         assert other.live_bytes_after == [0] * other.config.ranks
 
 
-@pytest.mark.bits
 @pytest.mark.parametrize("recipe", ["deepspeed", "fsdp2", "megatron"])
 def test_recipes_change_no_bit_of_a_mesh(recipe: str) -> None:
     paper = trained(stage=3, grad_dtype="fp32", steps=2)

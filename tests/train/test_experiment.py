@@ -16,8 +16,6 @@ from zerosim.config import RunConfig, read_scenario
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.plan import peak_of, peak_within
 
-pytestmark = pytest.mark.bits
-
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro_batch=2, ranks=2)
 
 
@@ -28,6 +26,7 @@ def test_defaults_that_a_program_may_rely_on() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.bits
 def test_a_run_repeats_itself_to_the_bit_and_to_the_event() -> None:
     first, second = (run(RunConfig(**SMALL, dropout=0.1), keep_events=True) for _ in range(2))
     side_by_side = run(RunConfig(**SMALL, dropout=0.1, parallel=2), keep_events=True)
@@ -61,6 +60,7 @@ def test_json_is_strict_and_whole() -> None:
     assert RunConfig.from_dict(values["config"]) == result.config
 
 
+@pytest.mark.bits
 def test_weights_go_in_and_out_by_name(tmp_path: Path) -> None:
     first = run(RunConfig(**SMALL, precision="fp32"))
     np.savez(tmp_path / "in.npz", **first.weights)
