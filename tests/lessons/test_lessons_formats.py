@@ -1,27 +1,38 @@
-"""The pictures of number formats, drawn from bit patterns as notebook 02 draws them."""
+"""Notebook 02: what its cells read off bit patterns is IEEE 754 and bfloat16, its experiments fail and work as told."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+import zerosim
 from zerosim.errors import InputError
-from zerosim.lessons.formats import Limits, range_figure, ticks_figure
+from zerosim.lessons.formats import range_figure, ticks_figure
 from zerosim.tensor import tensor
 
+pytestmark = pytest.mark.bits
 
-def halves() -> dict[str, Any]:
-    """Every positive finite number of each half type."""
-    patterns = np.arange(1, 2**15, dtype=np.uint16)
-    values = {"fp16": patterns.view(np.float16), "bf16": (patterns.astype(np.uint32) << 16).view(np.float32)}
-    return {name: every[np.isfinite(every)].astype(np.float32) for name, every in values.items()}
+
+@pytest.fixture(scope="module")
+def cells(defined: Any) -> dict[str, Any]:
+    """Up to the fates of gradients, and the slope's fit."""
+    names: dict[str, Any] = defined("02", "01", "02a", "03", "07", "09", "10", "11a")
+    return names
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp32"])
+def test_counted_limits_are_those_of_the_format(name: str, cells: dict[str, Any]) -> None:
+    info = ml_dtypes.finfo({"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32}[name])
+    expected = [info.smallest_subnormal, info.smallest_normal, info.max, info.eps]
+    assert [float(value) for value in cells["limits"][name]] == [float(value) for value in expected]
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_every_half_value_is_kept_and_the_middle_goes_to_even(name: str) -> None:
-    values = halves()[name]
+def test_every_half_value_is_kept_and_the_middle_goes_to_even(name: str, cells: dict[str, Any]) -> None:
+    values = cells["values"][name]
     assert np.array_equal(tensor(values, dtype=name).numpy(), values)
     assert (np.diff(values) > 0).all()
     start = int(np.searchsorted(values, 1.0))
@@ -30,15 +41,43 @@ def test_every_half_value_is_kept_and_the_middle_goes_to_even(name: str) -> None
     assert tensor((values[start + 1] + high) / 2, dtype=name).numpy() == high
 
 
-def test_a_tick_for_every_number() -> None:
-    (axes,) = ticks_figure(halves(), 1, 1.0625).axes
+def test_gradients_are_those_of_the_first_step(cells: dict[str, Any]) -> None:
+    first = zerosim.run(cells["config"].replace(precision="fp64", steps=1)).steps[0]
+    assert np.linalg.norm(cells["gradients"]) == pytest.approx(first.grad_norm, rel=1e-9)
+
+
+def test_fates_are_shares_and_move_with_the_scale(cells: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cells, "gradients", np.array([1.0, 1e5, 1e-5, 1e-9]))
+    fates = cells["fates"]
+    assert fates("fp16") == [0.25] * 4
+    assert fates("bf16") == [1, 0, 0, 0]
+    assert fates("fp16", 2.0**-30)[2] == 0.75
+
+
+def test_a_gradient_vanishes_in_fp16_and_a_scale_saves_it(cells: dict[str, Any]) -> None:
+    fit = cells["fit_slope"]
+    assert fit("fp16", steps=3) == ([0.0] * 3, 0.0)
+    exact = -6 * float((np.linspace(-1e-3, 1e-3, 1024) ** 2).mean())
+    assert fit("fp16", scale=2.0**10, steps=1)[1] == pytest.approx(exact, rel=2e-3)
+    assert fit("bf16", steps=1)[1] == pytest.approx(exact, rel=2e-2)
+    assert fit("fp16", scale=2.0**10)[0][-1] == pytest.approx(3.0, abs=0.01)
+
+
+def test_without_a_master_the_slope_stands_where_gaps_exceed_twice_the_step(cells: dict[str, Any]) -> None:
+    fit = cells["fit_slope"]
+    assert fit("bf16", lr=0.0075, steps=300, masters=False)[0][-20:] == [2.0] * 20
+    assert fit("bf16", lr=0.0075, steps=500)[0][-1] > 2.3
+
+
+def test_a_tick_for_every_number(cells: dict[str, Any]) -> None:
+    halves = {name: cells["values"][name] for name in ("fp16", "bf16")}
+    (axes,) = ticks_figure(halves, 1, 1.0625).axes
     assert sorted(len(collection.get_segments()) for collection in axes.collections) == [9, 65]
     with pytest.raises(InputError, match="wider range"):
-        ticks_figure(halves(), 1.001, 1.0011)
+        ticks_figure(halves, 1.001, 1.0011)
 
 
-def test_a_bar_for_every_format_and_a_hill_for_every_scale() -> None:
-    limits = {name: Limits(2.0**-24, 2.0**-14, 65504.0, 2.0**-10) for name in ("fp16", "bf16", "fp32")}
-    (axes,) = range_figure(limits, np.array([1e-3, -1e-4, 0.0]), (1.0, 2.0**16)).axes
+def test_a_bar_for_every_format_and_a_hill_for_every_scale(cells: dict[str, Any]) -> None:
+    (axes,) = range_figure(cells["limits"], np.array([1e-3, -1e-4, 0.0]), (1.0, 2.0**16)).axes
     words = {text.get_text() for text in axes.texts}
     assert {"fp16", "bf16", "fp32", "gradients", "gradients times 2¹⁶", "2⁻²⁴"} <= words
