@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from zerosim.lessons.sheet import picture
 from zerosim.lessons.tables import table
 from zerosim.report.look import Adaptive, Stack
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
@@ -146,6 +147,4 @@ def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = ""
     page = open_page((8.0, 0.42 * len(bars) + 1.5), "light")
     frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
     draw_bars(page, bars, KIND_PAINTS)
-    figure = page.figure
-    assert isinstance(figure, Picture)  # by open_page
-    return figure
+    return picture(page)

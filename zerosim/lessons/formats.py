@@ -42,7 +42,7 @@ def range_figure(limits: Mapping[str, Limits], gradients: Any, scales: Sequence[
     dress(page, axes, grid="x")
     sheet = Sheet(page, axes)
     theme = page.theme
-    for row, (name, seen) in enumerate(reversed(limits.items())):
+    for row, (name, seen) in enumerate(reversed(list(limits.items()))):
         low, normal, high = (float(np.log2(value)) for value in seen[:3])
         color = theme.color(LINE_PAINTS[_COLORS[name]])
         axes.barh(row, high - normal, 0.6, left=normal, color=color)
@@ -63,7 +63,7 @@ def range_figure(limits: Mapping[str, Limits], gradients: Any, scales: Sequence[
     axes.set_yticks([])
     ticks = [-149, -100, -50, -24, 0, 16, 50, 100, 128]
     axes.set_xticks(ticks, [f"$2^{{{power}}}$" for power in ticks])
-    return picture(sheet)
+    return picture(sheet.page)
 
 
 def ticks_figure(values: Mapping[str, Any], low: float, high: float) -> Picture:
@@ -72,14 +72,14 @@ def ticks_figure(values: Mapping[str, Any], low: float, high: float) -> Picture:
     Raises: InputError for bounds between which a format has no two numbers.
     """
     sheet = open_sheet(
+        open_page((8.0, 1.5 + 0.75 * len(values)), "light"),
         f"Every number from {low:g} to {high:g}",
         "One tick is one number. What falls between two ticks is rounded to one of them.",
         across=(low - 0.2 * (high - low), high + 0.03 * (high - low)),
         up=(-0.6, len(values) - 0.4),
-        size=(8.0, 1.5 + 0.75 * len(values)),
     )
     theme = sheet.page.theme
-    for row, (name, numbers) in enumerate(reversed(values.items())):
+    for row, (name, numbers) in enumerate(reversed(list(values.items()))):
         inside = numbers[(numbers >= low) & (numbers <= high)]
         if inside.size < 2:
             raise InputError(f"{name} has {inside.size} numbers from {low:g} to {high:g}: expected a wider range")
@@ -89,7 +89,7 @@ def ticks_figure(values: Mapping[str, Any], low: float, high: float) -> Picture:
         write(sheet, (low - 0.03 * (high - low), row - 0.05), f"{name}\n{inside.size} numbers", scale=0.9, ha="right")
         for value in (low, high):
             write(sheet, (value, row - 0.45), f"{value:g}", scale=0.85, color=theme.muted)
-    return picture(sheet)
+    return picture(sheet.page)
 
 
 def _power(value: float) -> str:

@@ -35,9 +35,7 @@ def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") 
     page = open_page((8.0, max(3.0, 1.7 + 0.36 * len(bars))), "light")
     frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), too_thin(bars))
     draw_bars(page, bars, KIND_PAINTS)
-    figure = page.figure
-    assert isinstance(figure, Picture)  # by open_page
-    return figure
+    return picture(page)
 
 
 # -- who owns what -----------------------------------------------------------------------------------
@@ -56,14 +54,13 @@ def ownership_figure(ownership: Ownership, title: str = "Who updates which part 
     colors = [theme.color(paint) for paint in LINE_PAINTS[: ownership.ranks]]
     padded = any(row.padding for row in ownership.rows)
     sheet = open_sheet(
+        page,
         title,
         "A line is a buffer; its length is drawn the same for all. Numbers are elements, from first to last.",
         across=(-0.14, 1.14),
         up=(0.4 - len(units), 0.6),
-        size=page.size,
         key=[(f"rank {rank}", _swatch(color, theme.background)) for rank, color in enumerate(colors)],
         notes=["Some slices end in padding: elements past the buffer's end, which belong to no parameter."] * padded,
-        page=page,
     )
     for at, unit in enumerate(units):
         rows = ownership.of(unit)
@@ -75,7 +72,7 @@ def ownership_figure(ownership: Ownership, title: str = "Who updates which part 
             middle = (row.start + row.stop) / 2 / whole
             cell(sheet, (middle, -at), width, 0.78, fill=color, edge=theme.background)
             write(sheet, (middle, -at), _elements(row), scale=0.75, color=ink_on(color))
-    return picture(sheet)
+    return picture(page)
 
 
 def _elements(row: OwnedSlice) -> str:
@@ -106,17 +103,16 @@ def busy_figure(histories: Mapping[str, Sequence[Sequence[Event]]], step: int, p
     pitch = max(len(rows) for rows in found.values()) + 3.0
     page = open_page((8.0, max(3.0, 1.3 + 0.27 * pitch * len(found))), "light")
     sheet = open_sheet(
+        page,
         f"Who sends in each collective of {phase}",
         "Columns are collectives in their order, named by unit. A cell is as full as its rank's share of the bytes.",
         across=(-2.2, columns + 2.3),
         up=(1.4 - pitch * len(found), 1.7),
-        size=page.size,
         key=[(op, page.paint(op, OP_PAINTS) | {"hatch": ""}) for op in ops],
-        page=page,
     )
     for at, (name, rows) in enumerate(found.items()):
         _draw_busy(sheet, -at * pitch, name, rows, columns)
-    return picture(sheet)
+    return picture(page)
 
 
 def _draw_busy(sheet: Sheet, top: float, name: str, rows: Sequence[Sequence[Joined]], columns: int) -> None:
@@ -196,13 +192,12 @@ def states_figure(seen: Sequence[Glance], names: Sequence[str], title: str, rank
     shown = {span.what for lane in lanes.values() for span in lane}
     key = dict(paints[state] for state in paints if state in shown)
     sheet = open_sheet(
+        page,
         title,
         "Along x are the events of all ranks in the order in which they happened (not seconds).",
         across=(-0.2 * wide, 1.01 * wide),
         up=(0.4 - len(lanes), 1.5),
-        size=page.size,
         key=[(words, _swatch(color, theme.muted)) for words, color in key.items()],
-        page=page,
     )
     _draw_phases(sheet, seen, ranks[0])
     for at, ((of, name), lane) in enumerate(lanes.items()):
@@ -212,7 +207,7 @@ def states_figure(seen: Sequence[Glance], names: Sequence[str], title: str, rank
             _, color = paints.get(span.what, ("", theme.band))
             tall = 0.78 if span.what in ("gathered", "whole") else 0.2
             cell(sheet, _middle(span, -at), span.stop - span.start, tall, fill=color, edge=color)
-    return picture(sheet)
+    return picture(page)
 
 
 def _draw_phases(sheet: Sheet, seen: Sequence[Glance], rank: int) -> None:

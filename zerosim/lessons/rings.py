@@ -16,7 +16,7 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Launch, Message, Recorder
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import Place, Sheet, arrow, cell, ink_on, open_sheet, picture, write
-from zerosim.report.plots.page import Picture
+from zerosim.report.plots.page import Picture, open_page
 from zerosim.report.plots.style import LINE_PAINTS, mixed
 from zerosim.units import format_bytes
 
@@ -65,11 +65,11 @@ def ring_figure(walk: Recording, first: int, last: int) -> Picture:
     pitch, columns = ranks + _PANEL_GAP, 2
     rows = -(-(last - first + 1) // columns)
     sheet = open_sheet(
+        open_page((8.0, max(3.0, 1.2 + 0.36 * rows * pitch)), "light"),
         f"A ring of {ranks} ranks, hops {first} to {last - 1} of 0 to {hops - 1}",
         "Columns are ranks, rows are chunks. A digit 1 tells whose part is in a sum: rank 0's is the last digit.",
         across=(-1.6, columns * pitch - 1.6),
         up=(_PANEL_GAP - rows * pitch - 0.2, 1.3),
-        size=(8.0, max(3.0, 1.2 + 0.36 * rows * pitch)),
         notes=["Drawn from the Message events of the ranks. An arrow that leaves on the right comes in on the left."],
     )
     for at, hop in enumerate(range(first, last + 1)):
@@ -82,7 +82,7 @@ def ring_figure(walk: Recording, first: int, last: int) -> Picture:
         words = f"before hop {hop}" if hop < last else f"after hop {hop - 1}"
         corner = (at % columns) * pitch, -(at // columns) * pitch
         _draw_ring(sheet, corner, [held[hop] for held in walk.results], sent, words)
-    return picture(sheet)
+    return picture(sheet.page)
 
 
 def _draw_ring(
@@ -138,11 +138,11 @@ def matrix_figure(recordings: Mapping[str, Recording]) -> Picture:
     most, ranks = max(int(sent.max()) for sent in matrices.values()), max(len(sent) for sent in matrices.values())
     pitch = ranks + 3.0
     sheet = open_sheet(
+        open_page((8.0, max(3.0, 1.1 + 0.42 * (ranks + 1))), "light"),
         "Who sent how much to whom",
         "Rows send, columns receive; right of each row what that rank sent in all.",
         across=(-1.6, pitch * len(matrices) - 0.6),
         up=(-ranks - 0.1, 1.7),
-        size=(8.0, max(3.0, 1.1 + 0.42 * (ranks + 1))),
     )
     theme = sheet.page.theme
     strong, weak = theme.color(LINE_PAINTS[3]), mixed(theme.color(LINE_PAINTS[3]), theme.background)
@@ -158,4 +158,4 @@ def matrix_figure(recordings: Mapping[str, Recording]) -> Picture:
                 cell(sheet, (left + peer, -rank), 0.94, 0.9, fill=fill, edge=theme.background)
                 if nbytes:
                     write(sheet, (left + peer, -rank), format_bytes(nbytes), scale=0.75, color=ink_on(fill))
-    return picture(sheet)
+    return picture(sheet.page)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import Place, arrow, box, open_sheet, picture
-from zerosim.report.plots.page import Picture
+from zerosim.report.plots.page import Picture, open_page
 from zerosim.report.plots.style import LINE_PAINTS
 from zerosim.tensor.autograd import Node, Rule, Sink
 from zerosim.tensor.tensor import Tensor
@@ -62,19 +62,20 @@ def tape_figure(root: Tensor, names: Names) -> Picture:
     places = _places(nodes)
     deepest = nodes[0].depth
     lowest, highest = min(y for _, y in places.values()), max(y for _, y in places.values())
+    size = (max(6.5, min(10.0, 1.1 * (deepest + 1))), max(3.0, 1.2 + 0.7 * (highest - lowest + 1)))
     sheet = open_sheet(
+        open_page(size, "light"),
         "The graph that forward left behind",
         "Arrows are edges: the way that gradients will take. Green are leaves, where gradients end.",
         across=(-0.4, deepest + 0.4),
         up=(lowest - 0.5, highest + 0.5),
-        size=(max(6.5, min(10.0, 1.1 * (deepest + 1))), max(3.0, 1.2 + 0.7 * (highest - lowest + 1))),
         notes=["Ops stand at their depth, the longest way to a leaf. Inputs that want no gradient have no edge."],
     )
     theme = sheet.page.theme
     boxes = {}
     for node in nodes:
         fill = theme.band if isinstance(node, Node) else theme.color(LINE_PAINTS[5])
-        boxes[id(node)] = box(sheet, places[id(node)], _label(node, names), fill=fill, scale=0.9)
+        boxes[id(node)] = box(sheet, places[id(node)], _label(node, names), fill=fill)
     for node in nodes:
         edges = _edges(node)
         for number, edge in enumerate(edges):
@@ -82,7 +83,7 @@ def tape_figure(root: Tensor, names: Names) -> Picture:
             bend = (0.3 if number % 2 else -0.3) if twice else 0.0
             ends = boxes[id(node)], boxes[id(edge)]
             arrow(sheet, places[id(node)], places[id(edge)], color=theme.muted, bend=bend, boxes=ends)
-    return picture(sheet)
+    return picture(sheet.page)
 
 
 def watch_backward(root: Tensor, names: Names) -> list[Visit]:
