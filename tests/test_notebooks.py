@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -108,12 +107,6 @@ def test_code_fits_on_a_page(path: Path) -> None:
     for cell in read(path):
         for line in "".join(cell["source"]).splitlines():
             assert len(line) <= LONGER.get(path.stem, PAGE), line
-
-
-def test_source_that_a_notebook_prints_fits_on_a_page() -> None:
-    from zerosim.lessons import rings
-
-    assert max(len(line) for line in inspect.getsource(rings.ring_hop).splitlines()) <= PAGE
 
 
 @each_notebook

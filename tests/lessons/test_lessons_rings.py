@@ -8,26 +8,34 @@ import numpy as np
 import pytest
 
 from zerosim.comm.runtime import Context
+from zerosim.device.events import Message
 from zerosim.errors import InputError
 from zerosim.lessons import rings
 from zerosim.tensor.tensor import tensor
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
-def test_each_hop_sends_one_chunk_to_the_right(ranks: int) -> None:
-    messages = rings.ring_messages(rings.ring_walk(ranks))
-    assert len(messages) == ranks * 2 * (ranks - 1)
-    for sent in messages:
-        assert sent.dst == (sent.src + 1) % ranks
-        assert sent.chunk == (sent.src - 1 - sent.hop) % ranks
-        assert sent.nbytes == 4
-    for hop in range(2 * (ranks - 1)):
-        assert sorted(sent.chunk for sent in messages if sent.hop == hop) == list(range(ranks))
+@pytest.fixture
+def cells(defined: Any) -> dict[str, Any]:
+    """Notebook 03's imports, `ring_hop` and `walk_the_ring`."""
+    names: dict[str, Any] = defined("03", "01", "05", "07")
+    return names
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
-def test_half_way_everybody_has_its_own_chunk_and_at_the_end_all(ranks: int) -> None:
-    held = np.stack(rings.ring_walk(ranks).results)
+def test_each_hop_sends_one_chunk_to_the_right(ranks: int, cells: dict[str, Any]) -> None:
+    walk = rings.record(cells["walk_the_ring"], ranks)
+    for rank, events in enumerate(walk.events):
+        messages = [event for event in events if isinstance(event, Message)]
+        assert [message.scope.slot for message in messages] == list(range(2 * (ranks - 1)))
+        for message in messages:
+            assert message.peer == (rank + 1) % ranks
+            assert message.scope.unit == f"chunk {(rank - 1 - message.scope.slot) % ranks}"
+            assert message.nbytes * message.count == 4
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_half_way_everybody_has_its_own_chunk_and_at_the_end_all(ranks: int, cells: dict[str, Any]) -> None:
+    held = np.stack(rings.record(cells["walk_the_ring"], ranks).results)
     full = sum(10**rank for rank in range(ranks))
     assert held.shape == (ranks, 2 * ranks - 1, ranks)
     finished = held[:, ranks - 1] == full
@@ -35,13 +43,13 @@ def test_half_way_everybody_has_its_own_chunk_and_at_the_end_all(ranks: int) -> 
     assert (held[:, -1] == full).all()
 
 
-def test_the_walked_ring_gives_the_bits_and_bytes_of_zerosims_ring() -> None:
+def test_the_walked_ring_gives_the_bits_and_bytes_of_zerosims_ring(cells: dict[str, Any]) -> None:
     values = np.random.default_rng(0).standard_normal((4, 4, 7)).astype(np.float32)
 
     def by_hand(ctx: Context) -> Any:
         chunks = tensor(values[ctx.rank], ctx.device, dtype="bf16")
         for hop in range(6):
-            rings.ring_hop(ctx, chunks, hop)
+            cells["ring_hop"](ctx, chunks, hop)
         return chunks.numpy()
 
     def built_in(ctx: Context) -> Any:
@@ -54,7 +62,7 @@ def test_the_walked_ring_gives_the_bits_and_bytes_of_zerosims_ring() -> None:
         rings.record(built_in, 4, "ring"),
         rings.record(built_in, 4, "direct"),
     )
-    assert all(np.array_equal(a, b) for a, b in zip(walked.results, ring.results, strict=True))
+    assert np.array_equal(walked.results, ring.results)
     assert not np.array_equal(ring.results[0], direct.results[0])
     assert walked.sent_bytes == ring.sent_bytes == direct.sent_bytes == [2 * 3 * 7 * 2] * 4
 
@@ -75,8 +83,8 @@ def test_who_sent_to_whom() -> None:
         rings.sent_matrix(rings.record(uneven, 4))
 
 
-def test_the_picture_shows_what_ranks_held_and_an_arrow_per_message() -> None:
-    walk = rings.ring_walk(4)
+def test_the_picture_shows_what_ranks_held_and_an_arrow_per_message(cells: dict[str, Any]) -> None:
+    walk = rings.record(cells["walk_the_ring"], 4)
     (axes,) = rings.ring_figure(walk, 0, 3).axes
     words = [text.get_text() for text in axes.texts]
     assert words.count("1111") == 4
@@ -92,12 +100,14 @@ def test_the_picture_shows_what_ranks_held_and_an_arrow_per_message() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 7])
 def test_a_ring_that_cannot_be_drawn_is_refused(ranks: int) -> None:
+    walk = rings.Recording([np.zeros((2 * ranks, ranks))] * ranks, [[]] * ranks)
     with pytest.raises(InputError, match=f"{ranks} ranks in a drawn ring"):
-        rings.ring_walk(ranks)
+        rings.ring_figure(walk, 0, 1)
 
 
 def test_hops_that_were_not_walked_are_refused() -> None:
+    walk = rings.Recording([np.zeros((5, 3))] * 3, [[]] * 3)
     with pytest.raises(InputError, match="hops 3 to 9"):
-        rings.ring_figure(rings.ring_walk(3), 3, 9)
+        rings.ring_figure(walk, 3, 9)
     with pytest.raises(InputError, match="no recordings"):
         rings.matrix_figure({})

@@ -1,4 +1,4 @@
-"""Where the notebooks stop a world, and what they read off it: batches, gradients, bytes."""
+"""Where the notebooks stop a world, and what they read there: gradients, collectives, bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import zerosim
 from zerosim.device.events import Launch
 from zerosim.errors import InputError
 from zerosim.lessons import stepping
+from zerosim.tensor import tensor
+from zerosim.train import data
 
 SMALL = zerosim.RunConfig(stage=0, ranks=3, steps=1, layers=2, hidden=16, heads=2, seq=8, micro_batch=2, vocab=256)
 
@@ -21,26 +24,15 @@ def of_stage(stage: int, **changes: Any) -> zerosim.RunConfig:
 
 
 def test_a_rank_alone_on_its_batch_has_the_loss_that_it_had_among_others(tmp_path: Path) -> None:
+    """The batches are found as notebook 04 finds them."""
     together = zerosim.run(SMALL)
-    for rank, micro_batches in enumerate(stepping.rank_batches(SMALL)):
+    text = data.read_text(SMALL.data, SMALL.seq, SMALL.vocab)
+    batch = data.sample_batch(text, SMALL.seed, 0, SMALL.global_batch, SMALL.seq)
+    for rank in range(3):
         file = tmp_path / f"{rank}.npz"
-        np.savez(file, tokens=np.stack(micro_batches))
+        np.savez(file, tokens=np.stack(data.micro_batches(batch, rank, 3, SMALL.accumulate)))
         alone = zerosim.run(SMALL.replace(ranks=1, tokens=str(file)))
         assert alone.losses[0][0] == together.losses[0][rank]
-
-
-def test_batches_of_every_micro_batch_and_step() -> None:
-    config = SMALL.replace(accumulate=2)
-    batches = stepping.rank_batches(config, step=1)
-    assert [[batch.shape for batch in own] for own in batches] == [[(2, 9)] * 2] * 3
-    assert not np.array_equal(batches[0][0], stepping.rank_batches(config)[0][0])
-    with pytest.raises(InputError, match="tokens"):
-        stepping.rank_batches(SMALL.replace(tokens="x.npz"))
-
-
-def test_ids_as_text() -> None:
-    assert stepping.as_text([65, 10, 200, 66]) == "A..B"
-    assert stepping.as_text(list(b"abcdef"), most=3) == "abc"
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -84,7 +76,7 @@ def test_gradients_before_and_after_the_all_reduce(precision: str) -> None:
         stepping.leave(world)
         after = stepping.gradients(world, "h.0")
     assert not np.array_equal(before[0], before[1])
-    expected = stepping.mean_of_ranks(before, precision)
+    expected = tensor(sum(before) / np.float32(3), dtype=precision).numpy()
     for values in after:
         assert np.array_equal(values, expected)
 
@@ -93,14 +85,14 @@ def test_gradients_before_and_after_the_all_reduce(precision: str) -> None:
 def test_a_slice_of_a_gradient_is_that_part_of_the_mean(stage: int) -> None:
     with zerosim.debug(SMALL) as world:
         stepping.meet(world, "all_reduce")
-        mean = stepping.mean_of_ranks(stepping.gradients(world, "h.1"))
+        mean = tensor(sum(stepping.gradients(world, "h.1")) / np.float32(3), dtype="bf16").numpy()
     with zerosim.debug(of_stage(stage)) as world:
         stepping.line_up(world, "end_of_backward")
-        pieces = [stepping.gradient(world, rank, "h.1") for rank in range(3)]
-    assert not any(piece.is_whole for piece in pieces)
-    assert np.array_equal(np.concatenate([piece.values for piece in pieces]), mean)  # padding left out
-    for piece in pieces:
-        assert np.array_equal(piece.values, mean[piece.start : piece.stop])
+        pieces = stepping.gradients(world, "h.1")
+        owned = world.ownership().of("h.1")
+    assert np.array_equal(np.concatenate(pieces), mean)  # padding left out
+    for piece, own in zip(pieces, owned, strict=True):
+        assert np.array_equal(piece, mean[own.start : own.stop])
 
 
 def test_a_gradient_that_is_not_there_is_refused_in_words() -> None:
@@ -110,28 +102,36 @@ def test_a_gradient_that_is_not_there_is_refused_in_words() -> None:
             stepping.gradient(world, 1, "h.0")
         with pytest.raises(InputError, match="expected one of wte"):
             stepping.gradient(world, 1, "lm_head")
-    with pytest.raises(InputError, match="no gradients"):
-        stepping.mean_of_ranks([])
 
 
-def test_the_bars_of_ranks_have_their_bytes() -> None:
-    with zerosim.debug(SMALL) as world:
-        stepping.meet(world, "all_reduce")
-        snapshots = [rank.memory() for rank in world.ranks]
-    figure = stepping.ranks_figure(snapshots, "title")
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
-    assert figure._repr_png_()
-    with pytest.raises(InputError, match="no ranks"):
-        stepping.ranks_figure([], "title")
+@pytest.mark.parametrize("partition", ["slices", "owner"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_ranks_joined_adds_up_to_what_the_ledger_counted(stage: int, partition: str) -> None:
+    result = zerosim.run(of_stage(stage, partition=partition, steps=2), keep_events=True)
+    for rank, events in enumerate(result.events):
+        for step in range(2):
+            rows = stepping.joined(events, step)
+            assert sum(row.sent_bytes for row in rows) == result.sent_bytes(rank, step)
 
 
-def test_the_most_of_a_kind_is_no_less_than_at_any_mark_and_the_peak() -> None:
+def test_the_table_ends_with_the_sum() -> None:
+    result = zerosim.run(of_stage(3), keep_events=True)
+    console = Console(width=200, color_system=None)
+    with console.capture() as shown:
+        console.print(stepping.joined_table(result.events[0], 0, "title"))
+    last = shown.get().strip().splitlines()[-1]
+    assert last.startswith("in all")
+    assert last.endswith(f"{result.sent_bytes(0, 0):,}")
+
+
+def test_the_most_of_a_kind_is_no_less_than_at_any_mark_and_the_peak(defined: Any) -> None:
+    most_live = defined("06", "01", "17a")["most_live"]
     result = zerosim.run(of_stage(3), keep_events=True)
     largest = max(unit.numel for unit in result.units)
     padded = 3 * -(-largest // 3)
-    assert stepping.most_live(result.events[0], "unsharded_param") == 2 * padded  # one unit at a time
+    assert most_live(result.events[0], "unsharded_param") == 2 * padded  # one unit at a time
     memory = result.memory[0]
     for kind in ("grad", "optim", "activation"):
         seen = [snapshot.by_kind.get(kind, 0) for snapshot in (*memory.marks.values(), memory.peak)]
-        assert stepping.most_live(result.events[0], kind) >= max(seen) > 0
-    assert stepping.most_live(result.events[0], "kept") == 0
+        assert most_live(result.events[0], kind) >= max(seen) > 0
+    assert most_live(result.events[0], "kept") == 0

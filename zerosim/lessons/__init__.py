@@ -1,1 +1,1 @@
-"""What the course notebooks show that is too long for a cell: small functions, one file per subject."""
+"""What the course notebooks draw, and where they stop a run: what would be machinery in a cell."""

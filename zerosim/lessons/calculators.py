@@ -1,8 +1,7 @@
-"""Published calculators beside the count, term by term: what each adds, leaves out, or divides otherwise.
+"""Published calculators term by term for notebook 09: what each adds up, leaves out, or divides otherwise.
 
-Owns the terms of each calculator's rule (`terms`) and why a term differs from the count of the recipe that
-comes nearest (`WHY`). The rules' totals are `analysis/formulas/calculators.py`, against which the terms are
-checked; the counts are plans of a flat model. Bytes per rank, Adam in mixed precision.
+The rules' totals are `analysis/formulas/calculators.py`, against which the terms here are checked; the counts are the
+notebook's plans of a flat model. Bytes per rank, Adam in mixed precision.
 """
 
 from __future__ import annotations
@@ -11,63 +10,65 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any
 
-from zerosim.analysis.formulas import calculators
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.lessons.sheet import picture
 from zerosim.lessons.tables import table
 from zerosim.report.look import Adaptive, Stack
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
-from zerosim.report.plots.page import frame, open_page
+from zerosim.report.plots.page import Picture, frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS
-from zerosim.train.plan import plan
-from zerosim.units import format_bytes, format_count
+from zerosim.units import format_bytes
 
 PARAM, GRAD, OPTIM, BUCKET, LIVE = "param", "grad", "optim", "comm", "unsharded_param"
 TERMS = (PARAM, GRAD, OPTIM, BUCKET, LIVE)
 NAMES: Mapping[str, str] = MappingProxyType({BUCKET: "bucket", LIVE: "live parameters"})
 """What the terms that are no model states are called in a table; in a picture they have their kind's colour."""
-NEAREST: Mapping[str, tuple[str, str]] = MappingProxyType(
+NEAREST: Mapping[str, str] = MappingProxyType(
     {
-        "ZeRO paper": ("paper", "end_of_backward"),
-        "mlsysim 0.3.0": ("paper", "end_of_backward"),
-        "accelerate estimate-memory": ("paper", "end_of_backward"),
-        "Megatron-LM theoretical": ("fp32 gradients", "end_of_backward"),
-        "llm-analysis": ("fp32 gradients", "end_of_backward"),
-        "EleutherAI cookbook": ("fp32 gradients", "end_of_backward"),
-        "DeepSpeed estimator, code": ("deepspeed", "gradients_upcast"),
-        "DeepSpeed estimator, docs": ("deepspeed", "gradients_upcast"),
+        "ZeRO paper": "paper",
+        "mlsysim 0.3.0": "paper",
+        "accelerate estimate-memory": "paper",
+        "Megatron-LM theoretical": "fp32 gradients",
+        "llm-analysis": "fp32 gradients",
+        "EleutherAI cookbook": "fp32 gradients",
+        "DeepSpeed estimator, code": "deepspeed",
+        "DeepSpeed estimator, docs": "deepspeed",
     }
 )
-"""By calculator: the recipe whose count comes nearest, and the moment of the step that it is about."""
+"""By calculator: the recipe whose count comes nearest."""
 
+_LEFT_OUT = "left out: it takes the largest part, not the sum"
 WHY: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("mlsysim 0.3.0", BUCKET): "a bucket of 5 % of the rank's gradients",
-        ("accelerate estimate-memory", PARAM): "left out: it takes the largest part, not the sum",
-        ("accelerate estimate-memory", GRAD): "left out: it takes the largest part, not the sum",
+        ("accelerate estimate-memory", PARAM): _LEFT_OUT,
+        ("accelerate estimate-memory", GRAD): _LEFT_OUT,
         ("accelerate estimate-memory", OPTIM): "two moments of 4 bytes without the master, and not divided by N",
         ("EleutherAI cookbook", BUCKET): "a bucket of 5e8 elements, 2 bytes each, from stage 1 on",
         ("EleutherAI cookbook", LIVE): "1e9 live parameters in stage 3, 2 bytes each",
-        (
-            "DeepSpeed estimator, code",
-            GRAD,
-        ): "beside 16/N there are 2-byte parameters and gradients; it has one of them",
+        ("DeepSpeed estimator, code", GRAD): (
+            "beside 16/N there are 2-byte parameters and gradients; it has one of them"
+        ),
         ("DeepSpeed estimator, docs", GRAD): "as in the code",
     }
 )
+"""By calculator and term: why the term differs from the count."""
 DOCS_STAGE_2 = "the 2-byte gradients are whole on every rank"
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One calculator's terms beside those counted, in bytes per rank. `recipe` says what was run."""
+    """One calculator's terms beside those counted, in bytes per rank."""
 
     name: str
     stage: int
     says: Mapping[str, Fraction]
-    recipe: str
     counted: Mapping[str, int]
+
+    @property
+    def recipe(self) -> str:
+        """What was counted."""
+        return NEAREST[self.name]
 
     @property
     def differences(self) -> dict[str, Fraction]:
@@ -84,12 +85,11 @@ class Compared:
     def counted_total(self) -> int:
         return sum(self.counted.values())
 
-
-def why(one: Compared, term: str) -> str:
-    """Why a term differs. Raises: KeyError where nothing explains it."""
-    if one.name == "DeepSpeed estimator, docs" and one.stage == 2 and term == GRAD:
-        return DOCS_STAGE_2
-    return WHY[one.name, term]
+    def why(self, term: str) -> str:
+        """Why a term differs. Raises: KeyError where nothing explains it."""
+        if (self.name, self.stage, term) == ("DeepSpeed estimator, docs", 2, GRAD):
+            return DOCS_STAGE_2
+        return WHY[self.name, term]
 
 
 def terms(name: str, stage: int, psi: int, ranks: int) -> dict[str, Fraction] | None:
@@ -116,33 +116,6 @@ def terms(name: str, stage: int, psi: int, ranks: int) -> dict[str, Fraction] | 
     return found
 
 
-def count(recipe: str, stage: int, psi: int, ranks: int, mark: str) -> dict[str, int]:
-    """Model states by kind on rank 0 of a flat model at a mark, counted on shapes. `fp32 gradients` is the paper's
-    recipe with grad_dtype fp32. A stage without the mark is read at the end of backward."""
-    changes = {"grad_dtype": "fp32"} if recipe == "fp32 gradients" else {"recipe": recipe}
-    config = RunConfig(model="flat", params=psi, units=1, ranks=ranks, stage=stage, steps=1, **PLAN_DEFAULTS)
-    memory = plan(config.replace(**changes)).memory[0]
-    return memory.model_states(mark if mark in memory.marks else "end_of_backward")
-
-
-def compare(name: str, stage: int, psi: int = 7_500_000_000, ranks: int = 64) -> Compared | None:
-    """A calculator beside the recipe that comes nearest; None where it has no answer."""
-    says = terms(name, stage, psi, ranks)
-    if says is None:
-        return None
-    recipe, mark = NEAREST[name]
-    return Compared(name, stage, says, recipe, count(recipe, stage, psi, ranks, mark))
-
-
-def answers(psi: int = 7_500_000_000, ranks: int = 64) -> Stack | Adaptive:
-    """What each published rule says for stages 0 to 3, in GB."""
-    rows = []
-    for calculator in calculators():
-        totals = [calculator.model_states(stage, psi, ranks) for stage in range(4)]
-        rows.append((calculator.name, *("-" if total is None else f"{float(total) / 1e9:.4g}" for total in totals)))
-    return table(("GB per rank", "stage 0", "stage 1", "stage 2", "stage 3"), rows)
-
-
 def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
     """One line for each term that differs, and one for each calculator that agrees with its recipe throughout."""
     rows: list[Sequence[object]] = []
@@ -151,40 +124,27 @@ def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
         if not one.differences:
             rows.append((*start, "none", "", "", "", "every term is the count"))
         for term, gap in one.differences.items():
-            says, counted = one.says.get(term, Fraction(0)), one.counted.get(term, 0)
+            both = (one.says.get(term, 0), one.counted.get(term, 0))
+            says, counted = (format_bytes(int(nbytes)) if nbytes else "0" for nbytes in both)
             gigabytes = f"{float(gap) / 1e9:+.4g}"
-            rows.append((*start, NAMES.get(term, term), _gb(says), _gb(counted), gigabytes, why(one, term)))
+            rows.append((*start, NAMES.get(term, term), says, counted, gigabytes, one.why(term)))
     recipes = ", ".join(dict.fromkeys(one.recipe for one in found))
-    return table(
-        ("calculator", "stage", "term", "says", "counted", "GB", "why"),
-        rows,
-        title=f"Terms that differ; counted: {recipes}",
-    )
+    header = ("calculator", "stage", "term", "says", "counted", "GB", "why")
+    return table(header, rows, title=f"Terms that differ; counted: {recipes}")
 
 
-def calculators_figure(stage: int, psi: int = 7_500_000_000, ranks: int = 64, theme: str = "light") -> Any:
-    """Bars by term: each recipe's count, and below it the calculators that come near it. A matplotlib Figure."""
+def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = "") -> Picture:
+    """Bars by term: each recipe's count, and below it the calculators that come near it."""
+    near: dict[str, list[Compared]] = {}
+    for one in sorted(found, key=lambda one: list(NEAREST).index(one.name)):
+        near.setdefault(one.recipe, []).append(one)
     bars = []
-    for recipe in dict.fromkeys(recipe for recipe, _ in NEAREST.values()):
-        near = [
-            one for name, (own, _) in NEAREST.items() if own == recipe and (one := compare(name, stage, psi, ranks))
-        ]
-        if near:
-            bars.append(Bar(f"counted: {recipe}", dict(near[0].counted), 0, True))
-        bars += [Bar(one.name, {term: int(part) for term, part in one.says.items()}, 0, True) for one in near]
-    page = open_page((8.0, 0.42 * len(bars) + 1.5), theme)
-    heading = f"Model states per rank in stage {stage}: counted, and as calculators have it"
-    subtitle = f"Ψ = {format_count(psi)} parameters, N = {ranks} ranks, Adam in mixed precision"
-    frame(page, heading, subtitle, key_of(page, bars, KIND_PAINTS), [*_keys(bars), *too_thin(bars)])
+    for recipe, those in near.items():
+        bars.append(Bar(f"counted: {recipe}", dict(those[0].counted), 0, True))
+        bars += [Bar(one.name, {term: int(part) for term, part in one.says.items()}, 0, True) for one in those]
+    buffers = [f"{kind} is the {name}" for kind, name in NAMES.items() if any(bar.parts.get(kind) for bar in bars)]
+    notes = [f"No model states: {', '.join(buffers)} that a calculator adds."] if buffers else []
+    page = open_page((8.0, 0.42 * len(bars) + 1.5), "light")
+    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
     draw_bars(page, bars, KIND_PAINTS)
-    return page.figure
-
-
-def _keys(bars: Sequence[Bar]) -> list[str]:
-    """What the colours of buffers stand for here, where there are any."""
-    found = [f"{kind} is the {name}" for kind, name in NAMES.items() if any(bar.parts.get(kind) for bar in bars)]
-    return [f"No model states: {', '.join(found)} that a calculator adds."] if found else []
-
-
-def _gb(nbytes: Fraction | int) -> str:
-    return format_bytes(int(nbytes)) if nbytes else "0"
+    return picture(page)

@@ -1,7 +1,6 @@
-"""The scenarios of the papers' tables, judged for a lesson's cell: read, counted, compared, shown.
+"""The papers' tables, checked in a cell: `zerosim check` of scenarios by name, wherever a notebook runs.
 
-Owns where the files are and which tables of a file are asked for. What is printed stands in
-`scenarios/*.toml`; the verdict is that of `zerosim/analysis/expect`.
+The printed figures stand in `scenarios/*.toml`; the verdict is that of `zerosim/analysis/expect`.
 """
 
 from __future__ import annotations

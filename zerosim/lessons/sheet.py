@@ -1,7 +1,6 @@
-"""Sheets for the course's drawings: an empty one with places of one's own, and a chart of lines.
+"""What the course's drawings are made of: an empty sheet, boxes, arrows and words on it, and a chart of lines.
 
-Owns boxes, arrows, words and lines, in the look of `report/plots`. What they show is the lessons'
-affair. Only `report` imports matplotlib, so its axes go by the name Any here.
+They look like the pictures of `report/plots`. Only `report` imports matplotlib, so axes have the type Any here.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.errors import InputError
-from zerosim.report.plots.page import Page, Picture, dress, finish, frame, ground, open_page
+from zerosim.report.plots.page import Page, Picture, dress, finish, frame, open_page
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS, contrast
 
 Place = tuple[float, float]
@@ -43,18 +42,16 @@ class Line:
 
 
 def open_sheet(
+    page: Page,
     title: str,
     subtitle: str,
     *,
     across: Place,
     up: Place,
-    size: Place,
     key: Sequence[tuple[str, dict[str, Any]]] = (),
     notes: Iterable[str] = (),
-    page: Page | None = None,
 ) -> Sheet:
-    """An empty drawing whose places run from across[0] to across[1] and from up[0] to up[1]. `size` is in inches."""
-    page = page or open_page(size, "light")
+    """An empty drawing whose places run from across[0] to across[1] and from up[0] to up[1]."""
     frame(page, title, subtitle, key, notes)
     axes = page.figure.add_subplot()
     axes.set_axis_off()
@@ -63,10 +60,9 @@ def open_sheet(
     return Sheet(page, axes)
 
 
-def picture(sheet: Sheet) -> Picture:
+def picture(page: Page) -> Picture:
     """The finished drawing; a notebook shows it by itself."""
-    finish(sheet.page)
-    figure = sheet.page.figure
+    figure = finish(page)
     assert isinstance(figure, Picture)  # by open_page
     return figure
 
@@ -80,22 +76,20 @@ def write(
     bold: bool = False,
     color: str = "",
     ha: str = "center",
-    ground_color: str = "",
 ) -> None:
-    """Words around a place, on the sheet's ground or on a ground of their own."""
-    theme = sheet.page.theme
+    """Words around a place."""
     sheet.axes.text(
-        *where, words.replace("$", r"\$"), ha=ha, va="center", color=color or theme.text, zorder=6,
-        bbox=ground(ground_color) if ground_color else None, **sheet.page.font(scale=scale, bold=bold),
+        *where, words.replace("$", r"\$"), ha=ha, va="center", color=color or sheet.page.theme.text, zorder=6,
+        **sheet.page.font(scale=scale, bold=bold),
     )  # fmt: skip
 
 
-def box(sheet: Sheet, where: Place, words: str, *, fill: str, scale: float = 1.0, bold: bool = False) -> Any:
+def box(sheet: Sheet, where: Place, words: str, *, fill: str) -> Any:
     """Words in a round box, in the ink that is best read on its fill; the box, for arrows to begin and end at."""
     text = sheet.axes.text(
         *where, words.replace("$", r"\$"), ha="center", va="center", color=ink_on(fill), zorder=5,
         bbox={"boxstyle": "round,pad=0.45", "facecolor": fill, "edgecolor": sheet.page.theme.muted, "linewidth": 0.8},
-        **sheet.page.font(scale=scale, bold=bold),
+        **sheet.page.font(scale=0.9),
     )  # fmt: skip
     return text.get_bbox_patch()
 
@@ -111,8 +105,10 @@ def cell(sheet: Sheet, where: Place, width: float, height: float, *, fill: str, 
 def arrow(
     sheet: Sheet, start: Place, end: Place, *, color: str, bend: float = 0.0, boxes: tuple[Any, Any] = (None, None)
 ) -> None:
-    """From a place to another, or from the border of one box to that of another; `bend` is the arc's height
-    over its length."""
+    """From a place to another, or from the border of one box to that of another.
+
+    `bend` is the arc's height over its length.
+    """
     first, last = boxes
     style = {
         "arrowstyle": "-|>", "color": color, "linewidth": 1.4, "patchA": first, "patchB": last,
@@ -135,8 +131,6 @@ def chart(
     xlabel: str,
     ylabel: str,
     bounds: Place | None = None,
-    notes: Iterable[str] = (),
-    size: Place = (7.2, 3.6),
 ) -> Picture:
     """Lines over one pair of axes, each named in a legend beside them. `bounds` are the ends of the upright axis.
 
@@ -144,8 +138,8 @@ def chart(
     """
     if not lines:
         raise InputError("no lines: there is nothing to draw; give at least one")
-    page = open_page(size, "light")
-    frame(page, title, subtitle, (), notes)
+    page = open_page((7.2, 3.6), "light")
+    frame(page, title, subtitle)
     axes: Any = page.figure.add_subplot()
     dress(page, axes, grid="both")
     for index, (name, line) in enumerate(lines.items()):
@@ -166,4 +160,4 @@ def chart(
             loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelcolor=page.theme.text,
             prop={"family": font["fontfamily"], "size": font["fontsize"]},
         )  # fmt: skip
-    return picture(Sheet(page, axes))
+    return picture(page)

@@ -1,4 +1,4 @@
-"""A table out of rows, as the reports look. Owns the layout of a lesson's own numbers, nothing that counts them."""
+"""A table of a lesson's own rows, in the look of the reports; one that is too wide for the page is folded."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class _Column(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """As wide as it gets."""
+        """The width that it would like."""
         return max(len(self.name), *(len(cell) for cell in self.cells), 1)
 
     @property
     def least(self) -> int:
-        """What it can be read in: a number is whole, words stand below each other."""
+        """The width that it needs: numbers stay whole, words may stand below each other."""
         words = [*self.name.split(), *(word for cell in self.cells for word in str(cell).split())]
         if self.is_numeric:
             return max(*(len(word) for word in self.name.split()), *(len(cell) for cell in self.cells), 1)
@@ -37,9 +37,9 @@ class _Column(NamedTuple):
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", note: str = ""
 ) -> Stack | Adaptive:
-    """One line per row. Columns of numbers stand right, with thousands apart; words left; True and False are marks.
+    """One line per row. Numbers stand right, with a comma between thousands; words left; True and False are marks.
 
-    A table that is wider than the page is folded: its last columns stand below, beside the first words again.
+    In a table that is wider than the page the last columns stand below, beside the first words again.
     """
 
     def build(look: Look) -> Stack:
@@ -63,7 +63,7 @@ def _pieces(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
 
 
 def _shown(look: Look, columns: Sequence[_Column]) -> Any:
-    """Each column with the least width, and what is left for those who want more, the most modest first."""
+    """Each column gets the width that it needs; what is left goes to those that want more, the most modest first."""
     widths = [column.least for column in columns]
     spare = max(0, look.width - _sum(widths))
     by_wish = sorted(range(len(columns)), key=lambda at: columns[at].longest - widths[at])

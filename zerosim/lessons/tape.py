@@ -1,51 +1,29 @@
-"""The autograd graph looked at: its nodes as a list, as a picture, and one by one as backward visits them.
+"""The autograd graph as notebook 01 shows it: a picture, and what backward does at each node it visits.
 
-Owns nothing that computes: the graph is that of `autograd.Node`, the walk that of `autograd.backward`.
-The pictures belong to notebook 01.
+The graph is `autograd.Node`'s and the walk `autograd.backward`'s; nothing is computed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import arrow, box, open_sheet, picture
-from zerosim.report.plots.page import Picture
+from zerosim.lessons.sheet import Place, arrow, box, open_sheet, picture
+from zerosim.report.plots.page import Picture, open_page
 from zerosim.report.plots.style import LINE_PAINTS
 from zerosim.tensor.autograd import Node, Rule, Sink
 from zerosim.tensor.tensor import Tensor
 
 Names = Mapping[str, Tensor]
+"""The reader's own names for tensors of a graph."""
 
 
-@dataclass(frozen=True, slots=True)
-class TapeNode:
-    """One node of a graph: the op that made a tensor ('leaf' where none did), and the indices of its parents.
+class Visit(NamedTuple):
+    """One visit of backward to a node: the gradient that had arrived, and what the rule handed to each input.
 
-    `edges` has one entry per input of the op, None for one that wants no gradient. `name` is the
-    reader's own name for the tensor, or ''.
-    """
-
-    op: str
-    name: str
-    depth: int
-    edges: tuple[int | None, ...]
-
-    @property
-    def label(self) -> str:
-        if self.op == "leaf":
-            return self.name or "leaf"
-        return f"{self.op}\n{self.name}" if self.name else self.op
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """What happened at one node on the way back: the gradient that had come in, and what its rule handed to each input.
-
-    Values are copies on the host; None where an input wants no gradient.
+    Gradients are copies on the host; None where an input wants no gradient. `name` is '' for a tensor without one.
     """
 
     op: str
@@ -58,66 +36,69 @@ class Visit:
         return f"{self.name or '(unnamed)':<10} made by {self.op:<9} has {_short(self.arriving)}, hands on {handed}"
 
 
-def tape(root: Tensor, names: Names) -> tuple[TapeNode, ...]:
-    """Every node under `root`, deepest first: that is the order in which backward will visit those that are ops.
+def tape(root: Tensor) -> list[Node | Sink]:
+    """Nodes and leaves under a tensor, deepest first, which is the order in which backward visits nodes.
 
     Raises: InputError for a tensor without a graph, or whose graph has been walked.
     """
-    found = _nodes(root)
-    index = {id(node): at for at, node in enumerate(found)}
-    return tuple(
-        TapeNode(
-            op=_op(node),
-            name=_name(node, names),
-            depth=node.depth,
-            edges=tuple(None if edge is None else index[id(edge)] for edge in _edges(node)),
-        )
-        for node in found
-    )
+    if root.node is None:
+        raise InputError(f"{root} has no graph: make one of its inputs with requires_grad=True")
+    found: dict[int, Node | Sink] = {}
+    waiting: list[Node | Sink] = [root.node]
+    while waiting:
+        node = waiting.pop(0)
+        if id(node) in found:
+            continue
+        found[id(node)] = node
+        if isinstance(node, Node) and node.rule is None:
+            raise InputError(f"the graph of {root} has been walked already: run forward again and look before backward")
+        waiting += _edges(node)
+    return sorted(found.values(), key=lambda node: -node.depth)
 
 
 def tape_figure(root: Tensor, names: Names) -> Picture:
     """The graph as backward sees it: `root` on the right, an arrow for each edge, the way a gradient will flow."""
-    nodes = tape(root, names)
+    nodes = tape(root)
     places = _places(nodes)
     deepest = nodes[0].depth
-    lowest, highest = min(y for _, y in places), max(y for _, y in places)
+    lowest, highest = min(y for _, y in places.values()), max(y for _, y in places.values())
+    size = (max(6.5, min(10.0, 1.1 * (deepest + 1))), max(3.0, 1.2 + 0.7 * (highest - lowest + 1)))
     sheet = open_sheet(
+        open_page(size, "light"),
         "The graph that forward left behind",
         "Arrows are edges: the way that gradients will take. Green are leaves, where gradients end.",
         across=(-0.4, deepest + 0.4),
         up=(lowest - 0.5, highest + 0.5),
-        size=(max(6.5, min(10.0, 1.1 * (deepest + 1))), max(3.0, 1.2 + 0.7 * (highest - lowest + 1))),
         notes=["Ops stand at their depth, the longest way to a leaf. Inputs that want no gradient have no edge."],
     )
     theme = sheet.page.theme
-    fills = [theme.color(LINE_PAINTS[5]) if node.op == "leaf" else theme.band for node in nodes]
-    boxes = [
-        box(sheet, place, node.label, fill=fill, scale=0.9)
-        for node, place, fill in zip(nodes, places, fills, strict=True)
-    ]
-    for at, node in enumerate(nodes):
-        edges = [edge for edge in node.edges if edge is not None]
+    boxes = {}
+    for node in nodes:
+        fill = theme.band if isinstance(node, Node) else theme.color(LINE_PAINTS[5])
+        boxes[id(node)] = box(sheet, places[id(node)], _label(node, names), fill=fill)
+    for node in nodes:
+        edges = _edges(node)
         for number, edge in enumerate(edges):
             twice = edges.count(edge) > 1  # one tensor used twice by one op: two edges that must not hide each other
             bend = (0.3 if number % 2 else -0.3) if twice else 0.0
-            arrow(sheet, places[at], places[edge], color=theme.muted, bend=bend, boxes=(boxes[at], boxes[edge]))
-    return picture(sheet)
+            ends = boxes[id(node)], boxes[id(edge)]
+            arrow(sheet, places[id(node)], places[id(edge)], color=theme.muted, bend=bend, boxes=ends)
+    return picture(sheet.page)
 
 
-def watch_backward(root: Tensor, names: Names) -> tuple[Visit, ...]:
-    """Run `root.backward()` and tell each visit, in order. The gradients are the same as unwatched."""
+def watch_backward(root: Tensor, names: Names) -> list[Visit]:
+    """Run `root.backward()` and report each visit, in order. The gradients are the same as unwatched."""
     visits: list[Visit] = []
-    for node in _nodes(root):
+    for node in tape(root):
         if isinstance(node, Node):
-            assert node.rule is not None
+            assert node.rule is not None  # by tape
             node.rule = _Watched(node.rule, _name(node, names), visits)
     root.backward()
-    return tuple(visits)
+    return visits
 
 
 class _Watched:
-    """A rule that writes down what goes in and what comes out."""
+    """A rule that records what goes in and what comes out."""
 
     def __init__(self, rule: Rule, name: str, visits: list[Visit]) -> None:
         self.rule = rule
@@ -132,52 +113,35 @@ class _Watched:
         return results
 
 
-def _nodes(root: Tensor) -> list[Node | Sink]:
-    """Nodes and leaves under a tensor, deepest first; of one depth, first found first."""
-    if root.node is None:
-        raise InputError(f"{root} has no graph: make one of its inputs with requires_grad=True")
-    found: list[Node | Sink] = []
-    seen: set[int] = set()
-    waiting: list[Node | Sink] = [root.node]
-    while waiting:
-        node = waiting.pop(0)
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        found.append(node)
-        if isinstance(node, Node) and node.rule is None:
-            raise InputError(f"the graph of {root} has been walked already: run forward again and look before backward")
-        waiting += [edge for edge in _edges(node) if edge is not None]
-    return sorted(found, key=lambda node: -node.depth)
-
-
-def _edges(node: Node | Sink) -> tuple[Node | Sink | None, ...]:
-    return node.edges if isinstance(node, Node) else ()
-
-
-def _op(node: Node | Sink) -> str:
-    return type(node.rule).__name__ if isinstance(node, Node) else "leaf"
+def _edges(node: Node | Sink) -> list[Node | Sink]:
+    """Where gradients go from here."""
+    return [edge for edge in node.edges if edge is not None] if isinstance(node, Node) else []
 
 
 def _name(node: Node | Sink, names: Names) -> str:
     return next((name for name, tensor in names.items() if tensor.node is node), "")
 
 
-def _places(nodes: tuple[TapeNode, ...]) -> list[tuple[float, float]]:
-    """Ops at x = depth, from y = 0 upwards; leaves from y = -1 downwards, a step before the first op to read them."""
-    first_reader: dict[int, int] = {}
-    for node in reversed(nodes):  # shallowest first
-        for edge in node.edges:
-            if edge is not None:
-                first_reader.setdefault(edge, node.depth)
+def _label(node: Node | Sink, names: Names) -> str:
+    """The op that made a tensor and the tensor's name; for a leaf its name."""
+    name = _name(node, names)
+    if not isinstance(node, Node):
+        return name or "leaf"
+    return f"{type(node.rule).__name__}\n{name}".strip()
+
+
+def _places(nodes: Sequence[Node | Sink]) -> dict[int, Place]:
+    """By id: ops at x = depth, from y = 0 upwards; leaves from y = -1 downwards, left of the first op to read them."""
+    columns = {id(node): node.depth if isinstance(node, Node) else 0 for node in nodes}
+    for node in nodes:  # deepest first: the last to write is the first to read
+        columns |= {id(edge): node.depth - 1 for edge in _edges(node) if not isinstance(edge, Node)}
     taken: dict[tuple[int, bool], int] = {}
-    places = []
-    for at, node in enumerate(nodes):
-        is_leaf = node.op == "leaf"
-        column = first_reader.get(at, 1) - 1 if is_leaf else node.depth
-        row = taken.get((column, is_leaf), 0)
-        taken[column, is_leaf] = row + 1
-        places.append((float(column), float(-1 - row if is_leaf else row)))
+    places = {}
+    for node in nodes:
+        is_op, column = isinstance(node, Node), columns[id(node)]
+        row = taken.get((column, is_op), 0)
+        taken[column, is_op] = row + 1
+        places[id(node)] = float(column), float(row if is_op else -1 - row)
     return places
 
 
