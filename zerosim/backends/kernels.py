@@ -13,16 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from zerosim.dtypes import DType
 
 Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
-
 GpuBytes = tuple[int, str, int]
 """A GPU: its number, its name, and the bytes in use on it, whoever uses them."""
+
+
+class Heads(NamedTuple):
+    """The heads of an attention: H query heads share K heads of keys and values, H/K neighbours each."""
+
+    queries: int
+    keys: int
+
+    @property
+    def sharing(self) -> int:
+        """Query heads to a key-value head, H/K."""
+        return self.queries // self.keys
+
+    @property
+    def packed(self) -> int:
+        """Heads side by side in q|k|v, H + 2K."""
+        return self.queries + 2 * self.keys
+
 
 Fence = Any
 """A point in a lane: all that was queued on it so far."""
@@ -189,22 +206,19 @@ class Backend(Protocol):
     def attention(
         self,
         qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: Heads,
         mask: Array | None,
         keep: float,
-        workspace: Array | None,
         out: Array,
         probs: Array,
         dropped: Array | None,
     ) -> None:
-        """Causal self-attention with H = num_heads of queries that share K = num_kv_heads of keys and values.
+        """Causal self-attention.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
         (B, T, H d); scale 1/sqrt(d). probs (B, H, T, T) receives the softmax BEFORE dropout (0 above
         the diagonal). mask, uint8 of the same shape or None, is dropout's: probabilities become
         probs * mask / keep. dropped, like probs or None, receives probs * mask, not divided yet.
-        workspace, like probs or None, is room for the scores, which a backend may leave alone.
         """
         ...
 
@@ -212,8 +226,7 @@ class Backend(Protocol):
         self,
         grad: Array,
         qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: Heads,
         probs: Array,
         mask: Array | None,
         dropped: Array | None,
@@ -229,8 +242,7 @@ class Backend(Protocol):
     def flash_attention(
         self,
         qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: Heads,
         key: tuple[int, int],
         dropout: float,
         out: Array,
@@ -244,8 +256,7 @@ class Backend(Protocol):
         self,
         grad: Array,
         qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: Heads,
         key: tuple[int, int],
         dropout: float,
         out: Array,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.ops import packed, unpacked
+from zerosim.backends.cuda.arrays import dense, landing
 from zerosim.backends.cuda.types import raw, wide
 from zerosim.backends.kernels import Array
 
@@ -47,8 +47,8 @@ def column_sum(grad: Array, out: Array) -> None:
     if not columns:
         return
     height, stages = stages_of(rows)
-    source = packed(grad)
-    with unpacked(out) as target:
+    source = dense(grad)
+    with landing(out) as target:
         if stages == 1:
             add_rows(source, target, height)
         else:

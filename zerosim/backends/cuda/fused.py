@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.cuda.ops import unpacked
+from zerosim.backends.cuda.arrays import landing
 from zerosim.backends.cuda.philox import PHILOX
-from zerosim.backends.cuda.types import elementwise, raw
+from zerosim.backends.cuda.types import elementwise, raw, run_threads
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.fused import GELU_CUBIC, GELU_SCALE
 
@@ -72,8 +72,6 @@ def dropout(x: Array, mask: Array, keep: float, out: Array) -> None:
 def dropout_mask(key: tuple[int, int], probability: float, out: Array) -> None:
     if not out.size:
         return
-    words = np.uint64(key[0]), np.uint64(key[1])
-    blocks = -(-out.size // (8 * 256))
-    with unpacked(out) as target:
-        kernel = raw(DROPOUT_MASK, "dropout_mask", (out.dtype,))
-        kernel((blocks,), (256,), (*words, round(probability * 2**32), target, out.size))
+    words, kernel = map(np.uint64, key), raw(DROPOUT_MASK, "dropout_mask", (out.dtype,))
+    with landing(out) as target:
+        run_threads(kernel, -(-out.size // 8), *words, round(probability * 2**32), target, out.size)

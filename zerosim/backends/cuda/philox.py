@@ -1,8 +1,5 @@
 """Dropout's random numbers on the device: Philox-4x64-10, the words of `kernels.dropout_mask`.
 
-Owns the generator as CUDA source, and a kernel that writes part of a mask. What the words mean (word i
-of a key's stream decides about element i) is the contract's.
-
 Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), section 4.3.
 """
 
@@ -10,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.cuda.types import raw
+from zerosim.backends.cuda.types import raw, run_threads
 from zerosim.backends.kernels import Array
 
 PHILOX = r"""
@@ -60,7 +57,6 @@ template <class B> __global__ void mask_rows(
 }
 """
 )
-_THREADS = 256
 
 
 def mask_rows(key: tuple[int, int], dropout: float, mask: Array, first: int, jump: int, step: int) -> None:
@@ -70,8 +66,6 @@ def mask_rows(key: tuple[int, int], dropout: float, mask: Array, first: int, jum
     if not mask.size:
         return
     blocks = (columns + 6) // 8 + 1
-    threads = heads * run * blocks
-    kernel = raw(_MASK_ROWS, "mask_rows", (mask.dtype,))
-    numbers = (*(np.uint64(k) for k in key), np.uint64(round(dropout * 2**32)))
-    places = (np.int64(n) for n in (first, run, jump, step, heads * run, columns, blocks))
-    kernel((-(-threads // _THREADS),), (_THREADS,), (mask, *numbers, *places))
+    kernel, words = raw(_MASK_ROWS, "mask_rows", (mask.dtype,)), map(np.uint64, (*key, round(dropout * 2**32)))
+    places = first, run, jump, step, heads * run, columns, blocks
+    run_threads(kernel, heads * run * blocks, mask, *words, *places)

@@ -1,10 +1,9 @@
 """What every CUDA kernel here shares: types, rounding, sums over a row, and how sources become kernels.
 
-Owns the C++ preambles and the Python side of a launch; computes nothing. Kernels are written once, as
-templates over the stored types: they read through `wide_of` (float, or double for fp64) and write through
-`store`, the one place that rounds. CuPy compiles every kernel with -ftz=true: subnormal float32 values
-count as zero, which NumPy keeps. Products are not fused with sums (--fmad=false) unless a caller asks:
-these kernels are bound by memory, and so round as NumPy does, operation by operation.
+Kernels are written once, as templates over the stored types: they read through `wide_of` (float, or double for
+fp64) and write through `store`, the one place that rounds. CuPy compiles every kernel with -ftz=true: subnormal
+float32 values count as zero, which NumPy keeps. Products are not fused with sums (--fmad=false): these kernels are
+bound by memory, and so round as NumPy does, operation by operation.
 
 Source: CUDA C++ Programming Guide, 7.22 (warp shuffles); CuPy, User-Defined Kernels.
 """
@@ -127,6 +126,8 @@ EXACT = ("--fmad=false",)
 WARP_COLUMNS = 1024
 """Columns up to which one warp takes a row: longer rows are worth a block and its barriers."""
 
+THREADS = 256
+
 
 def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
     """A `cp.ElementwiseKernel` with the preamble. Outputs are passed last; nothing is returned."""
@@ -136,14 +137,14 @@ def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
 
 
 @cache
-def raw(source: str, name: str, types: tuple[np.dtype[Any], ...], options: tuple[str, ...] = EXACT) -> Any:
+def raw(source: str, name: str, types: tuple[np.dtype[Any], ...]) -> Any:
     """The kernel template `name` of `source` for these types, to be called with (grid, block, arguments).
 
     Only what is asked for is compiled, the first time that it runs on a device; CuPy keeps the result on disk.
     """
     expression = f"{name}<{', '.join(C_NAMES[t] for t in types)}>"
     code = RAW_PREAMBLE + source
-    module = cp.RawModule(code=code, options=("--std=c++17", *options), name_expressions=[expression])
+    module = cp.RawModule(code=code, options=("--std=c++17", *EXACT), name_expressions=[expression])
     return module.get_function(expression)
 
 
@@ -152,12 +153,16 @@ def wide(*arrays: Array) -> np.dtype[Any]:
     return FLOAT64 if any(a.dtype == FLOAT64 for a in arrays) else FLOAT32
 
 
-def row_launch(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and block of a kernel that takes a row at a time: row = blockIdx.x * blockDim.y + threadIdx.y.
+def run_rows(kernel: Any, rows: int, columns: int, *arguments: Any) -> None:
+    """Launch a kernel that takes a row at a time, row blockIdx.x * blockDim.y + threadIdx.y.
 
     A warp per row, four rows a block, up to WARP_COLUMNS columns; beyond, a block of 256 or 1024 threads.
     The order in which a row is added depends on `columns` alone.
     """
-    if columns <= WARP_COLUMNS:
-        return (-(-rows // 4),), (32, 4)
-    return (rows,), (256 if columns <= 16 * WARP_COLUMNS else 1024, 1)
+    block = (32, 4) if columns <= WARP_COLUMNS else (256 if columns <= 16 * WARP_COLUMNS else 1024, 1)
+    kernel((-(-rows // block[1]),), block, arguments)
+
+
+def run_threads(kernel: Any, threads: int, *arguments: Any) -> None:
+    """Launch a kernel of so many threads, in blocks of THREADS."""
+    kernel((-(-threads // THREADS),), (THREADS,), arguments)
