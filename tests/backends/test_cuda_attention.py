@@ -16,7 +16,7 @@ from cuda_arrays import Values, assert_close, both, junk, rounded, strided, to_d
 
 from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import flash as cuda_flash
-from zerosim.backends.cuda import philox as cuda_philox
+from zerosim.backends.cuda import fused as cuda_fused
 from zerosim.backends.kernels import Heads
 from zerosim.backends.numpy import attention as numpy_attention
 from zerosim.backends.numpy import flash as numpy_flash
@@ -208,7 +208,7 @@ def test_rows_of_a_mask_are_the_masks() -> None:
         whole = np.empty((5, tokens, tokens), np.uint8)
         numpy_fused.dropout_mask(KEY, 0.3, whole)
         mask = to_device(junk((3, run, keys), whole.dtype))
-        cuda_philox.mask_rows(KEY, 0.3, mask, 2 * tokens * tokens + start * tokens, tokens * tokens, tokens)
+        cuda_fused.mask_rows(KEY, 0.3, mask, 2 * tokens * tokens + start * tokens, tokens * tokens, tokens)
         assert np.array_equal(mask.get(), whole[2:, start : start + run, :keys])
 
 

@@ -197,12 +197,7 @@ class Device:
 
     @contextmanager
     def scope(
-        self,
-        *,
-        step: int | None = None,
-        phase: Phase | None = None,
-        unit: str | None = None,
-        slot: int | None = None,
+        self, *, step: int | None = None, phase: Phase | None = None, unit: str | None = None, slot: int | None = None
     ) -> Iterator[None]:
         """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
         before = self.where

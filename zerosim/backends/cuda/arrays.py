@@ -13,8 +13,9 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.types import CUDA_TYPES, elementwise
+from zerosim.backends.cuda.types import elementwise
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.ops import NUMPY_TYPES
 from zerosim.dtypes import DType
 
 _fill = elementwise("float64 value", "T out", "store(value, out)", "fill")
@@ -23,7 +24,7 @@ _convert = elementwise("T x", "U out", "store(wide_of(x), out)", "convert")
 
 
 def empty(shape: tuple[int, ...], dtype: DType) -> Array:
-    return cp.empty(shape, CUDA_TYPES[dtype.name])
+    return cp.empty(shape, NUMPY_TYPES[dtype.name])
 
 
 def fill(out: Array, value: float) -> None:

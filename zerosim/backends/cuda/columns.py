@@ -10,8 +10,9 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, landing
-from zerosim.backends.cuda.types import raw, wide
+from zerosim.backends.cuda.types import raw
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import wide
 
 ROWS_IN_A_STAGE = 128
 """Rows that a block of a column sum adds: 8,192 rows of 768 columns make 1,536 blocks."""

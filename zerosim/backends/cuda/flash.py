@@ -24,10 +24,11 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, landing
 from zerosim.backends.cuda.attention import NULL, by_group, common, softmax, split, within
-from zerosim.backends.cuda.philox import mask_rows
+from zerosim.backends.cuda.fused import mask_rows
 from zerosim.backends.cuda.products import multiply
-from zerosim.backends.cuda.types import raw, run_rows, wide
+from zerosim.backends.cuda.types import raw, run_rows
 from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.numpy.cast import wide
 
 SCORES = 4 * 1024 * 1024
 """Scores in scratch at a time, at most, unless one query of one key-value head's queries has more."""

@@ -10,8 +10,9 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, landing
-from zerosim.backends.cuda.types import elementwise, raw, run_rows, run_threads, wide
+from zerosim.backends.cuda.types import elementwise, raw, run_rows, run_threads
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import wide
 
 _STATS = r"""
 // 1 / sqrt(average of squares + eps) of one row; every thread of the row gets it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import cupy as cp
 
@@ -17,22 +17,41 @@ _mask_future = elementwise(
     "mask_future",
 )
 
+Binary = Callable[[Array, Array | float, Array], None]
+Unary = Callable[[Array, Array], None]
 
-def _binary(symbol: str, name: str) -> tuple[Any, Any]:
-    """Kernels for array with array, and array with number: the number takes the array's compute type."""
+
+def _binary(name: str, symbol: str) -> Binary:
+    """out = a (symbol) b, of arrays, or of an array and a number, which takes the array's compute type."""
     body = f"using W = typename wide_both<T, U>::type; store(static_cast<W>(a) {symbol} static_cast<W>(b), out)"
-    number = f"using W = typename wide<T>::type; store(wide_of(a) {symbol} static_cast<W>(b), out)"
-    with_number = elementwise("T a, float64 b", "V out", number, f"{name}_number")
-    return elementwise("T a, U b", "V out", body, name), with_number
+    with_array = elementwise("T a, U b", "V out", body, name)
+    body = f"using W = typename wide<T>::type; store(wide_of(a) {symbol} static_cast<W>(b), out)"
+    with_number = elementwise("T a, float64 b", "V out", body, f"{name}_number")
+
+    def kernel(a: Array, b: Array | float, out: Array) -> None:
+        if isinstance(b, cp.ndarray):
+            with_array(a, b, out)
+        else:
+            with_number(a, float(b), out)
+
+    kernel.__name__ = name
+    return kernel
 
 
-def _unary(function: str) -> Any:
-    return elementwise("T a", "V out", f"store({function}(wide_of(a)), out)", function)
+def _unary(name: str) -> Unary:
+    """out = the function of that name, in CUDA's library too, of each element."""
+    run = elementwise("T a", "V out", f"store({name}(wide_of(a)), out)", name)
+
+    def kernel(a: Array, out: Array) -> None:
+        run(a, out)
+
+    kernel.__name__ = name
+    return kernel
 
 
-_add, _subtract = _binary("+", "add"), _binary("-", "subtract")
-_multiply, _divide = _binary("*", "multiply"), _binary("/", "divide")
-_exp, _log, _sqrt, _tanh = _unary("exp"), _unary("log"), _unary("sqrt"), _unary("tanh")
+add, subtract = _binary("add", "+"), _binary("subtract", "-")
+multiply, divide = _binary("multiply", "*"), _binary("divide", "/")
+exp, log, sqrt, tanh = _unary("exp"), _unary("log"), _unary("sqrt"), _unary("tanh")
 
 ROWS_TO_ONE = r"""
 // out[row] = the sum, or the maximum, of a's row; `run` columns.
@@ -54,48 +73,6 @@ __global__ void rows_to_one(const T* a, O* out, long long rows, long long run, l
 """
 
 
-# -- elementwise ops ------------------------------------------------------------------------------
-def add(a: Array, b: Array | float, out: Array) -> None:
-    _apply(_add, a, b, out)
-
-
-def subtract(a: Array, b: Array | float, out: Array) -> None:
-    _apply(_subtract, a, b, out)
-
-
-def multiply(a: Array, b: Array | float, out: Array) -> None:
-    _apply(_multiply, a, b, out)
-
-
-def divide(a: Array, b: Array | float, out: Array) -> None:
-    _apply(_divide, a, b, out)
-
-
-def _apply(kernels: tuple[Any, Any], a: Array, b: Array | float, out: Array) -> None:
-    with_array, with_number = kernels
-    if isinstance(b, cp.ndarray):
-        with_array(a, b, out)
-    else:
-        with_number(a, float(b), out)
-
-
-def exp(a: Array, out: Array) -> None:
-    _exp(a, out)
-
-
-def log(a: Array, out: Array) -> None:
-    _log(a, out)
-
-
-def sqrt(a: Array, out: Array) -> None:
-    _sqrt(a, out)
-
-
-def tanh(a: Array, out: Array) -> None:
-    _tanh(a, out)
-
-
-# -- reductions, masks ----------------------------------------------------------------------------
 def sum_to(a: Array, out: Array) -> None:
     """Scratch of a's size where the dims added over are not its last ones."""
     _reduce_to(a, out, largest=False)

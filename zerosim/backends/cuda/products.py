@@ -26,8 +26,8 @@ import numpy as np
 from cupy_backends.cuda.libs import cublas
 
 from zerosim.backends.cuda.arrays import cast
-from zerosim.backends.cuda.types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, wide
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, wide
 
 # cudaDataType_t, library_types.h
 _DATA_TYPES = MappingProxyType({FLOAT32: 0, FLOAT64: 1, FLOAT16: 2, BFLOAT16: 14})

@@ -16,27 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 import cupy as cp
-import ml_dtypes
 import numpy as np
 
-from zerosim.backends.kernels import Array
-
-FLOAT16 = np.dtype(np.float16)
-FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-CUDA_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "fp64": FLOAT64,
-        "fp32": FLOAT32,
-        "fp16": FLOAT16,
-        "bf16": BFLOAT16,
-        "int64": np.dtype(np.int64),
-        "uint8": np.dtype(np.uint8),
-    }
-)
-"""The array type of each number format, as in NumPy: CuPy holds bfloat16 as ml_dtypes has it."""
+from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 C_NAMES: Mapping[np.dtype[Any], str] = MappingProxyType(
     {
@@ -91,30 +73,24 @@ RAW_PREAMBLE = (
     "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
     + PREAMBLE
     + r"""
-// The sum over the blockDim.x threads of one row, in an order that depends on blockDim.x alone; every thread gets it.
-// blockDim.x is 32, with any number of rows (threadIdx.y) in a block, or a larger multiple of 32 with one row.
-// `shared` holds 32 values and may serve several sums in turn; with 32 threads it is not touched.
-template <class V> __device__ inline V row_sum(V v, V* shared) {
-    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, distance);
+// What the blockDim.x threads of one row hold, combined in an order that depends on blockDim.x alone; every thread gets
+// it. blockDim.x is 32, with any number of rows (threadIdx.y) in a block, or a larger multiple of 32 with one row.
+// `shared` holds 32 values and may serve several rows in turn; with 32 threads it is not touched.
+template <class V, class F> __device__ inline V row_fold(V v, V* shared, F combine) {
+    for (int distance = 16; distance > 0; distance /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, distance));
     if (blockDim.x == 32) return v;
     __syncthreads();  // what `shared` held has been read
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
     __syncthreads();
     v = shared[0];
-    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v += shared[warp];
+    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v = combine(v, shared[warp]);
     return v;
 }
-
-// As row_sum, with the maximum.
+template <class V> __device__ inline V row_sum(V v, V* shared) {
+    return row_fold(v, shared, [](V a, V b) { return a + b; });
+}
 template <class V> __device__ inline V row_max(V v, V* shared) {
-    for (int distance = 16; distance > 0; distance /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, distance));
-    if (blockDim.x == 32) return v;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = shared[0];
-    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v = larger(v, shared[warp]);
-    return v;
+    return row_fold(v, shared, [](V a, V b) { return larger(a, b); });
 }
 """
 )
@@ -146,11 +122,6 @@ def raw(source: str, name: str, types: tuple[np.dtype[Any], ...]) -> Any:
     code = RAW_PREAMBLE + source
     module = cp.RawModule(code=code, options=("--std=c++17", *EXACT), name_expressions=[expression])
     return module.get_function(expression)
-
-
-def wide(*arrays: Array) -> np.dtype[Any]:
-    """What arithmetic on these arrays runs in: float64 if one of them is, else float32."""
-    return FLOAT64 if any(a.dtype == FLOAT64 for a in arrays) else FLOAT32
 
 
 def run_rows(kernel: Any, rows: int, columns: int, *arguments: Any) -> None:

@@ -15,8 +15,9 @@ import cupy as cp
 
 from zerosim.backends.cuda.arrays import dense, fill, landing, local
 from zerosim.backends.cuda.ops import ROWS_TO_ONE, multiply
-from zerosim.backends.cuda.types import FLOAT64, elementwise, raw, wide
+from zerosim.backends.cuda.types import elementwise, raw
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import FLOAT64, wide
 
 TOGETHER = 8
 """Parts that one launch adds; more are added eight, then seven at a time, through scratch."""

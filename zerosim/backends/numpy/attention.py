@@ -30,13 +30,7 @@ SCORES = 128 * 1024
 
 
 def attention(
-    qkv: Array,
-    heads: Heads,
-    mask: Array | None,
-    keep: float,
-    out: Array,
-    probs: Array,
-    dropped: Array | None,
+    qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
 ) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
     ones = np.ones(tokens, compute)
@@ -107,14 +101,7 @@ def attention_backward(
 class Totals:
     """dq, dk and dv of one group of heads in the compute type, until `land` rounds them once into dqkv."""
 
-    def __init__(
-        self,
-        dqkv: Array,
-        heads: Heads,
-        batch: slice,
-        group: slice,
-        compute: np.dtype[Any],
-    ) -> None:
+    def __init__(self, dqkv: Array, heads: Heads, batch: slice, group: slice, compute: np.dtype[Any]) -> None:
         queries, pairs = _parts(dqkv, heads)
         self.targets = queries[batch, :, group], pairs[batch, :, :, group]
         self.results = tuple(landing(target, compute) for target in self.targets)
