@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import Backend
+from zerosim.backends.kernels import Backend, Heads
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
@@ -383,7 +383,7 @@ def row_cases(rows: int, note: str, blocks: bool) -> Iterator[Case]:
 def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bool) -> Iterator[Case]:
     batch, tokens, num_heads, kv, width = sizes
     rng = np.random.default_rng(1)
-    n = (num_heads, kv)
+    n = Heads(num_heads, kv)
     qkv = rng.standard_normal((batch, tokens, (num_heads + 2 * kv) * width))
     grad = rng.standard_normal((batch, tokens, num_heads * width))
     qkv[0] *= 10  # scores up to about 1,000, whose exp overflows
@@ -392,16 +392,16 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
     probs = attention(qkv, *n)[1]
 
     def run(k: Any, q: Any, o: Any, p: Any) -> None:
-        k.attention(q, *n, None, 1.0, None, o, p, None)
+        k.attention(q, n, None, 1.0, o, p, None)
 
     def run_dropout(k: Any, q: Any, m: Any, o: Any, p: Any, d: Any) -> None:
-        k.attention(q, *n, m, 0.8, None, o, p, d)
+        k.attention(q, n, m, 0.8, o, p, d)
 
     def back(k: Any, g: Any, q: Any, p: Any, d: Any) -> None:
-        k.attention_backward(g, q, *n, p, None, None, 1.0, room_for(k, p), d)
+        k.attention_backward(g, q, n, p, None, None, 1.0, room_for(k, p), d)
 
     def back_dropout(k: Any, g: Any, q: Any, p: Any, m: Any, d: Any) -> None:
-        k.attention_backward(g, q, *n, p, m, None, 0.8, room_for(k, p), d)
+        k.attention_backward(g, q, n, p, m, None, 0.8, room_for(k, p), d)
 
     def dropout_formula(q: Values, m: Values) -> list[Values]:
         out, p = attention(q, *n, m, 0.8)
@@ -441,7 +441,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         label = f"{' dropout' if dropout else ''}{name}"
         yield Case(
             f"flash_attention{label}",
-            lambda k, q, o, z, p=dropout: k.flash_attention(q, *n, FLASH_KEY, p, o, z),
+            lambda k, q, o, z, p=dropout: k.flash_attention(q, n, FLASH_KEY, p, o, z),
             lambda q, c=chance: [attention(q, *n, *c)[0], log_sum_exp(attention_scores(q, *n))],
             [qkv],
             [grad.shape, shape[:3]],
@@ -450,7 +450,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         )
         yield Case(
             f"flash_attention_backward{label}",
-            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(g, q, *n, FLASH_KEY, p, o, z, d, dq),
+            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(g, q, n, FLASH_KEY, p, o, z, d, dq),
             lambda g, q, o, z, c=chance: flash_backward(g, q, o, z, *n, *c),
             [grad, qkv, out, log_sum_exp(scores)],
             [shape[:3], qkv.shape],
@@ -723,9 +723,9 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
         sent = put(backend, changed, dtype)
         out, flash = (place(backend, (2, 150, 8), dtype) for _ in range(2))
         probs, lse = place(backend, (2, 4, 150, 150), dtype), place(backend, (2, 4, 150), compute_dtype(dtype))
-        backend.attention(sent, 4, 4, None, 1.0, None, out, probs, None)
+        backend.attention(sent, Heads(4, 4), None, 1.0, out, probs, None)
         assert not np.triu(backend.to_host(probs), 1).any()
-        backend.flash_attention(sent, 4, 4, FLASH_KEY, 0.0, flash, lse)
+        backend.flash_attention(sent, Heads(4, 4), FLASH_KEY, 0.0, flash, lse)
         outs.append([bits(backend, a) for a in (out[:, :90], flash[:, :90], lse[:, :, :90])])
     assert outs[0] == outs[1]
 
@@ -736,7 +736,7 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
 def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, num_heads: int, kv: int) -> None:
     """It is softmax * mask, not divided yet: exactly what backward makes of the two where it is not kept."""
     rng = np.random.default_rng(7)
-    shape = (2, num_heads, 70, 70)
+    shape, heads = (2, num_heads, 70, 70), Heads(num_heads, kv)
     qkv = put(backend, rng.standard_normal((2, 70, (num_heads + 2 * kv) * 8)), dtype)
     grad = put(backend, rng.standard_normal((2, 70, num_heads * 8)), dtype)
     mask = put(backend, (rng.random(shape) < 0.7).astype(np.uint8), uint8)
@@ -746,10 +746,10 @@ def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, n
         place(backend, qkv.shape, dtype),
         place(backend, qkv.shape, dtype),
     )
-    backend.attention(qkv, num_heads, kv, mask, 0.7, None, out, probs, dropped)
+    backend.attention(qkv, heads, mask, 0.7, out, probs, dropped)
     assert (backend.to_host(dropped) == backend.to_host(probs) * backend.to_host(mask)).all()
-    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, None, 0.7, room, plain)
-    backend.attention_backward(grad, qkv, num_heads, kv, probs, mask, dropped, 0.7, room, kept)
+    backend.attention_backward(grad, qkv, heads, probs, mask, None, 0.7, room, plain)
+    backend.attention_backward(grad, qkv, heads, probs, mask, dropped, 0.7, room, kept)
     assert bits(backend, plain) == bits(backend, kept)
 
 

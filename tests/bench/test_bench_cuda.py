@@ -23,8 +23,7 @@ import pytest
 
 from zerosim.backends.cuda import check as cuda_check
 from zerosim.backends.cuda.facts import CudaFacts, Gpu
-from zerosim.backends.cuda.lane import CudaLane
-from zerosim.backends.cuda.timer import LaneTimer
+from zerosim.backends.cuda.lane import CudaLane, LaneTimer
 from zerosim.backends.meta import MetaBackend
 from zerosim.bench import figures, machine, pytorch, suite
 from zerosim.bench.contest import Budget, Contestant, Rounds, Timing, take_turn

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-NO_KERNELS = frozenset({"cuda_check", "cuda_facts", "cuda_lane", "cuda_nccl", "cuda_host"})
 TEMPLATE = re.compile(r"template\s*<([^>]*)>\s*__global__\s+void\s+(\w+)\s*\(")
 HALVES = ("float16", "bfloat16")
 ELEMENTWISE = [
@@ -69,22 +68,33 @@ def elementwise_source(kernel: Any, stored: str, out: str, contiguous: bool) -> 
     return "".join(f"#include <{name}>\n" for name in cupy._core.core._cupy_header_list) + code
 
 
-def kernels_of(module: Any, seen: set[str]) -> tuple[dict[str, str], list[Any]]:
-    """The raw sources, but for those already seen, and the elementwise kernels that a module holds, in tuples too."""
-    import cupy
-
+def kernels_of(name: str, made: list[Any], seen: set[str]) -> tuple[dict[str, str], list[Any]]:
+    """The raw sources of a module, but for those already seen, and the elementwise kernels `made` as it is imported."""
+    made.clear()
+    module = importlib.import_module(name)
     sources: dict[str, str] = {}
-    elementwise: list[Any] = []
-    for name, value in vars(module).items():
-        if isinstance(value, str) and "__global__" in value and value not in seen:
+    for title, value in vars(module).items():
+        if isinstance(value, str) and TEMPLATE.search(value) and value not in seen:
             seen.add(value)
-            sources[name] = value
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, cupy.ElementwiseKernel):
-                elementwise.append(item)
+            sources[title] = value
     if hasattr(module, "_combine"):
-        elementwise += [module._combine(op, count) for op in ("sum", "avg", "max") for count in (1, 2, 8)]
-    return sources, elementwise
+        for op in ("sum", "avg", "max"):
+            for count in (1, 2, 8):
+                module._combine(op, count)
+    return sources, list(made)
+
+
+def note_elementwise(types: Any) -> list[Any]:
+    """The list to which every elementwise kernel is added from here on."""
+    made: list[Any] = []
+    make = types.elementwise
+
+    def noted(*args: Any) -> Any:
+        made.append(make(*args))
+        return made[-1]
+
+    types.elementwise = noted
+    return made
 
 
 def compile_source(code: str, options: tuple[str, ...], arch: str, names: tuple[str, ...]) -> str:
@@ -124,17 +134,14 @@ def main(archs: list[str]) -> int:
         print("not run: this is the tests' stand-in for CuPy, not CuPy")
         return 77
     without_cublas()
-    import zerosim.backends
-    from zerosim.backends.cuda.types import RAW_PREAMBLE
+    from zerosim.backends import cuda
+    from zerosim.backends.cuda import types
 
-    failed, seen = 0, set[str]()
-    for found in pkgutil.iter_modules(zerosim.backends.__path__):
-        if not found.name.startswith("cuda_") or found.name in NO_KERNELS:
-            continue
-        module = importlib.import_module(f"zerosim.backends.{found.name}")
-        sources, elementwise = kernels_of(module, seen)
+    failed, total, seen, made = 0, 0, set[str](), note_elementwise(types)
+    for found in sorted(module.name for module in pkgutil.iter_modules(cuda.__path__)):
+        sources, elementwise = kernels_of(f"zerosim.backends.cuda.{found}", made, seen)
         jobs = [
-            (f"{name}: {', '.join(names)}", RAW_PREAMBLE + source, ("--std=c++17", "--fmad=false"), names)
+            (f"{name}: {', '.join(names)}", types.RAW_PREAMBLE + source, ("--std=c++17", "--fmad=false"), names)
             for name, source in sources.items()
             if (names := tuple(dict.fromkeys(raw_expressions(source))))
         ]
@@ -147,10 +154,13 @@ def main(archs: list[str]) -> int:
                 log = compile_source(code, options, arch, names)
                 if log:
                     failed += 1
-                    print(f"FAILED {found.name} {title} ({arch})\n{log}")
+                    print(f"FAILED {found} {title} ({arch})\n{log}")
+        total += len(jobs)
         if jobs:
-            print(f"{found.name}: {len(sources)} sources, {len(jobs)} programs, {' '.join(archs)}", flush=True)
-    return 1 if failed else 0
+            print(f"{found}: {len(sources)} sources, {len(jobs)} programs, {' '.join(archs)}", flush=True)
+    if total < 100:
+        print(f"only {total} programs were found: kernels are missing")
+    return 1 if failed or total < 100 else 0
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ def test_adam_reads_14_and_writes_12_bytes_an_element(grad: Any, read: int) -> N
         half = device.alloc((10,), grad, Kind.GRAD)
         for buffer in (weights, *moments, half):
             buffer.array[...] = 1
-        Adam().update(weights, half, moments, grad_scale=1.0, lr=0.1, step=1, decays=False)
+        states = dict(zip(("exp_avg", "exp_avg_sq"), moments, strict=True))
+        Adam().update(weights, half, states, grad_scale=1.0, lr=0.1, step=1, decays=False)
 
     assert [traffic(event) for event in kernels(update)] == [("adam", VECTOR, 10 * read, 120)]
 

@@ -13,16 +13,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from zerosim.dtypes import DType
 
 Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
-
 GpuBytes = tuple[int, str, int]
 """A GPU: its number, its name, and the bytes in use on it, whoever uses them."""
+
+
+class Heads(NamedTuple):
+    """The heads of an attention: H query heads share K heads of keys and values, H/K neighbours each."""
+
+    queries: int
+    keys: int
+
+    @property
+    def sharing(self) -> int:
+        """Query heads to a key-value head, H/K."""
+        return self.queries // self.keys
+
+    @property
+    def packed(self) -> int:
+        """Heads side by side in q|k|v, H + 2K."""
+        return self.queries + 2 * self.keys
+
 
 Fence = Any
 """A point in a lane: all that was queued on it so far."""
@@ -33,35 +50,27 @@ class Lane(Protocol):
 
     def use(self) -> AbstractContextManager[object]:
         """`with lane.use():` any thread works as that rank."""
-        ...
 
     def fence(self) -> Fence:
         """All that was queued on this lane so far."""
-        ...
 
     def wait_for(self, fence: Fence) -> None:
         """What is queued on this lane from here on runs after `fence`, another lane's perhaps. Returns at once."""
-        ...
 
     def memory(self) -> tuple[int, int]:
         """Bytes of this rank's memory pool: in use, and held."""
-        ...
 
     def synchronize(self) -> None:
         """The host waits until the lane has nothing left to do."""
-        ...
 
     def download(self, array: Array) -> Any:
         """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
-        ...
 
     def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
         """A new array of this rank with these bytes, which may be dropped at once."""
-        ...
 
     def gpu_bytes(self) -> GpuBytes:
         """The GPU that the lane is on. Waits for it."""
-        ...
 
 
 class Backend(Protocol):
@@ -71,7 +80,6 @@ class Backend(Protocol):
 
     def open_lane(self, rank: int) -> Lane | None:
         """The queue of one rank, or None where kernels run when they are called."""
-        ...
 
     def native_collective(
         self,
@@ -87,38 +95,30 @@ class Backend(Protocol):
         op is reduce_scatter, all_gather, all_reduce, broadcast or reduce; inputs[r][i] goes to outputs[r][i].
         Raises: InputError where there is no such library, or a member has no GPU of its own.
         """
-        ...
 
     # -- arrays -------------------------------------------------------------------------------
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """A fresh array with undefined contents; half types take 2 bytes an element."""
-        ...
 
     def from_host(self, values: Any, out: Array) -> None:
         """Copy a NumPy array of out's shape into out, rounding to out's dtype."""
-        ...
 
     def to_host(self, array: Array) -> Any:
         """The values as a new NumPy array (half types as float32). Waits until they are there."""
-        ...
 
     def to_host_later(self, array: Array) -> Callable[[], Any]:
         """Ask for the values of an array that will not change until they are fetched: `to_host`, but it waits
         only when what is returned is called."""
-        ...
 
     def fill(self, out: Array, value: float) -> None:
         """out = value."""
-        ...
 
     def copy(self, source: Array, out: Array) -> None:
         """out = source, rounded to out's dtype. Shapes are equal; either may be strided."""
-        ...
 
     # -- primitive ops (teaching, gradient checks; operands broadcast as in NumPy) ---------------
     def add(self, a: Array, b: Array | float, out: Array) -> None:
         """out = a + b. out may be a (in place)."""
-        ...
 
     def subtract(self, a: Array, b: Array | float, out: Array) -> None: ...
     def multiply(self, a: Array, b: Array | float, out: Array) -> None: ...
@@ -130,28 +130,22 @@ class Backend(Protocol):
 
     def sum_to(self, a: Array, out: Array) -> None:
         """Sum a over the dims that out lacks (leading) or has as 1: the inverse of broadcasting."""
-        ...
 
     def max_to(self, a: Array, out: Array) -> None:
         """As sum_to, with the maximum."""
-        ...
 
     def mask_future(self, scores: Array, value: float, out: Array) -> None:
         """out = scores (..., T, T) with `value` where the column (key) is later than the row (query)."""
-        ...
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """out = a @ b over the last two dims, leading dims broadcast; operands may be transposed views."""
-        ...
 
     # -- fused ops ------------------------------------------------------------------------------
     def linear(self, x: Array, weight: Array, bias: Array | None, out: Array) -> None:
         """out (M, O) = x (M, I) @ weight (I, O) + bias (O). weight may be a transposed view."""
-        ...
 
     def column_sum(self, grad: Array, out: Array) -> None:
         """out (O) = sum of grad (M, O) over rows: a bias's gradient."""
-        ...
 
     def layer_norm(
         self, x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array
@@ -160,11 +154,9 @@ class Backend(Protocol):
 
         The variance is the biased one (divided by D), rstd = 1 / sqrt(variance + eps).
         """
-        ...
 
     def layer_norm_stats(self, x: Array, eps: float, mean: Array, rstd: Array) -> None:
         """mean and rstd (M) of x (M, D), the bits that `layer_norm` makes."""
-        ...
 
     def layer_norm_backward(
         self,
@@ -178,42 +170,28 @@ class Backend(Protocol):
         dbias: Array,
     ) -> None:
         """dx (M, D), dweight (D), dbias (D). dx None: not wanted."""
-        ...
 
     def gelu(self, x: Array, out: Array) -> None:
         """GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-        ...
 
     def gelu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
 
     def attention(
-        self,
-        qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
-        mask: Array | None,
-        keep: float,
-        workspace: Array | None,
-        out: Array,
-        probs: Array,
-        dropped: Array | None,
+        self, qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
     ) -> None:
-        """Causal self-attention with H = num_heads of queries that share K = num_kv_heads of keys and values.
+        """Causal self-attention.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
         (B, T, H d); scale 1/sqrt(d). probs (B, H, T, T) receives the softmax BEFORE dropout (0 above
         the diagonal). mask, uint8 of the same shape or None, is dropout's: probabilities become
         probs * mask / keep. dropped, like probs or None, receives probs * mask, not divided yet.
-        workspace, like probs or None, is room for the scores, which a backend may leave alone.
         """
-        ...
 
     def attention_backward(
         self,
         grad: Array,
         qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: Heads,
         probs: Array,
         mask: Array | None,
         dropped: Array | None,
@@ -224,28 +202,18 @@ class Backend(Protocol):
         """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
         the compute dtype. dropped, where it was kept, is read in place of probs * mask. workspace has the shape
         of probs: room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
-        ...
 
     def flash_attention(
-        self,
-        qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
-        key: tuple[int, int],
-        dropout: float,
-        out: Array,
-        lse: Array,
+        self, qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array
     ) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
         query's scores. With dropout > 0 the mask is that of `dropout_mask(key, dropout)` over (B, H, T, T)."""
-        ...
 
     def flash_attention_backward(
         self,
         grad: Array,
         qkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: Heads,
         key: tuple[int, int],
         dropout: float,
         out: Array,
@@ -257,21 +225,17 @@ class Backend(Protocol):
 
         delta (B, H, T), in the compute dtype, receives the sum of grad * out of each query and head.
         """
-        ...
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
         """out (M, D) = x * rstd * weight; rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""
-        ...
 
     def rms_norm_stats(self, x: Array, eps: float, rstd: Array) -> None:
         """rstd (M) of x (M, D), the bits that `rms_norm` makes."""
-        ...
 
     def rms_norm_backward(
         self, grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array
     ) -> None:
         """dx (M, D), dweight (D). dx None: not wanted."""
-        ...
 
     def rotary(self, x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
         """out (B, T, C) = x with its first `heads` heads of head_dim = E columns turned by position, the rest as it is.
@@ -279,33 +243,26 @@ class Backend(Protocol):
         Columns i and i + E/2 of a head, a pair (a, b), become (a cos - b sin, b cos + a sin) of the angle
         t * base^(-2i/E) at position t, all in the compute dtype; inverse: of minus that angle.
         """
-        ...
 
     def swiglu(self, x: Array, out: Array) -> None:
         """out (M, F) = gate / (1 + exp(-gate)) * up of x (M, 2F) with columns gate|up."""
-        ...
 
     def swiglu_backward(self, grad: Array, x: Array, dx: Array) -> None:
         """dx (M, 2F) from grad (M, F)."""
-        ...
 
     def embedding(self, ids: Array, weight: Array, out: Array) -> None:
         """out (..., D) = weight (V, D)[ids (...)]. ids int64, already checked to lie in [0, V)."""
-        ...
 
     def embedding_backward(self, grad: Array, ids: Array, dweight: Array) -> None:
         """dweight (V, D): zero, then each row of grad (..., D) added to its id's row, a fixed order of adds."""
-        ...
 
     def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array) -> None:
         """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype."""
-        ...
 
     def cross_entropy_backward(
         self, logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array
     ) -> None:
         """dlogits (M, V) = (softmax(logits) - onehot(targets)) * scale / count: a true division by count."""
-        ...
 
     def dropout_mask(self, key: tuple[int, int], probability: float, out: Array) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
@@ -315,11 +272,9 @@ class Backend(Protocol):
         and counter (j + 1, 0, 0, 0): four 64-bit outputs in their order, each cut into two words, low
         half first. The first counter is 1: NumPy's Philox(key=key, counter=0) counts before it draws.
         """
-        ...
 
     def dropout(self, x: Array, mask: Array, keep: float, out: Array) -> None:
         """out = x * mask / keep. Its own backward, with grad as x."""
-        ...
 
     # -- collectives, precision, optimizers --------------------------------------------------------
     def reduce(self, parts: Sequence[Array], op: str, out: Array) -> None:
@@ -328,7 +283,6 @@ class Backend(Protocol):
         op "sum"; "avg": the sum divided by len(parts), a true division; "max". Parts may be strided
         views of one shape; out may be any one of the parts (in place).
         """
-        ...
 
     def sum_squares(self, a: Array, run: int, out: Array) -> None:
         """out (k), fp64: the sums of the squares of a's k consecutive runs of `run` elements, in fp64.
@@ -336,11 +290,9 @@ class Backend(Protocol):
         a is 1-D; its last run may be shorter, and empty. The order of additions depends on a run's
         length alone. inf or nan in a run make its sum inf or nan.
         """
-        ...
 
     def finite_probe(self, a: Array, out: Array) -> None:
         """out (1), fp64: 0 where every value of a (1-D) is finite, else nan. Probes may be added up."""
-        ...
 
     def adam(
         self,
@@ -365,7 +317,6 @@ class Backend(Protocol):
         param -= lr/(1 - beta1^step) * m / (sqrt(v)/sqrt(1 - beta2^step) + eps).
         grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
         """
-        ...
 
     def sgd(
         self,
@@ -381,4 +332,3 @@ class Backend(Protocol):
     ) -> None:
         """One step of SGD, in place; momentum as PyTorch has it: buf = momentum*buf + g (no 1 - momentum;
         at step 1 buf = g), param -= lr * buf. g = grad * grad_scale + weight_decay * param."""
-        ...

@@ -53,8 +53,7 @@ def timed(work: Callable[[], object], timer: Timer | None = None) -> Timing:
 
 def stream_timer(lane: object) -> Timer:
     """A timer of a rank's stream on a GPU."""
-    from zerosim.backends.cuda.lane import CudaLane
-    from zerosim.backends.cuda.timer import LaneTimer
+    from zerosim.backends.cuda.lane import CudaLane, LaneTimer
 
     assert isinstance(lane, CudaLane)
     return LaneTimer(lane)

@@ -1,18 +1,16 @@
-"""A simulated device: the doors through which bytes and work pass, each of them recorded.
+"""A simulated device: every allocation and every kernel of a rank passes through here and is recorded.
 
-Owns buffers, their kinds and the ambient scope. Does no arithmetic (that is `backends/`), and
-computes no totals (that is `ledger/`).
-
-Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. A
-storage owns its array, so that the life of the object is the life of the bytes: no cycle may hold
-one (`__del__` must run at once, on the owner's thread).
+Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. Arithmetic
+is done in `backends/`, totals are computed in `ledger/`. A storage owns its array, so that the life of the
+object is the life of the bytes: no cycle may hold one (`__del__` must run at once, on the owner's thread).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, ParamSpec
 
 from zerosim.backends.kernels import Array, Backend, Lane
@@ -115,43 +113,6 @@ class Buffer:
         return f"Buffer(shape={self.shape}, dtype={self.dtype}, id={self.storage.id})"
 
 
-class _Ambient:
-    """Sets the device's scope, or its gradient switch, for the length of a `with`."""
-
-    __slots__ = ("_after", "_before", "_device")
-
-    def __init__(self, device: Device, after: Scope) -> None:
-        self._device = device
-        self._after = after
-
-    def __enter__(self) -> None:
-        self._before = self._device.where
-        self._device.where = self._after
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:  # the innermost scope is where it happened; a report names it
-            error.__dict__.setdefault("zerosim_scope", self._device.where)
-        self._device.where = self._before
-
-
-class _NoGrad:
-    __slots__ = ("_before", "_device")
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        self._before = self._device.grad_enabled
-        self._device.grad_enabled = False
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._device.grad_enabled = self._before
-
-
 class Device:
     """One rank's device. All state of a rank that is ambient (scope, gradient switch) lives here."""
 
@@ -186,10 +147,7 @@ class Device:
 
         Raises: OutOfMemory when the allocator refuses.
         """
-        numel = 1
-        for size in shape:
-            numel *= size
-        nbytes = numel * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         id = self.next_id()
         reserved = self.allocator.reserve(id, nbytes)
         if reserved is None:
@@ -237,32 +195,32 @@ class Device:
             raise Aborted(f"rank {self.rank} was ended because another rank failed")
         self.ticks += 1
 
+    @contextmanager
     def scope(
-        self,
-        *,
-        step: int | None = None,
-        phase: Phase | None = None,
-        unit: str | None = None,
-        slot: int | None = None,
-    ) -> _Ambient:
+        self, *, step: int | None = None, phase: Phase | None = None, unit: str | None = None, slot: int | None = None
+    ) -> Iterator[None]:
         """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
-        here = self.where
-        return _Ambient(
-            self,
-            Scope(
-                here.step if step is None else step,
-                here.phase if phase is None else phase.value,
-                here.unit if unit is None else unit,
-                here.slot if slot is None else slot,
-            ),
+        before = self.where
+        self.where = Scope(
+            before.step if step is None else step,
+            before.phase if phase is None else phase.value,
+            before.unit if unit is None else unit,
+            before.slot if slot is None else slot,
         )
+        try:
+            yield
+        except BaseException as error:  # the innermost scope is where it happened; a report names it
+            error.__dict__.setdefault("zerosim_scope", self.where)
+            raise
+        finally:
+            self.where = before
 
     @property
     def is_training(self) -> bool:
         """False in the phase EVALUATE, where nothing is dropped out."""
         return self.where.phase != Phase.EVALUATE.value
 
-    def phase(self, phase: Phase) -> _Ambient:
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
         return self.scope(phase=phase)
 
     def mark(self, name: str) -> None:
@@ -271,9 +229,14 @@ class Device:
         if self.lane is not None:
             self.recorder.add(Pool(self.where, *self.lane.memory()))
 
-    def no_grad(self) -> _NoGrad:
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
         """`with device.no_grad():` ops inside keep nothing for backward."""
-        return _NoGrad(self)
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
 
     def _out_of_memory(self, nbytes: int, kind: Kind) -> OutOfMemory:
         capacity = self.allocator.capacity or 0

@@ -17,11 +17,9 @@ class Allocator(Protocol):
 
     def reserve(self, id: int, nbytes: int) -> int | None:
         """Bytes reserved for a request of `nbytes`, or None when it does not fit."""
-        ...
 
     def release(self, id: int) -> None:
         """Take back what was reserved under that id."""
-        ...
 
 
 class Exact:

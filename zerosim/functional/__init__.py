@@ -5,15 +5,15 @@ never saved as an array, its data comes and goes) and the few buffers named in i
 """
 
 from zerosim.functional.activation import gelu as gelu
+from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
 from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding
 from zerosim.functional.linear import linear as linear
+from zerosim.functional.linear import packed_linear as packed_linear
 from zerosim.functional.loss import cross_entropy as cross_entropy
 from zerosim.functional.loss import cross_entropy_and_grad as cross_entropy_and_grad
 from zerosim.functional.norm import layer_norm as layer_norm
-from zerosim.functional.packed_linear import packed_linear as packed_linear
-from zerosim.functional.rms_norm import rms_norm as rms_norm
+from zerosim.functional.norm import rms_norm as rms_norm
 from zerosim.functional.rotary import rotary as rotary
-from zerosim.functional.swiglu import swiglu as swiglu

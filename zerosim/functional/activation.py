@@ -1,17 +1,20 @@
-"""Elementwise activations."""
+"""Activations: GPT-2's GELU and Llama's SwiGLU (arXiv 2002.05202)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zerosim.device.device import Buffer
-from zerosim.functional.common import Grads, grad_like, like
+from zerosim.errors import InputError
+from zerosim.functional.common import Grads, grad_like, like, rows_of
 from zerosim.tensor.tensor import Tensor, apply
 
 
+@dataclass(frozen=True, slots=True)
 class Gelu:
     """Saves x; the tanh is computed again in backward, as the fused GPU kernels do."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    x: Tensor
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
@@ -24,3 +27,28 @@ def gelu(x: Tensor) -> Tensor:
     out = like(x)
     x.device.kernel(8 * out.numel, x.device.backend.gelu, x.array, out.array)
     return apply(Gelu(x), out, x, op="gelu", saved={"input": x})
+
+
+@dataclass(frozen=True, slots=True)
+class SwiGLU:
+    """Saves x; the sigmoid is computed again in backward."""
+
+    x: Tensor
+
+    def backward(self, grad: Buffer) -> Grads:
+        dx = self.x.new_grad()
+        rows = rows_of(grad.array), rows_of(self.x.array), rows_of(dx.array)
+        grad.device.kernel(10 * grad.numel, grad.device.backend.swiglu_backward, *rows)
+        return (dx,)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """gate * sigmoid(gate) * up. Shapes: x (..., 2F) with columns gate|up; result (..., F).
+
+    Raises: InputError for an odd number of columns.
+    """
+    if x.shape[-1] % 2:
+        raise InputError(f"swiglu: {x.shape[-1]} columns are not two halves, a gate and what it gates")
+    out = like(x, *x.shape[:-1], x.shape[-1] // 2)
+    x.device.kernel(6 * out.numel, x.device.backend.swiglu, rows_of(x.array), rows_of(out.array))
+    return apply(SwiGLU(x), out, x, op="swiglu", saved={"input": x})

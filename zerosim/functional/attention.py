@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from zerosim.backends.kernels import Heads
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward
 from zerosim.dtypes import compute_dtype
@@ -32,10 +33,9 @@ from zerosim.tensor.tensor import Saved, Tensor, apply
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What one run of the core is told; a second run told the same gives the same bits."""
+    """What one run of the core depends on beside qkv: a second run with the same gives the same bits."""
 
-    num_heads: int
-    num_kv_heads: int
+    heads: Heads
     dropout: float
     key: tuple[int, int]
     policy: ActivationPolicy
@@ -43,17 +43,16 @@ class Core:
     def products(self, qkv: Tensor) -> int:
         """Multiply-adds of one product of scores with a head, over all heads: B H T² d."""
         batch, tokens, columns = qkv.shape
-        return batch * tokens * tokens * self.num_heads * columns // (self.num_heads + 2 * self.num_kv_heads)
+        return batch * tokens * tokens * self.heads.queries * columns // self.heads.packed
 
     def work(self, qkv: Tensor, probs: Buffer, mask: Buffer | None) -> tuple[int, int, int, int, int]:
         """Flops of one product; bytes of q, of k, of the scores and of dropout's mask."""
-        each = qkv.buffer.nbytes // (self.num_heads + 2 * self.num_kv_heads)
-        head, shared = each * self.num_heads, each * self.num_kv_heads
+        each = qkv.buffer.nbytes // self.heads.packed
+        head, shared = each * self.heads.queries, each * self.heads.keys
         return 2 * self.products(qkv), head, shared, probs.nbytes, 0 if mask is None else mask.nbytes
 
     def result(self, qkv: Tensor) -> Buffer:
-        width = qkv.shape[2] // (self.num_heads + 2 * self.num_kv_heads)
-        return like(qkv, *qkv.shape[:2], self.num_heads * width)
+        return like(qkv, *qkv.shape[:2], qkv.shape[2] // self.heads.packed * self.heads.queries)
 
 
 class _Rule(Protocol):
@@ -61,15 +60,15 @@ class _Rule(Protocol):
     def backward(self, grad: Buffer) -> Grads: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Eager:
     """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` where it is kept."""
 
-    def __init__(self, qkv: Tensor, core: Core, probs: Buffer, mask: Buffer | None, dropped: Buffer | None) -> None:
-        self.qkv = qkv
-        self.core = core
-        self.probs = probs
-        self.mask = mask
-        self.dropped = dropped
+    qkv: Tensor
+    core: Core
+    probs: Buffer
+    mask: Buffer | None
+    dropped: Buffer | None
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
@@ -78,14 +77,12 @@ class Eager:
         device, core = grad.device, self.core
         dqkv = self.qkv.new_grad()
         workspace = device.alloc(self.probs.shape, self.probs.dtype, Kind.TEMP)
-        parts = eager_attention_backward(*core.work(self.qkv, self.probs, self.mask), self.dropped is not None)
         device.kernels(
-            parts,
+            eager_attention_backward(*core.work(self.qkv, self.probs, self.mask), self.dropped is not None),
             device.backend.attention_backward,
             grad.array,
             self.qkv.array,
-            core.num_heads,
-            core.num_kv_heads,
+            core.heads,
             self.probs.array,
             None if self.mask is None else self.mask.array,
             None if self.dropped is None else self.dropped.array,
@@ -98,21 +95,19 @@ class Eager:
 
 def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
     device, (batch, tokens, _) = qkv.device, qkv.shape
-    shape = (batch, core.num_heads, tokens, tokens)
+    shape = (batch, core.heads.queries, tokens, tokens)
     is_megatron = core.policy.saves == "megatron"
     out, probs = core.result(qkv), like(qkv, *shape)
     mask = dropout_mask(qkv, shape, core.dropout, core.key)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
-    workspace = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None
+    _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
     device.kernels(
         eager_attention(*core.work(qkv, probs, mask), dropped is not None),
         device.backend.attention,
         qkv.array,
-        core.num_heads,
-        core.num_kv_heads,
+        core.heads,
         None if mask is None else mask.array,
         1.0 - core.dropout,
-        None if workspace is None else workspace.array,
         out.array,
         probs.array,
         None if dropped is None else dropped.array,
@@ -120,14 +115,14 @@ def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
     return out, Eager(qkv, core, probs, mask, dropped)
 
 
+@dataclass(frozen=True, slots=True)
 class Flash:
     """Saves qkv, its result and the log-sum-exp of each query's scores (B, H, T), in the compute dtype."""
 
-    def __init__(self, qkv: Tensor, core: Core, out: Buffer, lse: Buffer) -> None:
-        self.qkv = qkv
-        self.core = core
-        self.out = out
-        self.lse = lse
+    qkv: Tensor
+    core: Core
+    out: Buffer
+    lse: Buffer
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "output": self.out, "log-sum-exp": self.lse}
@@ -142,8 +137,7 @@ class Flash:
             device.backend.flash_attention_backward,
             grad.array,
             self.qkv.array,
-            core.num_heads,
-            core.num_kv_heads,
+            core.heads,
             core.key,
             core.dropout,
             self.out.array,
@@ -157,13 +151,12 @@ class Flash:
 def _flash(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
     device, (batch, tokens, _) = qkv.device, qkv.shape
     out = core.result(qkv)
-    lse = like(qkv, batch, core.num_heads, tokens, dtype=compute_dtype(qkv.dtype))
+    lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
     device.kernel(
         4 * core.products(qkv),
         device.backend.flash_attention,
         qkv.array,
-        core.num_heads,
-        core.num_kv_heads,
+        core.heads,
         core.key,
         core.dropout,
         out.array,
@@ -172,12 +165,12 @@ def _flash(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
     return out, Flash(qkv, core, out, lse)
 
 
+@dataclass(frozen=True, slots=True)
 class Again:
     """Saves qkv; the core runs a second time when backward needs what it made (2205.05198, section 5)."""
 
-    def __init__(self, qkv: Tensor, core: Core) -> None:
-        self.qkv = qkv
-        self.core = core
+    qkv: Tensor
+    core: Core
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv}
@@ -221,7 +214,7 @@ def attention(
             f"do not divide {columns} columns"
         )
     check_chance(dropout)
-    core = Core(num_heads, num_kv_heads, dropout, key, policy)
+    core = Core(Heads(num_heads, num_kv_heads), dropout, key, policy)
     out, rule = _run(qkv, core)
     if policy.recompute == "selective":
         rule = Again(qkv, core)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
@@ -9,23 +11,17 @@ from zerosim.functional.common import Grads, grad_like, like
 from zerosim.tensor.tensor import Tensor, apply
 
 
+@dataclass(frozen=True, slots=True)
 class Dropout:
     """Saves its 1-byte mask."""
 
-    def __init__(self, mask: Buffer, keep: float) -> None:
-        self.mask = mask
-        self.keep = keep
+    mask: Buffer
+    keep: float
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
-        grad.device.kernel(
-            2 * grad.numel,
-            grad.device.backend.dropout,
-            grad.array,
-            self.mask.array,
-            self.keep,
-            dx.array,
-        )
+        arrays = grad.array, self.mask.array, self.keep, dx.array
+        grad.device.kernel(2 * grad.numel, grad.device.backend.dropout, *arrays)
         return (dx,)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
+@dataclass(frozen=True, slots=True)
 class Embedding:
     """Saves ids."""
 
-    def __init__(self, ids: Buffer, weight: Operand) -> None:
-        self.ids = ids
-        self.weight = weight
+    ids: Buffer
+    weight: Operand
 
     def backward(self, grad: Buffer) -> Grads:
         dweight = self.weight.new_grad()
@@ -32,12 +34,12 @@ def embedding(ids: Buffer, weight: Operand) -> Tensor:
     return apply(Embedding(ids, weight), out, weight, op=layer_of(weight, "embedding"), saved=saved)
 
 
+@dataclass(frozen=True, slots=True)
 class AddRows:
     """Saves the handle of what was added; its gradient is summed over the batch. x is not kept."""
 
-    def __init__(self, x: Tensor, rows: Operand) -> None:
-        self.x_requires_grad = x.requires_grad
-        self.rows = rows
+    x_requires_grad: bool
+    rows: Operand
 
     def backward(self, grad: Buffer) -> Grads:
         device, drows = grad.device, self.rows.new_grad()
@@ -54,4 +56,4 @@ def add_rows(x: Tensor, rows: Operand) -> Tensor:
         raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
     device, out = x.device, like(x)
     device.kernel(out.numel, device.backend.add, x.array, rows.array[: x.shape[-2]], out.array)
-    return apply(AddRows(x, rows), out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
+    return apply(AddRows(x.requires_grad, rows), out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})

@@ -1,24 +1,25 @@
-"""Linear maps.
-
-I and O are the widths, M = product of the leading dims.
-"""
+"""Linear maps: one, and several of one input side by side. I and O are widths, M = product of the leading dims."""
 
 from __future__ import annotations
 
-from zerosim.device.device import Buffer
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from zerosim.backends.kernels import Array
+from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
+@dataclass(frozen=True, slots=True)
 class Linear:
     """Saves x and the handles of weight and bias."""
 
-    def __init__(self, x: Tensor, weight: Operand, bias: Operand | None, transposed: bool) -> None:
-        self.x = x
-        self.weight = weight
-        self.bias = bias
-        self.transposed = transposed
+    x: Tensor
+    weight: Operand
+    bias: Operand | None
+    transposed: bool
 
     def backward(self, grad: Buffer) -> Grads:
         device, k = grad.device, grad.device.backend
@@ -60,3 +61,66 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
     inputs = (x, weight) if bias is None else (x, weight, bias)
     saved: Saved = {"input": x, "weight": weight, "bias": bias}
     return apply(Linear(x, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Several linear maps of one input, side by side in one buffer: Llama's q|k|v and gate|up.
+
+    Each weight stays a parameter of its own, named and laid out as Llama's are released, and what reads the result
+    finds its columns packed. Saves x, once, and the handles of the weights. Backward declares one TEMP like x: a
+    map's share of x's gradient, before it is added.
+    """
+
+    x: Tensor
+    weights: Sequence[Operand]
+
+    def backward(self, grad: Buffer) -> Grads:
+        x = rows_of(self.x.array)
+        dweights = []
+        for weight, columns in _columns(self.weights, grad):
+            dweight = weight.new_grad()
+            flops = 2 * x.shape[0] * weight.array.size
+            grad.device.kernel(flops, grad.device.backend.matmul, columns.T, x, dweight.array)
+            dweights.append(dweight)
+        return self._grad_of_x(grad) if self.x.requires_grad else None, *dweights
+
+    def _grad_of_x(self, grad: Buffer) -> Buffer:
+        """The maps' shares, added in their order: each is rounded as a map of its own would be."""
+        device, k, dx = grad.device, grad.device.backend, self.x.new_grad()
+        (weight, columns), *others = _columns(self.weights, grad)
+        device.kernel(2 * columns.shape[0] * weight.array.size, k.matmul, columns, weight.array, rows_of(dx.array))
+        share = device.alloc(dx.shape, dx.dtype, Kind.TEMP) if others else dx
+        for weight, columns in others:
+            flops = 2 * columns.shape[0] * weight.array.size
+            device.kernel(flops, k.matmul, columns, weight.array, rows_of(share.array))
+            device.kernel(dx.numel, k.add, dx.array, share.array, dx.array)
+        return dx
+
+
+def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
+    """y = x @ weight.T of each weight, side by side.
+
+    Shapes: x (..., I), each weight (O, I), with its own O; y (..., sum of all O).
+
+    Raises: InputError where a weight does not take x's columns.
+    """
+    for weight in weights:
+        if weight.shape[-1] != x.shape[-1]:
+            raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes another")
+    out = like(x, *x.shape[:-1], sum(weight.shape[0] for weight in weights))
+    rows = rows_of(x.array)
+    for weight, columns in _columns(weights, out):
+        flops = 2 * rows.shape[0] * weight.array.size
+        x.device.kernel(flops, x.device.backend.linear, rows, weight.array.T, None, columns)
+    op = layer_of(weights[0], "packed_linear")
+    return apply(PackedLinear(x, weights), out, x, *weights, op=op, saved={"input": x})
+
+
+def _columns(weights: Sequence[Operand], packed: Buffer) -> Iterator[tuple[Operand, Array]]:
+    """Each weight with its columns of `packed`, as a window (M, O)."""
+    rows, start = rows_of(packed.array), 0
+    for weight in weights:
+        stop = start + weight.shape[0]
+        yield weight, rows[:, start:stop]
+        start = stop

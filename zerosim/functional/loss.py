@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
 from zerosim.tensor.tensor import Saved, Tensor, apply
 
 
+@dataclass(frozen=True, slots=True)
 class CrossEntropy:
     """Saves logits, targets and the log-sum-exp of each row."""
 
-    def __init__(self, logits: Tensor, targets: Buffer, lse: Buffer) -> None:
-        self.logits = logits
-        self.targets = targets
-        self.lse = lse
+    logits: Tensor
+    targets: Buffer
+    lse: Buffer
 
     def backward(self, grad: Buffer) -> Grads:
         dlogits = _dlogits(self.logits, self.targets, self.lse, 1.0, self.lse.numel)

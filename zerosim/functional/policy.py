@@ -1,7 +1,6 @@
 """How ops treat what their backward will need: three choices that change bytes and work, never the meaning.
 
-Owns the choices and their names. What each one keeps stands with the ops (`norm.py`, `attention.py`)
-and with recompute (`nn/recompute.py`).
+What each one keeps is documented with the ops (`norm.py`, `attention.py`) and with recompute (`nn/recompute.py`).
 """
 
 from __future__ import annotations

@@ -7,19 +7,21 @@ it), turned by the angle t * base^(-2i/E) at position t.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like
 from zerosim.tensor.tensor import Tensor, apply
 
 
+@dataclass(frozen=True, slots=True)
 class Rotary:
     """Saves nothing: a rotation's gradient is turned back by the same angles, which are made anew."""
 
-    def __init__(self, head_dim: int, heads: int, base: float) -> None:
-        self.head_dim = head_dim
-        self.heads = heads
-        self.base = base
+    head_dim: int
+    heads: int
+    base: float
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)

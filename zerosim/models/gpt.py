@@ -20,7 +20,6 @@ from zerosim.models.model import Model
 from zerosim.nn import ActivationPolicy, Block, Dropout, LayerNorm, Recompute, Unit
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
-from zerosim.tensor.tensor import Parameter, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,8 @@ def build_gpt(
 
     wpe = flat("wpe")
     positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0])
-    units.append(Unit("wpe", wpe, _add_positions(positions, Dropout("embd", config.dropout, keys))))
+    dropout = Dropout("embd", config.dropout, keys)
+    units.append(Unit("wpe", wpe, lambda x: dropout(F.add_rows(x, positions))))
 
     inner = config.ffn or 4 * d
     for i in range(config.layers):
@@ -86,22 +86,5 @@ def build_gpt(
 
     head = wte if config.tied else flat("lm_head")
     weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])
-    units.append(Unit("lm_head", head, _project(weight), reduces=not config.tied))
+    units.append(Unit("lm_head", head, lambda x: F.linear(x, weight, transposed=True), reduces=not config.tied))
     return Model(units)
-
-
-class _add_positions:
-    def __init__(self, positions: Parameter, dropout: Dropout) -> None:
-        self.positions = positions
-        self.dropout = dropout
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.dropout(F.add_rows(x, self.positions))
-
-
-class _project:
-    def __init__(self, weight: Parameter) -> None:
-        self.weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, transposed=True)

@@ -21,7 +21,6 @@ from zerosim.models.model import Model
 from zerosim.nn import ActivationPolicy, Recompute, Unit
 from zerosim.nn.llama import LlamaBlock, RMSNorm
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.tensor import Parameter, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +95,5 @@ def build_llama(
 
     head = embed if config.tied else flat("lm_head")
     weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])
-    units.append(Unit("lm_head", head, _project(weight), reduces=not config.tied))
+    units.append(Unit("lm_head", head, lambda x: F.linear(x, weight, transposed=True), reduces=not config.tied))
     return Model(units)
-
-
-class _project:
-    def __init__(self, weight: Parameter) -> None:
-        self.weight = weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, transposed=True)

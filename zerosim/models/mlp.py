@@ -6,6 +6,7 @@ through `layers` hidden maps with GELU. Units: wte, layers.0 .. layers.L-1, lm_h
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerosim import functional as F
@@ -44,15 +45,11 @@ def build_mlp(config: MLPConfig, device: Device, dtype: DType, grad_dtype: DType
     units = [Unit("wte", wte, lambda ids: F.embedding(ids.buffer, table))]
     for i in range(config.layers):
         layer = flat(f"layers.{i}")
-        units.append(Unit(layer.name, layer, _Hidden(Linear(layer, layer.name, config.hidden, config.hidden, std=std))))
+        units.append(Unit(layer.name, layer, _hidden(Linear(layer, layer.name, config.hidden, config.hidden, std=std))))
     head = flat("lm_head")
     units.append(Unit("lm_head", head, Linear(head, "lm_head", config.hidden, config.vocab, std=std)))
     return Model(units)
 
 
-class _Hidden:
-    def __init__(self, linear: Linear) -> None:
-        self.linear = linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.gelu(self.linear(x))
+def _hidden(linear: Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.gelu(linear(x))

@@ -1,8 +1,7 @@
-"""What every model is: a list of units over flat buffers.
+"""What every model is: a list of units over flat buffers, in forward order.
 
-Owns the order of units, the distinct flats, and full weights by name (`state_dict`,
-`load_state_dict`). Building a model declares its layout and takes no memory; a strategy places one
-flat after the other (`parallel/base.py`).
+Its full weights are read and stored by name (`state_dict`, `load_state_dict`). Building a model declares its
+layout and takes no memory; a strategy places one flat after the other (`parallel/base.py`).
 """
 
 from __future__ import annotations

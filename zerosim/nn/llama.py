@@ -9,7 +9,7 @@ from __future__ import annotations
 from zerosim import functional as F
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.tensor.tensor import Tensor
 
 
 class RMSNorm:
@@ -56,7 +56,7 @@ class LlamaAttention:
         qkv = F.packed_linear(x, self.qkv_proj)
         qkv = F.rotary(qkv, self.num_heads, self.num_kv_heads, base=self.rope_base)
         y = F.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
-        return _project(y, self.o_proj)
+        return F.linear(y, self.o_proj, transposed=True)
 
 
 class LlamaFeedForward:
@@ -69,7 +69,8 @@ class LlamaFeedForward:
         self.down_proj = flat.declare(f"{name}.down_proj.weight", (width, wide), std=std[1])
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _project(F.swiglu(F.packed_linear(x, self.gate_up_proj)), self.down_proj)
+        y = F.swiglu(F.packed_linear(x, self.gate_up_proj))
+        return F.linear(y, self.down_proj, transposed=True)
 
 
 class LlamaBlock:
@@ -98,7 +99,3 @@ class LlamaBlock:
     def __call__(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
         return x + self.mlp(self.post_attention_layernorm(x))
-
-
-def _project(x: Tensor, weight: Parameter) -> Tensor:
-    return F.linear(x, weight, transposed=True)

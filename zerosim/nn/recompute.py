@@ -1,10 +1,10 @@
 """Recompute: a unit that keeps its input only, and runs forward again when backward needs the rest.
 
-(Chen et al. 1604.06174; "activation checkpointing" in ZeRO's paper, section 3.2, and in PyTorch.) Owns
-what is kept between forward and backward: one input per slot. Inside a strategy's points nothing
-changes: stage 3 gathers once in backward, for the second forward and the backward after it. Random
-masks are drawn from where they are used (`tensor/rng.py`), so the second run drops what the first dropped,
-and every bit of the result is that of a run that keeps all.
+(Chen et al. 1604.06174; "activation checkpointing" in ZeRO's paper, section 3.2, and in PyTorch.) Between
+forward and backward one input per slot is kept. A strategy's points are the same: stage 3 gathers once in
+backward, for the second forward and the backward after it. Dropout masks are a function of where they are
+used (`tensor/rng.py`), so the second run drops what the first dropped, and every bit of the result is that
+of a run that keeps all.
 """
 
 from __future__ import annotations

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.products import dense, land, landing, multiply
-from zerosim.backends.cuda.types import elementwise, raw, row_launch, wide
-from zerosim.backends.kernels import Array
+from zerosim.backends.cuda.arrays import cast, dense, landing, room_like
+from zerosim.backends.cuda.products import multiply
+from zerosim.backends.cuda.types import elementwise, raw, run_rows
+from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.numpy.cast import wide
 
 SCORES = 16 * 1024 * 1024
 """Scores in scratch at a time, about: 64 MB in float32. A sequence of 12 heads and 1,024 tokens is one part."""
@@ -80,50 +83,36 @@ _apply_mask = elementwise("T x, M mask", "U y", "store(wide_of(x) * mask, y)", "
 
 
 def attention(
-    qkv: Array,
-    num_heads: int,
-    num_kv_heads: int,
-    mask: Array | None,
-    keep: float,
-    workspace: Array | None,
-    out: Array,
-    probs: Array,
-    dropped: Array | None,
+    qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
 ) -> None:
-    """`workspace` is left alone. Scratch: half types, 4 bytes for each of SCORES scores, or of one key-value head's
-    H/K T² where they are more; with a mask but no `dropped`, an element's bytes for each of as many."""
+    """Scratch: half types, 4 bytes for each of SCORES scores, or of one key-value head's H/K T² where they are more;
+    with a mask but no `dropped`, an element's bytes for each of as many."""
     if not probs.size:
         return
     compute, stored = wide(qkv), common(qkv, out, probs, *([] if dropped is None else [dropped]))
-    result, softmaxed = landing(out, stored), landing(probs, stored)
-    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
-    y, whole = by_group(result, num_heads, num_kv_heads), by_heads(softmaxed, num_kv_heads)
-    kept = None if mask is None else by_heads(dense(mask), num_kv_heads)
-    left = None if dropped is None else landing(dropped, stored)
-    cuts = list(parts(whole.shape, stored != compute or (mask is not None and left is None)))
-    room = whole[cuts[0]].size  # no other part is larger
-    scores_room = None if stored == compute else cp.empty((room,), compute)
-    dropped_room = None if kept is None or left is not None else cp.empty((room,), stored)
-    for part in cuts:
-        p, m = whole[part], None if kept is None else kept[part]
-        scores = p if scores_room is None else within(scores_room, p.shape)
-        multiply(q[part], k[part].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
-        after = None
-        if m is not None:
-            after = within(dropped_room, p.shape) if left is None else by_heads(left, num_kv_heads)[part]
-        softmax(scores, m, probs=p, dropped=after)
-        multiply(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
-    land(result, out)
-    land(softmaxed, probs)
-    if left is not None:
-        land(left, dropped)
+    q, k, v = split(dense(qkv, stored), heads)
+    kept = None if mask is None else by_heads(dense(mask), heads)
+    last = nullcontext() if dropped is None else landing(dropped, stored)
+    with landing(out, stored) as result, landing(probs, stored) as softmaxed, last as left:
+        y, whole = by_group(result, heads), by_heads(softmaxed, heads)
+        cuts = list(parts(whole.shape, stored != compute or (mask is not None and left is None)))
+        room = whole[cuts[0]].size  # no other part is larger
+        scores_room = None if stored == compute else cp.empty((room,), compute)
+        dropped_room = None if kept is None or left is not None else cp.empty((room,), stored)
+        for part in cuts:
+            p, m, after = whole[part], None if kept is None else kept[part], None
+            scores = p if scores_room is None else within(scores_room, p.shape)
+            multiply(q[part], k[part].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+            if m is not None:
+                after = within(dropped_room, p.shape) if left is None else by_heads(left, heads)[part]
+            softmax(scores, m, probs=p, dropped=after)
+            multiply(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
 
 
 def attention_backward(
     grad: Array,
     qkv: Array,
-    num_heads: int,
-    num_kv_heads: int,
+    heads: Heads,
     probs: Array,
     mask: Array | None,
     dropped: Array | None,
@@ -139,28 +128,28 @@ def attention_backward(
     if not probs.size:
         return
     compute, stored = wide(grad, qkv), common(grad, qkv, probs, dqkv)
-    result, gradients = landing(dqkv, stored), landing(workspace, stored)
-    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
-    dq, dk, dv = split(result, num_heads, num_kv_heads)
-    g = by_group(dense(grad, stored), num_heads, num_kv_heads)
-    p, ds = (by_heads(a, num_kv_heads) for a in (dense(probs, stored), gradients))
-    kept = None if mask is None else by_heads(dense(mask), num_kv_heads)
-    after, chance = p, 1.0 if mask is None else 1.0 / keep
+    q, k, v = split(dense(qkv, stored), heads)
+    g = by_group(dense(grad, stored), heads)
+    p, ds = (by_heads(a, heads) for a in (dense(probs, stored), room_like(workspace, stored)))
+    kept = None if mask is None else by_heads(dense(mask), heads)
+    after, chance, scale = p, 1.0 if mask is None else 1.0 / keep, q.shape[-1] ** -0.5
     if kept is not None:
-        after = ds if dropped is None else by_heads(dense(dropped, stored), num_kv_heads)
+        after = ds if dropped is None else by_heads(dense(dropped, stored), heads)
         if dropped is None:
             _apply_mask(p, kept, ds)
-    _multiply_shared(after, g, dv, chance, compute)
-    cuts = list(parts(p.shape, stored != compute))
-    room = None if stored == compute else cp.empty((p[cuts[0]].size,), compute)
-    for part in cuts:
-        dp = ds[part] if room is None else within(room, ds[part].shape)
-        multiply(g[part], v[part].swapaxes(-1, -2), dp, scale=chance)
-        _softmax_backward(p[part], None if kept is None else kept[part], dp, ds[part])
-    scale = q.shape[-1] ** -0.5
-    multiply(ds, k, dq, scale=scale)
-    _multiply_shared(ds, q, dk, scale, compute)
-    land(result, dqkv)
+    with landing(dqkv, stored) as result:
+        dq, dk, dv = split(result, heads)
+        _multiply_shared(after, g, dv, chance, compute)
+        cuts = list(parts(p.shape, stored != compute))
+        room = None if stored == compute else cp.empty((p[cuts[0]].size,), compute)
+        for part in cuts:
+            dp = ds[part] if room is None else within(room, ds[part].shape)
+            multiply(g[part], v[part].swapaxes(-1, -2), dp, scale=chance)
+            kernel = raw(_SOFTMAX_BACKWARD, "softmax_backward_rows", (dp.dtype, stored))
+            rows, tokens = dp.size // dp.shape[-1], dp.shape[-1]
+            run_rows(kernel, rows, tokens, p[part], NULL if kept is None else kept[part], dp, ds[part], rows, tokens)
+        multiply(ds, k, dq, scale=scale)
+        _multiply_shared(ds, q, dk, scale, compute)
 
 
 def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compute: np.dtype[Any]) -> None:
@@ -170,7 +159,8 @@ def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compu
     for i in range(sharing):
         one = slice(i, i + 1)
         multiply(scores[:, :, one].swapaxes(-1, -2), rows[:, :, one], total, scale=scale, add=i > 0)
-    land(total, out)
+    if total is not out:
+        cast(total, out)
 
 
 # -- views --------------------------------------------------------------------------------------------
@@ -180,25 +170,24 @@ def common(*arrays: Array) -> np.dtype[Any]:
     return first if all(a.dtype == first for a in arrays) else wide(*arrays)
 
 
-def split(qkv: Array, num_heads: int, num_kv_heads: int) -> tuple[Array, Array, Array]:
+def split(qkv: Array, heads: Heads) -> tuple[Array, Array, Array]:
     """Contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d), views."""
-    width = qkv.shape[2] // (num_heads + 2 * num_kv_heads)
-    first, second = num_heads * width, (num_heads + num_kv_heads) * width
-    k, v = (by_group(x, num_kv_heads, num_kv_heads) for x in (qkv[..., first:second], qkv[..., second:]))
-    return by_group(qkv[..., :first], num_heads, num_kv_heads), k, v
+    width = qkv.shape[2] // heads.packed
+    first, second = heads.queries * width, (heads.queries + heads.keys) * width
+    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (qkv[..., first:second], qkv[..., second:]))
+    return by_group(qkv[..., :first], heads), k, v
 
 
-def by_group(packed: Array, num_heads: int, num_kv_heads: int) -> Array:
+def by_group(packed: Array, heads: Heads) -> Array:
     """(B, T, H d), rows of contiguous elements, as (B, K, H/K, T, d), a view."""
     batch, tokens, columns = packed.shape
-    shape = (batch, tokens, num_kv_heads, num_heads // num_kv_heads, columns // num_heads)
+    shape = (batch, tokens, heads.keys, heads.sharing, columns // heads.queries)
     return packed.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
-def by_heads(scores: Array, num_kv_heads: int) -> Array:
+def by_heads(scores: Array, heads: Heads) -> Array:
     """Contiguous (B, H, T, T) as (B, K, H/K, T, T), a view."""
-    batch, heads, tokens, _ = scores.shape
-    return scores.reshape(batch, num_kv_heads, heads // num_kv_heads, tokens, tokens)
+    return scores.reshape(len(scores), heads.keys, heads.sharing, *scores.shape[2:])
 
 
 def within(room: Array, shape: tuple[int, ...]) -> Array:
@@ -237,13 +226,4 @@ def softmax(
     kernel = raw(_SOFTMAX, "softmax_rows", (scores.dtype, target.dtype))
     arrays = (scores, *(NULL if a is None else a for a in (mask, probs, dropped, lse)))
     rows = scores.size // keys
-    numbers = (rows, queries, first, keys, 0 if lse is None else lse.shape[-1])
-    kernel(*row_launch(rows, keys), (*arrays, *(np.int64(n) for n in numbers)))
-
-
-def _softmax_backward(probs: Array, mask: Array | None, dp: Array, ds: Array) -> None:
-    tokens = probs.shape[-1]
-    rows = probs.size // tokens
-    kernel = raw(_SOFTMAX_BACKWARD, "softmax_backward_rows", (dp.dtype, probs.dtype))
-    numbers = (np.int64(rows), np.int64(tokens))
-    kernel(*row_launch(rows, tokens), (probs, NULL if mask is None else mask, dp, ds, *numbers))
+    run_rows(kernel, rows, keys, *arrays, rows, queries, first, keys, 0 if lse is None else lse.shape[-1])

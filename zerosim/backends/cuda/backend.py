@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import cupy as cp
 
+from zerosim.backends.cuda import arrays as cuda_arrays
 from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import columns as cuda_columns
 from zerosim.backends.cuda import flash as cuda_flash
@@ -41,9 +42,9 @@ class CudaBackend:
         """Ranks are dealt out to the visible GPUs in turn."""
         return CudaLane(rank % cp.cuda.runtime.getDeviceCount())
 
-    empty = staticmethod(cuda_ops.empty)
-    fill = staticmethod(cuda_ops.fill)
-    copy = staticmethod(cuda_ops.copy)
+    empty = staticmethod(cuda_arrays.empty)
+    fill = staticmethod(cuda_arrays.fill)
+    copy = staticmethod(cuda_arrays.copy)
 
     add = staticmethod(cuda_ops.add)
     subtract = staticmethod(cuda_ops.subtract)

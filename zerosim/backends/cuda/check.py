@@ -1,7 +1,7 @@
 """Whether CuPy, its CUDA libraries, the driver and a GPU can be used, and what mends it when they cannot.
 
-Owns the judgement, before the first array is made on a GPU: a fault is one sentence and one command, the same in a
-run's error and in `zerosim doctor`. What is there is found in `facts.py`; nothing here imports CuPy.
+Checked before the first array is made on a GPU: a fault is one sentence and one command, the same in a run's error
+and in `zerosim doctor`. It is judged by what `facts.py` found; nothing here imports CuPy.
 
 Source: CUDA compatibility guide (a driver runs every older CUDA, and newer ones of its own major version), cuBLAS's
 manual (cublasSetWorkspace: 32 MiB on compute capability 9 and newer, 4 MiB before).
@@ -72,7 +72,7 @@ def check_nccl() -> None:
 
 
 def cuda_faults(facts: CudaFacts) -> tuple[Fault, ...]:
-    """What keeps a GPU from being used, in the order in which it is mended; what cannot be told yet is left out."""
+    """What keeps a GPU from being used, in the order in which it is mended; what cannot be known yet is left out."""
     if len(facts.distributions) > 1:
         names = " ".join(found.split()[0] for found in facts.distributions)
         shown = " and ".join(facts.distributions)

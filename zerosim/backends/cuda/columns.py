@@ -9,9 +9,10 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.ops import packed, unpacked
-from zerosim.backends.cuda.types import raw, wide
+from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.types import raw
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import wide
 
 ROWS_IN_A_STAGE = 128
 """Rows that a block of a column sum adds: 8,192 rows of 768 columns make 1,536 blocks."""
@@ -47,8 +48,8 @@ def column_sum(grad: Array, out: Array) -> None:
     if not columns:
         return
     height, stages = stages_of(rows)
-    source = packed(grad)
-    with unpacked(out) as target:
+    source = dense(grad)
+    with landing(out) as target:
         if stages == 1:
             add_rows(source, target, height)
         else:

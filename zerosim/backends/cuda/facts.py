@@ -1,7 +1,6 @@
-"""What is there of CuPy, CUDA and GPUs, found without raising.
+"""Which CuPy, CUDA libraries, driver and GPUs there are, found without raising. `check.py` judges whether they will do.
 
-Owns the looking; what keeps a GPU from being used and what mends it is `check.py`'s. CuPy is imported inside
-functions only. Its errors span many lines: each is kept as the one that says what happened.
+CuPy is imported inside functions only. Its errors span many lines: each is kept as the one that says what happened.
 
 Source: CuPy 14 (`cupy/_environment.py`, `cupy_backends/cuda/libs/__init__.py`), CUDA Runtime API
 (cudaDriverGetVersion is 0 where there is no driver).
@@ -77,7 +76,7 @@ def cuda_facts(*, probe: bool = True) -> CudaFacts:
 
 
 def basic_facts() -> CudaFacts:
-    """What can be told without touching a GPU's memory."""
+    """What can be found without touching a GPU's memory."""
     facts = installed_facts()
     if not facts.is_installed:
         return facts
@@ -100,7 +99,7 @@ def basic_facts() -> CudaFacts:
 
 
 def installed_facts() -> CudaFacts:
-    """What can be told without importing CuPy."""
+    """What can be found without importing CuPy."""
     there = []
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -164,7 +163,7 @@ def _probe() -> str | None:
 
 
 def _tried(look: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What `look` returns, or why it does not, in one line. CuPy's warnings are told here."""
+    """What `look` returns, or why it does not, in one line. CuPy's warnings are ignored."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -22,11 +22,13 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from zerosim.backends.cuda.arrays import cast, dense, landing
 from zerosim.backends.cuda.attention import NULL, by_group, common, softmax, split, within
-from zerosim.backends.cuda.philox import mask_rows
-from zerosim.backends.cuda.products import cast, dense, land, landing, multiply
-from zerosim.backends.cuda.types import raw, row_launch, wide
-from zerosim.backends.kernels import Array
+from zerosim.backends.cuda.fused import mask_rows
+from zerosim.backends.cuda.products import multiply
+from zerosim.backends.cuda.types import raw, run_rows
+from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.numpy.cast import wide
 
 SCORES = 4 * 1024 * 1024
 """Scores in scratch at a time, at most, unless one query of one key-value head's queries has more."""
@@ -73,35 +75,29 @@ template <class S, class P> __global__ void flash_backward_rows(
 """
 
 
-def flash_attention(
-    qkv: Array, num_heads: int, num_kv_heads: int, key: tuple[int, int], dropout: float, out: Array, lse: Array
-) -> None:
+def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array) -> None:
     if not qkv.size:
         return
-    stored, compute, tokens = common(qkv, out), wide(qkv), qkv.shape[1]
-    result, sums = landing(out, stored), landing(lse, compute)
-    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
-    y, sharing = by_group(result, num_heads, num_kv_heads), num_heads // num_kv_heads
+    stored, compute = common(qkv, out), wide(qkv)
+    q, k, v = split(dense(qkv, stored), heads)
     blocks, rooms = _blocks(q.shape), _rooms(q.shape, 1, compute, stored, dropout)
-    for b, group in _heads(q.shape):
-        heads = slice(group.start * sharing, group.stop * sharing)
-        for rows in blocks:
-            keys = slice(0, rows.stop)
-            scores = within(rooms[0], (*q[b, group, :, rows].shape[:3], rows.stop))
-            multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
-            mask = _mask(key, dropout, rooms[-1], scores, (b * num_heads + heads.start) * tokens * tokens, rows, tokens)
-            after = within(rooms[1], scores.shape)
-            softmax(scores, mask, dropped=after, lse=sums[b, heads], first=rows.start)
-            multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout))
-    land(result, out)
-    land(sums, lse)
+    with landing(out, stored) as result, landing(lse, compute) as sums:
+        y = by_group(result, heads)
+        for b, group in _heads(q.shape):
+            own = slice(group.start * heads.sharing, group.stop * heads.sharing)
+            for rows in blocks:
+                keys = slice(0, rows.stop)
+                scores, after = (within(room, (*q[b, group, :, rows].shape[:3], rows.stop)) for room in rooms[:2])
+                multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+                mask = _mask(key, dropout, rooms[-1], scores, b * heads.queries + own.start, rows, lse.shape[-1])
+                softmax(scores, mask, dropped=after, lse=sums[b, own], first=rows.start)
+                multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout))
 
 
 def flash_attention_backward(
     grad: Array,
     qkv: Array,
-    num_heads: int,
-    num_kv_heads: int,
+    heads: Heads,
     key: tuple[int, int],
     dropout: float,
     out: Array,
@@ -113,35 +109,36 @@ def flash_attention_backward(
     if not qkv.size:
         return
     stored, compute, tokens = common(grad, qkv, out, dqkv), wide(grad, qkv), qkv.shape[1]
-    gradient, y, sums, deltas = dense(grad, stored), dense(out, stored), dense(lse, compute), landing(delta, compute)
-    _deltas(gradient, y, deltas, num_heads)
-    result = landing(dqkv, stored)
-    q, k, v = split(dense(qkv, stored), num_heads, num_kv_heads)
-    dq, dk, dv = split(result, num_heads, num_kv_heads)
-    g, sharing, chance = by_group(gradient, num_heads, num_kv_heads), num_heads // num_kv_heads, 1.0 / (1.0 - dropout)
-    scale = q.shape[-1] ** -0.5
+    gradient, y, sums = dense(grad, stored), dense(out, stored), dense(lse, compute)
+    q, k, v = split(dense(qkv, stored), heads)
+    g, chance, scale = by_group(gradient, heads), 1.0 / (1.0 - dropout), q.shape[-1] ** -0.5
     blocks, rooms = _blocks(q.shape), _rooms(q.shape, 2, compute, stored, dropout)
-    for b, group in _heads(q.shape):
-        heads = slice(group.start * sharing, group.stop * sharing)
-        totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
-        for rows in reversed(blocks):  # the last one sets totals, the others add
-            keys = slice(0, rows.stop)
-            shape = (*q[b, group, :, rows].shape[:3], rows.stop)
-            scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
-            multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
-            multiply(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
-            mask = _mask(key, dropout, rooms[-1], scores, (b * num_heads + heads.start) * tokens * tokens, rows, tokens)
-            _backward(scores, mask, sums[b, heads], deltas[b, heads], dp, after, ds, rows.start)
-            multiply(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
-            for total, left, right, factor in zip(totals, (ds, after), (q, g), (scale, chance), strict=True):
-                for i in range(sharing):
-                    one, add = slice(i, i + 1), i > 0 or rows.stop < tokens
-                    part = right[b, group, one, rows]
-                    multiply(left[:, one].swapaxes(-1, -2), part, total[:, :, keys], scale=factor, add=add)
-        for total, target in zip(totals, (dk, dv), strict=True):
-            cast(total, target[b, group])
-    land(result, dqkv)
-    land(deltas, delta)
+    with landing(dqkv, stored) as result, landing(delta, compute) as deltas:
+        width = gradient.shape[2] // heads.queries
+        kernel = raw(_DELTA, "delta_rows", (compute, stored))
+        run_rows(kernel, deltas.size, width, gradient, y, deltas, deltas.size, tokens, heads.queries, width)
+        dq, dk, dv = split(result, heads)
+        for b, group in _heads(q.shape):
+            own = slice(group.start * heads.sharing, group.stop * heads.sharing)
+            totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
+            for rows in reversed(blocks):  # the last one sets totals, the others add
+                keys = slice(0, rows.stop)
+                shape = (*q[b, group, :, rows].shape[:3], rows.stop)
+                scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
+                multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
+                multiply(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
+                mask = _mask(key, dropout, rooms[-1], scores, b * heads.queries + own.start, rows, tokens)
+                kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // rows.stop
+                arrays = scores, NULL if mask is None else mask, sums[b, own], deltas[b, own], dp, after, ds
+                run_rows(kernel, count, rows.stop, *arrays, count, shape[2], rows.start, rows.stop, tokens)
+                multiply(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
+                for total, left, right, factor in zip(totals, (ds, after), (q, g), (scale, chance), strict=True):
+                    for i in range(heads.sharing):
+                        one, add = slice(i, i + 1), i > 0 or rows.stop < tokens
+                        part = right[b, group, one, rows]
+                        multiply(left[:, one].swapaxes(-1, -2), part, total[:, :, keys], scale=factor, add=add)
+            for total, target in zip(totals, (dk, dv), strict=True):
+                cast(total, target[b, group])
 
 
 def _heads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
@@ -175,31 +172,12 @@ def _rooms(
 
 
 def _mask(
-    key: tuple[int, int], dropout: float, room: Array, scores: Array, first: int, rows: slice, tokens: int
+    key: tuple[int, int], dropout: float, room: Array, scores: Array, head: int, rows: slice, tokens: int
 ) -> Array | None:
-    """The part of `dropout_mask` over (B, H, T, T) that belongs to `scores`, whose heads begin at word `first`."""
+    """The part of `dropout_mask` over (B, H, T, T) for `scores`, whose first head is number `head` of all B H."""
     if not dropout:
         return None
     *lead, queries, keys = scores.shape
     mask = within(room, (lead[0] * lead[1], queries, keys))
-    mask_rows(key, dropout, mask, first + rows.start * tokens, tokens * tokens, tokens)
+    mask_rows(key, dropout, mask, (head * tokens + rows.start) * tokens, tokens * tokens, tokens)
     return mask
-
-
-def _deltas(grad: Array, out: Array, delta: Array, num_heads: int) -> None:
-    batch, tokens, columns = grad.shape
-    rows, width = batch * tokens * num_heads, columns // num_heads
-    numbers = (np.int64(n) for n in (rows, tokens, num_heads, width))
-    kernel = raw(_DELTA, "delta_rows", (delta.dtype, grad.dtype))
-    kernel(*row_launch(rows, width), (grad, out, delta, *numbers))
-
-
-def _backward(
-    scores: Array, mask: Array | None, lse: Array, delta: Array, dp: Array, dropped: Array, ds: Array, first: int
-) -> None:
-    *_, queries, keys = scores.shape
-    rows = scores.size // keys
-    numbers = (np.int64(n) for n in (rows, queries, first, keys, lse.shape[-1]))
-    kernel = raw(_BACKWARD, "flash_backward_rows", (scores.dtype, ds.dtype))
-    arrays = (scores, NULL if mask is None else mask, lse, delta, dp, dropped, ds)
-    kernel(*row_launch(rows, keys), (*arrays, *numbers))

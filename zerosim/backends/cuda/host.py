@@ -1,9 +1,9 @@
 """Between host and device: pinned memory, uploads that wait for nothing, downloads that wait for one event.
 
-Owns every crossing of a CUDA run. CuPy's pool hands a pinned block out again as soon as Python drops it,
-finished or not; `Transfers` therefore holds each block until the event behind its copy has passed.
-Within a step nothing is held that adds up: tokens, losses, a flag. Weights of a large model do, when they
-are first uploaded; beyond `most_bytes` the host waits for what is under way.
+CuPy's pool hands a pinned block out again as soon as Python drops it, even while its copy is under way;
+`Transfers` therefore holds each block until the event recorded after its copy has passed. A step's own copies
+(tokens, losses, a flag) are small. The first upload of a large model's weights is not: beyond `most_bytes`
+the host waits for what is under way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.ops import packed, unpacked
+from zerosim.backends.cuda.arrays import dense, landing
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import raised, store
 
@@ -39,7 +39,7 @@ class Transfers:
         rounded = _as_array(block, out.shape, out.dtype)
         with np.errstate(all="ignore"):  # inf and nan are results like others here
             store(np.asarray(values), rounded)
-        with unpacked(out) as target:
+        with landing(out) as target:
             stream = cp.cuda.get_current_stream()
             kind = cp.cuda.runtime.memcpyHostToDevice
             cp.cuda.runtime.memcpyAsync(target.data.ptr, block.ptr, out.nbytes, kind, stream.ptr)
@@ -59,7 +59,7 @@ class Transfers:
             return lambda: raised(np.empty(shape, dtype))
         with cp.cuda.Device(array.device.id):
             block = self._pinned(array.nbytes)
-            source, stream = packed(array), cp.cuda.get_current_stream()
+            source, stream = dense(array), cp.cuda.get_current_stream()
             kind = cp.cuda.runtime.memcpyDeviceToHost
             cp.cuda.runtime.memcpyAsync(block.ptr, source.data.ptr, array.nbytes, kind, stream.ptr)
             done = self._hold(block, array.nbytes)

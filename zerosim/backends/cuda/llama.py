@@ -9,9 +9,10 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.products import dense, land, landing
-from zerosim.backends.cuda.types import elementwise, raw, row_launch, wide
+from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.types import elementwise, raw, run_rows, run_threads
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import wide
 
 _STATS = r"""
 // 1 / sqrt(average of squares + eps) of one row; every thread of the row gets it.
@@ -122,7 +123,6 @@ template <class T, class U> __global__ void rotary(
 
 _ROWS = 64
 _MOST_PARTS = 256
-_THREADS = 256
 
 _SIGMOID = "typedef wide<T>::type V; const V g = wide_of(gate), s = V(1) / (V(1) + exp(-g)); "
 _swiglu = elementwise("T gate, T up", "U y", _SIGMOID + "store(g * s * wide_of(up), y);", "swiglu")
@@ -139,26 +139,18 @@ _swiglu_backward = elementwise(
 
 # -- RMS norm -----------------------------------------------------------------------------------------
 def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
-    rows, columns = x.shape
     if not x.size:
         return
-    source, scales = dense(x), dense(weight)
-    result, stats = landing(out), landing(rstd, wide(x))
-    kernel = raw(_STATS, "rms_norm", (source.dtype, scales.dtype, result.dtype))
-    numbers = (np.int64(rows), np.int64(columns), np.float64(eps))
-    kernel(*row_launch(rows, columns), (source, scales, result, stats, *numbers))
-    land(result, out)
-    land(stats, rstd)
+    kernel = raw(_STATS, "rms_norm", (x.dtype, weight.dtype, out.dtype))
+    with landing(out) as result, landing(rstd, wide(x)) as stats:
+        run_rows(kernel, *x.shape, dense(x), dense(weight), result, stats, *x.shape, float(eps))
 
 
 def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
-    rows, columns = x.shape
     if not x.size:
         return
-    source, stats = dense(x), landing(rstd, wide(x))
-    kernel = raw(_STATS, "rms_norm_stats", (source.dtype,))
-    kernel(*row_launch(rows, columns), (source, stats, np.int64(rows), np.int64(columns), np.float64(eps)))
-    land(stats, rstd)
+    with landing(rstd, wide(x)) as stats:
+        run_rows(raw(_STATS, "rms_norm_stats", (x.dtype,)), *x.shape, dense(x), stats, *x.shape, float(eps))
 
 
 def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array) -> None:
@@ -168,20 +160,16 @@ def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Arr
         return
     gradient, source, scales, stats = dense(grad), dense(x), dense(weight), dense(rstd, compute)
     if dx is not None and rows:
-        result = landing(dx)
-        kernel = raw(_BACKWARD, "rms_norm_dx", (gradient.dtype, source.dtype, scales.dtype, result.dtype))
-        arrays = (gradient, source, scales, stats, result)
-        kernel(*row_launch(rows, columns), (*arrays, np.int64(rows), np.int64(columns)))
-        land(result, dx)
+        kernel = raw(_BACKWARD, "rms_norm_dx", (grad.dtype, x.dtype, weight.dtype, dx.dtype))
+        with landing(dx) as result:
+            run_rows(kernel, rows, columns, gradient, source, scales, stats, result, rows, columns)
     run = max(_ROWS, -(-rows // _MOST_PARTS))
     parts = max(1, -(-rows // run))
-    partial, total = cp.empty((parts, columns), compute), landing(dweight)
-    kernel = raw(_BACKWARD, "rms_norm_partial", (gradient.dtype, source.dtype))
-    numbers = (np.int64(rows), np.int64(columns), np.int64(run))
-    kernel((-(-columns // 32), parts), (32, 8), (gradient, source, stats, partial, *numbers))
-    kernel = raw(_BACKWARD, "add_partials", (compute, total.dtype))
-    kernel((-(-columns // _THREADS),), (_THREADS,), (partial, total, np.int64(parts), np.int64(columns)))
-    land(total, dweight)
+    partial = cp.empty((parts, columns), compute)
+    kernel = raw(_BACKWARD, "rms_norm_partial", (grad.dtype, x.dtype))
+    kernel((-(-columns // 32), parts), (32, 8), (gradient, source, stats, partial, rows, columns, run))
+    with landing(dweight) as total:
+        run_threads(raw(_BACKWARD, "add_partials", (compute, dweight.dtype)), columns, partial, total, parts, columns)
 
 
 # -- rotary positions, SwiGLU -----------------------------------------------------------------------------
@@ -189,12 +177,10 @@ def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out:
     batch, tokens, columns = x.shape
     if not x.size:
         return
-    source, result, rows, half = dense(x), landing(out), batch * tokens, head_dim // 2
-    kernel = raw(_ROTARY, "rotary", (source.dtype, result.dtype))
-    numbers = (np.int64(n) for n in (tokens, rows, columns, heads, half))
-    threads = (-(-rows * half // _THREADS),), (_THREADS,)
-    kernel(*threads, (source, result, *numbers, np.float64(base), np.int32(inverse)))
-    land(result, out)
+    rows, half, kernel = batch * tokens, head_dim // 2, raw(_ROTARY, "rotary", (x.dtype, out.dtype))
+    numbers = tokens, rows, columns, heads, half, float(base), np.int32(inverse)
+    with landing(out) as result:
+        run_threads(kernel, rows * half, dense(x), result, *numbers)
 
 
 def swiglu(x: Array, out: Array) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from zerosim.backends.cuda.lane import CudaLane
 from zerosim.backends.cuda.ops import divide
-from zerosim.backends.cuda.types import BFLOAT16
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import BFLOAT16
 from zerosim.errors import InputError
 
 TYPES: Mapping[np.dtype[Any], int] = MappingProxyType(

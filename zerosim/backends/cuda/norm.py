@@ -1,6 +1,6 @@
 """Layer norm in CUDA, forward, its statistics alone, and backward. Formulas as in numpy/fused.py.
 
-A row is taken by a warp or by a block (`row_launch`); the gradients of weight and bias are column sums in two
+A row is taken by a warp or by a block (`run_rows`); the gradients of weight and bias are column sums in two
 stages (columns.py). The order of every addition depends on shapes alone.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
+from zerosim.backends.cuda.arrays import dense, landing
 from zerosim.backends.cuda.columns import add_rows, stages_of
-from zerosim.backends.cuda.ops import packed, unpacked
-from zerosim.backends.cuda.types import raw, row_launch
+from zerosim.backends.cuda.types import raw, run_rows
 from zerosim.backends.kernels import Array
 
 LAYER_NORM = r"""
@@ -114,24 +114,20 @@ __global__ void layer_norm_columns(const G* grad, const T* x, const W* means, co
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array) -> None:
-    rows, columns = x.shape
     if not x.size:
         return
+    (rows, columns), sources = x.shape, (dense(x), dense(weight), dense(bias))
     kernel = raw(LAYER_NORM, "layer_norm", (x.dtype, weight.dtype, out.dtype, mean.dtype))
-    grid, block = row_launch(rows, columns)
-    with unpacked(out) as target, unpacked(mean) as means, unpacked(rstd) as rstds:
-        sources = packed(x), packed(weight), packed(bias)
-        kernel(grid, block, (*sources, float(eps), target, means, rstds, rows, np.int32(columns)))
+    with landing(out) as y, landing(mean) as means, landing(rstd) as rstds:
+        run_rows(kernel, rows, columns, *sources, float(eps), y, means, rstds, rows, np.int32(columns))
 
 
 def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
-    rows, columns = x.shape
     if not x.size:
         return
     kernel = raw(LAYER_NORM, "layer_norm_stats", (x.dtype, mean.dtype))
-    grid, block = row_launch(rows, columns)
-    with unpacked(mean) as means, unpacked(rstd) as rstds:
-        kernel(grid, block, (packed(x), float(eps), means, rstds, rows, np.int32(columns)))
+    with landing(mean) as means, landing(rstd) as rstds:
+        run_rows(kernel, *x.shape, dense(x), float(eps), means, rstds, x.shape[0], np.int32(x.shape[1]))
 
 
 def layer_norm_backward(
@@ -141,17 +137,16 @@ def layer_norm_backward(
     (rows, columns), compute = x.shape, mean.dtype
     if not columns:
         return
-    grad, x, weight, mean, rstd = (packed(array) for array in (grad, x, weight, mean, rstd))
+    grad, x, weight, mean, rstd = (dense(array) for array in (grad, x, weight, mean, rstd))
     if dx is not None and dx.size:
         kernel = raw(LAYER_NORM, "layer_norm_dx", (grad.dtype, x.dtype, weight.dtype, compute, dx.dtype))
-        grid, block = row_launch(rows, columns)
-        with unpacked(dx) as target:
-            kernel(grid, block, (grad, x, weight, mean, rstd, target, rows, np.int32(columns)))
+        with landing(dx) as target:
+            run_rows(kernel, rows, columns, grad, x, weight, mean, rstd, target, rows, np.int32(columns))
     height, stages = stages_of(rows)
     weights, biases = cp.empty((stages, columns), compute), cp.empty((stages, columns), compute)
     kernel = raw(LAYER_NORM, "layer_norm_columns", (grad.dtype, x.dtype, compute))
     sizes = rows, np.int32(columns), np.int32(height)
     kernel((-(-columns // 32), stages), (32, 8), (grad, x, mean, rstd, weights, biases, *sizes))
     for partial, out in ((weights, dweight), (biases, dbias)):
-        with unpacked(out) as target:
+        with landing(out) as target:
             add_rows(partial, target, stages)

@@ -25,8 +25,9 @@ import cupy as cp
 import numpy as np
 from cupy_backends.cuda.libs import cublas
 
-from zerosim.backends.cuda.types import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, elementwise, wide
+from zerosim.backends.cuda.arrays import cast
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, wide
 
 # cudaDataType_t, library_types.h
 _DATA_TYPES = MappingProxyType({FLOAT32: 0, FLOAT64: 1, FLOAT16: 2, BFLOAT16: 14})
@@ -34,8 +35,6 @@ _DATA_TYPES = MappingProxyType({FLOAT32: 0, FLOAT64: 1, FLOAT16: 2, BFLOAT16: 14
 # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION, cublas_api.h, which CuPy does not name: where a sum is cut into
 # parts, these are added in the compute type, not in the result's. The rest of the mode is the default one.
 _SUMS_STAY_WIDE = 16
-
-_cast = elementwise("T x", "U y", "store(wide_of(x), y)", "cast")
 
 
 # -- the contract's two ---------------------------------------------------------------------------
@@ -53,34 +52,6 @@ def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
     result = out if exact else cp.empty(out.shape, wide(x, weight, bias))
     cast(bias, result)
     multiply(x, weight, result, add=True)
-    land(result, out)
-
-
-# -- arrays as kernels want them --------------------------------------------------------------------
-def cast(source: Array, out: Array) -> None:
-    """out = source, broadcast, rounded once to out's dtype."""
-    if out.size:
-        _cast(source, out)
-
-
-def dense(a: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """`a` itself if it is C-contiguous and of that dtype, else a copy that is."""
-    dtype = dtype or a.dtype
-    if a.flags.c_contiguous and a.dtype == dtype:
-        return a
-    copy = cp.empty(a.shape, dtype)
-    cast(a, copy)
-    return copy
-
-
-def landing(out: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """Where a C-contiguous result of that dtype is written before `land`: `out` itself if it will do."""
-    dtype = dtype or out.dtype
-    return out if out.flags.c_contiguous and out.dtype == dtype else cp.empty(out.shape, dtype)
-
-
-def land(result: Array, out: Array) -> None:
-    """Round what was computed in `landing(out, ...)` into `out`."""
     if result is not out:
         cast(result, out)
 
@@ -148,40 +119,20 @@ def _gemm(left: _Operand, right: _Operand, out: Array, compute: np.dtype[Any], f
     """Row-major out = left @ right is column-major out^T = right^T @ left^T: the operands change places."""
     arrays = (left.array, right.array, out)
     starts, batch, steps = _batches(out.shape[:-2], tuple((a.shape[:-2], a.strides[:-2]) for a in arrays))
-    (rows, columns), inner = out.shape[-2:], left.array.shape[-1]
+    sizes = out.shape[-1], out.shape[-2], left.array.shape[-1]
     kind, out_kind = _DATA_TYPES[left.array.dtype], _DATA_TYPES[out.dtype]
     mode = cublas.CUBLAS_COMPUTE_64F if compute == FLOAT64 else cublas.CUBLAS_COMPUTE_32F
+    transposes = [cublas.CUBLAS_OP_T if side.transposed else cublas.CUBLAS_OP_N for side in (right, left)]
     handle = cp.cuda.device.get_cublas_handle()
     cublas.setMathMode(handle, _SUMS_STAY_WIDE)
-    scale = factors.ctypes.data
+    scale, add = factors.ctypes.data, factors.ctypes.data + factors.itemsize
     across = [s // a.itemsize for s, a in zip(steps, arrays, strict=True)]
     for offsets in starts:
         x, y, z = (a.data.ptr + offset for a, offset in zip(arrays, offsets, strict=True))
-        cublas.gemmStridedBatchedEx(
-            handle,
-            cublas.CUBLAS_OP_T if right.transposed else cublas.CUBLAS_OP_N,
-            cublas.CUBLAS_OP_T if left.transposed else cublas.CUBLAS_OP_N,
-            columns,
-            rows,
-            inner,
-            scale,
-            y,
-            kind,
-            right.pitch,
-            across[1],
-            x,
-            kind,
-            left.pitch,
-            across[0],
-            scale + factors.itemsize,
-            z,
-            out_kind,
-            _pitch(out),
-            across[2],
-            batch,
-            mode,
-            cublas.CUBLAS_GEMM_DEFAULT,
-        )
+        first, second = (y, kind, right.pitch, across[1]), (x, kind, left.pitch, across[0])
+        result = z, out_kind, _pitch(out), across[2]
+        how = batch, mode, cublas.CUBLAS_GEMM_DEFAULT
+        cublas.gemmStridedBatchedEx(handle, *transposes, *sizes, scale, *first, *second, add, *result, *how)
 
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.ops import fill, packed, unpacked
-from zerosim.backends.cuda.types import raw, row_launch
+from zerosim.backends.cuda.arrays import dense, fill, landing
+from zerosim.backends.cuda.types import raw, run_rows
 from zerosim.backends.kernels import Array
 
 EMBEDDING = r"""
@@ -104,10 +104,10 @@ __global__ void cross_entropy_backward(const T* logits, const I* targets, const 
 def embedding(ids: Array, weight: Array, out: Array) -> None:
     if not out.size:
         return
-    grid, block = row_launch(ids.size, weight.shape[1])
+    columns = weight.shape[1]
     kernel = raw(EMBEDDING, "embedding", (ids.dtype, weight.dtype, out.dtype))
-    with unpacked(out) as target:
-        kernel(grid, block, (packed(ids), packed(weight), target, ids.size, np.int32(weight.shape[1])))
+    with landing(out) as target:
+        run_rows(kernel, ids.size, columns, dense(ids), dense(weight), target, ids.size, np.int32(columns))
 
 
 def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
@@ -117,11 +117,11 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
     their number (67 million comparisons for 8,192), and, unlike a library's sort, never waits for the device.
     """
     tokens, columns = ids.size, dweight.shape[1]
-    with unpacked(dweight) as target:
+    with landing(dweight) as target:
         fill(target, 0.0)
         if not tokens or not columns:
             return
-        ids, grad = packed(ids), packed(grad)
+        ids, grad = dense(ids), dense(grad)
         order, length = cp.empty((tokens,), np.int32), cp.empty((tokens,), np.int32)
         sort = raw(EMBEDDING, "sort_ids", (ids.dtype,))
         sort((-(-tokens // 32),), (32, 8), (ids, order, length, np.int32(tokens)))
@@ -133,18 +133,16 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> N
     rows, columns = logits.shape
     if not rows:
         return
-    grid, block = row_launch(rows, columns)
     kernel = raw(CROSS_ENTROPY, "cross_entropy", (logits.dtype, targets.dtype, lse.dtype))
-    with unpacked(losses) as each, unpacked(lse) as sums:
-        kernel(grid, block, (packed(logits), packed(targets), each, sums, rows, np.int32(columns)))
+    with landing(losses) as each, landing(lse) as sums:
+        run_rows(kernel, rows, columns, dense(logits), dense(targets), each, sums, rows, np.int32(columns))
 
 
 def cross_entropy_backward(logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array) -> None:
     rows, columns = logits.shape
     if not rows:
         return
-    grid, block = row_launch(rows, columns)
     kernel = raw(CROSS_ENTROPY, "cross_entropy_backward", (logits.dtype, targets.dtype, lse.dtype, dlogits.dtype))
-    with unpacked(dlogits) as target:
-        sources = packed(logits), packed(targets), packed(lse)
-        kernel(grid, block, (*sources, float(scale), float(count), target, rows, np.int32(columns)))
+    sources = dense(logits), dense(targets), dense(lse)
+    with landing(dlogits) as target:
+        run_rows(kernel, rows, columns, *sources, float(scale), float(count), target, rows, np.int32(columns))

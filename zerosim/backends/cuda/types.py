@@ -1,10 +1,9 @@
 """What every CUDA kernel here shares: types, rounding, sums over a row, and how sources become kernels.
 
-Owns the C++ preambles and the Python side of a launch; computes nothing. Kernels are written once, as
-templates over the stored types: they read through `wide_of` (float, or double for fp64) and write through
-`store`, the one place that rounds. CuPy compiles every kernel with -ftz=true: subnormal float32 values
-count as zero, which NumPy keeps. Products are not fused with sums (--fmad=false) unless a caller asks:
-these kernels are bound by memory, and so round as NumPy does, operation by operation.
+Kernels are written once, as templates over the stored types: they read through `wide_of` (float, or double for
+fp64) and write through `store`, the one place that rounds. CuPy compiles every kernel with -ftz=true: subnormal
+float32 values count as zero, which NumPy keeps. Products are not fused with sums (--fmad=false): these kernels are
+bound by memory, and so round as NumPy does, operation by operation.
 
 Source: CUDA C++ Programming Guide, 7.22 (warp shuffles); CuPy, User-Defined Kernels.
 """
@@ -17,27 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 import cupy as cp
-import ml_dtypes
 import numpy as np
 
-from zerosim.backends.kernels import Array
-
-FLOAT16 = np.dtype(np.float16)
-FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-CUDA_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "fp64": FLOAT64,
-        "fp32": FLOAT32,
-        "fp16": FLOAT16,
-        "bf16": BFLOAT16,
-        "int64": np.dtype(np.int64),
-        "uint8": np.dtype(np.uint8),
-    }
-)
-"""The array type of each number format, as in NumPy: CuPy holds bfloat16 as ml_dtypes has it."""
+from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 C_NAMES: Mapping[np.dtype[Any], str] = MappingProxyType(
     {
@@ -92,30 +73,24 @@ RAW_PREAMBLE = (
     "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
     + PREAMBLE
     + r"""
-// The sum over the blockDim.x threads of one row, in an order that depends on blockDim.x alone; every thread gets it.
-// blockDim.x is 32, with any number of rows (threadIdx.y) in a block, or a larger multiple of 32 with one row.
-// `shared` holds 32 values and may serve several sums in turn; with 32 threads it is not touched.
-template <class V> __device__ inline V row_sum(V v, V* shared) {
-    for (int distance = 16; distance > 0; distance /= 2) v += __shfl_xor_sync(0xffffffffu, v, distance);
+// What the blockDim.x threads of one row hold, combined in an order that depends on blockDim.x alone; every thread gets
+// it. blockDim.x is 32, with any number of rows (threadIdx.y) in a block, or a larger multiple of 32 with one row.
+// `shared` holds 32 values and may serve several rows in turn; with 32 threads it is not touched.
+template <class V, class F> __device__ inline V row_fold(V v, V* shared, F combine) {
+    for (int distance = 16; distance > 0; distance /= 2) v = combine(v, __shfl_xor_sync(0xffffffffu, v, distance));
     if (blockDim.x == 32) return v;
     __syncthreads();  // what `shared` held has been read
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
     __syncthreads();
     v = shared[0];
-    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v += shared[warp];
+    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v = combine(v, shared[warp]);
     return v;
 }
-
-// As row_sum, with the maximum.
+template <class V> __device__ inline V row_sum(V v, V* shared) {
+    return row_fold(v, shared, [](V a, V b) { return a + b; });
+}
 template <class V> __device__ inline V row_max(V v, V* shared) {
-    for (int distance = 16; distance > 0; distance /= 2) v = larger(v, __shfl_xor_sync(0xffffffffu, v, distance));
-    if (blockDim.x == 32) return v;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = shared[0];
-    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); ++warp) v = larger(v, shared[warp]);
-    return v;
+    return row_fold(v, shared, [](V a, V b) { return larger(a, b); });
 }
 """
 )
@@ -127,6 +102,8 @@ EXACT = ("--fmad=false",)
 WARP_COLUMNS = 1024
 """Columns up to which one warp takes a row: longer rows are worth a block and its barriers."""
 
+THREADS = 256
+
 
 def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
     """A `cp.ElementwiseKernel` with the preamble. Outputs are passed last; nothing is returned."""
@@ -136,28 +113,27 @@ def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
 
 
 @cache
-def raw(source: str, name: str, types: tuple[np.dtype[Any], ...], options: tuple[str, ...] = EXACT) -> Any:
+def raw(source: str, name: str, types: tuple[np.dtype[Any], ...]) -> Any:
     """The kernel template `name` of `source` for these types, to be called with (grid, block, arguments).
 
     Only what is asked for is compiled, the first time that it runs on a device; CuPy keeps the result on disk.
     """
     expression = f"{name}<{', '.join(C_NAMES[t] for t in types)}>"
     code = RAW_PREAMBLE + source
-    module = cp.RawModule(code=code, options=("--std=c++17", *options), name_expressions=[expression])
+    module = cp.RawModule(code=code, options=("--std=c++17", *EXACT), name_expressions=[expression])
     return module.get_function(expression)
 
 
-def wide(*arrays: Array) -> np.dtype[Any]:
-    """What arithmetic on these arrays runs in: float64 if one of them is, else float32."""
-    return FLOAT64 if any(a.dtype == FLOAT64 for a in arrays) else FLOAT32
-
-
-def row_launch(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Grid and block of a kernel that takes a row at a time: row = blockIdx.x * blockDim.y + threadIdx.y.
+def run_rows(kernel: Any, rows: int, columns: int, *arguments: Any) -> None:
+    """Launch a kernel that takes a row at a time, row blockIdx.x * blockDim.y + threadIdx.y.
 
     A warp per row, four rows a block, up to WARP_COLUMNS columns; beyond, a block of 256 or 1024 threads.
     The order in which a row is added depends on `columns` alone.
     """
-    if columns <= WARP_COLUMNS:
-        return (-(-rows // 4),), (32, 4)
-    return (rows,), (256 if columns <= 16 * WARP_COLUMNS else 1024, 1)
+    block = (32, 4) if columns <= WARP_COLUMNS else (256 if columns <= 16 * WARP_COLUMNS else 1024, 1)
+    kernel((-(-rows // block[1]),), block, arguments)
+
+
+def run_threads(kernel: Any, threads: int, *arguments: Any) -> None:
+    """Launch a kernel of so many threads, in blocks of THREADS."""
+    kernel((-(-threads // THREADS),), (THREADS,), arguments)

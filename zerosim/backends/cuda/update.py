@@ -13,9 +13,11 @@ from typing import Any
 
 import cupy as cp
 
-from zerosim.backends.cuda.ops import ROWS_TO_ONE, fill, local, multiply, packed, unpacked
-from zerosim.backends.cuda.types import FLOAT64, elementwise, raw, wide
+from zerosim.backends.cuda.arrays import dense, fill, landing, local
+from zerosim.backends.cuda.ops import ROWS_TO_ONE, multiply
+from zerosim.backends.cuda.types import elementwise, raw
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import FLOAT64, wide
 
 TOGETHER = 8
 """Parts that one launch adds; more are added eight, then seven at a time, through scratch."""
@@ -114,9 +116,9 @@ def sum_squares(a: Array, run: int, out: Array) -> None:
         return
     partial = cp.empty((out.size, pieces), FLOAT64)
     sizes = a.size, run, pieces, PIECE
-    raw(SQUARES, "squares", (a.dtype,))((out.size * pieces,), (256,), (packed(a), partial, *sizes))
+    raw(SQUARES, "squares", (a.dtype,))((out.size * pieces,), (256,), (dense(a), partial, *sizes))
     # Always 256 threads, whatever the number of pieces: pieces past a run's end are zeros and change nothing.
-    with unpacked(out) as target:
+    with landing(out) as target:
         add = raw(ROWS_TO_ONE, "rows_to_one", (FLOAT64, FLOAT64))
         add((out.size,), (256, 1), (partial, target, out.size, pieces, 0))
 

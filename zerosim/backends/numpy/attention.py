@@ -5,8 +5,8 @@ the scores is never computed, beyond the corners of the diagonal blocks. Scores 
 (float64) scratch of the cache's size; what is stored is `probs` and the results. Attention that
 stores no probabilities is in `flash.py`.
 
-Queries share keys and values in groups: of H query heads, each K reads H/K queries' heads (K = H:
-every head has its own). Arrays are laid out (B, K, H/K, T, d), those of keys and values (B, K, 1, T, d).
+H/K neighbouring query heads share one head of keys and values (K = H: every head has its own). Arrays
+are laid out (B, K, H/K, T, d), those of keys and values (B, K, 1, T, d).
 
 B batch, T tokens, D = H d model, H heads, K key-value heads, d width of a head.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Heads
 from zerosim.backends.numpy.cast import land, landing, raised, store, wide
 from zerosim.backends.numpy.products import product
 
@@ -30,27 +30,19 @@ SCORES = 128 * 1024
 
 
 def attention(
-    qkv: Array,
-    num_heads: int,
-    num_kv_heads: int,
-    mask: Array | None,
-    keep: float,
-    workspace: Array | None,
-    out: Array,
-    probs: Array,
-    dropped: Array | None,
+    qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
 ) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
     ones = np.ones(tokens, compute)
     future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
-    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
-        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+    for batch, group in groups(len(qkv), heads, tokens):
+        q, k, v = split_qkv(qkv, heads, batch, group)
         q = q * q.shape[-1] ** -0.5  # here the scale costs d products a query; on the scores it would cost T
-        target = by_group(out, num_heads, num_kv_heads)[batch, :, group]
+        target = by_group(out, heads)[batch, :, group]
         result = landing(target, compute)
         y = heads_first(result)
-        stored = _scores_by_group(probs, num_kv_heads, batch, group)
-        kept, left = (None if a is None else _scores_by_group(a, num_kv_heads, batch, group) for a in (mask, dropped))
+        stored = _scores(probs, heads, batch, group)
+        kept, left = (None if a is None else _scores(a, heads, batch, group) for a in (mask, dropped))
         for rows in blocks(tokens):
             scores = causal_scores(q, k, rows, future)
             scores -= scores.max(axis=-1, keepdims=True)
@@ -72,8 +64,7 @@ def attention(
 def attention_backward(
     grad: Array,
     qkv: Array,
-    num_heads: int,
-    num_kv_heads: int,
+    heads: Heads,
     probs: Array,
     mask: Array | None,
     dropped: Array | None,
@@ -83,19 +74,17 @@ def attention_backward(
 ) -> None:
     """With p the probabilities, dp = (grad @ v^T) * mask / keep and ds = p * (dp - sum(dp * p)) per query:
     dq = ds @ k * scale, dk = ds^T @ q * scale, dv = (p * mask / keep)^T @ grad; dk and dv are summed
-    over the query heads that share them.
-
-    `workspace` stands for what an unblocked kernel would hold in device memory; it is left alone.
+    over the query heads that share them. `workspace` is left alone: blocks need no room for all scores.
     """
     compute, tokens = wide(grad, qkv), qkv.shape[1]
-    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
-        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
-        g = heads_first(raised(by_group(grad, num_heads, num_kv_heads)[batch, :, group]))
+    for batch, group in groups(len(qkv), heads, tokens):
+        q, k, v = split_qkv(qkv, heads, batch, group)
+        g = heads_first(raised(by_group(grad, heads)[batch, :, group]))
         if mask is not None:
             g = g / keep
-        stored = _scores_by_group(probs, num_kv_heads, batch, group)
-        kept, left = (None if a is None else _scores_by_group(a, num_kv_heads, batch, group) for a in (mask, dropped))
-        totals = Totals(dqkv, num_heads, num_kv_heads, batch, group, compute)
+        stored = _scores(probs, heads, batch, group)
+        kept, left = (None if a is None else _scores(a, heads, batch, group) for a in (mask, dropped))
+        totals = Totals(dqkv, heads, batch, group, compute)
         for rows in reversed(blocks(tokens)):  # the last block has every key: it sets dk and dv, the others add
             p = raised(stored[..., rows, : rows.stop])
             ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
@@ -112,16 +101,8 @@ def attention_backward(
 class Totals:
     """dq, dk and dv of one group of heads in the compute type, until `land` rounds them once into dqkv."""
 
-    def __init__(
-        self,
-        dqkv: Array,
-        num_heads: int,
-        num_kv_heads: int,
-        batch: slice,
-        group: slice,
-        compute: np.dtype[Any],
-    ) -> None:
-        queries, pairs = _parts(dqkv, num_heads, num_kv_heads)
+    def __init__(self, dqkv: Array, heads: Heads, batch: slice, group: slice, compute: np.dtype[Any]) -> None:
+        queries, pairs = _parts(dqkv, heads)
         self.targets = queries[batch, :, group], pairs[batch, :, :, group]
         self.results = tuple(landing(target, compute) for target in self.targets)
         self.dq = heads_first(self.results[0])
@@ -155,23 +136,23 @@ def causal_scores(q: Array, k: Array, rows: slice, future: Array) -> Array:
     return scores
 
 
-def split_qkv(qkv: Array, num_heads: int, num_kv_heads: int, batch: slice, group: slice) -> tuple[Array, Array, Array]:
+def split_qkv(qkv: Array, heads: Heads, batch: slice, group: slice) -> tuple[Array, Array, Array]:
     """q (B, K, H/K, T, d), k and v (B, K, 1, T, d) of some sequences and heads, in the compute type."""
-    queries, pairs = _parts(qkv, num_heads, num_kv_heads)
+    queries, pairs = _parts(qkv, heads)
     k, v = (heads_first(x[:, :, :, None]) for x in np.moveaxis(raised(pairs[batch, :, :, group]), 2, 0))
     return heads_first(raised(queries[batch, :, group])), k, v
 
 
-def _parts(qkv: Array, num_heads: int, num_kv_heads: int) -> tuple[Array, Array]:
+def _parts(qkv: Array, heads: Heads) -> tuple[Array, Array]:
     """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d) and pairs of keys and values (B, T, 2, K, d), views."""
-    width = qkv.shape[2] // (num_heads + 2 * num_kv_heads)
-    queries, pairs = qkv[..., : num_heads * width], qkv[..., num_heads * width :]
-    return by_group(queries, num_heads, num_kv_heads), pairs.reshape(*qkv.shape[:2], 2, num_kv_heads, width)
+    width = qkv.shape[2] // heads.packed
+    queries, pairs = qkv[..., : heads.queries * width], qkv[..., heads.queries * width :]
+    return by_group(queries, heads), pairs.reshape(*qkv.shape[:2], 2, heads.keys, width)
 
 
-def by_group(packed: Array, num_heads: int, num_kv_heads: int) -> Array:
+def by_group(packed: Array, heads: Heads) -> Array:
     """(B, T, H d) as (B, T, K, H/K, d), a view."""
-    return packed.reshape(*packed.shape[:2], num_kv_heads, num_heads // num_kv_heads, -1)
+    return packed.reshape(*packed.shape[:2], heads.keys, heads.sharing, -1)
 
 
 def heads_first(x: Array) -> Array:
@@ -179,20 +160,20 @@ def heads_first(x: Array) -> Array:
     return x.transpose(0, 2, 3, 1, 4)
 
 
-def _scores_by_group(a: Array, num_kv_heads: int, batch: slice, group: slice) -> Array:
+def _scores(a: Array, heads: Heads, batch: slice, group: slice) -> Array:
     """(B, H, T, T) as (B, K, H/K, T, T), a view of some sequences and heads."""
-    return a.reshape(len(a), num_kv_heads, -1, *a.shape[2:])[batch, group]
+    return a.reshape(len(a), heads.keys, -1, *a.shape[2:])[batch, group]
 
 
 def blocks(tokens: int) -> list[slice]:
     return [slice(start, min(start + QUERIES, tokens)) for start in range(0, tokens, QUERIES)]
 
 
-def groups(batches: int, num_heads: int, num_kv_heads: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+def groups(batches: int, heads: Heads, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Slices of the batch and of the key-value heads whose scores for one block of queries number about SCORES."""
-    scores = min(tokens, QUERIES) * tokens * (num_heads // num_kv_heads)
-    heads = min(num_kv_heads, max(1, SCORES // scores))
-    rows = max(1, SCORES // (scores * num_kv_heads))
+    scores = min(tokens, QUERIES) * tokens * heads.sharing
+    together = min(heads.keys, max(1, SCORES // scores))
+    rows = max(1, SCORES // (scores * heads.keys))
     for row in range(0, batches, rows):
-        for head in range(0, num_kv_heads, heads):
-            yield slice(row, row + rows), slice(head, head + heads)
+        for head in range(0, heads.keys, together):
+            yield slice(row, row + rows), slice(head, head + together)

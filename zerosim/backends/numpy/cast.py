@@ -1,8 +1,8 @@
 """Half types in NumPy: how values go from 16 bits to float32 and back, bit for bit as IEEE 754 rounds.
 
-Owns casts and the cutting of arrays into cache-sized pieces; computes nothing. NumPy has no fast
-arithmetic for float16 and bfloat16, so every kernel reads through `raised` (float32 values), works
-in float32 and leaves through `store`, the one place that rounds.
+NumPy has no fast arithmetic for float16 and bfloat16, so every kernel reads through `raised` (float32
+values), works in float32 and leaves through `store`, the one place that rounds. Here, too, arrays are cut
+into pieces that fit the cache.
 
 float32 -> bfloat16 and back is left to ml_dtypes. float16 goes another way than `astype`, which
 takes 65 ns for an element that ends up subnormal (as small gradients do): see `_round_to_float16`.

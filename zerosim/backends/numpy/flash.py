@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Heads
 from zerosim.backends.numpy.attention import (
     QUERIES,
     Totals,
@@ -27,17 +27,15 @@ from zerosim.backends.numpy.cast import land, landing, raised, wide
 from zerosim.backends.numpy.products import product
 
 
-def flash_attention(
-    qkv: Array, num_heads: int, num_kv_heads: int, key: tuple[int, int], dropout: float, out: Array, lse: Array
-) -> None:
+def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
     ones = np.ones(tokens, compute)
     future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
-    sums = lse.reshape(len(lse), num_kv_heads, -1, tokens)
-    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
-        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+    sums = lse.reshape(len(lse), heads.keys, -1, tokens)
+    for batch, group in groups(len(qkv), heads, tokens):
+        q, k, v = split_qkv(qkv, heads, batch, group)
         q = q * q.shape[-1] ** -0.5
-        target = by_group(out, num_heads, num_kv_heads)[batch, :, group]
+        target = by_group(out, heads)[batch, :, group]
         result = landing(target, compute)
         y = heads_first(result)
         for rows in blocks(tokens):
@@ -49,7 +47,7 @@ def flash_attention(
             sums[batch, group, :, rows] = np.log(total) + top[..., 0]
             scores /= total[..., None]
             if dropout:
-                scores *= _mask(key, dropout, num_heads, num_kv_heads, tokens, batch, group, rows, len(qkv))
+                scores *= _mask(key, dropout, heads, tokens, batch, group, rows, len(qkv))
             product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
         if dropout:
             result /= 1.0 - dropout
@@ -59,8 +57,7 @@ def flash_attention(
 def flash_attention_backward(
     grad: Array,
     qkv: Array,
-    num_heads: int,
-    num_kv_heads: int,
+    heads: Heads,
     key: tuple[int, int],
     dropout: float,
     out: Array,
@@ -71,15 +68,15 @@ def flash_attention_backward(
     """As `attention_backward`, with sum(dp * p) per query as sum(grad * out): `delta`, before blocks begin."""
     compute, tokens = wide(grad, qkv), qkv.shape[1]
     future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
-    sums, deltas = (a.reshape(len(a), num_kv_heads, -1, tokens) for a in (lse, delta))
-    for batch, group in groups(len(qkv), num_heads, num_kv_heads, tokens):
-        q, k, v = split_qkv(qkv, num_heads, num_kv_heads, batch, group)
+    sums, deltas = (a.reshape(len(a), heads.keys, -1, tokens) for a in (lse, delta))
+    for batch, group in groups(len(qkv), heads, tokens):
+        q, k, v = split_qkv(qkv, heads, batch, group)
         scaled = q * q.shape[-1] ** -0.5
-        g, y = (heads_first(raised(by_group(a, num_heads, num_kv_heads)[batch, :, group])) for a in (grad, out))
+        g, y = (heads_first(raised(by_group(a, heads)[batch, :, group])) for a in (grad, out))
         np.einsum("...d,...d->...", g, y, out=deltas[batch, group])
         if dropout:
             g = g / (1.0 - dropout)
-        totals = Totals(dqkv, num_heads, num_kv_heads, batch, group, compute)
+        totals = Totals(dqkv, heads, batch, group, compute)
         for rows in reversed(blocks(tokens)):
             p = causal_scores(scaled, k, rows, future)
             p -= sums[batch, group, :, rows, None]
@@ -87,7 +84,7 @@ def flash_attention_backward(
             ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
             dropped = p
             if dropout:
-                kept = _mask(key, dropout, num_heads, num_kv_heads, tokens, batch, group, rows, len(qkv))
+                kept = _mask(key, dropout, heads, tokens, batch, group, rows, len(qkv))
                 ds *= kept
                 dropped = p * kept
             ds -= deltas[batch, group, :, rows, None]
@@ -99,8 +96,7 @@ def flash_attention_backward(
 def _mask(
     key: tuple[int, int],
     dropout: float,
-    num_heads: int,
-    num_kv_heads: int,
+    heads: Heads,
     tokens: int,
     batch: slice,
     group: slice,
@@ -112,13 +108,12 @@ def _mask(
     Shape (B, K, H/K, rows, keys), 1 where a probability is kept. Rows of one head lie one after the
     other in the stream, so each head's block is one draw, from the counter where it begins.
     """
-    sharing = num_heads // num_kv_heads
-    sequences, shared = range(batches)[batch], range(num_kv_heads)[group]
-    kept = np.empty((len(sequences), len(shared), sharing, rows.stop - rows.start, tokens), np.bool_)
+    sequences, shared = range(batches)[batch], range(heads.keys)[group]
+    kept = np.empty((len(sequences), len(shared), heads.sharing, rows.stop - rows.start, tokens), np.bool_)
     for b, sequence in enumerate(sequences):
         for h, head in enumerate(shared):
-            for i in range(sharing):
-                first = ((sequence * num_heads + head * sharing + i) * tokens + rows.start) * tokens
+            for i in range(heads.sharing):
+                first = ((sequence * heads.queries + head * heads.sharing + i) * tokens + rows.start) * tokens
                 kept[b, h, i] = _stream(key, dropout, first, kept[b, h, i].size).reshape(-1, tokens)
     return kept[..., : rows.stop]
 

@@ -1,4 +1,4 @@
-"""Fused layers in NumPy: linear, layer norm, GELU, embedding and dropout, with their backward halves.
+"""Fused layers in NumPy: linear, layer norm, GELU and dropout, with their backward halves.
 
 The elementwise chains run block by block, in place: a block stays in the cache while a dozen NumPy
 calls pass over it, which is worth a factor of three against whole arrays. Sums over rows or columns
@@ -42,16 +42,13 @@ def column_sum(grad: Array, out: Array) -> None:
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array) -> None:
-    compute, columns = wide(x), x.shape[1]
-    ones = np.ones(columns, compute)
+    compute = wide(x)
+    ones = np.ones(x.shape[1], compute)
     weight, bias = raised(weight), raised(bias)
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
-        np.divide(product(block, ones), columns, out=mean[rows])
         y = landing(out[rows], compute)
-        np.subtract(block, mean[rows, None], out=y)
-        variance = np.einsum("ij,ij->i", y, y) / columns
-        np.divide(1.0, np.sqrt(variance + eps), out=rstd[rows])
+        _center(block, ones, eps, mean[rows], rstd[rows], y)
         y *= rstd[rows, None]
         y *= weight
         y += bias
@@ -59,14 +56,17 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mea
 
 
 def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
-    compute, columns = wide(x), x.shape[1]
-    ones = np.ones(columns, compute)
+    ones = np.ones(x.shape[1], wide(x))
     for rows in row_blocks(*x.shape):
-        block = raised(x[rows])
-        np.divide(product(block, ones), columns, out=mean[rows])
-        y = np.subtract(block, mean[rows, None])
-        variance = np.einsum("ij,ij->i", y, y) / columns
-        np.divide(1.0, np.sqrt(variance + eps), out=rstd[rows])
+        _center(raised(x[rows]), ones, eps, mean[rows], rstd[rows], None)
+
+
+def _center(block: Array, ones: Array, eps: float, mean: Array, rstd: Array, out: Array | None) -> None:
+    """Fill mean, rstd and, where it is wanted, out = block - mean."""
+    np.divide(product(block, ones), len(ones), out=mean)
+    centered = np.subtract(block, mean[:, None], out=out)
+    variance = np.einsum("ij,ij->i", centered, centered) / len(ones)
+    np.divide(1.0, np.sqrt(variance + eps), out=rstd)
 
 
 def layer_norm_backward(

@@ -98,13 +98,11 @@ def swiglu_backward(grad: Array, x: Array, dx: Array) -> None:
         slope += 1.0
         slope *= s
         slope *= raised(up)
-        result = landing(dgate, values.dtype)
-        np.multiply(slope, g, out=result)
-        land(result, dgate)
         s *= values
-        result = landing(dup, values.dtype)
-        np.multiply(s, g, out=result)
-        land(result, dup)
+        for factor, target in ((slope, dgate), (s, dup)):
+            result = landing(target, values.dtype)
+            np.multiply(factor, g, out=result)
+            land(result, target)
 
 
 def _sigmoid(x: Array) -> Array:

@@ -63,38 +63,6 @@ def copy(source: Array, out: Array) -> None:
 
 
 # -- elementwise ops ------------------------------------------------------------------------------
-def add(a: Array, b: Array | float, out: Array) -> None:
-    _apply(np.add, a, b, out=out)
-
-
-def subtract(a: Array, b: Array | float, out: Array) -> None:
-    _apply(np.subtract, a, b, out=out)
-
-
-def multiply(a: Array, b: Array | float, out: Array) -> None:
-    _apply(np.multiply, a, b, out=out)
-
-
-def divide(a: Array, b: Array | float, out: Array) -> None:
-    _apply(np.divide, a, b, out=out)
-
-
-def exp(a: Array, out: Array) -> None:
-    _apply(np.exp, a, out=out)
-
-
-def log(a: Array, out: Array) -> None:
-    _apply(np.log, a, out=out)
-
-
-def sqrt(a: Array, out: Array) -> None:
-    _apply(np.sqrt, a, out=out)
-
-
-def tanh(a: Array, out: Array) -> None:
-    _apply(np.tanh, a, out=out)
-
-
 def _apply(ufunc: np.ufunc, *operands: Array | float, out: Array) -> None:
     """out = ufunc(*operands); by pieces where half types are to pass through float32 in the cache."""
     # A Python float takes the arrays' type; np.float64, its subclass, would raise everything to float64.
@@ -109,6 +77,31 @@ def _apply(ufunc: np.ufunc, *operands: Array | float, out: Array) -> None:
         result = landing(target, compute)
         ufunc(*(raised(part) for part in parts), *numbers, out=result)
         land(result, target)
+
+
+def _binary(name: str) -> Callable[[Array, Array | float, Array], None]:
+    """out = NumPy's function of that name of a and b, arrays, or an array and a number."""
+    ufunc = getattr(np, name)
+
+    def kernel(a: Array, b: Array | float, out: Array) -> None:
+        _apply(ufunc, a, b, out=out)
+
+    kernel.__name__ = name
+    return kernel
+
+
+def _unary(name: str) -> Callable[[Array, Array], None]:
+    ufunc = getattr(np, name)
+
+    def kernel(a: Array, out: Array) -> None:
+        _apply(ufunc, a, out=out)
+
+    kernel.__name__ = name
+    return kernel
+
+
+add, subtract, multiply, divide = _binary("add"), _binary("subtract"), _binary("multiply"), _binary("divide")
+exp, log, sqrt, tanh = _unary("exp"), _unary("log"), _unary("sqrt"), _unary("tanh")
 
 
 # -- reductions, masks, products ----------------------------------------------------------------------
