@@ -114,7 +114,7 @@ class InheritsHalf(Zero1):
 
 class CallsAnOldName(Own2):
     def publish_params(self, flat: Flat) -> None:
-        Zero2.publish_params(self, flat)  # type: ignore[attr-defined, arg-type]
+        Zero2.spread(self, flat)  # type: ignore[attr-defined, arg-type]
 
 
 class CallsFinish(Zero3):

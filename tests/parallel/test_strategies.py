@@ -286,16 +286,16 @@ def test_old_names_of_hooks_keep_working_with_a_warning() -> None:
         class Old(Zero2):
             seen: ClassVar[list[str]] = []
 
-            def publish_params(self, flat: Flat) -> None:
+            def spread(self, flat: Flat) -> None:
                 self.seen.append(flat.name)
-                super().publish_params(flat)  # type: ignore[misc]
+                super().spread(flat)  # type: ignore[misc]
 
     with pytest.warns(DeprecationWarning, match="agree is now called reduce_grad_norm"):
 
         class Older(Old):
-            def reduce_grad_norm(self) -> float | None:
+            def agree(self) -> float | None:
                 self.seen.append("agree")
-                return super().reduce_grad_norm()  # type: ignore[misc, no-any-return]
+                return super().agree()  # type: ignore[misc, no-any-return]
 
     config = RunConfig(**SMALL, stage=2, steps=1)
     found = Experiment(config, lambda config, model, comm, device, updater: Older(comm, device, updater))
