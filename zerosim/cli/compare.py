@@ -33,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     base = training_config(args)
-    with one_voice(base.world) as is_first:
+    with one_voice(base.world.transport) as is_first:
         return _run(args, base, is_first)
 
 

@@ -37,12 +37,11 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
-    replicas = getattr(args, "dp_replicate", 0)  # which must divide ranks, also where these are looked for
-    config = run_config(args, PLAN_DEFAULTS | ({"ranks": replicas} if args.find == "ranks" and replicas > 0 else {}))
+    config = run_config(args, PLAN_DEFAULTS, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
     if hasattr(args, field):
         raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")
-    limit, figures = device_limit(args, config.capacity), output(args, "json", config)
+    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     config = config.replace(capacity=None)

@@ -132,3 +132,8 @@ def stages(text: str) -> tuple[int, ...]:
     if not all(word in ("0", "1", "2", "3") for word in words):
         raise argparse.ArgumentTypeError(f"{shown(text)}: expected stages 0 to 3 with commas between, such as 0,1,2,3")
     return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def flag_of(name: str) -> str:
+    """'micro_batch' as '--micro-batch'."""
+    return "--" + name.replace("_", "-")

@@ -59,7 +59,7 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
 def main(args: argparse.Namespace) -> int:
     """0 if it fits, or no device is named; 3 if it does not."""
     config = run_config(args, PLAN_DEFAULTS)
-    limit, figures = device_limit(args, config.capacity), output(args, "json", config)
+    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
     stream = human_stream(args)
     from zerosim.report.plan import fits

@@ -80,8 +80,7 @@ def _figure_parser(name: str | None) -> Parser:
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
     _check_flags(args)
-    replicas = getattr(args, "dp_replicate", 0)  # which must divide ranks, also where a list of these is drawn
-    config = run_config(args, PLAN_DEFAULTS | ({"ranks": replicas} if name == "scaling" and replicas > 0 else {}))
+    config = run_config(args, PLAN_DEFAULTS, any_ranks=name == "scaling")
     picture, form = _picture(args, config)
     figures = output(args, "json", config)
     picture.check_apart(figures, "--json")
@@ -147,7 +146,7 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     mark = args.mark
     lines: dict[str, list[tuple[int, int]]] = {}
     shown: dict[str, RunResult] = {}
-    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % config.dp_replicate == 0]:
+    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % config.mesh.dp_replicate == 0]:
         results = _by_stage(args, config.replace(ranks=ranks))
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
         for bar in memory_bars(results, mark):
@@ -164,17 +163,19 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     from zerosim.train.plan import plan
 
     rank, step = args.rank, None if args.step == "all" else args.step
-    ranks = range(config.ranks) if rank == "all" else [rank]
-    if ranks[-1] >= config.ranks:
-        raise InputError(f"--rank {rank}: expected 0 to {config.ranks - 1}, for there are {config.ranks} ranks")
+    ranks = range(config.mesh.ranks) if rank == "all" else [rank]
+    if ranks[-1] >= config.mesh.ranks:
+        raise InputError(
+            f"--rank {rank}: expected 0 to {config.mesh.ranks - 1}, for there are {config.mesh.ranks} ranks"
+        )
     if len(ranks) > MOST_PANELS:
         raise InputError(f"--rank all: {len(ranks)} ranks are more than the {MOST_PANELS} that one picture holds")
-    steps = config.steps or 1
+    steps = config.optim.steps or 1
     if step is not None and step >= steps:
         raise InputError(f"--step {step}: expected 0 to {steps - 1}, or more --steps")
     result = plan(config.replace(steps=steps if step is None else step + 1), keep_events=True)
     histories = [result.events[rank] for rank in ranks]
-    subtitle = f"{stage_label(config.stage).split(' (')[0]}, {run_words({'': result})}"
+    subtitle = f"{stage_label(config.parallel.zero_stage).split(' (')[0]}, {run_words({'': result})}"
     figure = timeline_figure(histories, ranks, step, limit=limit, subtitle=subtitle, theme=args.theme, size=args.size)
     drawn = [read_history(events, step).to_dict() for events in histories]
     panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
@@ -194,7 +195,7 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     from zerosim.report.plots.words import stage_label
     from zerosim.train.plan import plan
 
-    wanted = args.stages or ((config.stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
+    wanted = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
     steps = args.steps if hasattr(args, "steps") else 1  # a scenario's are there to learn: all of them count the same
     return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
 
@@ -231,7 +232,7 @@ def _limit(args: argparse.Namespace, config: RunConfig) -> Limit | None:
 
         device = find_hardware(args.gpu)
         return device.name, device.memory_bytes
-    nbytes = args.limit if args.limit is not None else config.capacity
+    nbytes = args.limit if args.limit is not None else config.memory.capacity
     if nbytes is None:
         return None
     if nbytes < 1:

@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
-    with one_voice(config.world) as is_first:
+    with one_voice(config.world.transport) as is_first:
         return _run(args, config, is_first)
 
 
@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace, config: RunConfig, is_first: bool) -> int:
     if weights is not None:
         weights.check_apart(figures, "--json")
     stream = human_stream(args)
-    if args.verify_memory and config.backend != "cuda":
+    if args.verify_memory and config.world.backend != "cuda":
         raise InputError("--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
 
     result = train(config, stream, quiet=args.quiet)
@@ -90,7 +90,9 @@ def output(args: argparse.Namespace, name: str, config: RunConfig | None = None)
 def read_files(args: argparse.Namespace, config: RunConfig | None) -> list[str | None]:
     """Every path that a command line and its scenario read; names of presets among them, which are no files."""
     given = [getattr(args, name, None) for name in ("scenario", "gpu")]
-    return given if config is None else [*given, config.model, config.data, config.tokens, config.weights]
+    if config is None:
+        return given
+    return [*given, config.model.name, config.data.file, config.data.tokens, config.data.weights]
 
 
 def human_stream(args: argparse.Namespace) -> TextIO:
@@ -106,10 +108,10 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     from zerosim.report.words import STAGES
     from zerosim.train.run import DEFAULT_STEPS
 
-    steps = config.steps or (None if config.tokens else DEFAULT_STEPS)
-    here = config.ranks if config.world == "threads" else config.ranks_per_process
-    title = f"{STAGES[config.stage]:6}"
-    if here < config.ranks:  # a process hears of its own ranks' losses until the run is over
+    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
+    here = config.mesh.ranks if config.world.transport == "threads" else config.world.ranks_per_process
+    title = f"{STAGES[config.parallel.zero_stage]:6}"
+    if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
     with make_reporter(here, steps, title, stream, quiet=quiet) as reporter:
         return run(config, progress=reporter)

@@ -75,11 +75,11 @@ class Quantity:
 
 def several_ranks(config: RunConfig) -> int:
     """N, for what is divided by N - 1. Raises: InputError for one rank."""
-    if config.ranks == 1:
+    if config.mesh.ranks == 1:
         raise InputError("ranks 1: one rank sends nothing, so its volume has no factor (N-1)/N; give two at least")
-    if config.dp_replicate > 1:
+    if config.mesh.dp_replicate > 1:
         raise InputError(
-            f"dp_replicate {config.dp_replicate}: a volume has two factors then, within and across replicas; expect "
-            "sent_bytes"
+            f"dp_replicate {config.mesh.dp_replicate}: a volume has two factors then, within and across replicas; "
+            "expect sent_bytes"
         )
-    return config.ranks
+    return config.mesh.ranks

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import cost_of, gathers_of, volume_of
 from zerosim.analysis.expect.asked import Asked, Quantity, several_ranks
-from zerosim.config import RunConfig
+from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 
@@ -21,11 +21,11 @@ from zerosim.errors import InputError
 def _formula_states(asked: Asked) -> Fraction:
     config = asked.config
     states = formulas.optimizer_step_states(
-        config.stage,
+        config.parallel.zero_stage,
         _psi(config),
-        config.dp_shard,
+        config.mesh.dp_shard,
         cost_of(config),
-        upcast_grads=asked.at == "gradients_upcast" and config.schedule_choices.upcast_grads,
+        upcast_grads=asked.at == "gradients_upcast" and config.recipe_choices.upcast_grads,
     )
     return sum(states.values(), Fraction(0))
 
@@ -37,67 +37,70 @@ def _formula_volume(asked: Asked) -> Fraction:
 
 
 def _formula_block(asked: Asked) -> Fraction:
-    c = _with_blocks(asked.config)
-    return formulas.block_activations(c.seq, c.micro_batch, c.hidden, c.heads, ffn=c.ffn, recompute=c.recompute)
+    model, rows = _with_blocks(asked.config), asked.config.data.micro_batch
+    recompute = asked.config.memory.recompute
+    return formulas.block_activations(model.seq, rows, model.hidden, model.heads, ffn=model.ffn, recompute=recompute)
 
 
 def _formula_largest(asked: Asked) -> Fraction:
-    config = asked.config
-    return formulas.largest_model(asked.memory, config.stage, config.dp_shard, cost_of(config), asked.mp)
+    config, stage = asked.config, asked.config.parallel.zero_stage
+    return formulas.largest_model(asked.memory, stage, config.mesh.dp_shard, cost_of(config), asked.mp)
 
 
 def _twelve_elements(asked: Asked) -> int:
-    c = _with_blocks(asked.config)
-    return formulas.zero_paper_elements(c.seq, c.micro_batch, c.hidden, c.layers)
+    model = _with_blocks(asked.config)
+    return formulas.zero_paper_elements(model.seq, asked.config.data.micro_batch, model.hidden, model.layers)
 
 
 def _checkpoint_elements(asked: Asked) -> Fraction:
-    c = _with_blocks(asked.config)
-    return Fraction(formulas.checkpoint_elements(c.seq, c.micro_batch, c.hidden, c.layers), asked.mp)
+    model, rows = _with_blocks(asked.config), asked.config.data.micro_batch
+    return Fraction(formulas.checkpoint_elements(model.seq, rows, model.hidden, model.layers), asked.mp)
 
 
 def _itemsize(asked: Asked) -> int:
-    return dtype(asked.config.precision).itemsize
+    return dtype(asked.config.precision.param_dtype).itemsize
 
 
 def _checkpoints_and_block(asked: Asked) -> Fraction:
-    live = Fraction(_twelve_elements(asked), asked.config.layers)
+    live = Fraction(_twelve_elements(asked), asked.config.model.layers)
     return (_checkpoint_elements(asked) + live) * _itemsize(asked)
 
 
 def _calculator(asked: Asked) -> Fraction | None:
     known = {calculator.name: calculator for calculator in formulas.calculators()}
-    return known[asked.calculator].model_states(asked.config.stage, _psi(asked.config), asked.config.dp_shard)
+    config, calculator = asked.config, known[asked.calculator]
+    return calculator.model_states(config.parallel.zero_stage, _psi(config), config.mesh.dp_shard)
 
 
 def _megatron_parameters(asked: Asked) -> Fraction:
-    c = _with_blocks(asked.config)
-    return formulas.megatron_parameters(c.layers, c.hidden, c.vocab, c.positions)
+    model = _with_blocks(asked.config)
+    return formulas.megatron_parameters(model.layers, model.hidden, model.vocab, model.positions)
 
 
 def _twelve_l_h_squared(asked: Asked) -> Fraction:
-    c = _with_blocks(asked.config)
-    return Fraction(formulas.twelve_l_h_squared(c.layers, c.hidden))
+    model = _with_blocks(asked.config)
+    return Fraction(formulas.twelve_l_h_squared(model.layers, model.hidden))
 
 
 def _psi(config: RunConfig) -> int:
     """Parameters by the formula of the model's family."""
-    c = config
-    if c.family == "flat":
-        assert c.params is not None  # scenario has filled it in
-        return c.params
-    if c.family == "gpt":
-        return formulas.gpt2_parameters(c.layers, c.hidden, c.vocab, c.positions, ffn=c.ffn, tied=c.tie_embeddings)
-    if c.family == "llama":
-        sizes = c.layers, c.hidden, c.ffn, c.vocab, c.heads, c.kv_heads
-        return formulas.llama_parameters(*sizes, tied=c.tie_embeddings)
-    raise InputError(f"model {c.model}: no formula for its parameters; choose gpt, llama or flat, or count them")
+    model = config.model
+    if model.family == "flat":
+        assert model.params is not None  # the configuration has filled it in
+        return model.params
+    if model.family == "gpt":
+        sizes = model.layers, model.hidden, model.vocab, model.positions
+        return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
+    if model.family == "llama":
+        of_llama = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
+        return formulas.llama_parameters(*of_llama, tied=model.tie_embeddings)
+    raise InputError(f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
 
 
-def _with_blocks(config: RunConfig) -> RunConfig:
-    if config.family not in ("gpt", "llama"):
-        raise InputError(f"model {config.model} has no blocks: choose a gpt")
-    return config
+def _with_blocks(config: RunConfig) -> ModelConfig:
+    if not config.model.has_blocks:
+        raise InputError(f"model {config.model.name} has no blocks: choose a gpt")
+    return config.model
 
 
 FORMULAS: Mapping[str, Quantity] = MappingProxyType(

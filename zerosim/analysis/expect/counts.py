@@ -30,7 +30,7 @@ def _counted_peak(asked: Asked) -> Fraction:
 
 def _counted_sent(asked: Asked) -> Fraction:
     result = asked.result
-    return Fraction(max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.ranks)))
+    return Fraction(max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks)))
 
 
 def _counted_volume(asked: Asked) -> Fraction:
@@ -51,15 +51,15 @@ def _counted_volume(asked: Asked) -> Fraction:
 def _counted_blocks(asked: Asked) -> list[int]:
     """What each block's forward saved, as its ops recorded it."""
     kept = {unit: sum(row.nbytes for row in rows) for unit, rows in asked.result.saved.items() if is_block(unit)}
-    if not kept or asked.config.family == "flat":
-        raise InputError(f"model {asked.config.model} has no blocks whose activations could be counted")
+    if not kept or asked.config.model.family == "flat":
+        raise InputError(f"model {asked.config.model.name} has no blocks whose activations could be counted")
     return list(kept.values())
 
 
 def _counted_largest(asked: Asked) -> Fraction:
     """Times mp: a model of mp times as many parameters leaves each rank what one of this size does."""
-    if asked.config.family != "flat":
-        raise InputError(f"model {asked.config.model}: the largest is searched among flat ones; choose model flat")
+    if asked.config.model.family != "flat":
+        raise InputError(f"model {asked.config.model.name}: the largest is searched among flat ones; choose model flat")
     return Fraction(asked.runs.largest(asked.config, asked.memory) * asked.mp)
 
 
