@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import write_all
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import add_device_flags, device_limit
-from zerosim.cli.run import human_stream, json_text, output, write_json
 from zerosim.config import PLAN_DEFAULTS
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
@@ -59,10 +58,7 @@ def main(args: argparse.Namespace) -> int:
         found = fewest_ranks(config, limit.nbytes, peak_of, say)
     else:
         found = most_that_fits(config, field, limit.nbytes, peak_of, say)
-    values = _values(args.find, found, limit, config.to_dict())
-    lost = write_all((figures, lambda file: write_json(file, values)))
-    if args.json == "-":
-        sys.stdout.write(json_text(values))
+    lost = write_all((figures, as_json(lambda: _values(args.find, found, limit, config.to_dict()))))
     if not args.quiet:
         from zerosim.report.fit import fit_report
         from zerosim.report.look import emit

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser, size
-from zerosim.cli.run import human_stream, json_text, output, write_json
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
@@ -68,17 +67,14 @@ def main(args: argparse.Namespace) -> int:
     result = plan(config, every_rank=args.every_rank)
     fitting = None if limit is None else fits(result, limit)
     advice = _advice(config, limit) if limit is not None and not fitting else None
-    if args.json is not None:
-        values = plan_values(result, limit, advice)
-        if figures is not None:
-            figures.write(lambda file: write_json(file, values))
-        else:
-            sys.stdout.write(json_text(values))
+    lost = write_all((figures, as_json(lambda: plan_values(result, limit, advice))))
     if not args.quiet:
         from zerosim.report.look import emit
         from zerosim.report.plan import plan_report
 
         emit(plan_report(result, limit, advice), stream)
+    if lost is not None:
+        raise lost
     return 3 if fitting is False else 0
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import Output, write_all
-from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
-from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
+from zerosim.cli.outputs import Output, as_json, human_stream, output, write_all
+from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
+from zerosim.cli.plan import device_limit
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError, printable
 from zerosim.ledger.memory import MARKS
 
 if TYPE_CHECKING:
+    from zerosim.report.plan import Limit
     from zerosim.train.result import RunResult
 
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
@@ -33,7 +33,6 @@ FIGURES = {
     "timeline": "live bytes over one step, event by event",
     "traffic": "bytes sent per rank and step, by stage and operation",
 }
-Limit = tuple[str, int]
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
 
 
@@ -84,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     picture, form = _picture(args, config)
     figures = output(args, "json", config)
     picture.check_apart(figures, "--json")
-    limit = _limit(args, config)
+    limit = device_limit(args, config.memory.capacity) if hasattr(args, "gpu") else None
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
     with _no_backend():
         from zerosim.report.plots.page import check_size, write_figure
@@ -93,11 +92,7 @@ def main(args: argparse.Namespace) -> int:
         check_size(args.size)
     figure, numbers = _DRAW[name](args, config, limit)
     values = {"schema": 1, "figure": name, "config": config.to_dict(), **numbers}
-    lost = write_all(
-        (picture, lambda file: write_figure(figure, file, form)), (figures, lambda file: write_json(file, values))
-    )
-    if args.json == "-":
-        sys.stdout.write(json_text(values))
+    lost = write_all((picture, lambda file: write_figure(figure, file, form)), (figures, as_json(lambda: values)))
     if lost is not None:
         raise lost
     if not args.quiet:
@@ -196,7 +191,7 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     from zerosim.train.plan import plan
 
     wanted = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
-    steps = args.steps if hasattr(args, "steps") else 1  # a scenario's are there to learn: all of them count the same
+    steps = getattr(args, "steps", 1)  # a scenario's are there to learn: all of them count the same
     return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
 
 
@@ -206,8 +201,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise InputError(f"--ranks {args.ranks}: scaling runs several numbers of ranks: give them with --ranks-list")
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
-            flags = (f"--{name.replace('_', '-')}" for name in (one, other))
-            raise InputError(f"{' and '.join(flags)} are both given: choose one")
+            raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
 
 
 def _picture(args: argparse.Namespace, config: RunConfig) -> tuple[Output, str]:
@@ -218,30 +212,13 @@ def _picture(args: argparse.Namespace, config: RunConfig) -> tuple[Output, str]:
     form = path.rpartition(".")[2].lower()
     if form not in ("png", "svg"):
         raise InputError(f"--out {path}: expected a name that ends in .png or .svg")
-    picture = Output("--out", path)
-    picture.check(read_files(args, config))
+    picture = output(args, "out", config)
+    assert isinstance(picture, Output)
     return picture, form
 
 
-def _limit(args: argparse.Namespace, config: RunConfig) -> Limit | None:
-    """The device's name, '' where it has none, and its bytes."""
-    if not hasattr(args, "gpu"):
-        return None
-    if args.gpu is not None:
-        from zerosim.config.presets.hardware import find_hardware
-
-        device = find_hardware(args.gpu)
-        return device.name, device.memory_bytes
-    nbytes = args.limit if args.limit is not None else config.memory.capacity
-    if nbytes is None:
-        return None
-    if nbytes < 1:
-        raise InputError(f"--limit {nbytes}: expected at least 1 byte")
-    return "", nbytes
-
-
 def _limit_dict(limit: Limit | None) -> dict[str, Any] | None:
-    return None if limit is None else {"name": limit[0], "bytes": limit[1]}
+    return None if limit is None else {"name": limit.name, "bytes": limit.nbytes}
 
 
 def _inches(text: str) -> tuple[float, float]:

@@ -6,12 +6,10 @@ Files are written before the summary, so that a reader who goes away costs none 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import Output, write_all
+from zerosim.cli.outputs import Output, as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
@@ -44,7 +42,7 @@ def _run(args: argparse.Namespace, config: RunConfig, is_first: bool) -> int:
     weights = figures = None
     if is_first:  # it writes for all
         weights, figures = output(args, "save_weights", config), output(args, "json", config)
-    if weights is not None:
+    if isinstance(weights, Output):
         weights.check_apart(figures, "--json")
     stream = human_stream(args)
     if args.verify_memory and config.world.backend != "cuda":
@@ -53,10 +51,8 @@ def _run(args: argparse.Namespace, config: RunConfig, is_first: bool) -> int:
     result = train(config, stream, quiet=args.quiet)
     lost = write_all(
         (weights, lambda file: write_weights(file, result.weights)),
-        (figures, lambda file: write_json(file, result.to_dict())),
+        (figures, as_json(result.to_dict)),
     )
-    if args.json == "-":
-        sys.stdout.write(json_text(result.to_dict()))
     if not args.quiet:
         print_summary(result, stream)
     elif result.sample is not None and args.json != "-":
@@ -74,30 +70,6 @@ def verify_memory(result: RunResult, stream: TextIO) -> int:
     print(file=stream)
     emit(pools_table(result), stream)
     return 0 if pools_agree(result) else DIFFERENCE
-
-
-def output(args: argparse.Namespace, name: str, config: RunConfig | None = None) -> Output | None:
-    """The file that --name asks for, found to be writable and none of those that are read. None for none, and for JSON
-    on stdout."""
-    path = getattr(args, name)
-    if path is None or (path == "-" and name == "json"):
-        return None
-    file = Output("--" + name.replace("_", "-"), path)
-    file.check(read_files(args, config))
-    return file
-
-
-def read_files(args: argparse.Namespace, config: RunConfig | None) -> list[str | None]:
-    """Every path that a command line and its scenario read; names of presets among them, which are no files."""
-    given = [getattr(args, name, None) for name in ("scenario", "gpu")]
-    if config is None:
-        return given
-    return [*given, config.model.name, config.data.file, config.data.tokens, config.data.weights]
-
-
-def human_stream(args: argparse.Namespace) -> TextIO:
-    """Where words go: stdout, unless JSON goes there."""
-    return sys.stderr if args.json == "-" else sys.stdout
 
 
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
@@ -130,15 +102,6 @@ def print_sample(result: RunResult, stream: TextIO) -> None:
     from zerosim.report.tables import sample_text
 
     emit(sample_text(result), stream)
-
-
-def json_text(values: dict[str, Any]) -> str:
-    """Strict JSON on one line."""
-    return json.dumps(values, allow_nan=False) + "\n"
-
-
-def write_json(file: BinaryIO, values: dict[str, Any]) -> None:
-    file.write(json_text(values).encode())
 
 
 def write_weights(file: BinaryIO, weights: dict[str, Any]) -> None:
