@@ -1,8 +1,8 @@
 """The flags of a run, and the RunConfig that they and a scenario file make.
 
-Every flag is a field of a part of `RunConfig`, which says its type, help and default; here is only how flags are
-grouped. Only flags that were given override the scenario. Values are judged by `RunConfig`: what is added here is where
-a bad one came from.
+Every flag is a field of a part of `RunConfig`, which declares its type, help and default; this module groups them.
+Only flags that were given override the scenario. Values are checked by `RunConfig`; an error is given the flag or the
+file that a bad one came from.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def run_config(
 ) -> RunConfig:
     """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
 
-    `any_ranks`: where nobody says how many ranks, as many as `dp_replicate`, which divide any number that is tried.
+    `any_ranks`: where no number of ranks is given, as many as `dp_replicate`, which divide any number that is tried.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """

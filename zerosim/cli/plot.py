@@ -1,7 +1,6 @@
 """`zerosim plot`: a picture of what runs on shapes alone count, written as PNG or SVG.
 
-Which figure takes which flags, what is run for it, and its numbers as JSON. What pictures look like is
-`report/plots/`'s affair.
+Which figure takes which flags, what is run for it, and its numbers as JSON. The pictures are drawn in `report/plots/`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from zerosim.config.parts import (
     PrecisionConfig,
     WorldConfig,
 )
-from zerosim.config.presets.recipes import find_recipe
+from zerosim.config.presets.recipes import RecipeChoices, find_recipe
 from zerosim.errors import InputError
 from zerosim.placement.mesh import DATA
 
@@ -49,26 +49,6 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeChoices:
-    """Where published implementations differ from the paper (`config/presets/recipes.py`).
-
-    grad_dtype         that gradients are kept and sent in
-    grad_reduction     stages 1 and 2: 'reduce_scatter', or 'all_reduce' of which a rank keeps its slice
-    upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
-    keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
-    persistent_numel   stage 3: units with fewer elements stay gathered for good
-    cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
-    """
-
-    grad_dtype: str
-    grad_reduction: str
-    upcast_grads: bool
-    keep_root_units: bool
-    persistent_numel: int
-    cast_shards: bool
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
