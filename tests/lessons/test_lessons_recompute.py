@@ -38,7 +38,7 @@ def test_flops_are_added_by_phase_and_kind_of_unit() -> None:
 
 def test_bytes_are_those_of_the_published_count() -> None:
     none, flash, selective, full = choices(CONFIG)
-    s, b, h, a = CONFIG.seq, CONFIG.micro_batch, CONFIG.hidden, CONFIG.heads
+    s, b, h, a = CONFIG.model.seq, CONFIG.data.micro_batch, CONFIG.model.hidden, CONFIG.model.heads
     for choice in (none, selective, full):
         assert choice.block_bytes == block_activations(s, b, h, a, recompute=choice.recompute)
     assert flash.block_bytes == 34 * s * b * h + 4 * a * s * b  # its log-sum-exp, fp32
@@ -50,8 +50,8 @@ def test_full_recompute_costs_one_forward_of_the_blocks() -> None:
     assert again == none.flops.forward_blocks
     assert full.flops.backward_rest == none.flops.backward_rest
     # The scores and what is made of them: two products of 2s²bh flops each.
-    s, b, h = CONFIG.seq, CONFIG.micro_batch, CONFIG.hidden
-    core = 4 * s * s * b * h * CONFIG.layers
+    s, b, h = CONFIG.model.seq, CONFIG.data.micro_batch, CONFIG.model.hidden
+    core = 4 * s * s * b * h * CONFIG.model.layers
     assert selective.flops.backward - none.flops.backward == core
     assert flash.flops.backward - none.flops.backward == core // 2
 

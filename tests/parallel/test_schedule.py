@@ -52,7 +52,7 @@ def run_with(kind: type[Strategy] | None, **changes: Any) -> RunResult:
             return build_strategy(config, model, comm, device, updater)
         return kind(comm, device, updater)
 
-    experiment, books = Experiment(config, make), Books(config.ranks)
+    experiment, books = Experiment(config, make), Books(config.mesh.ranks)
 
     def program(ctx: Any) -> Any:
         try:

@@ -48,21 +48,25 @@ class TorchTraining:
         self, config: RunConfig, weights: Mapping[str, Any], tokens: Any, attention: str, device: str = "cuda"
     ) -> None:
         torch = import_module("torch")
-        half = {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+        half = {"bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.param_dtype]
         self._torch, self._device = torch, device
         self._model = pytorch.build(config, weights).to(device=device, dtype=half)
         if attention == "eager":
             for block in self._model.h:
                 block.attn = _explicit(block.attn, config, device)
         self._tokens = torch.from_numpy(tokens).to(device)
-        self._positions = torch.arange(config.seq, device=device)
+        self._positions = torch.arange(config.model.seq, device=device)
         self._halves = list(self._model.parameters())
         self._masters = [half.detach().float().requires_grad_() for half in self._halves]
         for master in self._masters:
             master.grad = torch.empty_like(master)
-        self._optimizer = torch.optim.Adam(self._masters, lr=config.lr, betas=config.betas, eps=config.eps)
-        scale = 2.0**config.initial_scale_power
-        self._scaler = torch.amp.GradScaler(device, init_scale=scale) if config.precision == "fp16" else None
+        self._optimizer = torch.optim.Adam(
+            self._masters, lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps
+        )
+        scale = 2.0**config.precision.initial_scale_power
+        self._scaler = (
+            torch.amp.GradScaler(device, init_scale=scale) if config.precision.param_dtype == "fp16" else None
+        )
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device == "cuda" else []
         self._losses: list[Any] = []
         self.flops: Mapping[str, int] = {}
@@ -127,9 +131,9 @@ def _explicit(given: Any, config: RunConfig, device: str) -> Any:
     """Attention with the maps of `given` and its operations one by one."""
     torch = import_module("torch")
     Module: Any = torch.nn.Module
-    width, heads = config.hidden, config.heads
+    width, heads = config.model.hidden, config.model.heads
     scale = (width // heads) ** -0.5
-    future = torch.ones(config.seq, config.seq, dtype=torch.bool, device=device).triu(1)
+    future = torch.ones(config.model.seq, config.model.seq, dtype=torch.bool, device=device).triu(1)
 
     class Explicit(Module):  # type: ignore[misc]
         def __init__(self) -> None:

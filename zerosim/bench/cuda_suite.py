@@ -126,9 +126,9 @@ def one_rank(case: Case, plan: Plan, device: Mapping[str, Any], say: Say, torch_
         for kind in ATTENTIONS:
             run = running.enter_context(CudaTraining(config.replace(attention=kind), case.weights, case.tokens))
             contestants[kind], losses[kind] = run, run.losses[0]
-        few = config.replace(positions=config.positions, **FEW)
+        few = config.replace(positions=config.model.positions, **FEW)
         contestants["launches"] = running.enter_context(CudaTraining(few, case.weights, random_tokens(few)))
-        contestants["square"] = SquareProduct(plan.square, config.precision, plan.repeats)
+        contestants["square"] = SquareProduct(plan.square, config.precision.param_dtype, plan.repeats)
         theirs, notes = _pytorch(case, torch_device)
         contestants.update({f"PyTorch {kind}": run for kind, run in theirs.items()})
         measured = take_turns(contestants, plan.steps, plan.one, say, title)
@@ -138,7 +138,10 @@ def one_rank(case: Case, plan: Plan, device: Mapping[str, Any], say: Say, torch_
     figures = [figure for kind in ATTENTIONS for figure in _attention(case, kind, measured, plan, device, notes[kind])]
     square = f"speed, a bare {plan.square:,} x {plan.square:,} product"
     figures.append(cuda_figures.speed(case.label, square, measured["square"]))
-    name, note = f"the same kernels on {few.seq} tokens / step, eager attention", "near 1: launching sets the pace"
+    name, note = (
+        f"the same kernels on {few.model.seq} tokens / step, eager attention",
+        "near 1: launching sets the pace",
+    )
     figures.append(cuda_figures.over(case.label, name, measured, "launches", "eager", None, note))
     return Outcome(figures, _group(title, config, measured))
 
@@ -188,7 +191,9 @@ def four_ranks(case: Case, plan: Plan, device: Mapping[str, Any], say: Say) -> O
 
 def random_tokens(config: RunConfig) -> Any:
     """One global batch (rows, seq + 1), int64: ids spread over the vocabulary."""
-    return np.random.default_rng(config.seed).integers(0, config.vocab, (config.global_batch, config.seq + 1), np.int64)
+    return np.random.default_rng(config.data.seed).integers(
+        0, config.model.vocab, (config.global_batch, config.model.seq + 1), np.int64
+    )
 
 
 def _pytorch(case: Case, device: str) -> tuple[dict[str, cuda_pytorch.TorchTraining], dict[str, str]]:

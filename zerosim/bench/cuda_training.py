@@ -52,11 +52,11 @@ class CudaTraining:
 
     def __init__(self, config: RunConfig, weights: Mapping[str, Any], tokens: Any, *, record: bool = True) -> None:
         self.config = config
-        self.losses: list[list[float]] = [[] for _ in range(config.ranks)]
+        self.losses: list[list[float]] = [[] for _ in range(config.mesh.ranks)]
         self._weights = weights
         self._tokens = tokens
         self._record = record
-        self._last = [LastStep() for _ in range(config.ranks)]
+        self._last = [LastStep() for _ in range(config.mesh.ranks)]
         self._lanes: dict[int, CudaLane] = {}
         self._gate = Gate()
         self._failure: BaseException | None = None
@@ -115,11 +115,11 @@ class CudaTraining:
     def _run(self) -> None:
         config = self.config
         world = World(
-            ranks=config.ranks,
-            parallel=config.parallel,
+            ranks=config.mesh.ranks,
+            parallel=config.world.max_running,
             backend="cuda",
-            collective=config.collective,
-            bucket_bytes=config.bucket_bytes,
+            collective=config.world.algorithm,
+            bucket_bytes=config.parallel.bucket_bytes,
             patience_s=PATIENCE_S,
             record=self._record,
         )
@@ -144,7 +144,7 @@ class CudaTraining:
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:
-        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.accumulate)
+        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.data.accumulate)
         step = 0
         while True:
             ctx.comm.barrier()

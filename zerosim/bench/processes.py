@@ -120,11 +120,11 @@ def start_to_finish(config: RunConfig, weights: dict[str, Any], tokens: Any, fol
     (folder / "config.json").write_text(json.dumps(config.to_dict()), "utf-8")
     zerosim = [sys.executable, "-m", "zerosim", "run", "--steps", str(len(tokens))]
     for name in FLAGS:
-        zerosim += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+        zerosim += [f"--{name.replace('_', '-')}", str(config.to_dict()[name])]
     zerosim += ["--weights", str(folder / "weights.npz"), "--tokens", str(folder / "tokens.npz")]
     zerosim += ["--json", str(folder / "zerosim.json")]
     worker = [sys.executable, "-m", "zerosim.bench.pytorch"]
-    workers = [[*worker, str(rank), str(config.ranks), str(folder)] for rank in range(config.ranks)]
+    workers = [[*worker, str(rank), str(config.mesh.ranks), str(folder)] for rank in range(config.mesh.ranks)]
     return {
         "zerosim": Processes([zerosim], TRAINING_LIMIT_S, {}),
         "FSDP2": _Fresh(folder, workers, TRAINING_LIMIT_S, {"OMP_NUM_THREADS": "1"}),

@@ -39,7 +39,7 @@ def build(config: RunConfig, weights: Mapping[str, Any]) -> Any:
     torch = import_module("torch")
     nn, functional = torch.nn, torch.nn.functional
     Module: Any = nn.Module
-    width, heads = config.hidden, config.heads
+    width, heads = config.model.hidden, config.model.heads
 
     class Attention(Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -74,8 +74,8 @@ def build(config: RunConfig, weights: Mapping[str, Any]) -> Any:
     class GPT(Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.wte, self.wpe = nn.Embedding(config.vocab, width), nn.Embedding(config.seq, width)
-            self.h = nn.ModuleList(Block() for _ in range(config.layers))
+            self.wte, self.wpe = nn.Embedding(config.model.vocab, width), nn.Embedding(config.model.seq, width)
+            self.h = nn.ModuleList(Block() for _ in range(config.model.layers))
             self.ln_f = nn.LayerNorm(width)
 
         def forward(self, tokens: Any) -> Any:
@@ -98,7 +98,7 @@ def _laid_out(name: str, value: Any) -> Any:
 
 def adam(config: RunConfig, model: Any) -> Any:
     optim = import_module("torch").optim
-    return optim.Adam(model.parameters(), lr=config.lr, betas=config.betas, eps=config.eps)
+    return optim.Adam(model.parameters(), lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps)
 
 
 class TorchRun:

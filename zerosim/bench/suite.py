@@ -196,13 +196,15 @@ def against_fsdp(model: str, config: RunConfig, effort: Effort, say: Say) -> Ite
 
 def over_ranks(config: RunConfig) -> RunConfig:
     """The same global batch over four ranks at stage 3."""
-    return config.replace(stage=3, ranks=RANKS, micro_batch=config.micro_batch // RANKS)
+    return config.replace(stage=3, ranks=RANKS, micro_batch=config.data.micro_batch // RANKS)
 
 
 def initial_weights(config: RunConfig) -> dict[str, Any]:
     """What zerosim begins with, by name."""
     layout = build_model(config, Device(0, NumpyBackend()))
-    return {weight.name: initial_values(weight, config.seed) for flat in layout.flats for weight in flat.spec.weights}
+    return {
+        weight.name: initial_values(weight, config.data.seed) for flat in layout.flats for weight in flat.spec.weights
+    }
 
 
 def same_losses(ours: Any, theirs: Any) -> str:
@@ -213,8 +215,8 @@ def same_losses(ours: Any, theirs: Any) -> str:
 
 def check_products(config: RunConfig, bare: BareProducts) -> None:
     """The products seen must be at least those of the linear maps, three per weight and token."""
-    weights = 12 * config.layers * config.hidden**2 + config.vocab * config.hidden
-    needed = 6 * weights * config.global_batch * config.seq
+    weights = 12 * config.model.layers * config.model.hidden**2 + config.model.vocab * config.model.hidden
+    needed = 6 * weights * config.global_batch * config.model.seq
     if bare.flops < needed:
         raise RuntimeError(f"saw products of {bare.flops} flops, the linear maps alone have {needed}")
 

@@ -73,7 +73,7 @@ class TrainingRun:
 
     def __init__(self, config: RunConfig, *, record: bool = True, tokens: Any = None) -> None:
         self.config = config
-        self.losses: list[list[float]] = [[] for _ in range(config.ranks)]
+        self.losses: list[list[float]] = [[] for _ in range(config.mesh.ranks)]
         self._record = record
         self._tokens = tokens if tokens is not None else global_batch(config)
         self._gate = Gate()
@@ -100,10 +100,10 @@ class TrainingRun:
     def _run(self) -> None:
         config = self.config
         world = World(
-            ranks=config.ranks,
-            parallel=config.parallel,
-            collective=config.collective,
-            bucket_bytes=config.bucket_bytes,
+            ranks=config.mesh.ranks,
+            parallel=config.world.max_running,
+            collective=config.world.algorithm,
+            bucket_bytes=config.parallel.bucket_bytes,
             patience_s=PATIENCE_S,
             record=self._record,
         )
@@ -117,14 +117,14 @@ class TrainingRun:
 
     def _program(self, ctx: Context) -> None:
         config, device = self.config, ctx.device
-        model = build_model(config, device, first_micro_batch=ctx.rank * config.accumulate)
+        model = build_model(config, device, first_micro_batch=ctx.rank * config.data.accumulate)
         strategy = build_strategy(config, model, ctx.comm, device, build_updater(config, 1))
-        strategy.place(model.flats, lambda flat: draw_flat(flat, config.seed, exact_master=False))
+        strategy.place(model.flats, lambda flat: draw_flat(flat, config.data.seed, exact_master=False))
         for losses in engine.train(model, self._batches(ctx), strategy, device):
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:
-        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.accumulate)
+        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.data.accumulate)
         step = 0
         while True:
             ctx.comm.barrier()
@@ -136,5 +136,5 @@ class TrainingRun:
 
 def global_batch(config: RunConfig) -> Any:
     """One batch (rows, seq + 1) of the primer, the same whatever N; ids are folded into a small vocabulary."""
-    text = data.read_text(None, config.seq, 256)
-    return data.sample_batch(text, config.seed, 0, config.global_batch, config.seq) % config.vocab
+    text = data.read_text(None, config.model.seq, 256)
+    return data.sample_batch(text, config.data.seed, 0, config.global_batch, config.model.seq) % config.model.vocab

@@ -130,7 +130,7 @@ class Stepper:
 
     def until(self, words: str) -> None:
         match, coming = parse_until(words), self.world.peek()
-        match.check(self.world.config.ranks, self.world.units, self.world.steps)
+        match.check(self.world.config.mesh.ranks, self.world.units, self.world.steps)
         last = match.step if match.step is not None else step_of(self.world, coming) if coming else math.inf
 
         def stop(coming: Moment | None) -> str | None:
@@ -222,7 +222,7 @@ class Stepper:
     # -- pages ----------------------------------------------------------------------------------
     def show(self, make: Callable[[int, int], pages.Page]) -> None:
         """A page until a key that it has no use for; `make(rank, width)` is asked again after each key."""
-        rank, top, ranks = self.world.last.rank if self.world.last else 0, 0, self.world.config.ranks
+        rank, top, ranks = self.world.last.rank if self.world.last else 0, 0, self.world.config.mesh.ranks
         while True:
             width, height = self.terminal.size
             page = make(rank, width)

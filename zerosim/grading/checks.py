@@ -23,7 +23,7 @@ AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 def weights(one: Comparison) -> Check:
     """Bit by bit those of DDP; with accumulation in stages 2 and 3, those of the stage's reference."""
-    alone = one.exercise.stage >= 2 and one.case.config.accumulate > 1
+    alone = one.exercise.stage >= 2 and one.case.config.data.accumulate > 1
     reference, name = (one.schedule, f"ZeRO-{one.exercise.stage}'s reference") if alone else (one.ddp, "DDP")
     of = len(result_of(reference).weights)
     expected = f"all {of} parameters bit-identical to {name}"
@@ -45,7 +45,7 @@ def norm(one: Comparison) -> Check:
 
 def states(one: Comparison) -> Check:
     """Bytes of model states on every rank when backward ends, to the byte."""
-    result, stage, ranks = result_of(one.mine), one.exercise.stage, one.case.config.ranks
+    result, stage, ranks = result_of(one.mine), one.exercise.stage, one.case.config.mesh.ranks
     psi = psi_of(result, stage)
     expected = sum(model_states(stage, psi, ranks, COST).values())
     counted = [sum(memory.marks["end_of_backward"].by_kind.get(kind, 0) for kind in AT_END) for memory in result.memory]
@@ -53,7 +53,7 @@ def states(one: Comparison) -> Check:
     wrong = next((rank for rank, nbytes in enumerate(counted) if nbytes != expected), None)
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
-    record, last = one.mine.records[wrong], (one.case.config.steps or 1) - 1
+    record, last = one.mine.records[wrong], (one.case.config.optim.steps or 1) - 1
     more = counted[wrong] > expected
     return Check(
         "bytes",
@@ -68,7 +68,7 @@ def states(one: Comparison) -> Check:
 def highest(one: Comparison) -> Check:
     """The peak of every rank is not above the reference's (and the units that the exercise allows)."""
     result = result_of(one.mine)
-    unit = max(info.numel for info in result.units) * COST.param + one.case.config.ranks * COST.param
+    unit = max(info.numel for info in result.units) * COST.param + one.case.config.mesh.ranks * COST.param
     slack = one.exercise.slack * unit
     allowed = [peak(record).amount + slack for record in one.schedule.records]
     found = [peak(record) for record in one.mine.records]
@@ -110,7 +110,7 @@ def gathered(one: Comparison) -> Check:
 
 def psi_of(result: RunResult, stage: int) -> int:
     """The model's parameters, padded where its buffers are cut."""
-    return padded_numel([info.numel for info in result.units], result.config.ranks if stage else 1)
+    return padded_numel([info.numel for info in result.units], result.config.mesh.ranks if stage else 1)
 
 
 def result_of(trial: Trial) -> RunResult:

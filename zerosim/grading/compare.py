@@ -81,7 +81,7 @@ def _gap(
     place = f"rank {rank}'s gradient of {update.unit} in step {update.step}"
     if not np.array_equal(ours, theirs):
         words, hint = _likeness(ours, theirs, expected, update, mine.config)
-        more, number = _work(mine.records[rank], schedule.records[rank], update, schedule.config.stage)
+        more, number = _work(mine.records[rank], schedule.records[rank], update, schedule.config.parallel.zero_stage)
         return Gap(f"{place} {words}{more}", hint, where(rank, mine.records[rank], number))
     if update.scale != scale:
         words = f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}"
@@ -96,7 +96,7 @@ def _gap(
 
 def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunConfig) -> tuple[str, str]:
     """What the wrong gradient looks like, and what that hints at."""
-    ranks = config.ranks
+    ranks = config.mesh.ranks
     if update.step > 0:
         later = "; step 0 was right" if update.step == 1 else ""
         return (
@@ -125,8 +125,8 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     start = whole[: len(ours)]
     if update.start and len(start) == len(ours) and np.array_equal(ours, start):
         return "is that of rank 0's slice", "take the slice that starts at flat.own.start"
-    if config.accumulate > 1:
-        return "differs", f"was every one of the {config.accumulate} micro-batches added, each once?"
+    if config.data.accumulate > 1:
+        return "differs", f"was every one of the {config.data.accumulate} micro-batches added, each once?"
     return "differs", "some of it is missing or is this rank's alone: was it reduced, over all ranks?"
 
 

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 def run_to_the_end(config: RunConfig) -> str:
     """What is expected of a run, in words."""
-    return f"{config.steps} steps on {config.ranks} ranks, to the end"
+    return f"{config.optim.steps} steps on {config.mesh.ranks} ranks, to the end"
 
 
 class Comparison(NamedTuple):

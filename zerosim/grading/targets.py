@@ -29,7 +29,7 @@ def elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
     """Elements sent per rank and step, times N/(N-1), by the paper's closed form."""
 
     def sent(config: RunConfig, psi: int, tied: int) -> Fraction:
-        form = volume(stage, micro_batches=config.accumulate, tied=config.tie_embeddings)
+        form = volume(stage, micro_batches=config.data.accumulate, tied=config.model.tie_embeddings)
         return (form.grads + form.params) * psi + form.tied * tied
 
     return sent

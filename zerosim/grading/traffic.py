@@ -26,15 +26,15 @@ def volume(one: Comparison) -> Check:
     result, config, text = result_of(one.mine), one.case.config, one.exercise.volume[0]
     tied = result.tied_numel
     padded = psi_of(result, one.exercise.stage)
-    table = padded_numel([tied], config.ranks) if tied and one.exercise.stage else tied
+    table = padded_numel([tied], config.mesh.ranks) if tied and one.exercise.stage else tied
     elements = one.exercise.volume[1](config, padded, table)
-    expected = elements * 2 * Fraction(config.ranks - 1, config.ranks)
-    per_step = [Fraction(sum(step), config.ranks) for step in _sent(one.mine, config)]
+    expected = elements * 2 * Fraction(config.mesh.ranks - 1, config.mesh.ranks)
+    per_step = [Fraction(sum(step), config.mesh.ranks) for step in _sent(one.mine, config)]
     worst = max(per_step)
     words = f"at most {text} (N-1)/N elements = {_bytes(expected)} B sent per rank and step"
     if worst > expected:
         return Check("volume", False, words, f"{_bytes(worst)} B", hint=_extra(one), where=_parting(one))
-    least = _least_elements(one, elements, table) * 2 * Fraction(config.ranks - 1, config.ranks)
+    least = _least_elements(one, elements, table) * 2 * Fraction(config.mesh.ranks - 1, config.mesh.ranks)
     if min(per_step) < least:
         counted = f"{_bytes(min(per_step))} B, too few: at least {_bytes(least)} B have to travel"
         return Check("volume", False, words, counted, hint=_ASIDE, where=_parting(one))
@@ -58,8 +58,8 @@ def _least_elements(one: Comparison, most: Fraction, table: int) -> Fraction:
     room = one.exercise.gathered
     if room is None:
         return once
-    turns = 2 * one.case.config.accumulate - 1
-    padded = max(unit.numel for unit in info) + one.case.config.ranks
+    turns = 2 * one.case.config.data.accumulate - 1
+    padded = max(unit.numel for unit in info) + one.case.config.mesh.ranks
     return max(once, most - turns * room * padded - 2 * (room - 1) * table)
 
 
@@ -81,7 +81,7 @@ def _calls_of_a_step(record: Sequence[Event]) -> int:
 def overlap(one: Comparison) -> Check:
     """Gathers that were under way while another unit computed, per step."""
     config, units = one.case.config, len(result_of(one.mine).units)
-    wanted, steps = 2 * (units - 1) * config.accumulate, config.steps or 1
+    wanted, steps = 2 * (units - 1) * config.data.accumulate, config.optim.steps or 1
     counts = [len(_overlapped(record)) / steps for record in one.mine.records]
     expected = f"{wanted} gathers per step launched before another unit computes: all but the first of each pass"
     if min(counts) >= wanted:
@@ -146,7 +146,7 @@ def _difference(one: Comparison) -> Difference | None:
 
 def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:
     """Bytes of model states by step, then by rank."""
-    result, steps = result_of(trial), range(config.steps or 1)
+    result, steps = result_of(trial), range(config.optim.steps or 1)
     return [
         [sum(row.wire_bytes for row in rows if row.step == step and carries_states(row)) for rows in result.traffic]
         for step in steps

@@ -89,9 +89,9 @@ def attempt(config: RunConfig, make: Make | None = None, watch: Watch | None = N
     Raises: InputError for a bad configuration; nothing that the strategy does is raised.
     """
     before = set(sys._current_frames())
-    books, ranks, switch = Books(config.ranks), _Ranks(config.ranks), Switch()
-    limit = EVENTS_PER_STEP * (config.steps or 1)
-    recorders = [BoundedRecorder(books.readers(rank), switch, limit) for rank in range(config.ranks)]
+    books, ranks, switch = Books(config.mesh.ranks), _Ranks(config.mesh.ranks), Switch()
+    limit = EVENTS_PER_STEP * (config.optim.steps or 1)
+    recorders = [BoundedRecorder(books.readers(rank), switch, limit) for rank in range(config.mesh.ranks)]
     experiment = Experiment(config, _watched_make(make or build_strategy, recorders, ranks))
     backend = make_backend("numpy")
     devices = [

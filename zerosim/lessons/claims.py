@@ -97,7 +97,7 @@ def sent_by_phase(result: RunResult, step: int = 0) -> dict[str, int]:
 
 def volume(result: RunResult) -> Fraction:
     """Elements that rank 0 sent in the first step, times N/(N-1), over the parameters; 2-byte elements."""
-    ranks = result.config.ranks
+    ranks = result.config.mesh.ranks
     return Fraction(result.sent_bytes(0, 0) * ranks, 2 * (ranks - 1) * result.num_parameters)
 
 

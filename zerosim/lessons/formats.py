@@ -168,15 +168,17 @@ def moved_by_step(config: RunConfig, step: int) -> Moved:
 
     Raises: InputError for a precision without masters.
     """
-    if not dtype_of(config.precision).is_half:
-        raise InputError(f"precision {config.precision}: expected fp16 or bf16, which keep masters")
+    if not dtype_of(config.precision.param_dtype).is_half:
+        raise InputError(f"precision {config.precision.param_dtype}: expected fp16 or bf16, which keep masters")
     before, after = (run(config.replace(steps=steps)).weights for steps in (step, step + 1))
     moved = halves = total = 0
     for name, weights in before.items():
         changed = weights != after[name]
         total += weights.size
         moved += int(changed.sum())
-        halves += int((rounded(weights, config.precision) != rounded(after[name], config.precision)).sum())
+        halves += int(
+            (rounded(weights, config.precision.param_dtype) != rounded(after[name], config.precision.param_dtype)).sum()
+        )
     return Moved(moved / total, halves / moved)
 
 

@@ -80,8 +80,8 @@ def _count(config: RunConfig) -> Choice:
     result = plan(config, keep_events=True)
     saved = {unit: sum(row.nbytes for row in rows) for unit, rows in result.saved.items()}
     return Choice(
-        config.recompute,
-        config.attention,
+        config.memory.recompute,
+        config.memory.attention,
         saved[block_unit(result.saved)],
         sum(saved.values()),
         result.memory[0].peak,

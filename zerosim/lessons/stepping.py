@@ -31,11 +31,13 @@ def rank_batches(config: RunConfig, step: int = 0) -> list[list[Any]]:
 
     Raises: InputError where the ids come from a file of tokens.
     """
-    if config.tokens is not None:
+    if config.data.tokens is not None:
         raise InputError("rank_batches draws from a text: the ids of a `tokens` file can be read from the file")
-    text = data.read_text(config.data, config.seq, config.vocab)
-    batch = data.sample_batch(text, config.seed, step, config.global_batch, config.seq)
-    return [data.micro_batches(batch, rank, config.ranks, config.accumulate) for rank in range(config.ranks)]
+    text = data.read_text(config.data.file, config.model.seq, config.model.vocab)
+    batch = data.sample_batch(text, config.data.seed, step, config.global_batch, config.model.seq)
+    return [
+        data.micro_batches(batch, rank, config.mesh.ranks, config.data.accumulate) for rank in range(config.mesh.ranks)
+    ]
 
 
 def line_up(world: DebugWorld, what: str, *, unit: str | None = None, phase: str | None = None) -> None:
@@ -44,8 +46,8 @@ def line_up(world: DebugWorld, what: str, *, unit: str | None = None, phase: str
     Raises: InputError for what can never come, and when a rank's run ends first.
     """
     wanted = Match(what, unit=unit, phase=phase)
-    wanted.check(world.config.ranks, world.units, world.steps)
-    for rank in range(world.config.ranks):
+    wanted.check(world.config.mesh.ranks, world.units, world.steps)
+    for rank in range(world.config.mesh.ranks):
         world.next(rank=rank)  # the one that it stands before now is not its next
         while (coming := world.ranks[rank].coming) is None or not wanted.matches(rank, coming.event):
             world.next(rank=rank)
@@ -56,10 +58,10 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
 
     Returns it. Raises: InputError as `world.until` does, and in a world of one rank, where nobody waits.
     """
-    if world.config.ranks == 1:
+    if world.config.mesh.ranks == 1:
         raise InputError("a world of 1 rank has nobody to meet: use ranks=2 or more")
     line_up(world, op, unit=unit, phase=phase)
-    for rank in range(world.config.ranks - 1):
+    for rank in range(world.config.mesh.ranks - 1):
         while world.ranks[rank].coming is not None:
             world.next(rank=rank)
     return world.inbox[0]
@@ -67,7 +69,7 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
 
 def leave(world: DebugWorld) -> None:
     """Out of the collective where `world` stands since `meet`: every rank has its result."""
-    last = world.config.ranks - 1
+    last = world.config.mesh.ranks - 1
     for rank in (last, *range(last)):
         while not isinstance(world.next(rank=rank).event, Wait):
             pass
@@ -117,7 +119,7 @@ def gradient(world: DebugWorld, rank: int, unit: str) -> HeldGradient:
 
 def gradients(world: DebugWorld, unit: str) -> list[Any]:
     """`gradient(...).values` of every rank."""
-    return [gradient(world, rank, unit).values for rank in range(world.config.ranks)]
+    return [gradient(world, rank, unit).values for rank in range(world.config.mesh.ranks)]
 
 
 def mean_of_ranks(whole: Sequence[Any], format: str = "bf16") -> Any:

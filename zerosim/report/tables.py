@@ -77,7 +77,7 @@ def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
 
 def sample_text(result: RunResult) -> RenderableType:
     """The prompt and what the model made of it. Control characters are shown as a dot."""
-    prompt, answer = result.config.sample or "", (result.sample or b"").decode(errors="replace")
+    prompt, answer = result.config.data.sample or "", (result.sample or b"").decode(errors="replace")
     body = Text(_printable(prompt), style="dim").append(_printable(answer), style="not dim")
     return titled("Sample", Constrain(body, PROSE_WIDTH))
 
@@ -98,7 +98,7 @@ def owners_table(result: RunResult) -> RenderableType:
         for rank in owners:
             own = [unit for unit in result.units if unit.owner == rank]
             table.add_row(str(rank), f"{sum(unit.numel for unit in own):,}", ", ".join(unit.name for unit in own))
-        if idle := result.config.dp_shard - len(owners):
+        if idle := result.config.mesh.dp_shard - len(owners):
             table.add_row(f"{idle:,} more", "0", "nothing: there are fewer units than ranks")
         return table
 

@@ -39,7 +39,7 @@ def _staged(result: RunResult, step: int) -> list[int]:
 def _control(result: RunResult, sent: Sequence[int]) -> str:
     if any(sent):
         return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
-    why = "there is one rank" if result.config.ranks == 1 else "every rank has all gradients"
+    why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
     return f"Control traffic: none, for {why}."
 
 

@@ -65,16 +65,16 @@ class Session:
     def __init__(self, experiment: Experiment) -> None:
         config = experiment.config
         self.experiment = experiment
-        self.books = Books(config.ranks)
-        self.parts: list[Parts | None] = [None] * config.ranks
+        self.books = Books(config.mesh.ranks)
+        self.parts: list[Parts | None] = [None] * config.mesh.ranks
         self.events: list[tuple[int, Event]] = []
         backend, switch = make_backend("numpy"), Switch()
-        self.scheduler = SteppedScheduler(config.ranks, switch)
+        self.scheduler = SteppedScheduler(config.mesh.ranks, switch)
         self.recorders = [
-            SteppedRecorder(rank, self.scheduler, self.books.readers(rank)) for rank in range(config.ranks)
+            SteppedRecorder(rank, self.scheduler, self.books.readers(rank)) for rank in range(config.mesh.ranks)
         ]
         self.devices = [
-            SteppedDevice(rank, backend, Exact(config.capacity), recorder, switch)
+            SteppedDevice(rank, backend, Exact(config.memory.capacity), recorder, switch)
             for rank, recorder in enumerate(self.recorders)
         ]
         self.transport = ThreadTransport(self.devices, scheduler=self.scheduler)

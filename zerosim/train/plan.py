@@ -51,10 +51,10 @@ def plan(
     """
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
-    steps = config.steps or DEFAULT_STEPS
+    steps = config.optim.steps or DEFAULT_STEPS
     first = _run_rank(config, 0, steps, skipped, keep_events)
-    ranks = range(config.ranks)
-    around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
+    ranks = range(config.mesh.ranks)
+    around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on its neighbours' shares
     stands_for = list(ranks) if every_rank else layout.classes(first.uneven, around)
     left = {rank: _run_rank(config, rank, steps, skipped, keep_events) for rank in sorted(set(stands_for) - {0})}
     left[0] = first
@@ -117,11 +117,11 @@ def _run_rank(config: RunConfig, rank: int, steps: int, skipped: Collection[int]
         return updater
 
     world = World(
-        config.ranks,
+        config.mesh.ranks,
         backend="meta",
-        collective=config.collective,
-        bucket_bytes=config.bucket_bytes,
-        capacity=config.capacity,
+        collective=config.world.algorithm,
+        bucket_bytes=config.parallel.bucket_bytes,
+        capacity=config.memory.capacity,
         keep_events=keep_events,
     )
     try:
@@ -151,9 +151,9 @@ class _Told(Updater):
 
 def _batches(config: RunConfig, steps: int, backend: Backend) -> Iterator[list[Any]]:
     """Token ids that take no memory, in the shapes of one rank's micro-batches."""
-    rows = backend.empty((config.micro_batch, config.seq + 1), int64)
+    rows = backend.empty((config.data.micro_batch, config.model.seq + 1), int64)
     for _ in range(steps):
-        yield [rows] * config.accumulate
+        yield [rows] * config.data.accumulate
 
 
 class _UnevenReductions:

@@ -67,12 +67,12 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
-    with together(config.world) as session:
+    with together(config.world.transport) as session:
         if session is not None:
-            session.check_world(config.ranks, config.ranks_per_process)
+            session.check_world(config.mesh.ranks, config.world.ranks_per_process)
             check_alike(session, config)
         experiment = Experiment(config)
-    books = Books(config.ranks)
+    books = Books(config.mesh.ranks)
 
     def program(ctx: Context) -> RankOutcome:
         try:
@@ -87,21 +87,21 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 
     outcomes = launch(program, world_of(config, keep_events=keep_events), books.readers)
     if session is not None:
-        outcomes = books.of_all_processes(session, config.ranks_per_process, outcomes)
+        outcomes = books.of_all_processes(session, config.world.ranks_per_process, outcomes)
     return experiment.result(outcomes, books, books.histories if keep_events else [])
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
     """The world that a run asks for."""
     return World(
-        ranks=config.ranks,
-        parallel=config.parallel,
-        backend=config.backend,
-        kind=config.world,
-        per_process=config.ranks_per_process,
-        collective=config.collective,
-        bucket_bytes=config.bucket_bytes,
-        capacity=config.capacity,
+        ranks=config.mesh.ranks,
+        parallel=config.world.max_running,
+        backend=config.world.backend,
+        kind=config.world.transport,
+        per_process=config.world.ranks_per_process,
+        collective=config.world.algorithm,
+        bucket_bytes=config.parallel.bucket_bytes,
+        capacity=config.memory.capacity,
         keep_events=keep_events,
     )
 
@@ -146,7 +146,7 @@ class Experiment:
             if progress is not None:
                 progress(ctx.rank, len(losses) - 1, losses[-1])
         with device.scope(step=len(losses)):  # what is recorded from here on comes after the last step
-            sample = None if config.sample is None else _sample(config, model, strategy, device)
+            sample = None if config.data.sample is None else _sample(config, model, strategy, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
         gpu = None if device.lane is None else device.lane.gpu_bytes()
@@ -170,51 +170,51 @@ class Experiment:
             sample=outcomes[0].sample,
             live_bytes_after=[ledger.live_bytes for ledger in books.memory],
             events=histories,
-            stands_for=list(range(self.config.ranks)),
+            stands_for=list(range(self.config.mesh.ranks)),
             saved=books.activations.saved(),
             saved_again=books.activations.saved_again(),
-            gpus=_gpu_uses(outcomes, books) if self.config.world == "threads" else (),
+            gpus=_gpu_uses(outcomes, books) if self.config.world.transport == "threads" else (),
         )
 
 
 def _read_inputs(config: RunConfig, model: Model) -> _Inputs:
     weights = None
-    if config.weights is not None:
-        weights = data.read_weights(config.weights, model.shapes())
-    rows, seq = config.global_batch, config.seq
-    if config.tokens is not None:
-        if config.data is not None:
+    if config.data.weights is not None:
+        weights = data.read_weights(config.data.weights, model.shapes())
+    rows, seq = config.global_batch, config.model.seq
+    if config.data.tokens is not None:
+        if config.data.file is not None:
             raise InputError("data and tokens are both given: choose one")
-        tokens = data.read_tokens(config.tokens, rows, seq, config.vocab, config.steps)
+        tokens = data.read_tokens(config.data.tokens, rows, seq, config.model.vocab, config.optim.steps)
         return _Inputs(len(tokens), lambda step: tokens[step], weights)
-    text = data.read_text(config.data, seq, config.vocab)
-    steps = config.steps or DEFAULT_STEPS
-    return _Inputs(steps, lambda step: data.sample_batch(text, config.seed, step, rows, seq), weights)
+    text = data.read_text(config.data.file, seq, config.model.vocab)
+    steps = config.optim.steps or DEFAULT_STEPS
+    return _Inputs(steps, lambda step: data.sample_batch(text, config.data.seed, step, rows, seq), weights)
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat], None]:
-    exact = config.master_init == "exact"
+    exact = config.precision.master_init == "exact"
     if weights is None:
-        return lambda flat: draw_flat(flat, config.seed, exact_master=exact)
+        return lambda flat: draw_flat(flat, config.data.seed, exact_master=exact)
     return lambda flat: load_flat(flat, weights, exact_master=exact)
 
 
 def _batches(ctx: Context, config: RunConfig, inputs: _Inputs) -> Iterator[list[Any]]:
-    data_rank, data_size = config.mesh.index(ctx.rank, *DATA), config.mesh.size(*DATA)
+    data_rank, data_size = config.mesh.axes.index(ctx.rank, *DATA), config.mesh.axes.size(*DATA)
     for step in range(inputs.steps):
-        yield data.micro_batches(inputs.batch(step), data_rank, data_size, config.accumulate)
+        yield data.micro_batches(inputs.batch(step), data_rank, data_size, config.data.accumulate)
 
 
 def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:
     """`sample_tokens` bytes that the model continues `sample` with, at temperature 0.8."""
-    random = generator("sample", config.seed)
+    random = generator("sample", config.data.seed)
 
     def choose(logits: Any) -> int:
         weights = np.exp((logits - logits.max()).astype(np.float64) / 0.8)
         return int(random.choice(len(weights), p=weights / weights.sum()))
 
-    prompt = list((config.sample or "").encode())
-    tokens = engine.generate(model, prompt, config.sample_tokens, config.seq, strategy, device, choose)
+    prompt = list((config.data.sample or "").encode())
+    tokens = engine.generate(model, prompt, config.data.sample_tokens, config.model.seq, strategy, device, choose)
     return bytes(token for token in tokens if token < 256)
 
 
