@@ -181,6 +181,6 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     return (
         f"{whose} {format_bytes(sum(blocks))}, the whole model {format_bytes(sum(by_unit.values()))}. "
         f"The ZeRO paper estimates 12hbsL = {elements:,} elements, "
-        f"{format_bytes(nbytes)} in {config.precision.param_dtype}: one number that names no tensors and has no term in s², "
-        "where 2205.05198 counts tensor by tensor, scores included."
+        f"{format_bytes(nbytes)} in {config.precision.param_dtype}: one number that names no tensors and has no term "
+        "in s², where 2205.05198 counts tensor by tensor, scores included."
     )

@@ -106,11 +106,11 @@ def _policy(result: RunResult) -> str:
     config = result.config
     if config.model.family not in ("gpt", "llama"):
         return ""
-    recompute = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}[
-        config.memory.recompute
-    ]
-    kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.memory.saves]
-    return f", with {config.memory.attention} attention and what {kernels} kernels save; {recompute} computed again in backward"
+    memory = config.memory
+    recompute = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}[memory.recompute]
+    kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[memory.saves]
+    attention = f"{memory.attention} attention"
+    return f", with {attention} and what {kernels} kernels save; {recompute} computed again in backward"
 
 
 def _ranks_run(result: RunResult) -> str:

@@ -64,8 +64,9 @@ def trained(result: RunResult) -> str:
     source = config.data.tokens or config.data.file or "the packaged primer on ZeRO"
     return (
         f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters in "
-        f"{counted(len(result.units), 'unit')}, in {config.precision.param_dtype} with {OPTIMIZERS[config.optim.optimizer]}, trained "
-        f"for {counted(steps, 'step')} of {config.global_batch:,} x {config.model.seq:,} tokens "
+        f"{counted(len(result.units), 'unit')}, in {config.precision.param_dtype} with "
+        f"{OPTIMIZERS[config.optim.optimizer]}, trained for {counted(steps, 'step')} of "
+        f"{config.global_batch:,} x {config.model.seq:,} tokens "
         f"({steps * config.global_batch * config.model.seq:,} in all) of {source}."
     )
 
