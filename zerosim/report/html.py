@@ -199,7 +199,9 @@ def result_html(result: Any) -> str:
     head = ("rank", "sent in the last step", "peak", "what the peak is made of")
     body = table(("rank", *_STATES, "model states"), held) + table(head, moved, raw=(3,), left=(3,), wide="45%")
     body += legend({kind for peak in peaks.values() for kind in peak.by_kind})
-    alike = "" if len(result.ran) == result.config.ranks else " One rank stands for all that cannot differ from it."
+    alike = (
+        "" if len(result.ran) == result.config.mesh.ranks else " One rank stands for all that cannot differ from it."
+    )
     note = f"Bytes, as counted; model states as they are when backward ends.{alike}"
     return card(_title(result), _loss_html(result) + body, note)
 
@@ -207,9 +209,9 @@ def result_html(result: Any) -> str:
 def _title(result: Any) -> str:
     config, steps = result.config, len(result.steps)
     return (
-        f"{STAGES[config.stage]} on {config.ranks:,} {'rank' if config.ranks == 1 else 'ranks'}"
-        f"{f' in {config.dp_replicate:,} replicas' if config.dp_replicate > 1 else ''}: "
-        f"{result.num_parameters:,} parameters in {config.precision}, {steps:,} {'step' if steps == 1 else 'steps'}"
+        f"{STAGES[config.parallel.zero_stage]} on {config.mesh.ranks:,} {'rank' if config.mesh.ranks == 1 else 'ranks'}"
+        f"{f' in {config.mesh.dp_replicate:,} replicas' if config.mesh.dp_replicate > 1 else ''}: "
+        f"{result.num_parameters:,} parameters in {config.precision.param_dtype}, {steps:,} {'step' if steps == 1 else 'steps'}"
     )
 
 

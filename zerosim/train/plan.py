@@ -41,7 +41,7 @@ def plan(
     skipped: Collection[int] = (),
     keep_events: bool = False,
 ) -> RunResult:
-    """What `run` would count of memory and traffic, on shapes alone; `config.steps` or one step.
+    """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or one step.
 
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
