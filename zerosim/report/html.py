@@ -208,10 +208,12 @@ def result_html(result: Any) -> str:
 
 def _title(result: Any) -> str:
     config, steps = result.config, len(result.steps)
+    ranks, replicas = config.mesh.ranks, config.mesh.dp_replicate
     return (
-        f"{STAGES[config.parallel.zero_stage]} on {config.mesh.ranks:,} {'rank' if config.mesh.ranks == 1 else 'ranks'}"
-        f"{f' in {config.mesh.dp_replicate:,} replicas' if config.mesh.dp_replicate > 1 else ''}: "
-        f"{result.num_parameters:,} parameters in {config.precision.param_dtype}, {steps:,} {'step' if steps == 1 else 'steps'}"
+        f"{STAGES[config.parallel.zero_stage]} on {ranks:,} {'rank' if ranks == 1 else 'ranks'}"
+        f"{f' in {replicas:,} replicas' if replicas > 1 else ''}: "
+        f"{result.num_parameters:,} parameters in {config.precision.param_dtype}, "
+        f"{steps:,} {'step' if steps == 1 else 'steps'}"
     )
 
 
