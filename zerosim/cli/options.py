@@ -23,7 +23,7 @@ from zerosim.cli.parser import (
     utf8,
     whole_number,
 )
-from zerosim.config import OPTIONS, PLAN_DEFAULTS, Option, RunConfig, read_scenario
+from zerosim.config import OPTIONS, PLAN_DEFAULTS, Option, RunConfig
 from zerosim.config.launcher import is_launched, mpirun_size, size_name
 from zerosim.errors import InputError
 from zerosim.units import parse_bytes, parse_count
@@ -105,7 +105,11 @@ def run_config(
     """
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
     path = args.scenario
-    scenario = {} if path is None else read_scenario(path)
+    scenario: dict[str, Any] = {}
+    if path is not None:
+        from zerosim.config import read_scenario
+
+        scenario = read_scenario(path)
     values = {**(defaults or {}), **scenario, **given}
     replicas = values.get("dp_replicate")
     if any_ranks and "ranks" not in values and isinstance(replicas, int) and replicas > 0:

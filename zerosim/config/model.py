@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
-from zerosim.config.huggingface import read_config_json
 from zerosim.config.option import Option, Part, option
 from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, Size, family_sizes, find_model
 from zerosim.errors import InputError
@@ -120,5 +119,7 @@ def _preset(name: str) -> ModelPreset:
     if not name.strip():
         raise InputError(f"model {name!r}: expected a name, such as gpt2, or a config.json")
     if name.endswith(".json") or "/" in name or name in (".", ".."):
+        from zerosim.config.huggingface import read_config_json  # not at every start
+
         return read_config_json(name)
     return find_model(name)
