@@ -48,7 +48,9 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
 
     device = None if args.gpu is None else find_hardware(args.gpu)
     if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
-        raise InputError(f"--limit {args.limit}: expected 1 byte to {format_bytes(MOST_BYTES)}, such as 32GB")
+        raise InputError(
+            f"--limit {args.limit}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
+        )
     if args.limit is not None or device is None:
         nbytes = args.limit if args.limit is not None else capacity
         return None if nbytes is None else Limit("", nbytes)
