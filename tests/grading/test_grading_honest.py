@@ -372,12 +372,12 @@ def test_an_answer_that_changes_its_run_is_refused() -> None:
     class Shortens(Own2):
         def spread(self, flat: Flat) -> None:
             super().spread(flat)
-            object.__setattr__(config, "steps", 1)
+            object.__setattr__(config.optim, "steps", 1)
 
     try:
         found = grade(Shortens, "zero2")
     finally:
-        object.__setattr__(config, "steps", 2)
+        object.__setattr__(config.optim, "steps", 2)
     assert found["answer"].counted == "the run's configuration changed while it ran"
 
 
