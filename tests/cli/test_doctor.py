@@ -20,7 +20,7 @@ import pytest
 import zerosim
 from zerosim.backends.cuda.facts import CudaFacts, Gpu
 from zerosim.cli.main import main
-from zerosim.comm.mpi.check import MpiFacts
+from zerosim.comm.transports.mpi.check import MpiFacts
 from zerosim.config.launcher import LAUNCHED
 from zerosim.report.doctor import doctor_report
 from zerosim.report.look import emit

@@ -18,7 +18,7 @@ import zerosim
 from zerosim import errors
 from zerosim.cli import run as run_verb
 from zerosim.cli.main import main
-from zerosim.comm import together
+from zerosim.comm import collective_errors
 from zerosim.train import run as experiment
 
 ROOT = Path(zerosim.__file__).parents[1]

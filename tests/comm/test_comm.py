@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from zerosim import dtypes
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
-from zerosim.comm.plan import RangeCut, SliceCut, buckets, spans
+from zerosim.comm.algorithms.execution import RangeCut, SliceCut, buckets, spans
 from zerosim.comm.runtime import Context, World, launch
-from zerosim.comm.threads import ThreadTransport
-from zerosim.comm.transport import Call, Hop
+from zerosim.comm.transports.threads import ThreadTransport
+from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Alloc, Kernel, Launch, Message, Wait
 from zerosim.dtypes import DType, fp16, fp32, fp64, int64
@@ -506,7 +506,7 @@ def test_a_round_drops_what_was_posted() -> None:
     seen: list[float] = []
     gone = weakref.ref(array)
     round = transport.join(
-        0, (0,), 0, Call("sum", "fp64", ()), Hop((array,), move=lambda inbox: seen.append(inbox(0)[0].sum()))
+        0, (0,), 0, Call("sum", "fp64", ()), Exchange((array,), move=lambda inbox: seen.append(inbox(0)[0].sum()))
     )
     del array
     assert seen == [3.0]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import zerosim
-from zerosim.comm.mpi import check as mpi_check
-from zerosim.comm.mpi.check import (
+from zerosim.comm.transports.mpi import check as mpi_check
+from zerosim.comm.transports.mpi.check import (
     MpiFacts,
     check_mpi,
     check_world,
@@ -183,7 +183,7 @@ def test_whether_the_library_takes_gpu_pointers_is_asked_of_the_library(tmp_path
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not Path("/proc/self/maps").exists():
         pytest.skip("needs a C compiler and /proc")
-    asked = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from zerosim.comm.mpi.check import is_gpu_aware as aware; "
+    asked = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from zerosim.comm.transports.mpi.check import is_gpu_aware as aware; "
     for answer in (1, 0):
         library = tmp_path / str(answer) / "libmpi.so.40"
         library.parent.mkdir()
@@ -213,7 +213,7 @@ def run_python(code: str, *words: str) -> str:
 
 
 def test_the_environment_is_read_without_mpi4py() -> None:
-    code = "import sys; from zerosim.comm.mpi import check as m; m.mpi_facts(start=False); "
+    code = "import sys; from zerosim.comm.transports.mpi import check as m; m.mpi_facts(start=False); "
     assert run_python(f"{code} print('mpi4py' in sys.modules)") == "False"
 
 
@@ -222,7 +222,7 @@ def test_a_real_world_of_two_processes_passes() -> None:
     if importlib.util.find_spec("mpi4py") is None or mpirun is None:
         pytest.skip("needs mpi4py and an MPI library: pip install 'zerosim[mpi]'")
     code = (
-        "from zerosim.comm.mpi.check import check_mpi; from zerosim.config.launcher import mpirun_size; check_mpi(); "
+        "from zerosim.comm.transports.mpi.check import check_mpi; from zerosim.config.launcher import mpirun_size; check_mpi(); "
         "from mpi4py import MPI; "
         "print('worlds', mpirun_size(), MPI.COMM_WORLD.size)"
     )

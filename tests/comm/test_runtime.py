@@ -18,7 +18,7 @@ import pytest
 import threadpoolctl
 from processes import ended, posix
 
-from zerosim.comm import standing
+from zerosim.comm import rank_status
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark
@@ -77,8 +77,8 @@ def test_results_come_in_rank_order() -> None:
         {"ranks": 2, "collective": "tree"},
         {"ranks": 2, "bucket_bytes": 0},
         {"ranks": 2, "capacity": 0},
-        {"ranks": 2, "patience_s": 0.0},
-        {"ranks": 2, "patience_s": float("nan")},
+        {"ranks": 2, "timeout_s": 0.0},
+        {"ranks": 2, "timeout_s": float("nan")},
     ],
     ids=str,
 )
@@ -423,7 +423,7 @@ def test_a_late_rank_is_named(parallel: int) -> None:
             ctx.comm.all_reduce(make(ctx, np.ones(2)))
 
     with within(4), pytest.raises(LateRank) as caught:
-        launch(program, World(4, parallel, patience_s=0.3))
+        launch(program, World(4, parallel, timeout_s=0.3))
     stop.set()
     text = str(caught.value)
     assert "did not arrive" in text.splitlines()[0]
@@ -442,8 +442,8 @@ def test_a_slow_rank_is_not_late() -> None:
                 work(ctx, buffer)  # slow, but something happens
         ctx.comm.barrier()
 
-    launch(program, World(2, parallel=2, patience_s=0.3))
-    launch(lambda ctx: time.sleep(0.4), World(2, parallel=2, patience_s=0.1))  # nobody waits for anybody
+    launch(program, World(2, parallel=2, timeout_s=0.3))
+    launch(lambda ctx: time.sleep(0.4), World(2, parallel=2, timeout_s=0.1))  # nobody waits for anybody
 
 
 def test_a_rank_that_keeps_its_turn_is_late_before_anyone_could_arrive() -> None:
@@ -455,15 +455,15 @@ def test_a_rank_that_keeps_its_turn_is_late_before_anyone_could_arrive() -> None
         ctx.comm.barrier()
 
     with within(4), pytest.raises(LateRank, match="rank 0 did not arrive") as caught:
-        launch(program, World(3, patience_s=0.2))
+        launch(program, World(3, timeout_s=0.2))
     stop.set()
     assert caught.value.rank == 0
 
 
 def test_stands_are_told_in_few_lines() -> None:
-    assert standing.table(["a", "b", "a", "a", "b"]) == "  ranks 0, 2-3: a\n  ranks 1, 4: b"
-    many = standing.table([f"at {i}" for i in range(100)]).splitlines()
-    assert len(many) == standing.MAX_LINES + 1
+    assert rank_status.table(["a", "b", "a", "a", "b"]) == "  ranks 0, 2-3: a\n  ranks 1, 4: b"
+    many = rank_status.table([f"at {i}" for i in range(100)]).splitlines()
+    assert len(many) == rank_status.MAX_LINES + 1
     assert many[-1] == "  and 68 more"
 
 

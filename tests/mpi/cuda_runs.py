@@ -17,8 +17,8 @@ if os.environ["ZEROSIM_TESTS_GPU"] == "0":  # conftest.py found none
     sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
 
 import zerosim
-from zerosim.comm.mpi import transport as mpi
-from zerosim.comm.mpi.session import mpi_session
+from zerosim.comm.transports.mpi import transport as mpi
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.config import RunConfig
 
 TINY: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, micro_batch=1, steps=2, precision="fp32")
@@ -26,7 +26,7 @@ RUNS: list[dict[str, Any]] = [
     dict(stage=3),
     dict(stage=0, collective="ring", bucket_bytes=256),
     dict(stage=2, partition="owner"),
-    dict(stage=3, hidden=96, precision="bf16"),  # larger than a letter
+    dict(stage=3, hidden=96, precision="bf16"),  # larger than a header
 ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from zerosim.comm.mpi.check import find_mpirun
+from zerosim.comm.transports.mpi.check import find_mpirun
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = Path(__file__).parent / "programs.py"

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerosim.comm.mpi.check import find_mpirun
+from zerosim.comm.transports.mpi.check import find_mpirun
 
 TOOLS = ("ip", "unshare", "nsenter", "mount")
 KINDS = ("--net", "--uts", "--ipc", "--mount")

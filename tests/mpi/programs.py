@@ -21,8 +21,8 @@ import numpy as np
 
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.ops import array_over
-from zerosim.comm.mpi import session as mpi_session_module
-from zerosim.comm.mpi.session import mpi_session
+from zerosim.comm.transports.mpi import session as mpi_session_module
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import zerosim
-from zerosim.comm.mpi.session import mpi_session
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
 

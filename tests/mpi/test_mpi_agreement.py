@@ -15,7 +15,7 @@ pytestmark = needs_mpi
 HEAD = """
 import sys, time
 import zerosim
-from zerosim.comm.mpi.session import mpi_session
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
 from zerosim.errors import InputError, OutOfMemory, ZerosimError

@@ -80,5 +80,5 @@ def _memory_bytes() -> int:
 @pytest.mark.skipif(_memory_bytes() < 12 * 10**9, reason="needs 12 GB of memory")
 def test_more_bytes_than_31_bits_count(tmp_path: Path) -> None:
     numel = 2**31 + 12_345
-    found = results(2, 1, "large", tmp_path, own={"numel": numel}, world={"patience_s": 60.0})
+    found = results(2, 1, "large", tmp_path, own={"numel": numel}, world={"timeout_s": 60.0})
     assert found == [[], [3, 3, 7, 3 * numel + 4]]

@@ -23,7 +23,7 @@ SCREEN = 24
 
 def fail(how: str, folder: Path, processes: int = 3, per_process: int = 1, **world: Any) -> CompletedProcess[str]:
     asked = folder / "settings"
-    settings: dict[str, Any] = {"own": {"how": how}, "world": {"capacity": 10**8, "patience_s": 2.0, **world}}
+    settings: dict[str, Any] = {"own": {"how": how}, "world": {"capacity": 10**8, "timeout_s": 2.0, **world}}
     if how == "stops":
         settings["answer_s"] = 3.0
     asked.write_bytes(pickle.dumps(settings))
@@ -65,7 +65,7 @@ def test_a_failure_is_told_once_with_its_exit_code(
 
 
 def test_a_circle_of_waiting_ranks_is_found_before_patience_ends(tmp_path: Path) -> None:
-    job = fail("circle", tmp_path, patience_s=1000.0)
+    job = fail("circle", tmp_path, timeout_s=1000.0)
     for rank in range(3):
         assert f"rank {rank}: waiting in recv of fp32 (4,) in init" in job.stderr
     assert job.returncode == 4
@@ -83,7 +83,7 @@ def test_a_long_wait_is_no_failure_while_a_rank_works(tmp_path: Path) -> None:
         "        time.sleep(0.1)\n"
         "        ctx.device.count(KernelWork('kernel', 'vector', 1, 1, 0))\n"
         "    ctx.comm.barrier()\n"
-        "launch(program, World(ranks=2, kind='mpi', patience_s=0.6))\n",
+        "launch(program, World(ranks=2, kind='mpi', timeout_s=0.6))\n",
         "utf-8",
     )
     job = run(2, str(program))
@@ -136,7 +136,7 @@ def test_objects_go_round_and_a_failure_between_launches_is_everybodys(tmp_path:
     program = tmp_path / "objects.py"
     program.write_text(
         "import sys\n"
-        "from zerosim.comm.mpi.session import mpi_session\n"
+        "from zerosim.comm.transports.mpi.session import mpi_session\n"
         "from zerosim.errors import InputError, ZerosimError\n"
         "session = mpi_session()\n"
         "me = session.process\n"

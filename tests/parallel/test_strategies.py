@@ -13,7 +13,7 @@ import reference
 from zerosim.backends.numpy import ops as numpy_ops
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
-from zerosim.comm.fake import FakeTransport
+from zerosim.comm.transports.fake import FakeTransport
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.device.events import Alloc, Free, Launch

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerosim.comm.plan import RangeCut
+from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.layout import STATES, Layout, Piece, Row
 from zerosim.placement.mesh import AXES, Mesh

@@ -21,7 +21,7 @@ from typing import Protocol, cast
 from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
 from zerosim.cli.streams import heard, standard_streams
-from zerosim.comm.together import failure_of_all
+from zerosim.comm.collective_errors import failure_of_all
 from zerosim.errors import (
     BROKEN_PIPE,
     InputError,

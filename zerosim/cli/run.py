@@ -75,7 +75,7 @@ def verify_memory(result: RunResult, stream: TextIO) -> int:
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     """Run with progress on `stream`."""
     from zerosim.analysis.advice import run
-    from zerosim.comm.standing import ranks_text
+    from zerosim.comm.rank_status import ranks_text
     from zerosim.report.progress import make_reporter
     from zerosim.report.words import STAGES
     from zerosim.train.run import DEFAULT_STEPS

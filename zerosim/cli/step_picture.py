@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from zerosim.comm.standing import ranks_text
+from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
 from zerosim.report.stepper import Picture, RankPicture, arrow, shown_ranks
 from zerosim.report.words import headline

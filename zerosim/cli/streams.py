@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from zerosim.comm.together import together
+from zerosim.comm.collective_errors import on_every_process
 from zerosim.errors import exit_code
 
 DESCRIPTORS = range(3)
@@ -107,7 +107,7 @@ def one_voice(world: str) -> Iterator[bool]:
     """
     is_first = True
     try:
-        with together(world) as session:
+        with on_every_process(world) as session:
             is_first = session is None or session.process == 0
             with heard(is_first):
                 yield is_first

@@ -143,7 +143,7 @@ class _Said:
         self._line_is_open = False
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """How long it may be silent from here on. The process itself takes half of that for a fault."""
         return LINGER_S if self.verdict or self.fault else 2 * SILENCE_S if self.has_begun else START_S
 
@@ -192,7 +192,7 @@ def _hear(process: subprocess.Popen[bytes], sent: bytes) -> _Said:
         process.stdin.close()
     said, lap, passed_s, silent_s = _Said(), Lap(), 0.0, 0.0
     try:
-        while said.streams_left and silent_s < said.patience_s and passed_s < START_S + 2 * LIMIT_S:
+        while said.streams_left and silent_s < said.timeout_s and passed_s < START_S + 2 * LIMIT_S:
             try:
                 lives = said.take(*heard.get(timeout=POLL_S))
             except Empty:

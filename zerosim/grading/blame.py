@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
-from zerosim.comm.standing import ranks_text
+from zerosim.comm.rank_status import ranks_text
 from zerosim.device.device import Buffer
 from zerosim.device.events import Alloc, Free
 from zerosim.grading.looking import Call, Where, calls, where

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.runtime import Context, Ranks, make_backend, make_contexts
-from zerosim.comm.standing import place, ranks_text
-from zerosim.comm.threads import ThreadTransport
+from zerosim.comm.rank_status import place, ranks_text
+from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event

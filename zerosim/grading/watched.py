@@ -72,7 +72,7 @@ class BoundedRecorder(Recorder):
 
     def add(self, event: Event) -> None:
         is_free = isinstance(event, Free)  # from a destructor, which must not raise
-        if self._switch.thrown:
+        if self._switch.aborted:
             if is_free:
                 return
             raise Over

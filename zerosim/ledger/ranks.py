@@ -15,7 +15,7 @@ from zerosim.ledger.pools import PoolLedger
 from zerosim.ledger.traffic import CommLedger
 
 if TYPE_CHECKING:
-    from zerosim.comm.mpi.session import MpiSession
+    from zerosim.comm.transports.mpi.session import MpiSession
 
 T = TypeVar("T")
 FILES = ("data", "tokens", "weights")

@@ -7,7 +7,7 @@ from functools import partial
 from rich.console import RenderableType
 from rich.table import Table
 
-from zerosim.comm.standing import numbers_text
+from zerosim.comm.rank_status import numbers_text
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 from zerosim.ledger.pools import PoolRow

@@ -14,7 +14,7 @@ from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import Context, Ranks, make_backend, make_contexts
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
-from zerosim.comm.threads import ThreadTransport
+from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.device import Buffer, Device, Kind, Switch
 from zerosim.device.events import Event
 from zerosim.device.memory import Allocator, Exact

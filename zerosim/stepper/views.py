@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from zerosim.comm import standing
+from zerosim.comm import rank_status
 from zerosim.comm.scheduler import State
 from zerosim.device.events import Alloc, Event, Save
 from zerosim.errors import InputError
@@ -141,7 +141,7 @@ class UnderWay(NamedTuple):
 
     def __repr__(self) -> str:
         here = ", ".join(f"rank {rank} ({nbytes:,} B)" for rank, nbytes in self.joined)
-        missing = standing.ranks_text(list(self.missing))
+        missing = rank_status.ranks_text(list(self.missing))
         return f"{numbered(self.op, self.sequence)}: {here} joined; waits for {missing}"
 
 
@@ -149,9 +149,9 @@ def under_way(session: Session) -> list[UnderWay]:
     found = []
     for round in session.transport.under_way():
         joined = [
-            (rank, sum(int(array.nbytes) for array in hop.posted))
-            for rank, hop in zip(round.group, round.hops, strict=True)
-            if hop is not None
+            (rank, sum(int(array.nbytes) for array in exchange.posted))
+            for rank, exchange in zip(round.group, round.exchanges, strict=True)
+            if exchange is not None
         ]
         call = round.call
         found.append(UnderWay(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing())))

@@ -1,7 +1,7 @@
 """What this machine has for zerosim: versions, backends, GPUs, MPI, BLAS, cores and memory.
 
 Owns the facts and which of the worlds can be used; what mends a fault is said by the checks that a run makes too
-(`backends/cuda/check.py`, `comm/mpi/check.py`). Nothing raises, and nothing hangs: CuPy and MPI are asked in processes
+(`backends/cuda/check.py`, `comm/transports/mpi/check.py`). Nothing raises, and nothing hangs: CuPy and MPI are asked in processes
 of their own, side by side and with a limit, for a driver may hang, MPI may print, and either may take its process down.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 from zerosim import __version__
 from zerosim.backends.cuda.check import cuda_faults, nccl_fault
 from zerosim.backends.cuda.facts import CudaFacts, Gpu, installed_facts
-from zerosim.comm.mpi.check import MpiFacts, mpi_facts, mpi_fault
+from zerosim.comm.transports.mpi.check import MpiFacts, mpi_facts, mpi_fault
 from zerosim.comm.runtime import make_backend
 from zerosim.errors import message_of
 
@@ -108,7 +108,7 @@ def diagnose() -> Diagnosis:
     cuda_installed, mpi_installed = installed_facts(), mpi_facts(start=False)
     until = time.monotonic() + LIMIT_S
     cuda_asked = _ask("zerosim.backends.cuda.facts") if cuda_installed.is_installed else None
-    mpi_asked = _ask("zerosim.comm.mpi.check") if mpi_installed.mpi4py is not None else None
+    mpi_asked = _ask("zerosim.comm.transports.mpi.check") if mpi_installed.mpi4py is not None else None
     try:
         backends = [_backend("numpy"), _backend("meta")]
         blas = _blas()

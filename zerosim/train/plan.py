@@ -1,7 +1,7 @@
 """A run on shapes alone: any model, any number of ranks, every byte counted and no value computed.
 
 The program is that of `train/run.py`: the same model, strategy and loop, over a backend without data
-(`backends/meta.py`) and a transport on which nobody meets (`comm/fake.py`). So memory and traffic are
+(`backends/meta.py`) and a transport on which nobody meets (`comm/transports/fake.py`). So memory and traffic are
 those of a real run, record by record.
 
 Owns which ranks have to be run. What a rank does depends on its number in few ways: the padding at

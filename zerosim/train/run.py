@@ -14,7 +14,7 @@ import numpy as np
 
 from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.runtime import Context, World, launch, make_backend
-from zerosim.comm.together import together
+from zerosim.comm.collective_errors import on_every_process
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Event
@@ -67,7 +67,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
-    with together(config.world.transport) as session:
+    with on_every_process(config.world.transport) as session:
         if session is not None:
             session.check_world(config.mesh.ranks, config.world.ranks_per_process)
             check_alike(session, config)
