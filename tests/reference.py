@@ -56,21 +56,24 @@ def rank_gradients(config: RunConfig, weights: dict[str, Any], batch: Any, rank:
         for index, spec in enumerate(flat.spec.weights):
             flat.write(index, weights[spec.name], exact_master=False)
     strategy: Any = NoStrategy(device)
-    rows = batch.shape[0] // config.ranks
+    rows = batch.shape[0] // config.mesh.ranks
     own = batch[rank * rows : (rank + 1) * rows]
     with device.scope(step=step):
-        loss, *grads = forward_loss(model, own, strategy, scale, rows * config.seq)
+        loss, *grads = forward_loss(model, own, strategy, scale, rows * config.model.seq)
         backward_pass(model.units, grads, strategy)
-    return float(loss.array[0]) / (rows * config.seq), {flat.name: flat.take_grad().array for flat in model.flats}
+    return float(loss.array[0]) / (rows * config.model.seq), {flat.name: flat.take_grad().array for flat in model.flats}
 
 
 def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str, Any], list[list[float]]]:
     """Final weights by name (masters where there are any) and losses [step][rank]; Adam, A = 1."""
     layout = build_model(config, Device(0, NumpyBackend()))
-    stored, grad_type = array_type(config.precision), array_type(config.grad_dtype or config.precision)
-    wide = array_type(compute_dtype(dtype(config.precision)).name)
+    stored, grad_type = (
+        array_type(config.precision.param_dtype),
+        array_type(config.precision.grad_dtype or config.precision.param_dtype),
+    )
+    wide = array_type(compute_dtype(dtype(config.precision.param_dtype)).name)
     master = {
-        spec.name: initial_values(spec, config.seed).astype(stored).astype(wide)
+        spec.name: initial_values(spec, config.data.seed).astype(stored).astype(wide)
         for f in layout.flats
         for spec in f.spec.weights
     }
@@ -78,14 +81,14 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
     losses = []
     for step, batch in enumerate(batches):
         rounded = {name: value.astype(stored).astype(wide) for name, value in master.items()}
-        ranks = [rank_gradients(config, rounded, batch, rank, step, scale) for rank in range(config.ranks)]
+        ranks = [rank_gradients(config, rounded, batch, rank, step, scale) for rank in range(config.mesh.ranks)]
         losses.append([loss for loss, _ in ranks])
         grads = {}
         for flat in layout.flats:
             total = ranks[0][1][flat.name].astype(wide)
             for _, other in ranks[1:]:
                 total = total + other[flat.name].astype(wide)
-            grads[flat.name] = (total / config.ranks).astype(grad_type)
+            grads[flat.name] = (total / config.mesh.ranks).astype(grad_type)
         factor = clip_factor(config, grads, scale)
         for flat in layout.flats:
             flat_weights = np.concatenate([master[spec.name].reshape(-1) for spec in flat.spec.weights])
@@ -96,21 +99,21 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
 
 
 def clip_factor(config: RunConfig, grads: dict[str, Any], scale: float) -> float:
-    if config.clip_norm is None:
+    if config.optim.clip_norm is None:
         return 1.0 / scale
     total = 0.0
     for grad in grads.values():
-        size = -(-grad.size // config.ranks)
+        size = -(-grad.size // config.mesh.ranks)
         for start in range(0, grad.size, size):
             cut = grad[start : start + size].astype(np.float64)
             total += float(np.dot(cut, cut))
-    return min(1.0, config.clip_norm / (math.sqrt(total) / scale + 1e-6)) / scale
+    return min(1.0, config.optim.clip_norm / (math.sqrt(total) / scale + 1e-6)) / scale
 
 
 def adam(w: Any, g: Any, m: Any, v: Any, step: int, config: RunConfig) -> None:
-    beta1, beta2 = config.betas
+    beta1, beta2 = config.optim.betas
     m += (g - m) * (1.0 - beta1)
     v *= beta2
     v += (g * (1.0 - beta2)) * g
-    denominator = np.sqrt(v) / math.sqrt(1.0 - beta2**step) + config.eps
-    w -= (m * (config.lr / (1.0 - beta1**step))) / denominator
+    denominator = np.sqrt(v) / math.sqrt(1.0 - beta2**step) + config.optim.eps
+    w -= (m * (config.optim.lr / (1.0 - beta1**step))) / denominator

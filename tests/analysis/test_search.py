@@ -26,8 +26,8 @@ class Trials:
 
     def __call__(self, config: RunConfig, capacity: int) -> Mapping[str, int]:
         self.asked.append(config)
-        share = config.ranks if config.stage else 1
-        return {"param": self.states // share, "activation": self.rest * config.micro_batch}
+        share = config.mesh.ranks if config.parallel.zero_stage else 1
+        return {"param": self.states // share, "activation": self.rest * config.data.micro_batch}
 
 
 def peak(nbytes: int) -> Any:
@@ -45,16 +45,16 @@ def test_a_change_that_leaves_too_much_beside_the_states_does_not_end_the_search
     found = cheapest_fit(config(attention="flash", stage=3), 200, trials)
     assert found is not None
     assert found.startswith("--micro-batch 2 --accumulate 2 would fit")
-    assert [asked.micro_batch for asked in trials.asked] == [4, 2]
+    assert [asked.data.micro_batch for asked in trials.asked] == [4, 2]
 
 
 def test_more_ranks_are_tried_until_the_rest_alone_is_too_much() -> None:
     too_much = Trials(states=10_000, rest=101)
     assert cheapest_fit(config(stage=3, micro_batch=1), 100, too_much) is None
-    assert [asked.ranks for asked in too_much.asked if asked.ranks > 2] == [4]
+    assert [asked.mesh.ranks for asked in too_much.asked if asked.mesh.ranks > 2] == [4]
     just_enough = Trials(states=10_000, rest=100)  # with no states it would fit: every number of ranks is tried
     assert cheapest_fit(config(stage=3, micro_batch=1), 100, just_enough) is None
-    assert [asked.ranks for asked in just_enough.asked if asked.ranks > 2] == [4, 8, 16, 32, 64]
+    assert [asked.mesh.ranks for asked in just_enough.asked if asked.mesh.ranks > 2] == [4, 8, 16, 32, 64]
 
 
 def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -> None:
@@ -77,19 +77,19 @@ def test_a_change_keeps_the_global_batch_while_it_can() -> None:
     start = config(micro_batch=6, accumulate=2)
     assert start.global_batch == 24
     for changed, flags in changes(start):
-        assert changed.global_batch == max(1, 24 // changed.ranks) * changed.ranks, flags
+        assert changed.global_batch == max(1, 24 // changed.mesh.ranks) * changed.mesh.ranks, flags
         for word, value in zip(flags.split()[::2], flags.split()[1::2], strict=True):
-            assert str(getattr(changed, word.removeprefix("--").replace("-", "_"))) == value, flags
+            assert str(changed.to_dict()[word.removeprefix("--").replace("-", "_")]) == value, flags
 
 
 @pytest.mark.parametrize("edge", [1, 2, 3, 4, 5, 7, 8, 9, 100, 127, 128, 129])
 def test_a_search_finds_the_edge(edge: int) -> None:
-    found = most_that_fits(config(), "micro_batch", 10 * edge, lambda tried: 10 * tried.micro_batch)
+    found = most_that_fits(config(), "micro_batch", 10 * edge, lambda tried: 10 * tried.data.micro_batch)
     assert found.best is not None
     assert found.beyond is not None
     assert (found.best.value, found.best.peak_bytes, found.beyond.value) == (edge, 10 * edge, edge + 1)
     ranks = fewest_ranks(
-        config(stage=3), 1000, lambda tried: 1000 * edge // tried.ranks + (1000 * edge % tried.ranks > 0)
+        config(stage=3), 1000, lambda tried: 1000 * edge // tried.mesh.ranks + (1000 * edge % tried.mesh.ranks > 0)
     )
     assert ranks.best is not None
     assert ranks.best.value == edge
@@ -109,7 +109,10 @@ def test_a_search_ends_at_the_highest_value_and_below_the_lowest() -> None:
 def test_a_longer_row_brings_a_longer_table_and_a_shorter_one_keeps_it() -> None:
     tables = {}
     most_that_fits(
-        config(positions=16), "seq", 40, lambda tried: tables.setdefault(tried.seq, tried.positions) and tried.seq
+        config(positions=16),
+        "seq",
+        40,
+        lambda tried: tables.setdefault(tried.model.seq, tried.model.positions) and tried.model.seq,
     )
     assert tables == {seq: max(seq, 16) for seq in tables}
     assert min(tables) < 16 < max(tables)

@@ -135,8 +135,11 @@ def test_the_products_of_a_step_are_seen_and_run_again() -> None:
         products = watch(training.step)
     bare = BareProducts(products)
     (flops,) = bare.flops.values()
-    tokens, weights = TINY.global_batch * TINY.seq, 12 * TINY.hidden**2 + TINY.vocab * TINY.hidden
-    attention = 12 * TINY.global_batch * TINY.heads * TINY.seq**2 * (TINY.hidden // TINY.heads)
+    tokens, weights = (
+        TINY.global_batch * TINY.model.seq,
+        12 * TINY.model.hidden**2 + TINY.model.vocab * TINY.model.hidden,
+    )
+    attention = 12 * TINY.global_batch * TINY.model.heads * TINY.model.seq**2 * (TINY.model.hidden // TINY.model.heads)
     assert 6 * tokens * weights < flops <= 6 * tokens * weights + attention
     assert bare.step().device_s > 0
     with pytest.raises(RuntimeError, match="linear maps"):

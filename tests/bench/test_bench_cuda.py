@@ -109,7 +109,7 @@ def test_the_models_are_as_large_as_they_are_called() -> None:
     for name, config in CUDA.models.items():
         model = build_model(config, Device(0, MetaBackend()))
         assert f"{model.num_parameters / 1e6:.0f}M" == name
-        assert config.dropout == 0
+        assert config.model.dropout == 0
     assert build_model(LARGE, Device(0, MetaBackend())).num_parameters == 124_439_808
 
 
@@ -192,9 +192,9 @@ def test_flops_are_those_of_the_record(weights: dict[str, Any], tokens: Any) -> 
     assert found[0] == expected
     products = [figures.product_flops(flops) for flops in found]
     assert products[0] == products[1]  # four ranks do one rank's products
-    rows = TINY.global_batch * TINY.seq
-    linear = 6 * rows * (12 * TINY.layers * TINY.hidden**2 + TINY.vocab * TINY.hidden)
-    assert products[0] == linear + 12 * TINY.layers * rows * TINY.seq * TINY.hidden
+    rows = TINY.global_batch * TINY.model.seq
+    linear = 6 * rows * (12 * TINY.model.layers * TINY.model.hidden**2 + TINY.model.vocab * TINY.model.hidden)
+    assert products[0] == linear + 12 * TINY.model.layers * rows * TINY.model.seq * TINY.model.hidden
 
 
 def test_memory_is_given_back_between_turns(held: TrainingRun) -> None:
@@ -309,7 +309,7 @@ def test_rows_are_chosen_by_free_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
     def rows(free: int) -> int:
         monkeypatch.setattr(machine, "find_gpu", lambda index: replace(H100, free_bytes=free))
-        return machine.fitting("124M", LARGE, 8192).micro_batch
+        return machine.fitting("124M", LARGE, 8192).data.micro_batch
 
     assert rows(needed[8]) == 8
     assert rows(needed[8] - 1) == rows(needed[4]) == 4

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zerosim.comm.transports.mpi.check import MpiFacts
 
 import zerosim
 from zerosim.backends.cuda.facts import CudaFacts, Gpu
 from zerosim.cli.main import main
+from zerosim.comm.transports.mpi.check import MpiFacts
 from zerosim.config.launcher import LAUNCHED
 from zerosim.report.doctor import doctor_report
 from zerosim.report.look import emit

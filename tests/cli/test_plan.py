@@ -132,6 +132,17 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Nothing fits" in capsys.readouterr().out
 
 
+def test_ranks_are_looked_for_where_a_file_names_replicas_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No number of ranks is given that replicas would have to divide: numbers that they divide are tried."""
+    (tmp_path / "hsdp.toml").write_text("dp_replicate = 6\nlayers = 1\n", "utf-8")
+    words = ["--find", "ranks", "--limit", "1GB"]
+    from_file = run_json(capsys, "fit", str(tmp_path / "hsdp.toml"), *words)
+    assert from_file["best"]["value"] == 6
+    assert from_file["tried"] == run_json(capsys, "fit", "--dp-replicate", "6", "--layers", "1", *words)["tried"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", ["60", "80", "120"])
 def test_a_plan_fits_into_any_width(

@@ -213,7 +213,7 @@ def test_what_nothing_reads_may_be_any_number(folder: Path) -> None:
     Path("config.json").write_text(
         f'{GPT2}, "task": {{"max": {10**30}, "limit": [Infinity, NaN, {"9" * 5000}]}}}}', "utf-8"
     )
-    assert RunConfig(model="./config.json").hidden == 32
+    assert RunConfig(model="./config.json").model.hidden == 32
     assert read_json("config.json")["task"]["limit"][0] == float("inf")
 
 

@@ -377,12 +377,12 @@ def test_an_answer_that_changes_its_run_is_refused() -> None:
     class Shortens(Own2):
         def publish_params(self, flat: Flat) -> None:
             super().publish_params(flat)
-            object.__setattr__(config, "steps", 1)
+            object.__setattr__(config.optim, "steps", 1)
 
     try:
         found = grade(Shortens, "zero2")
     finally:
-        object.__setattr__(config, "steps", 2)
+        object.__setattr__(config.optim, "steps", 2)
     assert found["answer"].counted == "the run's configuration changed while it ran"
 
 
@@ -431,7 +431,7 @@ def test_after_a_run_that_failed_no_other_is_begun() -> None:
             ranks.append(self.comm.size)
             raise ValueError("at once")
 
-    assert len({case.config.ranks for case in find_exercise("zero2").cases}) > 1
+    assert len({case.config.mesh.ranks for case in find_exercise("zero2").cases}) > 1
     assert grade(Fails, "zero2")["runs"].case == "4 ranks"
     assert set(ranks) == {4}
 

@@ -39,8 +39,8 @@ COSTS = {
 def small(tmp_path: Any, **changes: Any) -> RunResult:
     config = RunConfig(**{**SMALL, **changes})
     rng = np.random.default_rng(0)
-    shape = (config.steps or 1, config.global_batch, config.seq + 1)
-    np.savez(tmp_path / "tokens.npz", tokens=rng.integers(0, config.vocab, size=shape, dtype=np.int64))
+    shape = (config.optim.steps or 1, config.global_batch, config.model.seq + 1)
+    np.savez(tmp_path / "tokens.npz", tokens=rng.integers(0, config.model.vocab, size=shape, dtype=np.int64))
     return run(config.replace(tokens=str(tmp_path / "tokens.npz")))
 
 
@@ -242,8 +242,10 @@ def one_unit(device: Device) -> Model:
 def train_by_hand(
     config: RunConfig, hook: Hook, model_of: Callable[[Device], Model] | None = None
 ) -> tuple[list[Any], list[MemoryLedger]]:
-    ledgers = [MemoryLedger() for _ in range(config.ranks)]
-    batches = np.random.default_rng(0).integers(0, config.vocab, size=(3, config.global_batch, config.seq + 1))
+    ledgers = [MemoryLedger() for _ in range(config.mesh.ranks)]
+    batches = np.random.default_rng(0).integers(
+        0, config.model.vocab, size=(3, config.global_batch, config.model.seq + 1)
+    )
 
     def program(ctx: Context) -> None:
         device = ctx.device
@@ -257,7 +259,7 @@ def train_by_hand(
         for name in ("pre_forward", "post_forward", "pre_backward", "post_backward"):
             setattr(strategy, name, _then(getattr(strategy, name), see, name))
         strategy.place(model.flats, lambda flat: draw_flat(flat, 0, exact_master=False))
-        steps = (data.micro_batches(batch, ctx.rank, config.ranks, 1) for batch in batches)
+        steps = (data.micro_batches(batch, ctx.rank, config.mesh.ranks, 1) for batch in batches)
         for _ in engine.train(model, steps, strategy, device):
             ctx.comm.barrier()
             hook(ctx, "between steps", ledgers[ctx.rank])
@@ -265,7 +267,7 @@ def train_by_hand(
         for name in ("pre_forward", "post_forward", "pre_backward", "post_backward"):
             delattr(strategy, name)  # the wrappers made a cycle
 
-    return launch(program, World(config.ranks), lambda rank: (ledgers[rank], CommLedger())), ledgers
+    return launch(program, World(config.mesh.ranks), lambda rank: (ledgers[rank], CommLedger())), ledgers
 
 
 def _then(point: Callable[[Unit], None], see: Callable[[str], None], name: str) -> Callable[[Unit], None]:

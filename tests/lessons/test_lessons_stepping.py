@@ -26,11 +26,11 @@ def of_stage(stage: int, **changes: Any) -> zerosim.RunConfig:
 def test_a_rank_alone_on_its_batch_has_the_loss_that_it_had_among_others(tmp_path: Path) -> None:
     """The batches are found as notebook 04 finds them."""
     together = zerosim.run(SMALL)
-    text = data.read_text(SMALL.data, SMALL.seq, SMALL.vocab)
-    batch = data.sample_batch(text, SMALL.seed, 0, SMALL.global_batch, SMALL.seq)
+    text = data.read_text(SMALL.data.file, SMALL.model.seq, SMALL.model.vocab)
+    batch = data.sample_batch(text, SMALL.data.seed, 0, SMALL.global_batch, SMALL.model.seq)
     for rank in range(3):
         file = tmp_path / f"{rank}.npz"
-        np.savez(file, tokens=np.stack(data.micro_batches(batch, rank, 3, SMALL.accumulate)))
+        np.savez(file, tokens=np.stack(data.micro_batches(batch, rank, 3, SMALL.data.accumulate)))
         alone = zerosim.run(SMALL.replace(ranks=1, tokens=str(file)))
         assert alone.losses[0][0] == together.losses[0][rank]
 

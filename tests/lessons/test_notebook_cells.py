@@ -50,7 +50,7 @@ def test_flops_are_added_by_phase_and_kind_of_unit(choices: dict[str, Any]) -> N
 
 
 def test_bytes_are_those_of_the_published_count(choices: dict[str, Any]) -> None:
-    s, b, h, a = CONFIG.seq, CONFIG.micro_batch, CONFIG.hidden, CONFIG.heads
+    s, b, h, a = CONFIG.model.seq, CONFIG.data.micro_batch, CONFIG.model.hidden, CONFIG.model.heads
     for (recompute, attention), ((block, _, _), _) in choices["options"].items():
         flash = 34 * s * b * h + 4 * a * s * b  # its log-sum-exp, fp32
         eager = block_activations(s, b, h, a, recompute=recompute)
@@ -61,8 +61,8 @@ def test_full_recompute_costs_one_forward_of_the_blocks(choices: dict[str, Any])
     none, flash, selective, full = (flops for _, flops in choices["options"].values())
     assert full - none == {("backward", "blocks"): none["forward", "blocks"]}
     # The scores and what is made of them: two products of 2s²bh flops each.
-    s, b, h = CONFIG.seq, CONFIG.micro_batch, CONFIG.hidden
-    core = 4 * s * s * b * h * CONFIG.layers
+    s, b, h = CONFIG.model.seq, CONFIG.data.micro_batch, CONFIG.model.hidden
+    core = 4 * s * s * b * h * CONFIG.model.layers
     assert selective - none == {("backward", "blocks"): core}
     assert flash - none == {("backward", "blocks"): core // 2}
 

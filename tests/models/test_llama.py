@@ -312,8 +312,8 @@ def train(tmp_path: Path) -> Any:
 
     def train(**changes: Any) -> Any:
         config = RunConfig(**{**TINY, "lr": 1e-2, **changes})
-        shape = (STEPS, config.global_batch, config.seq + 1)
-        tokens = np.random.default_rng(5).integers(0, config.vocab, size=shape, dtype=np.int64)
+        shape = (STEPS, config.global_batch, config.model.seq + 1)
+        tokens = np.random.default_rng(5).integers(0, config.model.vocab, size=shape, dtype=np.int64)
         np.savez(tmp_path / "tokens.npz", tokens=tokens)
         return run(config.replace(tokens=str(tmp_path / "tokens.npz"))), tokens
 

@@ -16,10 +16,9 @@ from typing import Any
 if os.environ["ZEROSIM_TESTS_GPU"] == "0":  # conftest.py found none
     sys.path.insert(0, str(Path(__file__).parent.parent / "standin"))
 
-from zerosim.comm.transports.mpi.session import mpi_session
-
 import zerosim
 from zerosim.comm.transports.mpi import transport as mpi
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.config import RunConfig
 
 TINY: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, micro_batch=1, steps=2, precision="fp32")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from zerosim.comm.transports.mpi.check import find_mpirun
 
 ROOT = Path(__file__).parent.parent.parent

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from zerosim.comm.transports.mpi.session import mpi_session
 
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.ops import array_over
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.comm.transports.mpi import session as mpi_session_module
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype
 from zerosim.errors import ZerosimError

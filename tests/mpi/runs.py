@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from zerosim.comm.transports.mpi.session import mpi_session
 
 import zerosim
+from zerosim.comm.transports.mpi.session import mpi_session
 from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
 
@@ -50,7 +50,7 @@ def main() -> None:
         config = RunConfig(**fields, ranks=session.processes * per_process, ranks_per_process=per_process, world="mpi")
         there = zerosim.run(config, keep_events=True)
         if session.process == 0:
-            rule = "direct" if config.collective == "native" else config.collective
+            rule = "direct" if config.world.algorithm == "native" else config.world.algorithm
             here = zerosim.run(config.replace(world="threads", ranks_per_process=1, collective=rule), keep_events=True)
             rows = [row for rank in there.traffic for row in rank if row.purpose == "states"]
             found.append(

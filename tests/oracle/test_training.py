@@ -40,7 +40,7 @@ def traces() -> dict[bool, Trace]:
 
 
 def check(what: str, result: RunResult, trace: Trace, *, atol: float = 2e-6, norm_rtol: float = 2e-6) -> None:
-    ranks = result.config.ranks
+    ranks = result.config.mesh.ranks
     expected = np.array(trace.losses).reshape(len(trace.losses), ranks, -1).mean(2)
     within(f"{what}, losses", result.losses, expected, atol=atol)
     norms = np.array([step.grad_norm for step in result.steps])

@@ -51,7 +51,7 @@ def run_with(kind: type[Strategy] | None, **changes: Any) -> RunResult:
             return build_strategy(config, model, comm, device, updater)
         return kind(comm, device, updater)
 
-    experiment, ledgers = Experiment(config, make), [RankLedgers(rank) for rank in range(config.ranks)]
+    experiment, ledgers = Experiment(config, make), [RankLedgers(rank) for rank in range(config.mesh.ranks)]
 
     def program(ctx: Any) -> Any:
         try:

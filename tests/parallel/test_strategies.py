@@ -40,7 +40,7 @@ ZERO = [(stage, partition) for stage in (1, 2, 3) for partition in ("slices", "o
 
 def batches(config: RunConfig) -> Any:
     rng = np.random.default_rng(5)
-    return rng.integers(0, config.vocab, size=(STEPS, config.global_batch, config.seq + 1), dtype=np.int64)
+    return rng.integers(0, config.model.vocab, size=(STEPS, config.global_batch, config.model.seq + 1), dtype=np.int64)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def train(**changes: Any) -> RunResult:
         config = RunConfig(**{**TINY, **changes})
-        shape = (STEPS, config.global_batch, config.seq + 1)
-        return run(config.replace(tokens=tokens_file(shape, config.vocab)))
+        shape = (STEPS, config.global_batch, config.model.seq + 1)
+        return run(config.replace(tokens=tokens_file(shape, config.model.vocab)))
 
     return train
 

@@ -228,7 +228,7 @@ def test_a_summary_fits_and_loses_no_digit(changes: dict[str, Any], width: int) 
     assert "…" not in text
     for check in [*check_states(result), *check_traffic(result, 1)]:
         assert show(check.formula) in text
-    comparison = text_of(Comparison(result.config, {result.config.stage: result}), width, terminal=True)
+    comparison = text_of(Comparison(result.config, {result.config.parallel.zero_stage: result}), width, terminal=True)
     assert max(len(line.rstrip()) for line in comparison.splitlines()) <= width
 
 

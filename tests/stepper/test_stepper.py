@@ -79,7 +79,7 @@ def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> No
     assert result.memory == expected.memory
     assert result.traffic == expected.traffic
     assert result.losses == expected.losses
-    assert result.live_bytes_after == [0] * config.ranks
+    assert result.live_bytes_after == [0] * config.mesh.ranks
     for name, values in expected.weights.items():
         np.testing.assert_array_equal(result.weights[name], values)
 
@@ -180,8 +180,8 @@ def test_all_ranks_go_to_the_next_collective(world: dict[str, Any]) -> None:
             texts = {view.coming.text for view in stepped.ranks if view.coming}
             assert all(f" #{number} of " in text for text in texts)
             if number == 3:  # also from where some have joined already, and others have not
-                stepped.next(rank=config.ranks - 1)
-                stepped.next(rank=0, count=2 if config.ranks == 1 else 1)
+                stepped.next(rank=config.mesh.ranks - 1)
+                stepped.next(rank=0, count=2 if config.mesh.ranks == 1 else 1)
         with pytest.raises(InputError, match="no collective came before the run ended"):
             stepped.next_collective()
         assert stepped.finished

@@ -21,9 +21,8 @@ SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro
 
 def test_defaults_that_a_program_may_rely_on() -> None:
     config = RunConfig()
-    assert (config.schedule, config.clip_norm, config.dropout, config.decay, config.tie_embeddings) == (
-        "constant", None, 0.0, "all", True,
-    )  # fmt: skip
+    assert (config.optim.lr_schedule, config.optim.clip_norm, config.optim.decay) == ("constant", None, "all")
+    assert (config.model.dropout, config.model.tie_embeddings) == (0.0, True)
 
 
 @pytest.mark.bits
@@ -117,10 +116,10 @@ def test_changes_are_tried_from_the_cheapest() -> None:
     ]
     assert flags[-1].endswith("--ranks 64")
     for changed, text in changes(config):
-        assert changed.global_batch == config.global_batch or ("--ranks" in text and changed.accumulate == 1)
+        assert changed.global_batch == config.global_batch or ("--ranks" in text and changed.data.accumulate == 1)
 
     def trial(changed: RunConfig, capacity: int) -> dict[str, int]:
-        return {"param": 900, "temp": 99 if changed.micro_batch == 2 else capacity}
+        return {"param": 900, "temp": 99 if changed.data.micro_batch == 2 else capacity}
 
     assert cheapest_fit(config, 10**6, trial) == (
         "--micro-batch 2 --accumulate 3 would fit: its peak is 999 B of 1.00 MB"
@@ -135,7 +134,7 @@ def test_more_ranks_are_not_tried_where_they_cannot_help() -> None:
         tried: list[int] = []
 
         def trial(changed: RunConfig, capacity: int) -> dict[str, int]:
-            tried.append(changed.ranks)
+            tried.append(changed.mesh.ranks)
             return {"param": 10, kind: capacity + 1}
 
         assert cheapest_fit(RunConfig(stage=3, micro_batch=1, recompute="full", ranks=4), 10**6, trial) is None
@@ -158,12 +157,12 @@ def test_a_trial_within_a_capacity_ends_where_more_is_asked_for(stage: int) -> N
 def test_the_most_that_fits_is_found_and_the_next_does_not_fit(capacity: int) -> None:
     """A trial of known peaks: 7 bytes a row, or 1000 bytes over N ranks."""
     config = RunConfig()
-    found = most_that_fits(config, "micro_batch", capacity, lambda changed: 7 * changed.micro_batch)
+    found = most_that_fits(config, "micro_batch", capacity, lambda changed: 7 * changed.data.micro_batch)
     assert (found.best.value if found.best else 0) == min(capacity // 7, 10**7)
     if found.beyond is not None:
         assert found.beyond.value == capacity // 7 + 1
         assert found.beyond.peak_bytes > capacity
-    ranks = fewest_ranks(config, capacity, lambda changed: -(-1000 // changed.ranks))
+    ranks = fewest_ranks(config, capacity, lambda changed: -(-1000 // changed.mesh.ranks))
     fitting = [n for n in range(1, 1001) if -(-1000 // n) <= capacity]
     assert (ranks.best.value if ranks.best else None) == (fitting[0] if fitting else None)
 
@@ -173,7 +172,13 @@ def test_a_scenario_is_a_toml_file_of_the_same_keys(tmp_path: Path) -> None:
         'stage = 2\nranks = 3\nmicro-batch = 2\nbetas = [0.8, 0.9]\ncapacity = "1GB"\n', "utf-8"
     )
     config = RunConfig.from_dict(read_scenario(str(tmp_path / "run.toml")), "run.toml")
-    assert (config.stage, config.ranks, config.micro_batch, config.betas, config.capacity) == (
+    assert (
+        config.parallel.zero_stage,
+        config.mesh.ranks,
+        config.data.micro_batch,
+        config.optim.betas,
+        config.memory.capacity,
+    ) == (
         2,
         3,
         2,

@@ -25,7 +25,7 @@ def assert_same_record(config: RunConfig) -> None:
         shapes = plan(config, every_rank=every_rank, skipped=skipped, keep_events=True)
         for rank in shapes.ran:
             assert_same_events(real.events[rank], shapes.events[rank])
-        for rank in range(config.ranks):
+        for rank in range(config.mesh.ranks):
             assert shapes.memory[rank] == real.memory[rank]
             assert shapes.traffic[rank] == real.traffic[rank]
         assert shapes.live_bytes_after == real.live_bytes_after

@@ -22,6 +22,6 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     try:
         return training.run(config, progress=progress, keep_events=keep_events)
     except OutOfMemory as error:
-        assert config.capacity is not None
-        error.advice = cheapest_fit(config.replace(capacity=None), config.capacity, peak_within)
+        assert config.memory.capacity is not None
+        error.advice = cheapest_fit(config.replace(capacity=None), config.memory.capacity, peak_within)
         raise

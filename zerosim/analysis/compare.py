@@ -83,26 +83,26 @@ class TrafficCheck:
 
 def cost_of(config: RunConfig) -> BytesPerParameter:
     """Bytes per parameter of each model state in this run."""
-    moments = 2 if config.optimizer != "sgd" else int(config.momentum != 0)
-    cast = config.stage == 3 and config.schedule_choices.cast_shards
+    moments = 2 if config.optim.optimizer != "sgd" else int(config.optim.momentum != 0)
+    cast = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards
     return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
 
 
 def itemsizes(config: RunConfig) -> tuple[int, int]:
     """Bytes of a parameter, and of a gradient."""
-    return dtype(config.precision).itemsize, dtype(config.schedule_choices.grad_dtype).itemsize
+    return dtype(config.precision.param_dtype).itemsize, dtype(config.recipe_choices.grad_dtype).itemsize
 
 
 def volume_of(result: RunResult) -> Volume:
     """The elements that this run's stage moves per step."""
-    config, choices = result.config, result.config.schedule_choices
+    config, choices = result.config, result.config.recipe_choices
     gathers = gathers_of(result)
     return formulas.volume(
-        config.stage,
-        micro_batches=config.accumulate,
+        config.parallel.zero_stage,
+        micro_batches=config.data.accumulate,
         tied=gathers.tied > 0,
-        reshard_after_forward=config.reshard_after_forward,
-        keep_last_unit=config.keep_last_unit and gathers.last > 0,
+        reshard_after_forward=config.parallel.reshard_after_forward,
+        keep_last_unit=config.parallel.keep_last_unit and gathers.last > 0,
         grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
         keep_root_units=choices.keep_root_units,
         persistent=gathers.persistent > 0,
@@ -121,7 +121,7 @@ class Gathers(NamedTuple):
 
 def gathers_of(result: RunResult, ranks: int = 1) -> Gathers:
     """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
-    limit = result.config.schedule_choices.persistent_numel
+    limit = result.config.recipe_choices.persistent_numel
     tied_name = result.units[0].name if result.tied_numel else ""
     last = tied_name or result.units[-1].name
     freed = {unit.name: unit.numel for unit in result.units if unit.numel >= limit}
@@ -139,25 +139,25 @@ def gathers_of(result: RunResult, ranks: int = 1) -> Gathers:
 
 def is_owned(config: RunConfig) -> bool:
     """Whole units belong to ranks. Stage 0 divides nothing."""
-    return config.partition == "owner" and config.stage > 0
+    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
 
 
 def is_sliced(config: RunConfig) -> bool:
-    return config.partition == "slices" and config.stage > 0
+    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
 
 
 def check_states(result: RunResult) -> list[StateCheck]:
     """param, grad, optim, then their total."""
     config, cost = result.config, cost_of(result.config)
     snapshots = [memory.marks[MARK] for memory in result.memory]
-    formula = formulas.model_states(config.stage, result.num_parameters, config.dp_shard, cost)
+    formula = formulas.model_states(config.parallel.zero_stage, result.num_parameters, config.mesh.dp_shard, cost)
     checks = [
         StateCheck(
             kind=kind,
             counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
             padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
             formula=formula[kind],
-            text=formulas.state_text(config.stage, kind, cost),
+            text=formulas.state_text(config.parallel.zero_stage, kind, cost),
             expected=_expected(result, kind, cost),
         )
         for kind in formulas.STATES
@@ -167,7 +167,7 @@ def check_states(result: RunResult) -> list[StateCheck]:
         counted=_columns([check.counted for check in checks]),
         padding=_columns([check.padding for check in checks]),
         formula=sum((check.formula for check in checks), Fraction(0)),
-        text=formulas.model_states_text(config.stage, cost),
+        text=formulas.model_states_text(config.parallel.zero_stage, cost),
         expected=_total([check.expected for check in checks]),
     )
     return [*checks, total]
@@ -182,13 +182,13 @@ def last_whole_step(result: RunResult) -> int | None:
 def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
     """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
     config, volume = result.config, volume_of(result)
-    psi, ranks, replicas = result.num_parameters, config.dp_shard, config.dp_replicate
+    psi, ranks, replicas = result.num_parameters, config.mesh.dp_shard, config.mesh.dp_replicate
     padded, cuts = psi, 1
     if is_sliced(config):
         padded, cuts = formulas.padded_numel((unit.numel for unit in result.units), ranks), ranks
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
-    inside = config.mesh.name("dp_shard")
+    inside = config.mesh.axes.name("dp_shard")
 
     def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
         """A formula at Psi, and at Psi padded."""
@@ -281,31 +281,35 @@ def peak_rank(result: RunResult) -> int:
 def _expected(result: RunResult, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
     config = result.config
     each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
-    if is_owned(config) and config.stage >= formulas.first_partitioned(kind):
+    if is_owned(config) and config.parallel.zero_stage >= formulas.first_partitioned(kind):
         owned: Counter[int | None] = Counter()
         for unit in result.units:
             owned[unit.owner] += unit.numel
-        index = config.mesh.index
-        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in range(config.ranks))
+        index = config.mesh.axes.index
+        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in range(config.mesh.ranks))
     psi = result.num_parameters
     if is_sliced(config):
-        psi = formulas.padded_numel((unit.numel for unit in result.units), config.dp_shard)
-    share = formulas.model_states(config.stage, psi, config.dp_shard, cost)[kind]
-    return (share,) * config.ranks
+        psi = formulas.padded_numel((unit.numel for unit in result.units), config.mesh.dp_shard)
+    share = formulas.model_states(config.parallel.zero_stage, psi, config.mesh.dp_shard, cost)[kind]
+    return (share,) * config.mesh.ranks
 
 
 def num_replica_reductions(config: RunConfig) -> int:
     """How often in a step a rank averages its part of the gradients over replicas."""
-    return config.accumulate if config.replica_reduction == "micro_batch" and config.stage >= 2 else 1
+    return (
+        config.data.accumulate
+        if config.parallel.replica_reduction == "micro_batch" and config.parallel.zero_stage >= 2
+        else 1
+    )
 
 
 def _operations(config: RunConfig) -> tuple[str, str]:
     """What reduces gradients and what brings parameters."""
-    if config.stage == 0:
+    if config.parallel.zero_stage == 0:
         return "all_reduce", ""
     if is_owned(config):
         return "reduce", "broadcast"
-    return config.schedule_choices.grad_reduction if config.stage < 3 else "reduce_scatter", "all_gather"
+    return config.recipe_choices.grad_reduction if config.parallel.zero_stage < 3 else "reduce_scatter", "all_gather"
 
 
 def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from zerosim.analysis.formulas import STATES
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -33,7 +33,7 @@ def cheapest_fit(config: RunConfig, capacity: int, trial: LimitedTrial) -> str |
         peak = sum(by_kind.values())
         if peak <= capacity:
             return f"{flags} would fit: its peak is {format_bytes(peak)} of {format_bytes(capacity)}"
-        if changed.ranks > config.ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > capacity:
+        if changed.mesh.ranks > config.mesh.ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > capacity:
             return None
     return None
 
@@ -45,9 +45,9 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
     blocks again (a third more arithmetic), all of them, more ranks (more devices).
     """
-    for stage in range(config.stage + 1, 4):
+    for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage), f"--stage {stage}"
-    if config.attention == "eager" and config.family in ("gpt", "llama"):
+    if config.memory.attention == "eager" and config.model.has_blocks:
         yield config.replace(attention="flash"), "--attention flash"
     for recompute in _more_recompute(config, "selective"):
         yield config.replace(recompute=recompute), f"--recompute {recompute}"
@@ -56,7 +56,7 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
         yield config.replace(recompute=recompute), f"--recompute {recompute}"
     least = config
     flags: list[str] = []
-    if config.stage < 3:
+    if config.parallel.zero_stage < 3:
         least, flags = least.replace(stage=3), [*flags, "--stage 3"]
         for changed, words in _smaller(least):
             yield changed, " ".join([*flags, words])
@@ -66,8 +66,8 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
             yield least, " ".join(flags)
         for changed, words in _smaller(least):
             yield changed, " ".join([*flags, words])
-    ranks = 2 * config.ranks
-    while ranks <= min(max(MOST_RANKS, 8 * config.ranks), _HIGHEST["ranks"]):
+    ranks = 2 * config.mesh.ranks
+    while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
         accumulate = max(1, config.global_batch // ranks)
         more = f"--micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
         yield (
@@ -80,15 +80,15 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
 def _more_recompute(config: RunConfig, recompute: str) -> list[str]:
     """`recompute`, if the configuration's model has blocks and runs less of them again than that."""
     order = ("none", "selective", "full")
-    has_blocks = config.family in ("gpt", "llama")
-    return [recompute] if has_blocks and order.index(recompute) > order.index(config.recompute) else []
+    more = order.index(recompute) > order.index(config.memory.recompute)
+    return [recompute] if config.model.has_blocks and more else []
 
 
 def _smaller(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     """Fewer rows at a time and as much more accumulation: every divisor of the micro-batch, largest first."""
-    for rows in range(config.micro_batch - 1, 0, -1):
-        if config.micro_batch % rows == 0:
-            accumulate = config.accumulate * config.micro_batch // rows
+    for rows in range(config.data.micro_batch - 1, 0, -1):
+        if config.data.micro_batch % rows == 0:
+            accumulate = config.data.accumulate * config.data.micro_batch // rows
             flags = f"--micro-batch {rows} --accumulate {accumulate}"
             yield config.replace(micro_batch=rows, accumulate=accumulate), flags
 
@@ -115,7 +115,6 @@ SEARCHES = {
     "seq": "the longest rows",
     "ranks": "the fewest ranks",
 }
-_HIGHEST = {"micro_batch": 10**7, "layers": 100_000, "params": 10**15, "seq": 10**8, "ranks": 65536}
 
 
 def most_that_fits(
@@ -140,7 +139,7 @@ def _search(
 ) -> Found:
     """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
     tried: dict[int, Tried] = {}
-    step = config.dp_replicate if field == "ranks" else 1  # every replica has as many
+    step = config.mesh.dp_replicate if field == "ranks" else 1  # every replica has as many
 
     def fits(steps: int) -> bool:
         if steps not in tried:
@@ -149,8 +148,8 @@ def _search(
             say(tried[steps])
         return tried[steps].peak_bytes <= capacity
 
-    least = (config.units or 1) if field == "params" else 1  # a unit holds one at least
-    low, high, most = least - 1, least, _HIGHEST[field] // step
+    least = (config.model.units or 1) if field == "params" else 1  # a unit holds one at least
+    low, high, most = least - 1, least, _highest(field) // step
     while fits(high) == wanted:
         low = high
         if high == most:
@@ -171,9 +170,16 @@ def _search(
     )
 
 
+def _highest(field: str) -> int:
+    """The largest value that the field takes."""
+    high = OPTIONS[field].high
+    assert high is not None  # of every field that is searched
+    return int(high)
+
+
 def with_value(config: RunConfig, field: str, value: int) -> RunConfig:
-    if field == "seq" and config.family == "gpt":  # the position table grows with the rows
-        return config.replace(seq=value, positions=max(value, config.positions))
+    if field == "seq" and config.model.family == "gpt":  # the position table grows with the rows
+        return config.replace(seq=value, positions=max(value, config.model.positions))
     return config.replace(**{field: value})
 
 
@@ -182,8 +188,8 @@ def check_search(config: RunConfig, what: str) -> str:
     if what not in SEARCHES:
         raise InputError(f"--find {what!r}: expected one of {', '.join(SEARCHES)}")
     field = what.replace("-", "_")
-    if field == "params" and config.family != "flat":
-        raise InputError(f"--find params: {config.model} has fixed sizes; choose --model flat, or --find layers")
-    if field in ("layers", "seq") and config.family == "flat":
+    if field == "params" and config.model.family != "flat":
+        raise InputError(f"--find params: {config.model.name} has fixed sizes; choose --model flat, or --find layers")
+    if field in ("layers", "seq") and config.model.family == "flat":
         raise InputError(f"--find {what}: a flat model has none; choose --find params")
     return field

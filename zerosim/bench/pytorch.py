@@ -55,7 +55,7 @@ def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash
     torch = import_module("torch")
     nn, functional = torch.nn, torch.nn.functional
     Module: Any = nn.Module
-    width, heads, seq = config.hidden, config.heads, config.seq
+    width, heads, seq = config.model.hidden, config.model.heads, config.model.seq
 
     class Attention(Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -97,8 +97,8 @@ def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash
     class GPT(Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.wte, self.wpe = nn.Embedding(config.vocab, width), nn.Embedding(seq, width)
-            self.h = nn.ModuleList(Block() for _ in range(config.layers))
+            self.wte, self.wpe = nn.Embedding(config.model.vocab, width), nn.Embedding(seq, width)
+            self.h = nn.ModuleList(Block() for _ in range(config.model.layers))
             self.ln_f = nn.LayerNorm(width)
             self.register_buffer("positions", torch.arange(seq), persistent=False)
 
@@ -120,7 +120,9 @@ def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash
 
 
 def adam(config: RunConfig, parameters: Any) -> Any:
-    return import_module("torch").optim.Adam(parameters, lr=config.lr, betas=config.betas, eps=config.eps)
+    return import_module("torch").optim.Adam(
+        parameters, lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps
+    )
 
 
 class EventTimer:
@@ -152,18 +154,20 @@ class TorchTraining(Contestant):
         if device == "cpu":
             torch.set_num_threads(1)
         self._torch, self._device = torch, device
-        stored = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+        stored = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.param_dtype]
         self._model = build(config, weights, attention).to(device=device, dtype=stored)
         self._tokens = torch.from_numpy(tokens).to(device)
         self._params = self._masters = list(self._model.parameters())
-        self._is_half = config.precision != "fp32"
+        self._is_half = config.precision.param_dtype != "fp32"
         if self._is_half:
             self._masters = [half.detach().float().requires_grad_() for half in self._params]
             for master in self._masters:
                 master.grad = torch.empty_like(master)
         self._optimizer = adam(config, self._masters)
-        scale = 2.0**config.initial_scale_power
-        self._scaler = torch.amp.GradScaler(device, init_scale=scale) if config.precision == "fp16" else None
+        scale = 2.0**config.precision.initial_scale_power
+        self._scaler = (
+            torch.amp.GradScaler(device, init_scale=scale) if config.precision.param_dtype == "fp16" else None
+        )
         self._timer: Timer | None = EventTimer() if device == "cuda" else None
         self._losses: list[Any] = []
 

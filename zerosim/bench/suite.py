@@ -215,9 +215,9 @@ def one_rank_on_gpu(case: Case) -> Group:
     case.progress(f"{label}, one rank: first steps, in which kernels are compiled")
     with ExitStack() as running:
         ours = {kind: running.enter_context(case.run(config.replace(attention=kind))) for kind in ATTENTIONS}
-        few = config.replace(positions=config.positions, **FEW)
+        few = config.replace(positions=config.model.positions, **FEW)
         launches = running.enter_context(TrainingRun(few, case.weights, case.suite.tokens(few)))
-        square = SquareProduct(budgets.square, config.precision, budgets.repeats)
+        square = SquareProduct(budgets.square, config.precision.param_dtype, budgets.repeats)
         names = {f"PyTorch {kind}": kind for kind in ATTENTIONS}
         theirs, notes = torch_runs(case, names, running)
         contestants = {**ours, "launches": launches, "square": square, **theirs}
@@ -235,7 +235,10 @@ def one_rank_on_gpu(case: Case) -> Group:
             share_of_square(label, f"{bare}, {what}", rounds, measured["square"]),
             ratio(label, f"step / PyTorch eager, {both}", measured, kind, name, case.pytorch_goal, notes[name]),
         ]
-    few_name, note = f"the same kernels on {few.seq} tokens / step, eager attention", "near 1: launching sets the pace"
+    few_name, note = (
+        f"the same kernels on {few.model.seq} tokens / step, eager attention",
+        "near 1: launching sets the pace",
+    )
     figures += [
         speed(label, f"speed, a bare {budgets.square:,} x {budgets.square:,} product", measured["square"]),
         ratio(label, few_name, measured, "launches", "eager", None, note),
@@ -300,8 +303,8 @@ def compared_losses(
 
 def check_products(config: RunConfig, bare: BareProducts) -> None:
     """The products seen must be at least those of the linear maps, three per weight and token."""
-    weights = 12 * config.layers * config.hidden**2 + config.vocab * config.hidden
-    needed, seen = 6 * weights * config.global_batch * config.seq, sum(bare.flops.values())
+    weights = 12 * config.model.layers * config.model.hidden**2 + config.model.vocab * config.model.hidden
+    needed, seen = 6 * weights * config.global_batch * config.model.seq, sum(bare.flops.values())
     if seen < needed:
         raise RuntimeError(f"saw products of {seen} flops, the linear maps alone have {needed}")
 

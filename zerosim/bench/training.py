@@ -42,24 +42,28 @@ END_S = 60.0
 
 def over_ranks(config: RunConfig) -> RunConfig:
     """The same global batch over four ranks at stage 3."""
-    return config.replace(stage=3, ranks=RANKS, micro_batch=config.micro_batch // RANKS)
+    return config.replace(stage=3, ranks=RANKS, micro_batch=config.data.micro_batch // RANKS)
 
 
 def initial_weights(config: RunConfig) -> dict[str, Any]:
     """What zerosim begins with, by name."""
     model = build_model(config, Device(0, make_backend("numpy")))
-    return {weight.name: initial_values(weight, config.seed) for flat in model.flats for weight in flat.spec.weights}
+    return {
+        weight.name: initial_values(weight, config.data.seed) for flat in model.flats for weight in flat.spec.weights
+    }
 
 
 def text_tokens(config: RunConfig) -> Any:
     """One global batch (rows, seq + 1) of the primer, the same whatever N; ids are folded into a small vocabulary."""
-    text = data.read_text(None, config.seq, 256)
-    return data.sample_batch(text, config.seed, 0, config.global_batch, config.seq) % config.vocab
+    text = data.read_text(None, config.model.seq, 256)
+    return data.sample_batch(text, config.data.seed, 0, config.global_batch, config.model.seq) % config.model.vocab
 
 
 def random_tokens(config: RunConfig) -> Any:
     """One global batch (rows, seq + 1), int64: ids spread over the vocabulary."""
-    return np.random.default_rng(config.seed).integers(0, config.vocab, (config.global_batch, config.seq + 1), np.int64)
+    return np.random.default_rng(config.data.seed).integers(
+        0, config.model.vocab, (config.global_batch, config.model.seq + 1), np.int64
+    )
 
 
 class Gate:
@@ -116,11 +120,11 @@ class TrainingRun(Contestant):
 
     def __init__(self, config: RunConfig, weights: Mapping[str, Any], tokens: Any, *, record: bool = True) -> None:
         self.config = config
-        self.losses: list[list[float]] = [[] for _ in range(config.ranks)]
+        self.losses: list[list[float]] = [[] for _ in range(config.mesh.ranks)]
         self._weights = weights
         self._tokens = tokens
         self._record = record
-        self._last = [LastStep() for _ in range(config.ranks)]
+        self._last = [LastStep() for _ in range(config.mesh.ranks)]
         self._lanes: dict[int, Any] = {}
         self._timer: Timer | None = None
         self._gate = Gate()
@@ -197,7 +201,7 @@ class TrainingRun(Contestant):
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:
-        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.accumulate)
+        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.data.accumulate)
         step = 0
         while True:
             ctx.comm.barrier()

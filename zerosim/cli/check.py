@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from zerosim.cli.outputs import Output, write_all
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
 from zerosim.errors import DIFFERENCE, InputError
 
@@ -24,11 +23,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    figures = None
-    if args.json is not None and args.json != "-":
-        figures = Output("--json", args.json)
     from zerosim.analysis.expect import Runs, judge, read_expectations
-    from zerosim.cli.run import human_stream, json_text, read_files, write_json
     from zerosim.config.files import read_scenario_file
     from zerosim.report.check import CheckedFile, CheckReport
     from zerosim.report.look import emit
@@ -41,10 +36,8 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"scenario {bare}: there is no [expect] in it, so nothing to check: see zerosim run {bare}")
     if len(skipped) == len(files):
         raise InputError(f"no [expect] in any scenario of {', '.join(args.paths)}: nothing to check")
-    if figures is not None:
-        runs_of = [cell.config for tables in expectations.values() for table in tables for cell in table.cells]
-        read = [path for config in runs_of for path in read_files(args, config)]
-        figures.check([*found, *dict.fromkeys(read)])
+    runs_of = [cell.config for tables in expectations.values() for table in tables for cell in table.cells]
+    figures = output(args, "json", *runs_of, also=found)
 
     runs = Runs()
     checked = [
@@ -53,9 +46,7 @@ def main(args: argparse.Namespace) -> int:
         if tables
     ]
     report = CheckReport(checked, skipped, in_full=args.verbose or len(found) == 1)
-    lost = write_all((figures, lambda file: write_json(file, report.to_dict())))
-    if args.json == "-":
-        sys.stdout.write(json_text(report.to_dict()))
+    lost = write_all((figures, as_json(report.to_dict)))
     emit(report, human_stream(args))
     if lost is not None:
         raise lost

@@ -6,19 +6,15 @@ A stage that runs out of memory has its column all the same.
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import write_all
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser, stages
-from zerosim.cli.run import human_stream, json_text, output, train, write_json
+from zerosim.cli.run import train
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
 from zerosim.errors import DIFFERENCE, OutOfMemory
-
-if TYPE_CHECKING:
-    from zerosim.report.compare import Comparison
 
 
 def add_arguments(parser: Parser) -> None:
@@ -33,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     base = training_config(args)
-    with one_voice(base.world) as is_first:
+    with one_voice(base.world.transport) as is_first:
         return _run(args, base, is_first)
 
 
@@ -49,20 +45,14 @@ def _run(args: argparse.Namespace, base: RunConfig, is_first: bool) -> int:
         except OutOfMemory as error:
             outcomes[stage] = error
     comparison = Comparison(base, outcomes)
-    lost = write_all((figures, lambda file: write_json(file, comparison.to_dict())))
-    if args.json == "-":
-        sys.stdout.write(json_text(comparison.to_dict()))
+    lost = write_all((figures, as_json(comparison.to_dict)))
     if not args.quiet:
-        _print(comparison, stream)
+        from zerosim.report.look import emit
+
+        print(file=stream)
+        emit(comparison, stream)
     if lost is not None:
         raise lost
     if comparison.failures:
         return OutOfMemory.exit_code
     return DIFFERENCE if comparison.contradictions else 0
-
-
-def _print(comparison: Comparison, stream: Any) -> None:
-    from zerosim.report.look import emit
-
-    print(file=stream)
-    emit(comparison, stream)

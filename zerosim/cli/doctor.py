@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
-from zerosim.cli.run import human_stream, json_text, output, write_json
 
 
 def add_arguments(parser: Parser) -> None:
@@ -15,15 +14,14 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Returns 0 whatever is missing: it reports. Raises: InputError for a file that cannot be written."""
-    file = output(args, "json")
+    figures = output(args, "json")
     from zerosim.report.doctor import doctor_report
     from zerosim.report.look import emit
     from zerosim.train.diagnosis import diagnose
 
     found = diagnose()
-    if file is not None:
-        file.write(lambda stream: write_json(stream, found.to_dict()))
-    elif args.json is not None:
-        sys.stdout.write(json_text(found.to_dict()))
+    lost = write_all((figures, as_json(found.to_dict)))
     emit(doctor_report(found), human_stream(args))
+    if lost is not None:
+        raise lost
     return 0

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 
 from zerosim.analysis.formulas import RECOMPUTE
 from zerosim.analysis.question import Question, Shape
-from zerosim.cli.outputs import Output
-from zerosim.cli.parser import Parser, nearest, number, whole_number
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.parser import Parser, count, flag_of, nearest, number, whole_number
+from zerosim.config import OPTIONS
 from zerosim.config.presets.recipes import NAMES, find_recipe
 from zerosim.errors import InputError
-from zerosim.units import parse_count
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -26,10 +25,10 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("the question")
     group.add_argument(
         "--stage", "--zero-stage", "-z", metavar="0..3", type=whole_number, required=True,
-        help="ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, 3 also the parameters",
+        help=OPTIONS["stage"].help,
     )  # fmt: skip
     group.add_argument(
-        "--params", metavar="COUNT", type=_count, required=True, help="parameters, such as 7.5B, 350M or 124439808"
+        "--params", metavar="COUNT", type=count, required=True, help="parameters, such as 7.5B, 350M or 124439808"
     )
     group.add_argument(
         "--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True,
@@ -63,20 +62,15 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     asked = question(args)
-    figures = None
-    if args.json is not None and args.json != "-":
-        figures = Output("--json", args.json)
-        figures.check()
-    from zerosim.cli.run import json_text, write_json
+    figures = output(args, "json")
     from zerosim.report.explain import explain
     from zerosim.report.look import emit
 
     explanation = explain(asked)
-    if figures is not None:
-        figures.write(lambda file: write_json(file, explanation.to_dict()))
-    if args.json == "-":
-        sys.stdout.write(json_text(explanation.to_dict()))
-    emit(explanation, sys.stderr if args.json == "-" else sys.stdout)
+    lost = write_all((figures, as_json(explanation.to_dict)))
+    emit(explanation, human_stream(args))
+    if lost is not None:
+        raise lost
     return 0
 
 
@@ -124,16 +118,16 @@ def question(args: argparse.Namespace) -> Question:
 def _check_sizes(args: argparse.Namespace) -> None:
     """All sizes that activations depend on, or none of them."""
     values = {name: getattr(args, name) for name in SHAPE}
-    missing = [_flag(name) for name, value in values.items() if value is None]
+    missing = [flag_of(name) for name, value in values.items() if value is None]
     if len(missing) == len(SHAPE) and args.recompute is None:
         return
     if missing:
-        needed = ", ".join(map(_flag, SHAPE))
+        needed = ", ".join(map(flag_of, SHAPE))
         raise InputError(f"{', '.join(missing)} missing: activations need all of {needed}; or leave all of them out")
     if args.recompute is not None:
         _one_of("--recompute", args.recompute, RECOMPUTE)
     for name, value in values.items():
-        _within(_flag(name), value, 1, MOST_SIZE)
+        _within(flag_of(name), value, 1, MOST_SIZE)
     if args.hidden % args.heads:
         raise InputError(f"--heads {args.heads} do not divide --hidden {args.hidden}: choose heads that do")
 
@@ -148,14 +142,3 @@ def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         hint = nearest(value, choices, f"one of {', '.join(choices)}")
         raise InputError(f"{flag} {value!r}: expected one of {', '.join(choices)}{hint if '?' in hint else ''}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _count(text: str) -> int:
-    try:
-        return parse_count(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

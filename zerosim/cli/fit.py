@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import write_all
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import add_device_flags, device_limit
-from zerosim.cli.run import human_stream, json_text, output, write_json
 from zerosim.config import PLAN_DEFAULTS
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
@@ -37,12 +36,11 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
-    replicas = getattr(args, "dp_replicate", 0)  # which must divide ranks, also where these are looked for
-    config = run_config(args, PLAN_DEFAULTS | ({"ranks": replicas} if args.find == "ranks" and replicas > 0 else {}))
+    config = run_config(args, PLAN_DEFAULTS, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
     if hasattr(args, field):
         raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")
-    limit, figures = device_limit(args, config.capacity), output(args, "json", config)
+    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     config = config.replace(capacity=None)
@@ -60,10 +58,7 @@ def main(args: argparse.Namespace) -> int:
         found = fewest_ranks(config, limit.nbytes, peak_of, say)
     else:
         found = most_that_fits(config, field, limit.nbytes, peak_of, say)
-    values = _values(args.find, found, limit, config.to_dict())
-    lost = write_all((figures, lambda file: write_json(file, values)))
-    if args.json == "-":
-        sys.stdout.write(json_text(values))
+    lost = write_all((figures, as_json(lambda: _values(args.find, found, limit, config.to_dict()))))
     if not args.quiet:
         from zerosim.report.fit import fit_report
         from zerosim.report.look import emit

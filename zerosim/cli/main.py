@@ -1,8 +1,8 @@
-"""The `zerosim` command: which verb, and how every ending looks to the shell.
+"""The `zerosim` command: which verb runs, and what the shell sees of an error.
 
-An error is one line on stderr and no traceback, unless `--debug` asks for it; the exit codes are listed in `errors.py`.
-A verb is a module of this folder with `add_arguments(parser)` and `main(args) -> int`, imported when it is called;
-`--help` imports neither numpy nor rich.
+An error is one line on stderr, and a traceback only with `--debug`; `errors.py` lists the exit codes. A verb is a
+module of this folder with `add_arguments(parser)` and `main(args) -> int`, imported when it is called; `--help`
+imports neither numpy nor rich.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with standard_streams() as stdout:
         try:
             code = _run(words)
-        except KeyboardInterrupt as again:  # while another end was being told
+        except KeyboardInterrupt as again:  # while another error was being reported
             code = _report(again)
         if stdout.failure is None:
             return code

@@ -1,4 +1,4 @@
-"""Files that a run leaves behind: checked before training, complete or not there after it.
+"""What a command leaves behind: files, checked before training, complete or not there after it; JSON on stdout.
 
 A file is written beside its place under another name and then moved there in one step, so that an
 existing one stays until the new one is whole. What is open already (/dev/stdout, >(a command)) and
@@ -7,19 +7,64 @@ devices that take anything (/dev/null) cannot be moved over: they are written to
 
 from __future__ import annotations
 
+import argparse
+import io
+import json
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
+from zerosim.cli.parser import flag_of
 from zerosim.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from zerosim.config import RunConfig
 
 Fill = Callable[[BinaryIO], None]
 
 
-def write_all(*files: tuple[Output | None, Fill]) -> OutputError | None:
+def output(
+    args: argparse.Namespace, name: str, *configs: RunConfig, also: Iterable[str] = ()
+) -> Output | Stdout | None:
+    """What --name asks for: a file, stdout (--json -), or nothing. A file was found to be writable, and none of those
+    that are read: by the configurations, and `also` these."""
+    path = getattr(args, name)
+    if path is None:
+        return None
+    if path == "-" and name == "json":
+        return Stdout()
+    file = Output(flag_of(name), path)
+    file.check([*also, *_read_files(args, configs)])
+    return file
+
+
+def _read_files(args: argparse.Namespace, configs: Iterable[RunConfig]) -> Iterable[str | None]:
+    """Every path that a command line and its scenario read; names of presets among them, which are no files."""
+    paths = [getattr(args, name, None) for name in ("scenario", "gpu")]
+    for config in configs:
+        paths += [config.model.name, config.data.file, config.data.tokens, config.data.weights]
+    return dict.fromkeys(paths)
+
+
+def human_stream(args: argparse.Namespace) -> TextIO:
+    """Where words go: stdout, unless JSON goes there."""
+    return sys.stderr if args.json == "-" else sys.stdout
+
+
+def as_json(values: Callable[[], dict[str, Any]]) -> Fill:
+    """What writes values as strict JSON, on one line; they are asked for then."""
+
+    def fill(file: BinaryIO) -> None:
+        file.write((json.dumps(values(), allow_nan=False) + "\n").encode())
+
+    return fill
+
+
+def write_all(*files: tuple[Output | Stdout | None, Fill]) -> OutputError | None:
     """Write each, where there is one; what befalls one costs none of the others. The first failure."""
     failures = []
     for output, fill in files:
@@ -29,6 +74,15 @@ def write_all(*files: tuple[Output | None, Fill]) -> OutputError | None:
         except OutputError as error:
             failures.append(error)
     return failures[0] if failures else None
+
+
+class Stdout:
+    """sys.stdout, written to as if it were a file."""
+
+    def write(self, fill: Fill) -> None:
+        written = io.BytesIO()
+        fill(written)
+        sys.stdout.write(written.getvalue().decode())
 
 
 class Output:
@@ -111,9 +165,9 @@ class Output:
         temporary = self.path.with_name(f".zerosim-{secrets.token_hex(6)}.tmp")
         return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
 
-    def check_apart(self, other: Output | None, flag: str) -> None:
+    def check_apart(self, other: Output | Stdout | None, flag: str) -> None:
         """Raises: InputError when `other`, checked too and named by `flag`, is the same file."""
-        if other is not None and (self.path == other.path or _is_one_file(self.path, other.path)):
+        if isinstance(other, Output) and (self.path == other.path or _is_one_file(self.path, other.path)):
             raise InputError(f"{self.name}: {flag} names the same file: name another")
 
     def _refusal(self, error: Exception) -> InputError:

@@ -1,7 +1,7 @@
 """The command line's grammar: argparse with one-line errors and a guess at what was meant.
 
-Owns how a word on the command line becomes a value and what is said when it cannot. Which flags
-there are is `options.py`'s affair. Imports nothing heavy.
+How a word on the command line becomes a value, and the error when it cannot. A run's flags are in `options.py`. Imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"unexpected {word!r}: see {self.prog} --help")
 
     def error(self, message: str) -> NoReturn:
-        """argparse's complaint, short: 'argument --stage/-z: expected one argument' is of --stage."""
+        """argparse's error, short: 'argument --stage/-z: expected one argument' is of --stage."""
         match = re.fullmatch(r"argument ([^\s/:]+)[^\s:]*: (.*)", message, re.DOTALL)
         raise InputError(f"{match[1]}: {match[2]}" if match else message)
 
@@ -132,3 +132,8 @@ def stages(text: str) -> tuple[int, ...]:
     if not all(word in ("0", "1", "2", "3") for word in words):
         raise argparse.ArgumentTypeError(f"{shown(text)}: expected stages 0 to 3 with commas between, such as 0,1,2,3")
     return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def flag_of(name: str) -> str:
+    """'micro_batch' as '--micro-batch'."""
+    return "--" + name.replace("_", "-")

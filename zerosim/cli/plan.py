@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser, size
-from zerosim.cli.run import human_stream, json_text, output, write_json
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
@@ -49,7 +48,9 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
 
     device = None if args.gpu is None else find_hardware(args.gpu)
     if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
-        raise InputError(f"--limit {args.limit}: expected 1 byte to {format_bytes(MOST_BYTES)}, such as 32GB")
+        raise InputError(
+            f"--limit {args.limit}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
+        )
     if args.limit is not None or device is None:
         nbytes = args.limit if args.limit is not None else capacity
         return None if nbytes is None else Limit("", nbytes)
@@ -59,7 +60,7 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
 def main(args: argparse.Namespace) -> int:
     """0 if it fits, or no device is named; 3 if it does not."""
     config = run_config(args, PLAN_DEFAULTS)
-    limit, figures = device_limit(args, config.capacity), output(args, "json", config)
+    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
     stream = human_stream(args)
     from zerosim.report.plan import fits
@@ -68,17 +69,14 @@ def main(args: argparse.Namespace) -> int:
     result = plan(config, every_rank=args.every_rank)
     fitting = None if limit is None else fits(result, limit)
     advice = _advice(config, limit) if limit is not None and not fitting else None
-    if args.json is not None:
-        values = plan_values(result, limit, advice)
-        if figures is not None:
-            figures.write(lambda file: write_json(file, values))
-        else:
-            sys.stdout.write(json_text(values))
+    lost = write_all((figures, as_json(lambda: plan_values(result, limit, advice))))
     if not args.quiet:
         from zerosim.report.look import emit
         from zerosim.report.plan import plan_report
 
         emit(plan_report(result, limit, advice), stream)
+    if lost is not None:
+        raise lost
     return 3 if fitting is False else 0
 
 

@@ -1,7 +1,6 @@
 """`zerosim plot`: a picture of what runs on shapes alone count, written as PNG or SVG.
 
-Which figure takes which flags, what is run for it, and its numbers as JSON. What pictures look like is
-`report/plots/`'s affair.
+Which figure takes which flags, what is run for it, and its numbers as JSON. The pictures are drawn in `report/plots/`.
 """
 
 from __future__ import annotations
@@ -9,20 +8,20 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import Output, write_all
-from zerosim.cli.parser import Parser, nearest, size, stages, whole_number
-from zerosim.cli.run import human_stream, json_text, output, read_files, write_json
+from zerosim.cli.outputs import Output, as_json, human_stream, output, write_all
+from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
+from zerosim.cli.plan import device_limit
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError, printable
 from zerosim.ledger.memory import MARKS
 
 if TYPE_CHECKING:
+    from zerosim.report.plan import Limit
     from zerosim.train.result import RunResult
 
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
@@ -33,7 +32,6 @@ FIGURES = {
     "timeline": "live bytes over one step, event by event",
     "traffic": "bytes sent per rank and step, by stage and operation",
 }
-Limit = tuple[str, int]
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
 
 
@@ -80,12 +78,11 @@ def _figure_parser(name: str | None) -> Parser:
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
     _check_flags(args)
-    replicas = getattr(args, "dp_replicate", 0)  # which must divide ranks, also where a list of these is drawn
-    config = run_config(args, PLAN_DEFAULTS | ({"ranks": replicas} if name == "scaling" and replicas > 0 else {}))
+    config = run_config(args, PLAN_DEFAULTS, any_ranks=name == "scaling")
     picture, form = _picture(args, config)
     figures = output(args, "json", config)
     picture.check_apart(figures, "--json")
-    limit = _limit(args, config)
+    limit = device_limit(args, config.memory.capacity) if hasattr(args, "gpu") else None
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
     with _no_backend():
         from zerosim.report.plots.page import check_size, write_figure
@@ -94,11 +91,7 @@ def main(args: argparse.Namespace) -> int:
         check_size(args.size)
     figure, numbers = _DRAW[name](args, config, limit)
     values = {"schema": 1, "figure": name, "config": config.to_dict(), **numbers}
-    lost = write_all(
-        (picture, lambda file: write_figure(figure, file, form)), (figures, lambda file: write_json(file, values))
-    )
-    if args.json == "-":
-        sys.stdout.write(json_text(values))
+    lost = write_all((picture, lambda file: write_figure(figure, file, form)), (figures, as_json(lambda: values)))
     if lost is not None:
         raise lost
     if not args.quiet:
@@ -147,7 +140,7 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     mark = args.mark
     lines: dict[str, list[tuple[int, int]]] = {}
     shown: dict[str, RunResult] = {}
-    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % config.dp_replicate == 0]:
+    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % config.mesh.dp_replicate == 0]:
         results = _by_stage(args, config.replace(ranks=ranks))
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
         for bar in memory_bars(results, mark):
@@ -164,17 +157,19 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     from zerosim.train.plan import plan
 
     rank, step = args.rank, None if args.step == "all" else args.step
-    ranks = range(config.ranks) if rank == "all" else [rank]
-    if ranks[-1] >= config.ranks:
-        raise InputError(f"--rank {rank}: expected 0 to {config.ranks - 1}, for there are {config.ranks} ranks")
+    ranks = range(config.mesh.ranks) if rank == "all" else [rank]
+    if ranks[-1] >= config.mesh.ranks:
+        raise InputError(
+            f"--rank {rank}: expected 0 to {config.mesh.ranks - 1}, for there are {config.mesh.ranks} ranks"
+        )
     if len(ranks) > MOST_PANELS:
         raise InputError(f"--rank all: {len(ranks)} ranks are more than the {MOST_PANELS} that one picture holds")
-    steps = config.steps or 1
+    steps = config.optim.steps or 1
     if step is not None and step >= steps:
         raise InputError(f"--step {step}: expected 0 to {steps - 1}, or more --steps")
     result = plan(config.replace(steps=steps if step is None else step + 1), keep_events=True)
     histories = [result.events[rank] for rank in ranks]
-    subtitle = f"{stage_label(config.stage).split(' (')[0]}, {run_words({'': result})}"
+    subtitle = f"{stage_label(config.parallel.zero_stage).split(' (')[0]}, {run_words({'': result})}"
     figure = timeline_figure(histories, ranks, step, limit=limit, subtitle=subtitle, theme=args.theme, size=args.size)
     drawn = [read_history(events, step).to_dict() for events in histories]
     panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
@@ -194,8 +189,8 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     from zerosim.report.plots.words import stage_label
     from zerosim.train.plan import plan
 
-    wanted = args.stages or ((config.stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
-    steps = args.steps if hasattr(args, "steps") else 1  # a scenario's are there to learn: all of them count the same
+    wanted = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
+    steps = getattr(args, "steps", 1)  # a scenario's are there to learn: all of them count the same
     return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
 
 
@@ -205,8 +200,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise InputError(f"--ranks {args.ranks}: scaling runs several numbers of ranks: give them with --ranks-list")
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
-            flags = (f"--{name.replace('_', '-')}" for name in (one, other))
-            raise InputError(f"{' and '.join(flags)} are both given: choose one")
+            raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
 
 
 def _picture(args: argparse.Namespace, config: RunConfig) -> tuple[Output, str]:
@@ -217,30 +211,13 @@ def _picture(args: argparse.Namespace, config: RunConfig) -> tuple[Output, str]:
     form = path.rpartition(".")[2].lower()
     if form not in ("png", "svg"):
         raise InputError(f"--out {path}: expected a name that ends in .png or .svg")
-    picture = Output("--out", path)
-    picture.check(read_files(args, config))
+    picture = output(args, "out", config)
+    assert isinstance(picture, Output)
     return picture, form
 
 
-def _limit(args: argparse.Namespace, config: RunConfig) -> Limit | None:
-    """The device's name, '' where it has none, and its bytes."""
-    if not hasattr(args, "gpu"):
-        return None
-    if args.gpu is not None:
-        from zerosim.config.presets.hardware import find_hardware
-
-        device = find_hardware(args.gpu)
-        return device.name, device.memory_bytes
-    nbytes = args.limit if args.limit is not None else config.capacity
-    if nbytes is None:
-        return None
-    if nbytes < 1:
-        raise InputError(f"--limit {nbytes}: expected at least 1 byte")
-    return "", nbytes
-
-
 def _limit_dict(limit: Limit | None) -> dict[str, Any] | None:
-    return None if limit is None else {"name": limit[0], "bytes": limit[1]}
+    return None if limit is None else {"name": limit.name, "bytes": limit.nbytes}
 
 
 def _inches(text: str) -> tuple[float, float]:

@@ -6,12 +6,10 @@ Files are written before the summary, so that a reader who goes away costs none 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import Output, write_all
+from zerosim.cli.outputs import Output, as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
@@ -36,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
-    with one_voice(config.world) as is_first:
+    with one_voice(config.world.transport) as is_first:
         return _run(args, config, is_first)
 
 
@@ -44,19 +42,17 @@ def _run(args: argparse.Namespace, config: RunConfig, is_first: bool) -> int:
     weights = figures = None
     if is_first:  # it writes for all
         weights, figures = output(args, "save_weights", config), output(args, "json", config)
-    if weights is not None:
+    if isinstance(weights, Output):
         weights.check_apart(figures, "--json")
     stream = human_stream(args)
-    if args.verify_memory and config.backend != "cuda":
+    if args.verify_memory and config.world.backend != "cuda":
         raise InputError("--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
 
     result = train(config, stream, quiet=args.quiet)
     lost = write_all(
         (weights, lambda file: write_weights(file, result.weights)),
-        (figures, lambda file: write_json(file, result.to_dict())),
+        (figures, as_json(result.to_dict)),
     )
-    if args.json == "-":
-        sys.stdout.write(json_text(result.to_dict()))
     if not args.quiet:
         print_summary(result, stream)
     elif result.sample is not None and args.json != "-":
@@ -76,28 +72,6 @@ def verify_memory(result: RunResult, stream: TextIO) -> int:
     return 0 if pools_agree(result) else DIFFERENCE
 
 
-def output(args: argparse.Namespace, name: str, config: RunConfig | None = None) -> Output | None:
-    """The file that --name asks for, found to be writable and none of those that are read. None for none, and for JSON
-    on stdout."""
-    path = getattr(args, name)
-    if path is None or (path == "-" and name == "json"):
-        return None
-    file = Output("--" + name.replace("_", "-"), path)
-    file.check(read_files(args, config))
-    return file
-
-
-def read_files(args: argparse.Namespace, config: RunConfig | None) -> list[str | None]:
-    """Every path that a command line and its scenario read; names of presets among them, which are no files."""
-    given = [getattr(args, name, None) for name in ("scenario", "gpu")]
-    return given if config is None else [*given, config.model, config.data, config.tokens, config.weights]
-
-
-def human_stream(args: argparse.Namespace) -> TextIO:
-    """Where words go: stdout, unless JSON goes there."""
-    return sys.stderr if args.json == "-" else sys.stdout
-
-
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     """Run with progress on `stream`."""
     from zerosim.analysis.advice import run
@@ -106,10 +80,10 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     from zerosim.report.words import STAGES
     from zerosim.train.run import DEFAULT_STEPS
 
-    steps = config.steps or (None if config.tokens else DEFAULT_STEPS)
-    here = config.ranks if config.world == "threads" else config.ranks_per_process
-    title = f"{STAGES[config.stage]:6}"
-    if here < config.ranks:  # a process hears of its own ranks' losses until the run is over
+    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
+    here = config.mesh.ranks if config.world.transport == "threads" else config.world.ranks_per_process
+    title = f"{STAGES[config.parallel.zero_stage]:6}"
+    if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
     with make_reporter(here, steps, title, stream, quiet=quiet) as reporter:
         return run(config, progress=reporter)
@@ -128,15 +102,6 @@ def print_sample(result: RunResult, stream: TextIO) -> None:
     from zerosim.report.tables import sample_text
 
     emit(sample_text(result), stream)
-
-
-def json_text(values: dict[str, Any]) -> str:
-    """Strict JSON on one line."""
-    return json.dumps(values, allow_nan=False) + "\n"
-
-
-def write_json(file: BinaryIO, values: dict[str, Any]) -> None:
-    file.write(json_text(values).encode())
 
 
 def write_weights(file: BinaryIO, weights: dict[str, Any]) -> None:

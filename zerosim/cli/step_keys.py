@@ -129,7 +129,7 @@ class Stepper:
 
     def until(self, words: str) -> None:
         match, step = parse_until(words), step_of(self.world, self.world.peek())
-        match.check(self.world.config.ranks, self.world.units, self.world.steps)
+        match.check(self.world.config.mesh.ranks, self.world.units, self.world.steps)
         last = step if match.step is None else match.step
         coming = self._advance(f"until {match}", last, match)
         if coming is None or step_of(self.world, coming) > last:
@@ -207,7 +207,7 @@ class Stepper:
     # -- the page of text -----------------------------------------------------------------------
     def show(self, page: str) -> None:
         """A page, or another that is asked for, until a key that no page has a use for."""
-        rank, top, ranks = self.world.last.rank if self.world.last else 0, 0, self.world.config.ranks
+        rank, top, ranks = self.world.last.rank if self.world.last else 0, 0, self.world.config.mesh.ranks
         while True:
             width, height = self.terminal.size
             title, lines = text_of(page, self.world, rank, self.status, width)

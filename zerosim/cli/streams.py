@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr of a command: a full disk or a closed stream is told at the end and costs nothing else.
+"""stdin, stdout and stderr of a command: a full disk or a closed stream is reported at the end and costs nothing else.
 
 Writing to them may fail anywhere: in a rank's progress, in the middle of a table, at the exit of Python. So it never
 raises, but for a reader that has gone away, which ends a command at once as SIGPIPE would. A letter that the encoding

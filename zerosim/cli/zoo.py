@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import Any
 
+from zerosim.cli.outputs import as_json, human_stream, output, write_all
 from zerosim.cli.parser import Parser
-from zerosim.cli.run import human_stream, json_text, output, write_json
 from zerosim.config.presets import hardware, models, recipes
 
 ROOMS = ("models", "gpus", "recipes")
@@ -21,16 +20,13 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     figures = output(args, "json")
-    if args.json is not None:
-        values = _values()
-        if figures is not None:
-            figures.write(lambda file: write_json(file, values))
-        else:
-            sys.stdout.write(json_text(values))
+    lost = write_all((figures, as_json(_values)))
     from zerosim.report.look import emit
     from zerosim.report.zoo import zoo_report
 
     emit(zoo_report(ROOMS if args.what is None else (args.what,)), human_stream(args))
+    if lost is not None:
+        raise lost
     return 0
 
 

@@ -1,9 +1,42 @@
-"""What a run is, and its reading from a file."""
+"""What a run is, and its reading from a file. Names are loaded on first use: `zerosim --help` needs none of them."""
 
-from zerosim.config.checks import CHOICES as CHOICES
-from zerosim.config.files import read_scenario as read_scenario
-from zerosim.config.run import PLAN_DEFAULTS as PLAN_DEFAULTS
-from zerosim.config.run import RunConfig as RunConfig
-from zerosim.config.run import ScheduleChoices as ScheduleChoices
-from zerosim.config.run import model_notes as model_notes
-from zerosim.config.run import plan_config as plan_config
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerosim.config.files import read_scenario as read_scenario
+    from zerosim.config.model import ModelConfig as ModelConfig
+    from zerosim.config.option import Option as Option
+    from zerosim.config.parts import DataConfig as DataConfig
+    from zerosim.config.parts import MemoryConfig as MemoryConfig
+    from zerosim.config.parts import MeshConfig as MeshConfig
+    from zerosim.config.parts import OptimConfig as OptimConfig
+    from zerosim.config.parts import ParallelConfig as ParallelConfig
+    from zerosim.config.parts import PrecisionConfig as PrecisionConfig
+    from zerosim.config.parts import WorldConfig as WorldConfig
+    from zerosim.config.presets.recipes import RecipeChoices as RecipeChoices
+    from zerosim.config.run import OPTIONS as OPTIONS
+    from zerosim.config.run import PLAN_DEFAULTS as PLAN_DEFAULTS
+    from zerosim.config.run import RunConfig as RunConfig
+    from zerosim.config.run import plan_config as plan_config
+
+_NAMES = {
+    "files": "read_scenario",
+    "model": "ModelConfig",
+    "option": "Option",
+    "parts": "DataConfig MemoryConfig MeshConfig OptimConfig ParallelConfig PrecisionConfig WorldConfig",
+    "presets.recipes": "RecipeChoices",
+    "run": "OPTIONS PLAN_DEFAULTS RunConfig plan_config",
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zerosim.config' has no attribute {name!r}")
+    return getattr(import_module(f"zerosim.config.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,7 @@
 """Scenario files: a run's values as TOML and, beside them, what is expected of it.
 
-Owns what a file is made of: the keys of a run on top, a table [sweep] and one or several tables
-[expect]. What those two say is judged in `zerosim/analysis/expect`; a run reads past them.
+A file has the keys of a run on top, a table [sweep] and one or several tables [expect]. The tables are read in
+`zerosim/analysis/expect`; a run ignores them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TABLES = ("sweep", "expect")
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """One file, read and not yet judged: `run` as RunConfig's fields, `sweep`, and each of its [expect] tables."""
+    """One file, not yet checked: `run` as flat fields of a RunConfig, `sweep`, and each of its [expect] tables."""
 
     path: str
     run: dict[str, Any]

@@ -1,7 +1,7 @@
 """A Hugging Face config.json as a model: GPT-2's family and Llama's.
 
-Owns the keys, their aliases and the library's defaults, and says what of a file is not modelled:
-what would change the parameters or the function is refused, what would not change a count is noted.
+The keys, their aliases and the library's defaults. Of what is not modelled, a value that would change the parameters or
+the function is refused, and one that changes no count is noted.
 
 Source: configuration_gpt2.py and configuration_llama.py of huggingface/transformers.
 """
@@ -54,7 +54,7 @@ REFUSED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def read_config_json(path: str | Path) -> ModelPreset:
-    """The model that a local config.json describes; `notes` says what of it is not modelled.
+    """The model that a local config.json describes; `notes` lists what of it is not modelled.
 
     Raises: InputError, in one line, for a file that cannot be read or is not JSON, a family that is
     not modelled, a key that is missing, and a value of the wrong type or that fits no other.
@@ -194,7 +194,7 @@ def _llama(config: _Config, model_type: str) -> ModelPreset:
 
 
 def _rope(config: _Config) -> tuple[float, str]:
-    """The base, and what is said of scaling ('' for none); newer files keep both in rope_parameters."""
+    """The base, and a note on scaling ('' for none); newer files keep both in rope_parameters."""
     for key in ("rope_parameters", "rope_scaling"):
         inner = config.values.get(key)
         if inner is None:

@@ -1,7 +1,7 @@
-"""Files from outside: which are opened at all, how much of them is read, and what TOML and JSON may hold.
+"""Files from outside: which are opened, how much of them is read, and what TOML and JSON may hold.
 
-Whatever a user names is read through here. It must be a regular file (a pipe is waited for, a device has no end)
-and no larger than what it is meant to be; of anything else nothing is read.
+Whatever a user names is read through here. It must be a regular file (reading a pipe waits for its writer, a device has
+no end) and no larger than such files are; of anything else nothing is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the environment says about who started this process. Imports nothing heavy: it is asked at every start.
 
-A launcher's variables are inherited: a shell that it started hands them on to whatever is typed there, and says no more
-by them than any shell. Only `--world mpi` makes processes one world.
+A launcher's variables are inherited: a shell that it started passes them on to whatever is typed there, so they alone
+do not mean that the launcher started this process. Only `--world mpi` makes processes one world.
 
 Source: the variables that Open MPI's, MPICH's, MVAPICH's and Slurm's launchers set in every process they start.
 """

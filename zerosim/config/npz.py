@@ -1,8 +1,8 @@
-"""Arrays from outside, in .npz files: what a file says that it holds is known before any of it is read.
+"""Arrays from outside, in .npz files: headers are checked before any array is read.
 
 An .npz file is a zip of .npy members, each a header (dtype, order, shape) and the numbers. A few bytes of a zip can
-stand for any number of bytes, and an array of Python objects for any program. So headers come first, a reader takes
-the arrays that it has use for, and nothing but plain numbers is made of a member.
+expand to any number of bytes, and unpickling an array of Python objects can run any program. So headers come first, a
+reader takes the arrays that it has use for, and only plain numbers are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BROKEN = (  # what zipfile and zlib raise of bytes that are not what they shoul
 
 
 class Header(NamedTuple):
-    """What a member says that it holds. `dtype` is None for anything but numbers, which `descr` names."""
+    """What a member's header declares. `dtype` is None for anything but numbers, which `descr` names."""
 
     shape: tuple[int, ...]
     descr: str
@@ -75,14 +75,14 @@ class ArrayFile:
         self.names = tuple(self._members)
 
     def header(self, name: str) -> Header:
-        """Raises: InputError where the member cannot be read, is no array, or has not the bytes that it says."""
+        """Raises: InputError where the member cannot be read, is no array, or has not the declared bytes."""
         with self._open(name) as member:
             return self._header(name, member)
 
     def read(self, name: str, rows: int | None = None) -> Any:
         """An array of numbers, or its first `rows`.
 
-        Raises: InputError as `header`, and where its bytes are damaged, fewer than it says, or do not fit into memory.
+        Raises: InputError as `header`, and where its bytes are damaged, fewer than declared, or do not fit into memory.
         """
         with self._open(name) as member:
             shape, _, dtype, fortran_order = self._header(name, member)

@@ -33,10 +33,10 @@ def _case(stage: int, ranks: int, *, note: str = "", tied: bool = False, **chang
     """A run on the tiny model, named after what is changed of it."""
     config = RunConfig(**{**_TINY, "stage": stage, "ranks": ranks, "tie_embeddings": tied, **changes})
     parts = [f"{ranks} ranks", *(["tied"] if tied else []), *([note] if note else [])]
-    if config.accumulate > 1:
-        parts.append(f"{config.accumulate} micro-batches")
-    if config.clip_norm is not None:
-        parts.append(f"clip {config.clip_norm}")
+    if config.data.accumulate > 1:
+        parts.append(f"{config.data.accumulate} micro-batches")
+    if config.optim.clip_norm is not None:
+        parts.append(f"clip {config.optim.clip_norm}")
     return Case(", ".join(parts), config)
 
 
@@ -44,7 +44,7 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
     """Elements sent per rank and step, times N/(N-1), by the paper's closed form."""
 
     def sent(config: RunConfig, psi: int, tied: int) -> Fraction:
-        form = volume(stage, micro_batches=config.accumulate, tied=config.tie_embeddings)
+        form = volume(stage, micro_batches=config.data.accumulate, tied=config.model.tie_embeddings)
         return (form.grads + form.params) * psi + form.tied * tied
 
     return sent

@@ -23,7 +23,7 @@ AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 def weights(run: Comparison) -> Check:
     """Bit by bit those of DDP; with accumulation in stages 2 and 3, those of the stage's reference."""
-    alone = run.exercise.stage >= 2 and run.case.config.accumulate > 1
+    alone = run.exercise.stage >= 2 and run.case.config.data.accumulate > 1
     reference, name = (run.reference, f"ZeRO-{run.exercise.stage}'s reference") if alone else (run.ddp, "DDP")
     of = len(result_of(reference).weights)
     expected = f"all {of} parameters bit-identical to {name}"
@@ -42,14 +42,14 @@ def norm(run: Comparison) -> Check:
 
 def states(run: Comparison) -> Check:
     """Bytes of model states on every rank when backward ends, to the byte."""
-    result, stage, ranks = result_of(run.mine), run.exercise.stage, run.case.config.ranks
+    result, stage, ranks = result_of(run.mine), run.exercise.stage, run.case.config.mesh.ranks
     expected = sum(model_states(stage, psi_of(result, stage), ranks, COST).values())
     counted = [sum(memory.marks["end_of_backward"].by_kind.get(kind, 0) for kind in AT_END) for memory in result.memory]
     words = f"{model_states_text(stage, COST)} = {int(expected):,} B on each rank when backward ends"
     wrong = next((rank for rank, nbytes in enumerate(counted) if nbytes != expected), None)
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
-    number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.steps or 1) - 1)
+    number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.optim.steps or 1) - 1)
     more = counted[wrong] > expected
     hint = "something whole is still live: see the list of what was" if more else "something that must stay is gone"
     return _failed_on(run, wrong, number, "bytes", words, f"{counted[wrong]:,} B", hint)
@@ -57,7 +57,7 @@ def states(run: Comparison) -> Check:
 
 def highest(run: Comparison) -> Check:
     """The peak of every rank is not above the reference's (and the units that the exercise allows)."""
-    unit = max(info.numel for info in result_of(run.mine).units) * COST.param + run.case.config.ranks * COST.param
+    unit = max(info.numel for info in result_of(run.mine).units) * COST.param + run.case.config.mesh.ranks * COST.param
     slack = run.exercise.slack * unit
     allowed = [peak(record).amount + slack for record in run.reference.records]
     found = [peak(record) for record in run.mine.records]
@@ -97,7 +97,7 @@ def _failed_on(run: Comparison, rank: int, number: int, name: str, expected: str
 
 def psi_of(result: RunResult, stage: int) -> int:
     """The model's parameters, padded where its buffers are cut."""
-    return padded_numel([info.numel for info in result.units], result.config.ranks if stage else 1)
+    return padded_numel([info.numel for info in result.units], result.config.mesh.ranks if stage else 1)
 
 
 def _floats(values: Sequence[float]) -> str:

@@ -35,7 +35,7 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         place = f"rank {update.rank}'s gradient of {update.unit} in step {update.step}"
         if not np.array_equal(ours, theirs):
             words, hint = _likeness(ours, theirs, expected, update, mine.config)
-            more, number = _work(record, schedule.records[update.rank], update, schedule.config.stage)
+            more, number = _work(record, schedule.records[update.rank], update, schedule.config.parallel.zero_stage)
             return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number))
         if update.scale != scale:
             return Finding(
@@ -66,7 +66,7 @@ def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
 
 def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunConfig) -> tuple[str, str]:
     """What the wrong gradient looks like, and what that hints at."""
-    ranks = config.ranks
+    ranks = config.mesh.ranks
     if update.step > 0:
         later = "; step 0 was right" if update.step == 1 else ""
         return (
@@ -95,8 +95,8 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     start = whole[: len(ours)]
     if update.start and len(start) == len(ours) and np.array_equal(ours, start):
         return "is that of rank 0's slice", "take the slice that starts at flat.own.start"
-    if config.accumulate > 1:
-        return "differs", f"was every one of the {config.accumulate} micro-batches added, each once?"
+    if config.data.accumulate > 1:
+        return "differs", f"was every one of the {config.data.accumulate} micro-batches added, each once?"
     return "differs", "some of it is missing or is this rank's alone: was it reduced, over all ranks?"
 
 

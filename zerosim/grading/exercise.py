@@ -27,7 +27,7 @@ class Case(NamedTuple):
     @property
     def expected(self) -> str:
         """What is expected of the run, in words."""
-        return f"{self.config.steps} steps on {self.config.ranks} ranks, to the end"
+        return f"{self.config.optim.steps} steps on {self.config.mesh.ranks} ranks, to the end"
 
 
 class Comparison(NamedTuple):

@@ -25,10 +25,12 @@ def volume(run: Comparison) -> Check:
     """Bytes sent per rank and step (the mean over ranks) are at most the closed form's, and not too few to be all."""
     result, config, (text, elements) = result_of(run.mine), run.case.config, run.exercise.volume
     tied = result.tied_numel
-    table = padded_numel([tied], config.ranks) if tied and run.exercise.stage else tied
+    table = padded_numel([tied], config.mesh.ranks) if tied and run.exercise.stage else tied
     most = elements(config, psi_of(result, run.exercise.stage), table)
-    each = 2 * Fraction(config.ranks - 1, config.ranks)  # bytes of an element, for those of the N slices that travel
-    per_step = [Fraction(sum(step), config.ranks) for step in _sent(run.mine, config)]
+    each = 2 * Fraction(
+        config.mesh.ranks - 1, config.mesh.ranks
+    )  # bytes of an element, for those of the N slices that travel
+    per_step = [Fraction(sum(step), config.mesh.ranks) for step in _sent(run.mine, config)]
     expected = f"at most {text} (N-1)/N elements = {_bytes(most * each)} B sent per rank and step"
     if max(per_step) > most * each:
         return _parted(run, "volume", expected, f"{_bytes(max(per_step))} B")
@@ -56,8 +58,8 @@ def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
     room = run.exercise.gathered
     if room is None:
         return once
-    turns = 2 * run.case.config.accumulate - 1
-    padded = max(unit.numel for unit in info) + run.case.config.ranks
+    turns = 2 * run.case.config.data.accumulate - 1
+    padded = max(unit.numel for unit in info) + run.case.config.mesh.ranks
     return max(once, most - turns * room * padded - 2 * (room - 1) * table)
 
 
@@ -77,7 +79,7 @@ def _calls_of_a_step(record: Sequence[Event]) -> int:
 def overlap(run: Comparison) -> Check:
     """Gathers that were under way while another unit computed, per step."""
     config, units = run.case.config, len(result_of(run.mine).units)
-    wanted, steps = 2 * (units - 1) * config.accumulate, config.steps or 1
+    wanted, steps = 2 * (units - 1) * config.data.accumulate, config.optim.steps or 1
     counts = [len(_overlapped(record)) / steps for record in run.mine.records]
     expected = f"{wanted} gathers per step launched before another unit computes: all but the first of each pass"
     if min(counts) >= wanted:
@@ -159,7 +161,7 @@ def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str =
 
 def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:
     """Bytes of model states by step, then by rank."""
-    result, steps = result_of(trial), range(config.steps or 1)
+    result, steps = result_of(trial), range(config.optim.steps or 1)
     return [
         [sum(row.wire_bytes for row in rows if row.step == step and carries_states(row)) for rows in result.traffic]
         for step in steps

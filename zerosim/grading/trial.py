@@ -99,9 +99,9 @@ class _Run:
     """A world of ranks that are watched, and how it ends."""
 
     def __init__(self, config: RunConfig, make: Make) -> None:
-        self.ledgers = [RankLedgers(rank) for rank in range(config.ranks)]
-        self.ranks = [_Rank() for _ in range(config.ranks)]
-        scheduler, limit = Scheduler(config.ranks, 1, Switch()), EVENTS_PER_STEP * (config.steps or 1)
+        self.ledgers = [RankLedgers(rank) for rank in range(config.mesh.ranks)]
+        self.ranks = [_Rank() for _ in range(config.mesh.ranks)]
+        scheduler, limit = Scheduler(config.mesh.ranks, 1, Switch()), EVENTS_PER_STEP * (config.optim.steps or 1)
         self.recorders = [BoundedRecorder(one.readers, scheduler.switch, limit) for one in self.ledgers]
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:

@@ -54,8 +54,9 @@ def check_alike(session: MpiSession, config: RunConfig) -> None:
 
     Raises: InputError naming a field and both values.
     """
-    read = {name: _digest(path) for name in FILES if (path := getattr(config, name)) is not None}
-    answers = session.exchange((config.to_dict(), read))
+    given = config.to_dict()
+    read = {name: _digest(path) for name in FILES if (path := given[name]) is not None}
+    answers = session.exchange((given, read))
     asked, digests = answers[0]
     for process, (other, others) in enumerate(answers):
         for name, value in asked.items():

@@ -25,8 +25,8 @@ def line_up(world: DebugWorld, what: str, *, unit: str | None = None, phase: str
     Raises: InputError for what can never come, and when a rank's run ends first.
     """
     wanted = Match(what, unit=unit, phase=phase)
-    wanted.check(world.config.ranks, world.units, world.steps)
-    for rank in range(world.config.ranks):
+    wanted.check(world.config.mesh.ranks, world.units, world.steps)
+    for rank in range(world.config.mesh.ranks):
         world.next(rank=rank)  # the one that it stands before now is not its next
         while (coming := world.ranks[rank].coming) is None or not wanted.matches(rank, coming.event):
             world.next(rank=rank)
@@ -37,10 +37,10 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
 
     Returns it. Raises: InputError as `world.until` does, and in a world of one rank, where nobody waits.
     """
-    if world.config.ranks == 1:
+    if world.config.mesh.ranks == 1:
         raise InputError("a world of 1 rank has nobody to meet: use ranks=2 or more")
     line_up(world, op, unit=unit, phase=phase)
-    for rank in range(world.config.ranks - 1):
+    for rank in range(world.config.mesh.ranks - 1):
         while world.ranks[rank].coming is not None:
             world.next(rank=rank)
     return world.inbox[0]
@@ -48,7 +48,7 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
 
 def leave(world: DebugWorld) -> None:
     """Out of the collective where `world` stands since `meet`: every rank has its result."""
-    last = world.config.ranks - 1
+    last = world.config.mesh.ranks - 1
     for rank in (last, *range(last)):
         while not isinstance(world.next(rank=rank).event, Wait):
             pass
@@ -77,7 +77,7 @@ def gradient(world: DebugWorld, rank: int, unit: str) -> Any:
 
 def gradients(world: DebugWorld, unit: str) -> list[Any]:
     """`gradient` of every rank."""
-    return [gradient(world, rank, unit) for rank in range(world.config.ranks)]
+    return [gradient(world, rank, unit) for rank in range(world.config.mesh.ranks)]
 
 
 class Joined(NamedTuple):

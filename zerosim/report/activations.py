@@ -49,31 +49,36 @@ def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
     formula = None
     if not because:
         formula = block_activations(
-            config.seq, config.micro_batch, config.hidden, config.heads, ffn=config.ffn, recompute=config.recompute
+            config.model.seq,
+            config.data.micro_batch,
+            config.model.hidden,
+            config.model.heads,
+            ffn=config.model.ffn,
+            recompute=config.memory.recompute,
         )
     counted = sum(row.nbytes for row in rows)
-    return BlockCheck(tuple(rows), counted, formula, block_text(config.recompute), because)
+    return BlockCheck(tuple(rows), counted, formula, block_text(config.memory.recompute), because)
 
 
 def _other_premises(config: RunConfig) -> list[str]:
     """In what the run differs from the block that the paper counts."""
-    itemsize = dtype(config.precision).itemsize
+    itemsize = dtype(config.precision.param_dtype).itemsize
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
-    if config.recompute == "full":
+    if config.memory.recompute == "full":
         return found
-    if config.family != "gpt":
-        found.append(f"the paper's block is a GPT's, not that of a {config.family}")
-    elif config.ffn != 4 * config.hidden:
-        found.append(f"the feed-forward is {config.ffn} wide, not 4h = {4 * config.hidden}")
-    keeps_scores = config.recompute == "none" and config.attention == "eager"
-    if not config.dropout:
+    if config.model.family != "gpt":
+        found.append(f"the paper's block is a GPT's, not that of a {config.model.family}")
+    elif config.model.ffn != 4 * config.model.hidden:
+        found.append(f"the feed-forward is {config.model.ffn} wide, not 4h = {4 * config.model.hidden}")
+    keeps_scores = config.memory.recompute == "none" and config.memory.attention == "eager"
+    if not config.model.dropout:
         found.append("without dropout there are no masks" + (" and no second softmax" if keeps_scores else ""))
-    if config.saves != "megatron":
+    if config.memory.saves != "megatron":
         found.append(
             "--saves lean keeps the norms' statistics"
-            + (" and no second softmax" if keeps_scores and config.dropout else "")
+            + (" and no second softmax" if keeps_scores and config.model.dropout else "")
         )
-    if config.recompute == "none" and config.attention == "flash":
+    if config.memory.recompute == "none" and config.memory.attention == "flash":
         found.append("flash attention keeps no scores")
     return found
 
@@ -98,7 +103,7 @@ def activations_table(
     """
     unit = block_unit(saved)
     check = check_block(config, saved[unit])
-    sizes = f"s {config.seq}, b {config.micro_batch}, h {config.hidden}, a {config.heads}"
+    sizes = f"s {config.model.seq}, b {config.data.micro_batch}, h {config.model.hidden}, a {config.model.heads}"
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
     body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
     made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
@@ -122,11 +127,11 @@ def _grid(config: RunConfig, check: BlockCheck, *, narrow: bool = False) -> Grid
 
 def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
     """The rows' sum, such as '34sbh + 5as²b'; empty where a factor has more than two decimals."""
-    tokens = config.seq * config.micro_batch
+    tokens = config.model.seq * config.data.micro_batch
     size = {
-        "sbh": tokens * config.hidden,
-        "as²b": config.heads * config.seq * tokens,
-        "asb": config.heads * tokens,
+        "sbh": tokens * config.model.hidden,
+        "as²b": config.model.heads * config.model.seq * tokens,
+        "asb": config.model.heads * tokens,
         "sb": tokens,
     }
     factors = dict.fromkeys(_UNITS, Fraction(0))
@@ -157,12 +162,12 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     """All blocks and the whole model as counted, and what the ZeRO paper says of them."""
     by_unit = {name: sum(row.nbytes for row in rows) for name, rows in saved.items()}
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
-    elements = zero_paper_elements(config.seq, config.micro_batch, config.hidden, config.layers)
-    nbytes = elements * dtype(config.precision).itemsize
+    elements = zero_paper_elements(config.model.seq, config.data.micro_batch, config.model.hidden, config.model.layers)
+    nbytes = elements * dtype(config.precision.param_dtype).itemsize
     whose = "The block keeps" if len(blocks) == 1 else f"All {len(blocks)} blocks keep"
     return (
         f"{whose} {format_bytes(sum(blocks))}, the whole model {format_bytes(sum(by_unit.values()))}. "
         f"The ZeRO paper estimates 12hbsL = {elements:,} elements, "
-        f"{format_bytes(nbytes)} in {config.precision}: one number that names no tensors and has no term in s², "
-        "where 2205.05198 counts tensor by tensor, scores included."
+        f"{format_bytes(nbytes)} in {config.precision.param_dtype}: one number that names no tensors and has no term "
+        "in s², where 2205.05198 counts tensor by tensor, scores included."
     )

@@ -59,7 +59,7 @@ class Comparison(InNotebook):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Stack(
-            prose(f"Stages {', '.join(map(str, self.outcomes))} on {counted(self.config.ranks, 'rank')}", "bold"),
+            prose(f"Stages {', '.join(map(str, self.outcomes))} on {counted(self.config.mesh.ranks, 'rank')}", "bold"),
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             self._table() if self.results else None,
             *(prose(f"Stage {stage}: {_failure(error)}.", "red") for stage, error in self.failures.items()),
@@ -80,9 +80,9 @@ class Comparison(InNotebook):
         return titled(title, Adaptive(grid, grid.short()), note)
 
     def _must_agree(self, a: int, b: int) -> bool:
-        same_order = self.config.accumulate == 1 or (a < 2) == (b < 2)
-        same_order = same_order and (self.config.dp_replicate == 1 or (a > 0) == (b > 0))
-        return self.config.collective == "direct" and same_order
+        same_order = self.config.data.accumulate == 1 or (a < 2) == (b < 2)
+        same_order = same_order and (self.config.mesh.dp_replicate == 1 or (a > 0) == (b > 0))
+        return self.config.world.algorithm == "direct" and same_order
 
     def _weights(self) -> RenderableType:
         def build(look: Look) -> RenderableType:
@@ -107,20 +107,20 @@ class Comparison(InNotebook):
             return (
                 "The stages add the same numbers in the same order, whoever owns a slice: ZeRO changes where things "
                 "are, not what is computed."
-                if self.config.collective == "direct"
+                if self.config.world.algorithm == "direct"
                 else None
             )
-        if self.config.collective == "ring":
+        if self.config.world.algorithm == "ring":
             return (
                 "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who "
                 "owns what. With --collective direct they do not."
             )
-        if self.config.dp_replicate > 1 and self.config.accumulate == 1:
+        if self.config.mesh.dp_replicate > 1 and self.config.data.accumulate == 1:
             return (
                 "Stage 0 adds over all ranks at once, the others within a replica and then over replicas: the same "
                 "numbers in another order, rounded differently."
             )
-        agree = "all stages agree" if self.config.dp_replicate == 1 else "stages 1, 2 and 3 agree"
+        agree = "all stages agree" if self.config.mesh.dp_replicate == 1 else "stages 1, 2 and 3 agree"
         return (
             "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other way "
             f"round: the same numbers in another order, rounded differently. With --accumulate 1 {agree}."

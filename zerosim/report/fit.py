@@ -20,7 +20,7 @@ from zerosim.units import format_bytes, format_count
 def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
     """The answer, then what was run for it."""
     device = limit.name or format_bytes(limit.nbytes)
-    headline = f"{words.model_name(config)}: {STAGES[config.stage]} on {device}, {SEARCHES[what]}"
+    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}, {SEARCHES[what]}"
     return Stack(
         prose(headline, "bold"),
         prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
@@ -44,11 +44,13 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
     if beyond is not None:
         text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
     elif what == "ranks":
-        text += " One rank is enough." if config.dp_replicate == 1 else " One rank per replica is enough."
+        text += " One rank is enough." if config.mesh.dp_replicate == 1 else " One rank per replica is enough."
     else:
         text += " It is the end of what was searched."
-    if what == "seq" and config.family == "gpt" and best.value > config.positions:
-        text += f" The table of {config.positions:,} positions was lengthened: a run needs --positions {best.value}."
+    if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
+        text += (
+            f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
+        )
     if what in ("layers", "params"):
         numel = build_model(with_value(config, what, best.value), Device(0, make_backend("meta"))).num_parameters
         text += f" That is a model of {numel:,} parameters ({format_count(numel)})."

@@ -160,17 +160,19 @@ def result_html(result: RunResult) -> str:
     head = ("rank", "sent in the last step", "peak", "what the peak is made of")
     body = table(("rank", *_STATES, "model states"), held) + table(head, moved, raw=(3,), left=(3,), wide="45%")
     body += legend({kind for peak in peaks.values() for kind in peak.by_kind})
-    alike = "" if len(result.ran) == result.config.ranks else " One rank stands for all that cannot differ from it."
+    alike = (
+        "" if len(result.ran) == result.config.mesh.ranks else " One rank stands for all that cannot differ from it."
+    )
     note = f"Bytes, as counted; model states as they are when backward ends.{alike}"
     return card(_title(result), _loss_html(result) + body, note)
 
 
 def _title(result: RunResult) -> str:
     config = result.config
-    replicas = f" in {config.dp_replicate:,} replicas" if config.dp_replicate > 1 else ""
+    replicas = f" in {config.mesh.dp_replicate:,} replicas" if config.mesh.dp_replicate > 1 else ""
     return (
-        f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}{replicas}: {result.num_parameters:,} parameters "
-        f"in {config.precision}, {counted(len(result.steps), 'step')}"
+        f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{replicas}: "
+        f"{result.num_parameters:,} parameters in {config.precision.param_dtype}, {counted(len(result.steps), 'step')}"
     )
 
 

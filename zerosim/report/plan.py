@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.table import Column
 
 from zerosim.analysis.compare import is_owned, peak_rank
-from zerosim.config import model_notes
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.ledger.memory import MARKS
 from zerosim.report import words
@@ -91,31 +90,32 @@ def _what_was_run(result: RunResult) -> str:
     config, psi = result.config, result.num_parameters
     model = counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
     batch = (
-        counted(config.ranks, "rank"),
-        counted(config.accumulate, "micro-batch", "micro-batches"),
-        counted(config.micro_batch, "row"),
-        f"{config.seq:,} tokens = {config.global_batch * config.seq:,} tokens",
+        counted(config.mesh.ranks, "rank"),
+        counted(config.data.accumulate, "micro-batch", "micro-batches"),
+        counted(config.data.micro_batch, "row"),
+        f"{config.model.seq:,} tokens = {config.global_batch * config.model.seq:,} tokens",
     )
     text = (
-        f"Ψ = {model} in {counted(len(result.units), 'unit')}, {config.precision}, "
-        f"{OPTIMIZERS[config.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
+        f"Ψ = {model} in {counted(len(result.units), 'unit')}, {config.precision.param_dtype}, "
+        f"{OPTIMIZERS[config.optim.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
     return f"{text}{_policy(result)}. {_ranks_run(result)}"
 
 
 def _policy(result: RunResult) -> str:
     config = result.config
-    if config.family not in ("gpt", "llama"):
+    if config.model.family not in ("gpt", "llama"):
         return ""
-    recompute = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}[config.recompute]
-    kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.saves]
-    return (
-        f", with {config.attention} attention and what {kernels} kernels save; {recompute} computed again in backward"
-    )
+    recompute = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}[
+        config.memory.recompute
+    ]
+    kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.memory.saves]
+    attention = f"{config.memory.attention} attention"
+    return f", with {attention} and what {kernels} kernels save; {recompute} computed again in backward"
 
 
 def _ranks_run(result: RunResult) -> str:
-    ran, ranks = len(result.ran), result.config.ranks
+    ran, ranks = len(result.ran), result.config.mesh.ranks
     if ran == ranks:
         return "Every rank was run." if ranks > 1 else ""
     if ran == 1:
@@ -180,16 +180,16 @@ def _group(unit: str) -> str:
 
 
 def _has_blocks(result: RunResult) -> bool:
-    return result.config.family in ("gpt", "llama")
+    return result.config.model.family in ("gpt", "llama")
 
 
 def _model_notes(result: RunResult) -> str:
     """What a preset's source leaves open, or a config.json asks for that is not modelled."""
-    notes = model_notes(result.config)
-    return f"Model {result.config.model}: {'; '.join(notes)}." if notes else ""
+    notes = result.config.model.notes
+    return f"Model {result.config.model.name}: {'; '.join(notes)}." if notes else ""
 
 
 def _recipe(result: RunResult) -> str:
-    recipe = find_recipe(result.config.recipe)
-    note = recipe.note(result.config.stage)
+    recipe = find_recipe(result.config.parallel.recipe)
+    note = recipe.note(result.config.parallel.zero_stage)
     return f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}." + (f" {note}." if note else "")

@@ -136,7 +136,7 @@ def owners_table(result: RunResult) -> RenderableType:
     for rank in owners:
         own = [unit for unit in result.units if unit.owner == rank]
         grid.add(str(rank), sum(unit.numel for unit in own), ", ".join(unit.name for unit in own))
-    if idle := result.config.dp_shard - len(owners):
+    if idle := result.config.mesh.dp_shard - len(owners):
         grid.add(f"{idle:,} more", 0, "nothing: there are fewer units than ranks")
     note = "Units are dealt out by size: the largest first, each to the rank that has the least so far."
     return titled("Who owns what", Adaptive(grid), note)
@@ -168,7 +168,7 @@ def _staged(result: RunResult, step: int) -> list[int]:
 def _control(result: RunResult, sent: Sequence[int]) -> str:
     if any(sent):
         return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
-    why = "there is one rank" if result.config.ranks == 1 else "every rank has all gradients"
+    why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
     return f"Control traffic: none, for {why}."
 
 
@@ -239,7 +239,7 @@ def _sent(check: TrafficCheck) -> str:
 # -- what the model wrote -----------------------------------------------------------------------
 def sample_text(result: RunResult) -> RenderableType:
     """The prompt and what the model made of it. Control characters are shown as a dot."""
-    prompt, answer = result.config.sample or "", (result.sample or b"").decode(errors="replace")
+    prompt, answer = result.config.data.sample or "", (result.sample or b"").decode(errors="replace")
     body = Text(_printable(prompt), style="dim").append(_printable(answer), style="not dim")
     return titled("Sample", Constrain(body, PROSE_WIDTH))
 

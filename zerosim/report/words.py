@@ -27,42 +27,43 @@ __all__ = ["STAGES", "closing", "counted", "headline", "learned", "model_name", 
 
 
 def headline(config: RunConfig) -> str:
-    where = f" ({replicas(config)})" if config.dp_replicate > 1 else ""
-    if config.world == "mpi":
-        processes = config.ranks // config.ranks_per_process
+    where = f" ({replicas(config)})" if config.mesh.dp_replicate > 1 else ""
+    if config.world.transport == "mpi":
+        processes = config.mesh.ranks // config.world.ranks_per_process
         where += f", in {counted(processes, 'process', 'processes')} over MPI"
-    if config.backend == "cuda":
+    if config.world.backend == "cuda":
         where += ", on GPUs"
-    return f"{STAGES[config.stage]} on {counted(config.ranks, 'rank')}{where}"
+    return f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{where}"
 
 
 def replicas(config: RunConfig) -> str:
     """'2 replicas of 4 ranks each'."""
-    return f"{counted(config.dp_replicate, 'replica')} of {counted(config.dp_shard, 'rank')} each"
+    return f"{counted(config.mesh.dp_replicate, 'replica')} of {counted(config.mesh.dp_shard, 'rank')} each"
 
 
 def trained(result: RunResult) -> str:
     """Which model was trained on what."""
     config = result.config
     steps = len(result.losses)
-    source = config.tokens or config.data or "the packaged primer on ZeRO"
+    source = config.data.tokens or config.data.file or "the packaged primer on ZeRO"
     return (
         f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters in "
-        f"{counted(len(result.units), 'unit')}, in {config.precision} with {OPTIMIZERS[config.optimizer]}, trained "
-        f"for {counted(steps, 'step')} of {config.global_batch:,} x {config.seq:,} tokens "
-        f"({steps * config.global_batch * config.seq:,} in all) of {source}."
+        f"{counted(len(result.units), 'unit')}, in {config.precision.param_dtype} with "
+        f"{OPTIMIZERS[config.optim.optimizer]}, trained for {counted(steps, 'step')} of "
+        f"{config.global_batch:,} x {config.model.seq:,} tokens "
+        f"({steps * config.global_batch * config.model.seq:,} in all) of {source}."
     )
 
 
 def model_name(config: RunConfig) -> str:
     """'A GPT', or the name that was asked for."""
     families = {"gpt": "A GPT", "llama": "A Llama", "mlp": "An MLP", "flat": "A flat model"}
-    return families.get(config.model, config.model)
+    return families.get(config.model.name, config.model.name)
 
 
 def learned(result: RunResult) -> str:
     """From which loss to which, beside that of knowing nothing."""
-    vocab, losses = result.config.vocab, result.mean_losses
+    vocab, losses = result.config.model.vocab, result.mean_losses
     return (
         f"Loss {losses[0]:.3f} → {losses[-1]:.3f}. To guess evenly among {vocab:,} tokens would be "
         f"ln {vocab:,} = {math.log(vocab):.3f}."
@@ -90,9 +91,9 @@ def states_note(result: RunResult) -> str:
     """How to read the formula of the model states."""
     config, cost = result.config, cost_of(result.config)
     parts = f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter"
-    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.dp_shard:,}."
-    if config.dp_replicate > 1:
-        note += f" N ranks hold one of R = {config.dp_replicate:,} replicas together."
+    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.mesh.dp_shard:,}."
+    if config.mesh.dp_replicate > 1:
+        note += f" N ranks hold one of R = {config.mesh.dp_replicate:,} replicas together."
     if is_owned(config):
         return note + " Whole units belong to ranks: the formula holds for the mean."
     if any(memory.marks["end_of_backward"].padding for memory in result.memory):
@@ -103,10 +104,10 @@ def states_note(result: RunResult) -> str:
 def volume_note(result: RunResult) -> str:
     """How to read the formula of the traffic."""
     config, volume = result.config, volume_of(result)
-    ranks = config.dp_shard
+    ranks = config.mesh.dp_shard
     note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
     if volume.tied:
-        keeps = ", which stays gathered when forward ends" if config.keep_last_unit else ""
+        keeps = ", which stays gathered when forward ends" if config.parallel.keep_last_unit else ""
         note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
     gathers = gathers_of(result)
     if volume.kept:
@@ -115,11 +116,11 @@ def volume_note(result: RunResult) -> str:
         note += f"; R = {gathers.root:,}, the units outside the blocks, which stay gathered until backward ends"
     if volume.persistent:
         note += f"; P = {gathers.persistent:,}, the small units, which are never freed"
-    if config.accumulate > 1 and config.stage >= 2:
-        note += f"; each of {config.accumulate} micro-batches is reduced" + (
-            " and gathers" if config.stage == 3 else ""
+    if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
+        note += f"; each of {config.data.accumulate} micro-batches is reduced" + (
+            " and gathers" if config.parallel.zero_stage == 3 else ""
         )
-    if (count := config.dp_replicate) > 1:
+    if (count := config.mesh.dp_replicate) > 1:
         text = formulas.replica_text(num_replica_reductions(config))
         note += f"; of {text} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
     return note + "."
@@ -128,8 +129,8 @@ def volume_note(result: RunResult) -> str:
 def closing(result: RunResult) -> str:
     """What the stage did, in a line or two."""
     config, cost = result.config, cost_of(result.config)
-    ranks, stage = config.dp_shard, config.stage
-    if config.ranks == 1:
+    ranks, stage = config.mesh.dp_shard, config.parallel.zero_stage
+    if config.mesh.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
     ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
     mine = sum(formulas.model_states(stage, result.num_parameters, ranks, cost).values())
@@ -145,7 +146,7 @@ def closing(result: RunResult) -> str:
         1: f"{share} of the optimizer states; parameters and gradients stay whole",
         2: f"{share} of the optimizer states and gradients; parameters stay whole",
         3: f"{share} of every model state, and gathers a unit's parameters "
-        + ("only while it is used" if config.reshard_after_forward else "once, for forward and backward"),
+        + ("only while it is used" if config.parallel.reshard_after_forward else "once, for forward and backward"),
     }[stage]
     owned = " on average" if is_owned(config) else ""
     less = (
@@ -159,12 +160,12 @@ def closing(result: RunResult) -> str:
 def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
     config, sizes = result.config, itemsizes(result.config)
-    ddp = formulas.volume(0).sent_bytes(result.num_parameters, config.ranks, *sizes)
-    inside = volume_of(result).sent_bytes(result.num_parameters, config.dp_shard, *sizes, *gathers_of(result))
+    ddp = formulas.volume(0).sent_bytes(result.num_parameters, config.mesh.ranks, *sizes)
+    inside = volume_of(result).sent_bytes(result.num_parameters, config.mesh.dp_shard, *sizes, *gathers_of(result))
     across = formulas.replica_bytes(
         result.num_parameters,
-        config.dp_shard,
-        config.dp_replicate,
+        config.mesh.dp_shard,
+        config.mesh.dp_replicate,
         sizes[1],
         reductions=num_replica_reductions(config),
     )

@@ -64,15 +64,17 @@ class Session:
     def __init__(self, experiment: Experiment) -> None:
         config = experiment.config
         self.experiment = experiment
-        self.ledgers = [RankLedgers(rank) for rank in range(config.ranks)]
-        self.parts: list[Parts | None] = [None] * config.ranks
+        self.ledgers = [RankLedgers(rank) for rank in range(config.mesh.ranks)]
+        self.parts: list[Parts | None] = [None] * config.mesh.ranks
         self.events: list[tuple[int, Event]] = []
-        self.scheduler = SteppedScheduler(config.ranks, Switch())
+        self.scheduler = SteppedScheduler(config.mesh.ranks, Switch())
         self.recorders = [SteppedRecorder(one.rank, self.scheduler, one.readers) for one in self.ledgers]
         self.devices: list[SteppedDevice] = []
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-            self.devices.append(SteppedDevice(rank, backend, Exact(config.capacity), self.recorders[rank], switch))
+            self.devices.append(
+                SteppedDevice(rank, backend, Exact(config.memory.capacity), self.recorders[rank], switch)
+            )
             return self.devices[-1]
 
         program = _program(experiment, self.recorders, self.parts)

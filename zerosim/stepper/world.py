@@ -48,9 +48,9 @@ def debug(config: RunConfig, *, start: str = "init", make_strategy: MakeStrategy
         ("world", "threads", "a rank is stopped between two events, and ranks of other processes cannot be"),
         ("backend", "numpy", "a GPU runs behind the program, and cannot be stopped between two events"),
     ):
-        if getattr(config, name) != plain:
+        if (given := config.to_dict()[name]) != plain:
             raise InputError(
-                f"{name} {getattr(config, name)!r}: stepping needs {plain}, for {why}; the events are the same there, "
+                f"{name} {given!r}: stepping needs {plain}, for {why}; the events are the same there, "
                 f"so step with {plain}"
             )
     world = DebugWorld(Experiment(config, make_strategy))
@@ -75,7 +75,7 @@ class DebugWorld:
         self._open()
 
     def _open(self) -> None:
-        self._order = Order(self.config.ranks)
+        self._order = Order(self.config.mesh.ranks)
         self._holder[:] = [Session(self._experiment)]
 
     @property
@@ -190,7 +190,7 @@ class DebugWorld:
         self._breakpoints.append(self._checked(Match(what, rank, phase, unit, kind, step)))
 
     def _checked(self, match: Match) -> Match:
-        match.check(self.config.ranks, self.units, self.steps)
+        match.check(self.config.mesh.ranks, self.units, self.steps)
         return match
 
     def clear_breaks(self) -> None:
@@ -223,7 +223,7 @@ class DebugWorld:
     @property
     def ranks(self) -> tuple[RankView, ...]:
         """One view per rank, of this moment; after the next event ask again."""
-        return tuple(RankView(self.session, rank) for rank in range(self.config.ranks))
+        return tuple(RankView(self.session, rank) for rank in range(self.config.mesh.ranks))
 
     @property
     def steps(self) -> int:
@@ -336,7 +336,7 @@ class DebugWorld:
         ended = "closed" if self._is_closed else "failed" if self.session.failure is not None else "at its end"
         where = f"before {coming!r}" if coming is not None else ended
         return (
-            f"DebugWorld(stage {self.config.stage}, {counted(self.config.ranks, 'rank')}, "
+            f"DebugWorld(stage {self.config.parallel.zero_stage}, {counted(self.config.mesh.ranks, 'rank')}, "
             f"{counted(len(self._choices), 'event')}, {where})"
         )
 

@@ -17,13 +17,13 @@ from zerosim.units import format_bytes
 
 def check_libraries(config: RunConfig) -> None:
     """The backend's library, driver and devices. Raises: InputError with the command that mends it."""
-    if config.backend != "cuda":
+    if config.world.backend != "cuda":
         return
     from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision
 
     check_cuda()
-    check_precision(config.precision)
-    if config.collective == "native" and config.world == "threads":
+    check_precision(config.precision.param_dtype)
+    if config.world.algorithm == "native" and config.world.transport == "threads":
         _check_own_gpus(config)
         check_nccl()
 
@@ -31,7 +31,7 @@ def check_libraries(config: RunConfig) -> None:
 def check_room_for(config: RunConfig, model: Model) -> None:
     """Devices' capacity, this machine's memory, its GPUs'. Raises: InputError with what is needed and what is there."""
     _check_capacity(config, model)
-    if config.backend == "cuda":
+    if config.world.backend == "cuda":
         _check_gpus(config)
     else:
         _check_host(config, model)
@@ -40,16 +40,16 @@ def check_room_for(config: RunConfig, model: Model) -> None:
 def _check_capacity(config: RunConfig, model: Model) -> None:
     largest = max(model.flats, key=lambda flat: flat.numel)
     needed = largest.numel * largest.dtype.itemsize
-    if config.capacity is not None and config.capacity < needed:
+    if config.memory.capacity is not None and config.memory.capacity < needed:
         raise InputError(
-            f"capacity {format_bytes(config.capacity)} is too small for one unit: the parameters of "
+            f"capacity {format_bytes(config.memory.capacity)} is too small for one unit: the parameters of "
             f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage"
         )
 
 
 def _local_ranks(config: RunConfig) -> int:
     """How many ranks this process holds."""
-    return config.ranks if config.world == "threads" else config.ranks_per_process
+    return config.mesh.ranks if config.world.transport == "threads" else config.world.ranks_per_process
 
 
 def _peak_bytes(config: RunConfig) -> list[int]:
@@ -67,13 +67,13 @@ def _check_host(config: RunConfig, model: Model) -> None:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return
-    if model.num_parameters * config.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
+    if model.num_parameters * config.mesh.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
         return
     peaks, local = _peak_bytes(config), _local_ranks(config)
-    needed = sum(peaks) if local == config.ranks else max(peaks) * local
+    needed = sum(peaks) if local == config.mesh.ranks else max(peaks) * local
     if needed > there:
         raise InputError(
-            f"{config.model} on {local} ranks needs {format_bytes(needed)} to train, this machine has "
+            f"{config.model.name} on {local} ranks needs {format_bytes(needed)} to train, this machine has "
             f"{format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
         )
 
@@ -93,8 +93,8 @@ def _check_own_gpus(config: RunConfig) -> None:
     from zerosim.backends.cuda.facts import basic_facts
 
     num_gpus = basic_facts().num_gpus
-    if config.ranks > num_gpus:
+    if config.mesh.ranks > num_gpus:
         raise InputError(
-            f"collective native: NCCL wants a GPU for each of the {config.ranks} ranks, {num_gpus} can be seen; "
+            f"collective native: NCCL wants a GPU for each of the {config.mesh.ranks} ranks, {num_gpus} can be seen; "
             f"choose --collective direct, or --ranks {num_gpus}"
         )

@@ -37,7 +37,7 @@ def plan(
     skipped: Collection[int] = (),
     keep_events: bool = False,
 ) -> RunResult:
-    """What `run` would count of memory and traffic, on shapes alone; `config.steps` or one step.
+    """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or one step.
 
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
@@ -47,8 +47,8 @@ def plan(
     """
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
-    around = (-1, 0, 1) if config.collective == "ring" else (0,)  # a ring passes on its neighbours' shares
-    stands_for = list(range(config.ranks)) if every_rank else [0] * config.ranks
+    around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on its neighbours' shares
+    stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
     uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
@@ -81,19 +81,21 @@ def _run_rank(
     """One rank's program, which feeds these readers; the steps' reports."""
 
     def program(ctx: Context) -> list[StepReport]:
-        rows = ctx.device.backend.empty((config.micro_batch, config.seq + 1), int64)  # takes no memory
-        inputs = Inputs(config.steps or DEFAULT_STEPS, lambda ctx, step: [rows] * config.accumulate, lambda flat: None)
+        rows = ctx.device.backend.empty((config.data.micro_batch, config.model.seq + 1), int64)  # takes no memory
+        inputs = Inputs(
+            config.optim.steps or DEFAULT_STEPS, lambda ctx, step: [rows] * config.data.accumulate, lambda flat: None
+        )
         try:
             return train_rank(ctx, config, inputs, make_control=partial(_KnownSkips, skipped=skipped)).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 
     world = World(
-        config.ranks,
+        config.mesh.ranks,
         backend="meta",
-        collective=config.collective,
-        bucket_bytes=config.bucket_bytes,
-        capacity=config.capacity,
+        collective=config.world.algorithm,
+        bucket_bytes=config.parallel.bucket_bytes,
+        capacity=config.memory.capacity,
         keep_events=keep_events,
     )
     try:

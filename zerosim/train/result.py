@@ -133,7 +133,7 @@ class RunResult:
         config, loss = self.config, f", loss {self.mean_losses[-1]:.4f}" if self.losses else ""
         peak = max(memory.peak.total_bytes for memory in self.memory)
         return (
-            f"RunResult({config.model}, stage {config.stage}, {config.ranks} ranks, "
+            f"RunResult({config.model.name}, stage {config.parallel.zero_stage}, {config.mesh.ranks} ranks, "
             f"{self.num_parameters:,} parameters, {len(self.steps)} steps{loss}, peak {peak:,} B)"
         )
 

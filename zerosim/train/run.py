@@ -58,9 +58,9 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
-    with on_every_process(config.world) as session:
+    with on_every_process(config.world.transport) as session:
         if session is not None:
-            session.check_world(config.ranks, config.ranks_per_process)
+            session.check_world(config.mesh.ranks, config.world.ranks_per_process)
             check_alike(session, config)
         experiment = Experiment(config)
     ledgers: dict[int, RankLedgers] = {}
@@ -90,14 +90,14 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
     """The world that a run asks for."""
     return World(
-        ranks=config.ranks,
-        parallel=config.parallel,
-        backend=config.backend,
-        kind=config.world,
-        per_process=config.ranks_per_process,
-        collective=config.collective,
-        bucket_bytes=config.bucket_bytes,
-        capacity=config.capacity,
+        ranks=config.mesh.ranks,
+        parallel=config.world.max_running,
+        backend=config.world.backend,
+        kind=config.world.transport,
+        per_process=config.world.ranks_per_process,
+        collective=config.world.algorithm,
+        bucket_bytes=config.parallel.bucket_bytes,
+        capacity=config.memory.capacity,
         keep_events=keep_events,
     )
 
@@ -131,7 +131,7 @@ class Experiment:
         )
         model, strategy = trained.model, trained.strategy
         with device.scope(step=self.steps):  # what is recorded from here on comes after the last step
-            sample = None if config.sample is None else _sample(config, model, strategy, device)
+            sample = None if config.data.sample is None else _sample(config, model, strategy, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
         gpu = None if device.lane is None else device.lane.gpu_bytes()
@@ -146,54 +146,54 @@ class Experiment:
             self.model,
             self.layout,
             dict(enumerate(ledgers)),
-            range(self.config.ranks),
+            range(self.config.mesh.ranks),
             outcomes[0].steps,
             losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
             weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
             sample=outcomes[0].sample,
             keep_events=keep_events,
-            gpus=_gpu_uses(outcomes, ledgers) if self.config.world == "threads" else (),
+            gpus=_gpu_uses(outcomes, ledgers) if self.config.world.transport == "threads" else (),
         )
 
 
 def _read_inputs(config: RunConfig, model: Model) -> Inputs:
-    weights = None if config.weights is None else data.read_weights(config.weights, model.shapes())
-    rows, seq = config.global_batch, config.seq
+    weights = None if config.data.weights is None else data.read_weights(config.data.weights, model.shapes())
+    rows, seq = config.global_batch, config.model.seq
     batch: Callable[[int], Any]
-    if config.tokens is not None:
-        if config.data is not None:
+    if config.data.tokens is not None:
+        if config.data.file is not None:
             raise InputError("data and tokens are both given: choose one")
-        tokens = data.read_tokens(config.tokens, rows, seq, config.vocab, config.steps)
+        tokens = data.read_tokens(config.data.tokens, rows, seq, config.model.vocab, config.optim.steps)
         steps, batch = len(tokens), tokens.__getitem__
     else:
-        text = data.read_text(config.data, seq, config.vocab)
-        steps = config.steps or DEFAULT_STEPS
-        batch = partial(data.sample_batch, text, config.seed, rows=rows, seq=seq)
+        text = data.read_text(config.data.file, seq, config.model.vocab)
+        steps = config.optim.steps or DEFAULT_STEPS
+        batch = partial(data.sample_batch, text, config.data.seed, rows=rows, seq=seq)
 
     def micro_batches(ctx: Context, step: int) -> list[Any]:
-        data_rank, data_size = config.mesh.index(ctx.rank, *DATA), config.mesh.size(*DATA)
-        return data.micro_batches(batch(step), data_rank, data_size, config.accumulate)
+        data_rank, data_size = config.mesh.axes.index(ctx.rank, *DATA), config.mesh.axes.size(*DATA)
+        return data.micro_batches(batch(step), data_rank, data_size, config.data.accumulate)
 
     return Inputs(steps, micro_batches, _writer(config, weights))
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat], None]:
-    exact = config.master_init == "exact"
+    exact = config.precision.master_init == "exact"
     if weights is None:
-        return lambda flat: draw_flat(flat, config.seed, exact_master=exact)
+        return lambda flat: draw_flat(flat, config.data.seed, exact_master=exact)
     return lambda flat: load_flat(flat, weights, exact_master=exact)
 
 
 def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:
     """`sample_tokens` bytes that the model continues `sample` with, at temperature 0.8."""
-    random = generator("sample", config.seed)
+    random = generator("sample", config.data.seed)
 
     def choose(logits: Any) -> int:
         weights = np.exp((logits - logits.max()).astype(np.float64) / 0.8)
         return int(random.choice(len(weights), p=weights / weights.sum()))
 
-    prompt = list((config.sample or "").encode())
-    tokens = engine.generate(model, prompt, config.sample_tokens, config.seq, strategy, device, choose)
+    prompt = list((config.data.sample or "").encode())
+    tokens = engine.generate(model, prompt, config.data.sample_tokens, config.model.seq, strategy, device, choose)
     return bytes(token for token in tokens if token < 256)
 
 

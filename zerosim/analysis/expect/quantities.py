@@ -83,14 +83,14 @@ class Quantity:
 
 def _ring_share(config: RunConfig) -> Fraction:
     """(N-1)/N: of a volume, what a rank of a ring sends. Raises: InputError where a volume is divided otherwise."""
-    if config.ranks == 1:
+    if config.mesh.ranks == 1:
         raise InputError("ranks 1: one rank sends nothing, so its volume has no factor (N-1)/N; give two at least")
-    if config.dp_replicate > 1:
+    if config.mesh.dp_replicate > 1:
         raise InputError(
-            f"dp_replicate {config.dp_replicate}: a volume has two factors then, within and across replicas; expect "
-            "sent_bytes"
+            f"dp_replicate {config.mesh.dp_replicate}: a volume has two factors then, within and across replicas; "
+            "expect sent_bytes"
         )
-    return Fraction(config.ranks - 1, config.ranks)
+    return Fraction(config.mesh.ranks - 1, config.mesh.ranks)
 
 
 # -- counts -------------------------------------------------------------------------------------------
@@ -107,28 +107,28 @@ def _counted_peak(asked: Asked) -> int:
 
 def _counted_sent(asked: Asked) -> int:
     result = asked.result
-    return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.ranks))
+    return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
 
 
 def _counted_volume(asked: Asked) -> Fraction:
     result, share, last = asked.result, _ring_share(asked.config), len(asked.result.steps) - 1
     rows = [row for rows in result.traffic for row in rows if row.step == last and row.purpose == "states"]
     elements = sum((Fraction(row.wire_bytes, dtype(row.dtype).itemsize) for row in rows), Fraction(0))
-    return elements / asked.config.ranks / share / result.num_parameters
+    return elements / asked.config.mesh.ranks / share / result.num_parameters
 
 
 def _counted_blocks(asked: Asked) -> list[int]:
     """What each block's forward saved, as its ops recorded it."""
     kept = [sum(row.nbytes for row in rows) for unit, rows in asked.result.saved.items() if is_block(unit)]
-    if not kept or asked.config.family == "flat":
-        raise InputError(f"model {asked.config.model} has no blocks whose activations could be counted")
+    if not kept or asked.config.model.family == "flat":
+        raise InputError(f"model {asked.config.model.name} has no blocks whose activations could be counted")
     return kept
 
 
 def _counted_largest(asked: Asked) -> int:
     """Times mp: a model of mp times as many parameters leaves each rank what one of this size does."""
-    if asked.config.family != "flat":
-        raise InputError(f"model {asked.config.model}: the largest is searched among flat ones; choose model flat")
+    if asked.config.model.family != "flat":
+        raise InputError(f"model {asked.config.model.name}: the largest is searched among flat ones; choose model flat")
     return asked.runs.largest(asked.config, asked.memory) * asked.mp
 
 
@@ -169,76 +169,94 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
 def _psi(config: RunConfig) -> int:
     """Parameters by the formula of the model's family."""
     c = config
-    if c.family == "flat":
-        assert c.params is not None  # scenario has filled it in
-        return c.params
-    if c.family == "gpt":
-        return formulas.gpt2_parameters(c.layers, c.hidden, c.vocab, c.positions, ffn=c.ffn, tied=c.tie_embeddings)
-    if c.family == "llama":
-        sizes = c.layers, c.hidden, c.ffn, c.vocab, c.heads, c.kv_heads
-        return formulas.llama_parameters(*sizes, tied=c.tie_embeddings)
-    raise InputError(f"model {c.model}: no formula for its parameters; choose gpt, llama or flat, or count them")
+    if c.model.family == "flat":
+        assert c.model.params is not None  # scenario has filled it in
+        return c.model.params
+    if c.model.family == "gpt":
+        return formulas.gpt2_parameters(
+            c.model.layers,
+            c.model.hidden,
+            c.model.vocab,
+            c.model.positions,
+            ffn=c.model.ffn,
+            tied=c.model.tie_embeddings,
+        )
+    if c.model.family == "llama":
+        sizes = c.model.layers, c.model.hidden, c.model.ffn, c.model.vocab, c.model.heads, c.model.kv_heads
+        return formulas.llama_parameters(*sizes, tied=c.model.tie_embeddings)
+    raise InputError(f"model {c.model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
 
 
 def _with_blocks(asked: Asked) -> RunConfig:
-    if asked.config.family not in ("gpt", "llama"):
-        raise InputError(f"model {asked.config.model} has no blocks: choose a gpt")
+    if asked.config.model.family not in ("gpt", "llama"):
+        raise InputError(f"model {asked.config.model.name} has no blocks: choose a gpt")
     return asked.config
 
 
 def _formula_states(asked: Asked) -> Fraction:
     c = asked.config
-    upcast = asked.at == "gradients_upcast" and c.schedule_choices.upcast_grads
-    states = formulas.optimizer_step_states(c.stage, _psi(c), c.dp_shard, cost_of(c), upcast_grads=upcast)
+    upcast = asked.at == "gradients_upcast" and c.recipe_choices.upcast_grads
+    states = formulas.optimizer_step_states(
+        c.parallel.zero_stage, _psi(c), c.mesh.dp_shard, cost_of(c), upcast_grads=upcast
+    )
     return sum(states.values(), Fraction(0))
 
 
 def _formula_volume(asked: Asked) -> Fraction:
     result, psi, share = asked.result, _psi(asked.config), _ring_share(asked.config)
-    return volume_of(result).sent_bytes(psi, asked.config.ranks, 1, 1, *gathers_of(result)) / share / psi
+    return volume_of(result).sent_bytes(psi, asked.config.mesh.ranks, 1, 1, *gathers_of(result)) / share / psi
 
 
 def _formula_block(asked: Asked) -> Fraction:
     c = _with_blocks(asked)
-    return formulas.block_activations(c.seq, c.micro_batch, c.hidden, c.heads, ffn=c.ffn, recompute=c.recompute)
+    return formulas.block_activations(
+        c.model.seq, c.data.micro_batch, c.model.hidden, c.model.heads, ffn=c.model.ffn, recompute=c.memory.recompute
+    )
 
 
 def _formula_largest(asked: Asked) -> Fraction:
     c = asked.config
-    return formulas.largest_model(asked.memory, c.stage, c.dp_shard, cost_of(c), asked.mp)
+    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.dp_shard, cost_of(c), asked.mp)
 
 
 def _twelve_bytes(asked: Asked) -> int:
     c = _with_blocks(asked)
-    return formulas.zero_paper_elements(c.seq, c.micro_batch, c.hidden, c.layers) * dtype(c.precision).itemsize
+    return (
+        formulas.zero_paper_elements(c.model.seq, c.data.micro_batch, c.model.hidden, c.model.layers)
+        * dtype(c.precision.param_dtype).itemsize
+    )
 
 
 def _checkpoint_elements(asked: Asked) -> Fraction:
     c = _with_blocks(asked)
-    return Fraction(formulas.checkpoint_elements(c.seq, c.micro_batch, c.hidden, c.layers), asked.mp)
+    return Fraction(
+        formulas.checkpoint_elements(c.model.seq, c.data.micro_batch, c.model.hidden, c.model.layers), asked.mp
+    )
 
 
 def _checkpoint_bytes(asked: Asked) -> Fraction:
-    return _checkpoint_elements(asked) * dtype(asked.config.precision).itemsize
+    return _checkpoint_elements(asked) * dtype(asked.config.precision.param_dtype).itemsize
 
 
 def _checkpoints_and_block(asked: Asked) -> Fraction:
-    return _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.layers)
+    return _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.model.layers)
 
 
 def _megatron_parameters(asked: Asked) -> Fraction:
     c = _with_blocks(asked)
-    return formulas.megatron_parameters(c.layers, c.hidden, c.vocab, c.positions)
+    return formulas.megatron_parameters(c.model.layers, c.model.hidden, c.model.vocab, c.model.positions)
 
 
 def _twelve_l_h_squared(asked: Asked) -> int:
     c = _with_blocks(asked)
-    return formulas.twelve_l_h_squared(c.layers, c.hidden)
+    return formulas.twelve_l_h_squared(c.model.layers, c.model.hidden)
 
 
 def _calculator(asked: Asked) -> Fraction | None:
     known = {calculator.name: calculator for calculator in formulas.calculators()}
-    return known[asked.calculator].model_states(asked.config.stage, _psi(asked.config), asked.config.dp_shard)
+    return known[asked.calculator].model_states(
+        asked.config.parallel.zero_stage, _psi(asked.config), asked.config.mesh.dp_shard
+    )
 
 
 FORMULAS: Mapping[str, Quantity] = MappingProxyType(

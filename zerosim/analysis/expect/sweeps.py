@@ -7,7 +7,6 @@ others across, the last one fastest.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import math
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS
 from zerosim.errors import InputError
 
 MP = "mp"
@@ -75,15 +74,14 @@ def describe(axes: Sequence[Axis], labels: Sequence[str]) -> str:
 
 
 def _axis(name: str, values: object) -> Axis:
-    fields = [field.name for field in dataclasses.fields(RunConfig) if field.init]
     if isinstance(values, dict):
-        if name in (*fields, MP):
+        if name in (*OPTIONS, MP):
             raise InputError(f"sweep: {name} names a field: give it a list of values")
         if not values or not all(isinstance(case, dict) for case in values.values()):
             raise InputError(f'sweep.{name}: expected cases, each a name and the fields it sets, "a" = {{ stage = 1 }}')
         return Axis(name, tuple(values), tuple(values.values()))
-    if name not in (*fields, MP):
-        near = difflib.get_close_matches(name, [*fields, MP], 1)
+    if name not in (*OPTIONS, MP):
+        near = difflib.get_close_matches(name, [*OPTIONS, MP], 1)
         raise InputError(
             f"sweep: unknown field {name!r}; {f'did you mean {near[0]!r}?' if near else 'see zerosim run'}"
         )

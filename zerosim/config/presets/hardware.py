@@ -1,7 +1,7 @@
 """Accelerators by name: memory, peak arithmetic, memory and link bandwidth, each with where it was read.
 
-Owns the published figures of a few devices, and the reading of a user's own from a TOML file. Not what a
-device reaches in practice.
+The published figures of a few devices, and a user's own, read from a TOML file. They are not what a device reaches in
+practice.
 
 Memory is the figure of the data sheet read as decimal GB, as the ZeRO paper's tables do ("32 GB" =
 32e9 bytes). Devices report more (an H100 of "80 GB": 81,559 MiB = 85.5e9 bytes, NVML), and driver, CUDA

@@ -1,7 +1,6 @@
 """Models by name: the sizes of published GPTs and Llamas, and what a bare family's name stands for.
 
-Owns numbers and their sources, no behaviour. Sizes carry the names of `RunConfig`'s fields. Where a
-source leaves something open, `notes` says what was chosen.
+Sizes carry the names of `ModelConfig`'s fields. Where a source leaves something open, `notes` states what was chosen.
 
 Sources: GPT-2's and Llama's config.json as released; GPT-3, arXiv 2005.14165, Table 2.1; ZeRO, arXiv
 1910.02054, Tables 5-10; Megatron-LM, arXiv 2104.04473, Table 1; Llama 2, arXiv 2307.09288; Llama 3,
@@ -18,7 +17,7 @@ from types import MappingProxyType
 from zerosim.errors import InputError
 
 Size = int | float | bool
-"""A size, a rate or a choice, as the field of RunConfig of that name holds it."""
+"""A size, a rate or a choice, as the field of ModelConfig of that name holds it."""
 
 FAMILIES = ("gpt", "llama", "mlp", "flat")
 
@@ -28,8 +27,8 @@ class ModelPreset:
     """One model: its family and all its sizes.
 
     `published` is the count as its source prints it ('124M'), `published_parameters` the exact one
-    where the released weights have been counted. `notes` says what the source leaves open and what
-    is not modelled.
+    where the released weights have been counted. `notes`: what the source leaves open and what is not
+    modelled.
     """
 
     name: str

@@ -1,18 +1,40 @@
 """Recipes: how frameworks' ZeRO differs from the paper's, as values of a run's fields.
 
-Owns which fields each recipe sets in which stage, with sources. What those fields do is the strategies'
-affair; what they cost in bytes is in `planner.formulas`.
+Which fields each recipe sets in which stage, with sources. The strategies implement them (`parallel/`); what they cost
+in bytes is in `analysis/formulas/`.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from zerosim.errors import InputError
 
 NAMES = ("paper", "deepspeed", "fsdp2", "megatron")
 PERSISTENT_NUMEL = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeChoices:
+    """Where published implementations differ from the paper.
+
+    grad_dtype         that gradients are kept and sent in
+    grad_reduction     stages 1 and 2: 'reduce_scatter', or 'all_reduce' of which a rank keeps its slice
+    upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
+    keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
+    persistent_numel   stage 3: units with fewer elements stay gathered for good
+    cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
+    """
+
+    grad_dtype: str
+    grad_reduction: str
+    upcast_grads: bool
+    keep_root_units: bool
+    persistent_numel: int
+    cast_shards: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +49,7 @@ class Recipe:
 
     def fields(self, stage: int) -> dict[str, object]:
         """The fields that it sets in this stage and their values; the paper's recipe sets none."""
-        return _FIELDS_OF[self.name](stage)
+        return dict(_FIELDS[self.name][stage])
 
     def resolved(self, stage: int) -> dict[str, object]:
         """Every field that any recipe sets, with the paper's value where this one says nothing."""
@@ -44,15 +66,7 @@ class Recipe:
 
 
 def paper_fields() -> dict[str, object]:
-    """The paper's values.
-
-    grad_dtype: what gradients are kept and sent in; None is the parameters' own.
-    grad_reduction: "reduce_scatter" or "all_reduce", in stages 1 and 2.
-    upcast_grads: the optimizer step casts the reduced 2-byte gradients to an fp32 copy first.
-    keep_root_units: stage 3: units outside the blocks stay gathered from forward to backward.
-    persistent_numel: stage 3: units with fewer elements stay gathered through the whole step.
-    cast_shards: stage 3: no 2-byte shard is stored; the fp32 master is cast at each gather.
-    """
+    """The paper's values of what any recipe sets. The `grad_dtype` None is the parameters' own."""
     return {
         "grad_dtype": None,
         "grad_reduction": "reduce_scatter",
@@ -119,29 +133,14 @@ def find_recipe(name: str) -> Recipe:
     raise InputError(f"unknown recipe {name!r}: {hint}")
 
 
-def _paper(stage: int) -> dict[str, object]:
-    return {}
-
-
-def _deepspeed(stage: int) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    if stage in (1, 2):
-        fields["grad_reduction"] = "all_reduce"
-    if stage >= 1:
-        fields["upcast_grads"] = True
-    if stage == 3:
-        fields["persistent_numel"] = PERSISTENT_NUMEL
-    return fields
-
-
-def _fsdp2(stage: int) -> dict[str, object]:
-    if stage < 3:
-        return {"grad_dtype": "fp32"}
-    return {"grad_dtype": "fp32", "keep_root_units": True, "cast_shards": True}
-
-
-def _megatron(stage: int) -> dict[str, object]:
-    return {"grad_dtype": "fp32"}
-
-
-_FIELDS_OF = {"paper": _paper, "deepspeed": _deepspeed, "fsdp2": _fsdp2, "megatron": _megatron}
+_FP32_GRADS: Mapping[str, object] = MappingProxyType({"grad_dtype": "fp32"})
+_ALL_REDUCED: Mapping[str, object] = MappingProxyType({"grad_reduction": "all_reduce", "upcast_grads": True})
+_FIELDS: Mapping[str, tuple[Mapping[str, object], ...]] = MappingProxyType(
+    {
+        "paper": ({}, {}, {}, {}),
+        "deepspeed": ({}, _ALL_REDUCED, _ALL_REDUCED, {"upcast_grads": True, "persistent_numel": PERSISTENT_NUMEL}),
+        "fsdp2": (*[_FP32_GRADS] * 3, {"grad_dtype": "fp32", "keep_root_units": True, "cast_shards": True}),
+        "megatron": (_FP32_GRADS,) * 4,
+    }
+)
+"""By recipe, the fields that it sets in stages 0 to 3."""

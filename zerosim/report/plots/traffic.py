@@ -39,8 +39,10 @@ def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
 
     Source: ZeRO paper, section 7, through `formulas.volume`.
     """
-    sizes = {(result.num_parameters, result.config.ranks, *itemsizes(result.config)) for result in results.values()}
-    if len(sizes) != 1 or any(result.config.dp_replicate > 1 for result in results.values()):
+    sizes = {
+        (result.num_parameters, result.config.mesh.ranks, *itemsizes(result.config)) for result in results.values()
+    }
+    if len(sizes) != 1 or any(result.config.mesh.dp_replicate > 1 for result in results.values()):
         return []
     (size,) = sizes
     if size[1] == 1:

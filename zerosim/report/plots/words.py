@@ -28,11 +28,11 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     """'Ψ = 7.50B parameters on N = 64 ranks, bf16, adam'; what differs between runs as a range or a list."""
     runs = results.values()
     psi = _range((result.num_parameters for result in runs), format_count)
-    ranks = _range((result.config.ranks for result in runs), lambda count: f"{count:,}")
-    precision = "/".join(dict.fromkeys(result.config.precision for result in runs))
-    optimizer = "/".join(dict.fromkeys(result.config.optimizer for result in runs))
+    ranks = _range((result.config.mesh.ranks for result in runs), lambda count: f"{count:,}")
+    precision = "/".join(dict.fromkeys(result.config.precision.param_dtype for result in runs))
+    optimizer = "/".join(dict.fromkeys(result.config.optim.optimizer for result in runs))
     noun = "rank" if ranks == "1" else "ranks"
-    counts = {result.config.dp_replicate for result in runs if result.config.stage} - {1}
+    counts = {result.config.mesh.dp_replicate for result in runs if result.config.parallel.zero_stage} - {1}
     replicas = f" in {_range(counts, lambda count: f'{count:,}')} replicas" if counts else ""
     return f"Ψ = {psi} parameters, N = {ranks} data-parallel {noun}{replicas}, {precision} with {optimizer}"
 

@@ -1,0 +1,126 @@
+"""A configuration is eight frozen parts; flat names are keywords, flags and keys, each declared once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from zerosim.config import (
+    OPTIONS,
+    PLAN_DEFAULTS,
+    DataConfig,
+    MemoryConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    RunConfig,
+    WorldConfig,
+    plan_config,
+)
+from zerosim.config.run import PARTS
+from zerosim.errors import InputError
+
+CONFIGS = [
+    RunConfig(),
+    RunConfig(stage=2, ranks=8, dp_replicate=2, model="gpt2", precision="fp16", betas=(0.8, 0.9), data="x.txt"),
+    RunConfig(model="llama", hidden=128, parallel=2, schedule="cosine", world="mpi", ranks=6, ranks_per_process=2),
+    RunConfig(model="flat", params="7.5B", units=3, capacity="32GB", bucket_bytes=None, collective="ring"),
+]
+
+
+def test_flat_keywords_and_parts_make_one_configuration() -> None:
+    flat = RunConfig(stage=1, ranks=8, model="gpt2", precision="fp16", schedule="cosine", parallel=2, data="x", seed=3)
+    parts = RunConfig(
+        model=ModelConfig(name="gpt2"),
+        mesh=MeshConfig(ranks=8),
+        parallel=ParallelConfig(zero_stage=1),
+        precision=PrecisionConfig(param_dtype="fp16"),
+        optim=OptimConfig(lr_schedule="cosine"),
+        data=DataConfig(file="x", seed=3),
+        world=WorldConfig(max_running=2),
+    )
+    mixed = RunConfig(mesh=MeshConfig(ranks=8), stage=1, model=ModelConfig(name="gpt2"), precision="fp16",
+                      optim=OptimConfig(lr_schedule="cosine"), parallel=2, data="x", seed=3)  # fmt: skip
+    assert flat == parts == mixed
+    assert (flat.parallel.zero_stage, flat.optim.lr_schedule, flat.world.max_running) == (1, "cosine", 2)
+
+
+def test_replace_takes_flat_values_and_parts() -> None:
+    config = RunConfig(stage=1, model="gpt2", precision="fp16", loss_scale=8.0)
+    assert config.replace(precision="bf16").precision == PrecisionConfig(param_dtype="bf16", loss_scale=8.0)
+    assert config.replace(precision=PrecisionConfig()).precision == PrecisionConfig()
+    assert config.replace(stage=2, parallel=4).to_dict() == {**config.to_dict(), "stage": 2, "parallel": 4}
+    assert config.replace(model="gpt").model == ModelConfig()  # another model brings its own sizes
+    assert config.replace(model="gpt2", layers=2).model.hidden == 768
+    assert dataclasses.replace(config, seed=9) == config.replace(seed=9)
+    assert config.replace(memory=MemoryConfig(recompute="full"), saves="megatron").memory == MemoryConfig(
+        recompute="full", saves="megatron"
+    )
+
+
+def test_a_plan_assumes_what_no_part_says() -> None:
+    assert {name: plan_config().to_dict()[name] for name in PLAN_DEFAULTS} == PLAN_DEFAULTS
+    assert plan_config(micro_batch=2).data.micro_batch == 2
+    own = plan_config(memory=MemoryConfig(), data=DataConfig(micro_batch=3))
+    assert (own.memory.saves, own.data.micro_batch, own.parallel.bucket_bytes) == ("lean", 3, None)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+def test_a_configuration_is_a_value(config: RunConfig) -> None:
+    for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config), eval(repr(config))):
+        assert twin == config
+        assert hash(twin) == hash(config)
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert list(config.to_dict()) == list(OPTIONS)
+    for name in PARTS:
+        part = getattr(config, name)
+        assert eval(repr(part)) == part
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(config, name, part)
+
+
+def test_what_is_shown_is_what_is_not_the_default() -> None:
+    assert repr(RunConfig()) == "RunConfig()"
+    assert repr(RunConfig(stage=2, model="gpt2", seed=0)) == "RunConfig(model='gpt2', stage=2)"
+    assert repr(ParallelConfig(zero_stage=1)) == "ParallelConfig(zero_stage=1)"
+
+
+def test_every_field_is_declared_once_and_well() -> None:
+    assert len(OPTIONS) == sum(len(part.options()) for part in PARTS.values())
+    assert list(inspect.signature(RunConfig).parameters) == list(OPTIONS)
+    for option in OPTIONS.values():
+        assert option.help, option.flat
+        assert option.choices or option.metavar or option.kinds[0] == "bool", option.flat
+        option.check(option.default)
+        for word in option.choices:
+            option.check(option.taken(word))
+        for bound in (option.low, option.high):
+            if bound is not None:
+                option.check(bound)
+        for beyond in (option.above, option.below):
+            if beyond is not None:
+                with pytest.raises(InputError, match=option.flat):
+                    option.check(beyond)
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.high is not None], ids=lambda o: o.flat)
+def test_what_is_out_of_range_is_named_by_its_flat_name(option: Any) -> None:
+    with pytest.raises(InputError, match=f"^{option.flat} .*expected at least {option.low} and at most {option.high}"):
+        RunConfig(model="flat", **{option.flat: type(option.high)(option.high + option.high)})
+
+
+def test_an_old_name_says_where_it_is_now() -> None:
+    with pytest.raises(AttributeError, match=r"it is config\.parallel\.zero_stage"):
+        RunConfig().stage  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(TypeError, match="'stge': did you mean 'stage'"):
+        RunConfig(stge=2)
+    with pytest.raises(InputError, match="mesh 4: expected a MeshConfig"):
+        RunConfig(mesh=4)

@@ -1,0 +1,125 @@
+"""The model's part of a configuration: a family and all its sizes, those that were not given filled in by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from zerosim.config.option import Option, Part, option
+from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, Size, family_sizes, find_model
+from zerosim.errors import InputError
+from zerosim.units import parse_count
+
+OF_MODEL = "the model's"
+BLOCKS = ("gpt", "llama")
+"""The families that have blocks: attention, activations that can be recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelConfig(Part):
+    """What is trained: `name` is a family, a preset's name, or a Hugging Face config.json. Sizes in elements."""
+
+    name: str = option(
+        "gpt", "gpt, llama, mlp, flat; a preset such as gpt2-xl, gpt3-175b, 1t, llama3-8b (zerosim zoo lists them); or "
+        "a Hugging Face config.json", flat="model", metavar="NAME",
+    )  # fmt: skip
+    layers: int = option(None, "blocks", low=1, high=100_000, metavar="L", shown=OF_MODEL)
+    hidden: int = option(None, "width", low=1, high=10**7, metavar="D", shown=OF_MODEL)
+    heads: int = option(None, "attention heads; they divide the width", low=1, high=10**7, metavar="H", shown=OF_MODEL)
+    kv_heads: int = option(None, "llama: heads of keys and values", low=1, high=10**7, metavar="KV", shown=OF_MODEL)
+    ffn: int = option(None, "width of the feed-forward", low=1, high=10**8, metavar="F", shown=OF_MODEL)
+    seq: int = option(
+        None, "tokens per row: the context", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
+    )
+    positions: int = option(None, "gpt: rows of the position table", low=1, high=10**8, metavar="T", shown=OF_MODEL)
+    vocab: int = option(None, "token ids; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
+    tie_embeddings: bool = option(None, "the head is the token table")
+    dropout: float = option(None, "chance that an activation is dropped", below=1, metavar="P", shown=OF_MODEL)
+    norm_eps: float = option(None, "added to a norm's variance", low=0, high=1, metavar="EPS", shown=OF_MODEL)
+    rope_base: float = option(None, "llama: base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
+    params: int | None = option(
+        None, "flat: parameters, such as 7.5B", low=1, high=10**15, metavar="COUNT", shown=OF_MODEL, parse=parse_count
+    )
+    units: int | None = option(
+        None, "flat: units that they are cut into", low=1, high=100_000, metavar="U", shown=OF_MODEL
+    )
+    family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: what `name` is
+
+    def _resolve(self) -> None:
+        sizes = list(self.options().values())[1:]
+        given: dict[str, Size] = {}
+        for size in sizes:
+            if (value := getattr(self, size.attribute)) is not None:
+                given[size.attribute] = value
+        family, base = self.name, {}
+        if self.name not in FAMILIES:
+            preset = _preset(self.name)
+            family, base = preset.family, dict(preset.sizes)
+            if "hidden" in given:
+                base.pop("ffn", None)  # follows from hidden
+        for name in ("params", "units"):
+            if name in given and family != "flat":
+                raise InputError(f"{name} {given[name]}: a size of model flat only; choose --model flat")
+        for size in sizes:
+            size.check(given.get(size.attribute))
+        object.__setattr__(self, "family", family)
+        for name, value in family_sizes(family, {**base, **given}).items():
+            object.__setattr__(self, name, value)
+        try:
+            for size in sizes:
+                size.check(getattr(self, size.attribute))
+            self._check_sizes()
+        except InputError as error:  # of a file's sizes: name the file
+            raise InputError(f"{self.name}: {error}" if self.name.endswith(".json") else str(error)) from None
+
+    def _check_sizes(self) -> None:
+        family, heads = self.family, self.heads
+        if family in BLOCKS:
+            if self.hidden % heads:
+                raise InputError(f"heads {heads} do not divide hidden {self.hidden}: choose heads that do")
+            if heads % self.kv_heads:
+                raise InputError(f"kv_heads {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
+        if family == "gpt" and self.kv_heads != heads:
+            raise InputError(f"kv_heads {self.kv_heads}: a gpt has as many as heads, {heads}; choose model llama")
+        if family == "llama" and self.hidden // heads % 2:
+            raise InputError(f"heads {heads}: {self.hidden // heads} columns a head cannot be rotated in pairs")
+        if family == "gpt" and self.seq > self.positions:
+            raise InputError(
+                f"seq {self.seq} is longer than the model's {self.positions} positions: "
+                f"shorten it, or pass --positions {self.seq} for a longer table"
+            )
+        if family != "gpt" and self.dropout:
+            raise InputError(f"dropout {self.dropout}: the {family} has none; leave it 0, or choose model gpt")
+        if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
+            raise InputError(f"units {self.units}: more than params = {self.params}; a unit holds one at least")
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated again. Another name brings its own sizes."""
+        if changes.get("name", self.name) != self.name:
+            return type(self)(**changes)
+        return dataclasses.replace(self, **changes)
+
+    def _default(self, of: Option) -> Any:
+        preset = MODELS.get(self.name.lower())
+        sizes = {"name": of.default, **family_sizes(self.family, preset.sizes if preset else None)}
+        return sizes.get(of.attribute)
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.family in BLOCKS
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a named model's source leaves open, and what of it is not modelled."""
+        return () if self.name in FAMILIES else _preset(self.name).notes
+
+
+def _preset(name: str) -> ModelPreset:
+    if not name.strip():
+        raise InputError(f"model {name!r}: expected a name, such as gpt2, or a config.json")
+    if name.endswith(".json") or "/" in name or name in (".", ".."):
+        from zerosim.config.huggingface import read_config_json  # not at every start
+
+        return read_config_json(name)
+    return find_model(name)

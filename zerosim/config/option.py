@@ -1,0 +1,171 @@
+"""One field of a configuration: its range, choices, default and help, stated where the field is declared.
+
+`option` puts them into the field's metadata. Checks, the command line's flags and the keys of a scenario file are read
+from there. Outside the parts an option has a flat name (`stage` for `parallel.zero_stage`): a keyword of
+`RunConfig(...)`, a flag and a TOML key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Self
+
+from zerosim.errors import InputError
+from zerosim.units import LONGEST_NUMBER
+
+_KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),)}
+)
+_PAIR = "tuple[float, float]"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field takes, and what the command line shows of it.
+
+    help        one line
+    flat        its name outside the part; the field's own where nothing is given
+    low, high   bounds that are allowed; `above` and `below` are not. Of each number, where there are two
+    choices     the words that it takes
+    metavar     the value's name in help; `choices` where there are some
+    shown       the default in words, where the value itself would say too little
+    also        other names that people type for its flag
+    parse       from text such as '32GB' to the value
+    """
+
+    help: str
+    flat: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    metavar: str | tuple[str, ...] = ""
+    shown: str | None = None
+    also: tuple[str, ...] = ()
+    parse: Callable[[str], int] | None = None
+    # Read from the field itself:
+    attribute: str = ""
+    default: Any = None
+    kinds: tuple[str, ...] = ()
+
+    def taken(self, value: Any) -> Any:
+        """The value as the field keeps it. Raises: InputError for one of another type."""
+        if isinstance(value, str) and self.parse is not None:
+            try:
+                value = self.parse(value)
+            except InputError as error:
+                raise InputError(f"{self.flat} {error}") from None
+        if value is None and self.default is None:  # what a model's name, or a default, fills in
+            return None
+        for number in value if isinstance(value, tuple) else [value]:
+            if isinstance(number, int) and abs(number) >= 10**LONGEST_NUMBER:
+                raise InputError(f"{self.flat}: a whole number of more than {LONGEST_NUMBER} digits is too large")
+        if self.kinds == (_PAIR,):
+            if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(b, float | int) for b in value)):
+                raise InputError(f"{self.flat} {value!r}: expected two numbers")
+            return value
+        allowed = tuple(kind for name in self.kinds for kind in _KINDS[name])
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            expected = " or ".join(name for name in self.kinds if name != "None")
+            raise InputError(f"{self.flat} {value!r}: expected {expected}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{self.flat} {value}: expected a finite number")
+        return value
+
+    def check(self, value: Any) -> None:
+        """Raises: InputError for a word that is no choice, and a number out of range."""
+        if value is None or isinstance(value, bool):
+            return
+        if isinstance(value, tuple):
+            for index, number in enumerate(value, start=1):
+                self._check_number(f"{self.flat}: {self.flat.removesuffix('s')}{index}", number)
+        elif self.choices and value not in self.choices:
+            raise InputError(f"{self.flat} {value!r}: expected one of {', '.join(self.choices)}")
+        elif isinstance(value, int | float):
+            self._check_number(self.flat, value)
+
+    def _check_number(self, name: str, value: float) -> None:
+        if self.below is not None:
+            if not (self.low or 0) <= value < self.below:
+                raise InputError(f"{name} {value}: expected a number in [{self.low or 0}, {self.below})")
+            return
+        too_low = (self.low is not None and value < self.low) or (self.above is not None and value <= self.above)
+        if too_low or (self.high is not None and value > self.high):
+            least = f"more than {self.above}" if self.above is not None else f"at least {self.low}"
+            most = "" if self.high is None else f" and at most {self.high}"
+            raise InputError(f"{name} {value}: expected {least}{most}")
+
+
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field with an `Option` of these values in its metadata."""
+    return dataclasses.field(default=default, metadata={"option": Option(help, **metadata)})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a configuration. Every field was checked when it was made: `InputError` names the field by its flat
+    name, its value and what was expected."""
+
+    def __post_init__(self) -> None:
+        options = self.options().values()
+        for each in options:
+            object.__setattr__(self, each.attribute, each.taken(getattr(self, each.attribute)))
+        self._resolve()
+        for each in options:
+            each.check(getattr(self, each.attribute))
+        self._check()
+
+    @classmethod
+    def options(cls) -> Mapping[str, Option]:
+        """Its options by flat name, in the order of its fields."""
+        part: Any = cls  # its instances have a __hash__ of their own, which mypy takes for the class's
+        return _options_of(part)
+
+    def _resolve(self) -> None:
+        """Fill in what was not given."""
+
+    def _check(self) -> None:
+        """Which fields go together. Raises: InputError."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated again."""
+        return dataclasses.replace(self, **changes)
+
+    def flat(self) -> dict[str, Any]:
+        """Plain values by flat name, as JSON and TOML hold them."""
+        values = {name: getattr(self, each.attribute) for name, each in self.options().items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def changed(self) -> dict[str, Any]:
+        """The values that are not the default, by flat name."""
+        values = ((each, getattr(self, each.attribute)) for each in self.options().values())
+        return {each.flat: value for each, value in values if value != self._default(each)}
+
+    def _default(self, of: Option) -> Any:
+        return of.default
+
+    def __repr__(self) -> str:
+        names = {each.flat: each.attribute for each in self.options().values()}
+        return f"{type(self).__name__}({', '.join(f'{names[n]}={v!r}' for n, v in self.changed().items())})"
+
+
+@cache
+def _options_of(part: type[Any]) -> Mapping[str, Option]:
+    options = (
+        dataclasses.replace(
+            declared,
+            flat=declared.flat or field.name,
+            attribute=field.name,
+            default=field.default,
+            kinds=tuple(str(field.type).split(" | ")),
+        )
+        for field in dataclasses.fields(part)
+        if (declared := field.metadata.get("option")) is not None
+    )
+    return MappingProxyType({option.flat: option for option in options})

@@ -1,0 +1,254 @@
+"""The parts of a configuration: every field once, with its default, range, choices and help (`option.py`).
+
+A part checks itself. What several parts have to agree on is checked by `RunConfig` (`run.py`), which holds one of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.config.option import Part, option
+from zerosim.config.presets.recipes import NAMES as RECIPES
+from zerosim.config.presets.recipes import find_recipe
+from zerosim.errors import InputError
+from zerosim.placement.mesh import Mesh
+from zerosim.units import MOST_BYTES, parse_bytes
+
+RANKS = 4
+FLOATS = ("fp32", "bf16", "fp16", "fp64")
+OF_RECIPE = "the recipe's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MeshConfig(Part):
+    """How the ranks are arranged."""
+
+    ranks: int = option(
+        None, "virtual ranks, each a device of its own", low=1, high=65536, metavar="N",
+        shown="4; with --world mpi what mpirun started", also=("--world-size", "--num-gpus", "--nproc-per-node"),
+    )  # fmt: skip
+    dp_replicate: int = option(
+        1, "copies of the model states (HSDP): each is divided among N/R ranks, and gradients are averaged over the R "
+        "ranks that hold the same part", low=1, high=65536, metavar="R", also=("--dp-replicas",),
+    )  # fmt: skip
+
+    def _resolve(self) -> None:
+        if self.ranks is None:
+            object.__setattr__(self, "ranks", RANKS)
+
+    def _check(self) -> None:
+        if self.ranks % self.dp_replicate:
+            raise InputError(
+                f"dp_replicate {self.dp_replicate} does not divide ranks {self.ranks}: a world is dp_replicate x "
+                "dp_shard ranks"
+            )
+
+    def _default(self, of: Any) -> Any:
+        return RANKS if of.attribute == "ranks" else of.default
+
+    @property
+    def axes(self) -> Mesh:
+        """The ranks along each axis: `dp_shard` is what the other axes leave."""
+        return Mesh(dp_replicate=self.dp_replicate, dp_shard=self.ranks // self.dp_replicate)
+
+    @property
+    def dp_shard(self) -> int:
+        """Ranks that model states are divided among: the formulas' N."""
+        return self.axes.dp_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ParallelConfig(Part):
+    """What ZeRO divides among the ranks, and when it gathers, reduces and frees. `recipe` sets what is None."""
+
+    zero_stage: int = option(
+        3, "ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, 3 also the parameters",
+        flat="stage", low=0, high=3, metavar="0..3", also=("--zero-stage", "-z"),
+    )  # fmt: skip
+    replica_reduction: str = option(
+        "step", "with --dp-replicate: when they are; once a step, or in each micro-batch",
+        choices=("step", "micro_batch"),
+    )  # fmt: skip
+    partition: str = option(
+        "slices", "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner")
+    )
+    bucket_bytes: int | None = option(
+        25 * 2**20, "the most that one collective moves per call; none: one call per unit", low=1, metavar="SIZE",
+        shown="25MiB", parse=parse_bytes,
+    )  # fmt: skip
+    reshard_after_forward: bool = option(
+        True, "stage 3: free a unit after forward; without, it stays gathered (FSDP's 2Psi)"
+    )
+    keep_last_unit: bool = option(False, "stage 3: the last unit stays gathered from forward to backward")
+    recipe: str = option("paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES))
+    grad_reduction: str | None = option(
+        None, "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"), shown=OF_RECIPE
+    )
+    upcast_grads: bool | None = option(None, "the optimizer step copies its gradients to fp32 first")
+    keep_root_units: bool | None = option(
+        None, "stage 3: units outside the blocks stay gathered from forward to backward"
+    )
+    persistent_numel: int | None = option(
+        None, "stage 3: units with fewer elements stay gathered", low=0, metavar="COUNT", shown=OF_RECIPE
+    )
+    cast_shards: bool | None = option(
+        None, "stage 3: 2-byte shards are cast from the masters at each gather, not stored"
+    )
+
+    def _check(self) -> None:
+        find_recipe(self.recipe)
+        if self.grad_reduction == "all_reduce" and self.partition == "owner" and self.zero_stage in (1, 2):
+            raise InputError(
+                "grad_reduction 'all_reduce': under partition owner gradients are reduced to owners; drop one"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PrecisionConfig(Part):
+    """Number formats, and the loss scale that half types want."""
+
+    param_dtype: str = option(
+        "bf16", "of parameters; half types have fp32 masters", flat="precision", choices=FLOATS, also=("--dtype",)
+    )
+    grad_dtype: str | None = option(
+        None, "that gradients are kept and sent in", choices=FLOATS, shown="the recipe's, or the parameters'"
+    )
+    master_init: str = option(
+        "rounded", "fp32 masters start from rounded or exact weights", choices=("rounded", "exact")
+    )
+    loss_scale: str | float | None = option(
+        None, "what the loss is multiplied by", metavar="dynamic|NUMBER", shown="dynamic for fp16, else none"
+    )
+    initial_scale_power: int = option(16, "the dynamic scale starts at 2^P", low=0, high=126, metavar="P")
+    loss_scale_window: int = option(1000, "clean steps until the scale doubles", low=1, metavar="STEPS")
+    hysteresis: int = option(2, "the scale halves at the H-th overflow", low=1, metavar="H")
+    min_loss_scale: float = option(1.0, "an overflow there is an error", above=0, metavar="SCALE")
+    skip_nonfinite: bool = option(False, "skip a step whose gradients are not finite instead of stopping")
+
+    def _check(self) -> None:
+        scale = self.loss_scale
+        if scale is not None and scale != "dynamic" and (isinstance(scale, str) or not scale > 0):
+            raise InputError(f"loss_scale {scale!r}: expected 'dynamic' or a number more than 0")
+
+    @property
+    def resolved_loss_scale(self) -> str | float | None:
+        """'dynamic', a number, or None for none."""
+        return "dynamic" if self.loss_scale is None and self.param_dtype == "fp16" else self.loss_scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OptimConfig(Part):
+    """The optimizer, the learning rate over the steps, and clipping."""
+
+    steps: int | None = option(
+        None, "optimizer steps", low=1, high=10**8, metavar="S", shown="60, or all that --tokens holds"
+    )
+    optimizer: str = option("adam", "which optimizer", choices=("adam", "adamw", "sgd"))
+    lr: float = option(3e-3, "learning rate", above=0, metavar="LR")
+    betas: tuple[float, float] = option(
+        (0.9, 0.999), "Adam's two averages", below=1, metavar=("B1", "B2"), shown="0.9 0.999"
+    )
+    eps: float = option(1e-8, "Adam's epsilon, outside the root", above=0, metavar="EPS")
+    momentum: float = option(0.0, "SGD's momentum", below=1, metavar="M")
+    weight_decay: float | None = option(None, "weight decay", low=0, metavar="W", shown="0.01 for adamw, else 0")
+    decay: str = option("all", "which parameters decay", choices=("all", "matrices"))
+    lr_schedule: str = option(
+        "constant", "learning rate over the steps", flat="schedule", choices=("constant", "cosine")
+    )
+    warmup: int = option(0, "steps of linear warm-up", low=0, metavar="STEPS")
+    min_lr: float = option(0.0, "where cosine ends", low=0, metavar="LR")
+    clip_norm: float | None = option(
+        None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping"
+    )
+
+    def _check(self) -> None:
+        if self.momentum and self.optimizer != "sgd":
+            raise InputError(f"momentum {self.momentum}: {self.optimizer} has none, it has betas; choose sgd")
+        if self.min_lr > self.lr:
+            raise InputError(f"min_lr {self.min_lr}: expected at most lr = {self.lr}")
+
+    @property
+    def resolved_weight_decay(self) -> float:
+        """As given, or the optimizer's own."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return 0.01 if self.optimizer == "adamw" else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DataConfig(Part):
+    """What is trained on: files, how a batch is made of them, the seed; and what the model continues at the end."""
+
+    micro_batch: int = option(4, "rows per rank and micro-batch", low=1, high=10**7, metavar="B", also=("--mbs",))
+    accumulate: int = option(
+        1, "micro-batches per step; the global batch is N*A*B rows", low=1, high=10**7, metavar="A",
+        also=("--grad-acc-steps", "--gradient-accumulation-steps"),
+    )  # fmt: skip
+    seed: int = option(0, "of weights, batches and dropout", low=0, high=2**63 - 1, metavar="SEED")
+    file: str | None = option(
+        None, "any file, read as bytes", flat="data", metavar="FILE", shown="the packaged primer on ZeRO"
+    )
+    tokens: str | None = option(
+        None, "int64 array 'tokens' (steps, global batch, seq + 1)", metavar="IN.npz", shown="from --data"
+    )
+    weights: str | None = option(
+        None, "full parameters by name to start from", metavar="IN.npz", shown="drawn from --seed"
+    )
+    sample: str | None = option(None, "let the trained model continue this text", metavar="TEXT", shown="no sample")
+    sample_tokens: int = option(200, "tokens to continue it with", low=1, metavar="COUNT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MemoryConfig(Part):
+    """What is kept for backward, and how much a device holds."""
+
+    recompute: str = option(
+        "none", "what backward runs again instead of keeping: the attention core, or whole blocks",
+        choices=("none", "selective", "full"),
+    )  # fmt: skip
+    saves: str = option(
+        "lean", "what is kept for backward: as zerosim's own kernels need it, or as Megatron's",
+        choices=("lean", "megatron"),
+    )  # fmt: skip
+    attention: str = option(
+        "eager", "eager holds the scores (B, H, T, T); flash never does", choices=("eager", "flash")
+    )
+    capacity: int | None = option(
+        None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
+        metavar="SIZE", shown="no limit", parse=parse_bytes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WorldConfig(Part):
+    """What the ranks run on, and how they exchange."""
+
+    backend: str = option("numpy", "numpy, or cuda: the same program on GPUs, through CuPy", choices=("numpy", "cuda"))
+    transport: str = option(
+        "threads", "ranks as threads, or in the processes that mpirun started", flat="world",
+        choices=("threads", "mpi"),
+    )  # fmt: skip
+    ranks_per_process: int = option(
+        1, "with --world mpi: ranks in each process, as threads", low=1, high=65536, metavar="R"
+    )
+    algorithm: str = option(
+        "direct",
+        "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop; native: MPI's or NCCL's own",
+        flat="collective", choices=("direct", "ring", "native"),
+    )  # fmt: skip
+    max_running: int = option(1, "ranks that run side by side; 1: they take turns", flat="parallel", low=1, metavar="K")
+
+    def _check(self) -> None:
+        if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":
+            raise InputError(
+                "collective 'native': threads on NumPy have no collectives of their own; choose direct or ring, or "
+                "start it with --world mpi, or on several GPUs with --backend cuda"
+            )
+        if self.ranks_per_process > 1 and self.transport != "mpi":
+            raise InputError(f"ranks_per_process {self.ranks_per_process}: of --world mpi alone; give --ranks instead")
+        if self.algorithm == "native" and self.ranks_per_process > 1:
+            raise InputError(
+                f"ranks_per_process {self.ranks_per_process}: native collectives want one rank per process; "
+                "choose --collective direct or ring"
+            )
