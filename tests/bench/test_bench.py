@@ -7,8 +7,8 @@ import json
 import math
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,15 +37,21 @@ def rounds(*seconds: float) -> Rounds:
     return Rounds(tuple(Timing(each, each) for each in seconds), {})
 
 
-@pytest.mark.slow
-def test_every_ratio_is_a_positive_number() -> None:
+@pytest.fixture(scope="module")
+def measured() -> tuple[Any, list[str]]:
+    """A whole benchmark of a tiny model, and what it said meanwhile."""
     said: list[str] = []
-    groups = suite.measure(NUMPY, {"tiny": TINY}, BUDGETS, {}, said.append)
+    return list(suite.measure(NUMPY, {"tiny": TINY}, BUDGETS, {}, said.append)), said
+
+
+@pytest.mark.slow
+def test_every_ratio_is_a_positive_number(measured: tuple[Any, list[str]]) -> None:
+    groups, said = measured
     had = [figure for group in groups for figure in group.figures]
-    measured = [figure for figure in had if figure.value is not None]
+    found = [figure for figure in had if figure.value is not None]
     assert len(had) == 11
-    assert len(measured) == len(had) - (pytorch.version() is None)
-    for figure in measured:
+    assert len(found) == len(had) - (pytorch.version() is None)
+    for figure in found:
         assert figure.value is not None
         assert math.isfinite(figure.value)
         assert figure.value > 0 or figure.unit == "s"
@@ -178,13 +184,21 @@ def test_without_pytorch_its_figures_say_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(suite.SUITES, "numpy", replace(NUMPY, models={"0.8M": TINY}, quick=BUDGETS))
+def test_the_verb(
+    measured: tuple[Any, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(suite, "measure", lambda *words, **options: asked.append(words) or measured[0])
     assert bench.main(arguments("--quick", "--json", str(tmp_path / "figures.json"))) == 0
     assert "goals met" in capsys.readouterr().out
     body = strict((tmp_path / "figures.json").read_text("utf-8"))
     assert {row["verdict"] for row in body["figures"]} <= {"met", "missed", None}
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+    [(chosen, _, budgets, *_)] = asked
+    assert (chosen, budgets) == (NUMPY, NUMPY.quick)
 
 
 def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Kind
 from zerosim.dtypes import dtype
 from zerosim.optim.adam import Adam
+from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
@@ -104,7 +105,9 @@ def run_zerosim(
             flat.grad_shard = ctx.device.alloc((flat.own.size,), dtype(precision), Kind.GRAD)
             ctx.device.backend.from_host(padded[flat.own.start : flat.own.stop], flat.grad_shard.array)
             strategy.step()
-        return ctx.device.backend.to_host(flat.weights().array), [report.grad_norm for report in updater.reports]
+        return ctx.device.backend.to_host(flat.weights().array), [
+            report.grad_norm for report in updater.control.reports
+        ]
 
     outcomes = launch(program, World(ranks))
     norms = outcomes[0][1]
@@ -147,7 +150,12 @@ def test_twenty_steps(name: str, precision: str, clip_norm: float | None) -> Non
     assert clip_norm is None or 3 < sum(norm > clip_norm for norm in expected_norms) < STEPS - 3
     for stage, ranks in ((0, 1), (2, 3)):
         final, norms = run_zerosim(
-            lambda: Updater(ours, Schedule(LR), clip_norm=clip_norm), precision, weights, grads, stage, ranks
+            lambda: Updater(ours, StepControl(Schedule(LR), clip_norm=clip_norm)),
+            precision,
+            weights,
+            grads,
+            stage,
+            ranks,
         )
         what = f"{name} {precision} clip {clip_norm} stage {stage} x {ranks}"
         weights_within(what, final, expected, ATOL[precision])
@@ -168,7 +176,7 @@ def test_decay_of_matrices_only_is_two_parameter_groups() -> None:
     ours = Adam(weight_decay=0.3, decoupled=True)
     for stage, ranks in ((0, 1), (2, 4)):
         final, _ = run_zerosim(
-            lambda: Updater(ours, Schedule(LR), decay="matrices"), "fp32", weights, grads, stage, ranks
+            lambda: Updater(ours, StepControl(Schedule(LR)), decay="matrices"), "fp32", weights, grads, stage, ranks
         )
         weights_within(f"matrices, stage {stage} x {ranks}", final, expected, ATOL["fp32"])
 

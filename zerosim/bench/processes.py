@@ -171,7 +171,7 @@ def against_fsdp(model: str, config: RunConfig, budget: Budget, progress: Progre
         (folder / "config.json").write_text(json.dumps(sharded.to_dict()), "utf-8")
         run = _zerosim("run", "--steps", str(FSDP_STEPS))
         for flag in FLAGS:
-            run += [f"--{flag.replace('_', '-')}", str(getattr(sharded, flag))]
+            run += [f"--{flag.replace('_', '-')}", str(sharded.to_dict()[flag])]
         run += ["--weights", str(folder / "weights.npz"), "--tokens", str(folder / "tokens.npz")]
         run += ["--json", str(folder / "zerosim.json")]
         worker = [sys.executable, "-m", "zerosim.bench.pytorch"]
