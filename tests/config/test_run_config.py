@@ -117,9 +117,11 @@ def test_what_is_out_of_range_is_named_by_its_flat_name(option: Any) -> None:
         RunConfig(model="flat", **{option.flat: type(option.high)(option.high + option.high)})
 
 
-def test_an_old_name_says_where_it_is_now() -> None:
-    with pytest.raises(AttributeError, match=r"it is config\.parallel\.zero_stage"):
-        RunConfig().stage  # type: ignore[attr-defined]  # noqa: B018
+def test_an_old_name_keeps_working_and_says_where_it_is_now() -> None:
+    with pytest.warns(DeprecationWarning, match=r"config\.stage is now config\.parallel\.zero_stage"):
+        assert RunConfig(stage=2).stage == 2  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no attribute 'stge'"):
+        RunConfig().stge  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(TypeError, match="'stge': did you mean 'stage'"):
         RunConfig(stge=2)
     with pytest.raises(InputError, match="mesh 4: expected a MeshConfig"):

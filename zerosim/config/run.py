@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.model import ModelConfig
@@ -116,10 +117,11 @@ class RunConfig:
     if not TYPE_CHECKING:  # which knows that there are no others
 
         def __getattr__(self, name: str) -> Any:
-            if name in _HOMES:
-                where = f"{_HOMES[name]}.{OPTIONS[name].attribute}"
-                raise AttributeError(f"RunConfig has no attribute {name!r}: it is config.{where}")
-            raise AttributeError(f"RunConfig has no attribute {name!r}")
+            if name not in _HOMES or name in PARTS:
+                raise AttributeError(f"RunConfig has no attribute {name!r}")
+            part, attribute = _HOMES[name], OPTIONS[name].attribute
+            warn(f"config.{name} is now config.{part}.{attribute}", DeprecationWarning, stacklevel=2)
+            return getattr(getattr(self, part), attribute)
 
 
 setattr(  # noqa: B010  # what help() and a notebook show: every flat keyword and its default
