@@ -121,7 +121,6 @@ def test_accumulation_pairs_stages_2_and_3() -> None:
     assert_close(*exact, tolerance=1e-12)
 
 
-@pytest.mark.bits
 def test_replicas_may_be_averaged_in_each_micro_batch() -> None:
     early: dict[str, Any] = dict(replica_reduction="micro_batch", accumulate=2, steps=2)
     second = trained(stage=2, **early)
@@ -149,7 +148,6 @@ def test_as_many_replicas_as_ranks_are_ddp(precision: str, accumulate: int) -> N
         assert_same_bits(trained(stage=stage, dp_replicate=4, **options), ddp)
 
 
-@pytest.mark.bits
 def test_as_many_replicas_as_ranks_clip_as_ddp_does() -> None:
     """The norm's squares are added by slices, of which DDP has N and one replica alone has one: close, not equal."""
     options = dict(precision="fp64", clip_norm=0.5)
@@ -159,7 +157,6 @@ def test_as_many_replicas_as_ranks_clip_as_ddp_does() -> None:
         assert_close(trained(stage=stage, dp_replicate=4, **options), ddp, tolerance=1e-12)
 
 
-@pytest.mark.bits
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_replicas_train_what_one_group_trains(ranks: int) -> None:
     """The same rows in the same places: sums in another order, so rounding apart."""
@@ -287,7 +284,6 @@ def test_replicas_of_even_parts_are_one_class() -> None:
 
 
 # -- the stepper ----------------------------------------------------------------------------------------
-@pytest.mark.bits
 def test_a_stepped_world_leaves_what_the_run_leaves() -> None:
     config = small(stage=3, steps=2, micro_batch=1, clip_norm=0.5)
     expected = run(config)
