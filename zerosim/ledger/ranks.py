@@ -40,6 +40,11 @@ class RankLedgers:
         own = (self.memory, self.traffic, self.pool)
         return own if self.activations is None else (*own, self.activations)
 
+    def live_at_refusal(self) -> dict[str, int]:
+        """Live bytes by kind when an allocation was refused; empty where none was."""
+        refusal = self.memory.refusal
+        return dict(refusal.by_kind) if refusal else {}
+
 
 def of_all_processes(
     session: MpiSession, ledgers: list[RankLedgers], outcomes: list[T]

@@ -101,8 +101,7 @@ def _run_rank(
     try:
         return launch_alone(program, world, ledgers.rank, (*ledgers.readers, uneven))
     except OutOfMemory as error:
-        refusal = ledgers.memory.refusal
-        error.live = dict(refusal.by_kind) if refusal else {}
+        error.live = ledgers.live_at_refusal()
         raise
 
 

@@ -74,8 +74,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
             return experiment.train_rank(ctx, progress=progress)
         except OutOfMemory as error:
             ctx.device.recorder.drain()
-            refusal = ledgers[ctx.rank].memory.refusal
-            error.live = dict(refusal.by_kind) if refusal else {}
+            error.live = ledgers[ctx.rank].live_at_refusal()
             raise
         finally:
             ledgers[ctx.rank].events = ctx.device.recorder.history
