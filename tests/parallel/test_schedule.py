@@ -21,9 +21,9 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.schedule import Action, Backward, Forward, Use, schedule, uses_of
 from zerosim.parallel.zero3 import Zero3
-from zerosim.train.build import build_strategy
+from zerosim.train.build import build_strategy, world_of
 from zerosim.train.result import RunResult
-from zerosim.train.run import Experiment, world_of
+from zerosim.train.run import Experiment
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=7, micro_batch=1, steps=2, ranks=2)
 

@@ -27,9 +27,9 @@ from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
 from zerosim.train import data
-from zerosim.train.build import build_updater
+from zerosim.train.build import build_updater, world_of
 from zerosim.train.result import RunResult
-from zerosim.train.run import Experiment, run, world_of
+from zerosim.train.run import Experiment, run
 
 STEPS = 2
 # 12 * 5 + ... : no N below divides every unit's size, so slices are padded.

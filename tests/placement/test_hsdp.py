@@ -33,9 +33,10 @@ from zerosim.parallel.owner import OwnerZero2
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero3 import Zero3
 from zerosim.stepper import debug
+from zerosim.train.build import world_of
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
-from zerosim.train.run import Experiment, run, world_of
+from zerosim.train.run import Experiment, run
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, vocab=256, micro_batch=2, steps=3, ranks=4)
 ZERO = [(stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner")]

@@ -29,8 +29,7 @@ from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import initial_values, load_flat
 from zerosim.train import data, engine
-from zerosim.train.build import build_model, build_rank, build_updater, place_rank
-from zerosim.train.run import world_of
+from zerosim.train.build import build_model, build_rank, build_updater, place_rank, world_of
 
 RANKS = 4
 

@@ -30,9 +30,9 @@ from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.stepper.match import place as place_in_step
-from zerosim.train.build import build_strategy
+from zerosim.train.build import build_strategy, world_of
 from zerosim.train.result import RunResult
-from zerosim.train.run import Experiment, RankOutcome, world_of
+from zerosim.train.run import Experiment, RankOutcome
 
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
-from zerosim.comm.runtime import Context
+from zerosim.comm.runtime import Context, World
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype
@@ -75,6 +75,21 @@ def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0
         config.model.norm_eps,
     )
     return build_gpt(gpt, device, stored, grads, keys, policy)
+
+
+def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
+    """The world that a run asks for."""
+    return World(
+        ranks=config.mesh.ranks,
+        parallel=config.world.max_running,
+        backend=config.world.backend,
+        kind=config.world.transport,
+        per_process=config.world.ranks_per_process,
+        collective=config.world.algorithm,
+        bucket_bytes=config.parallel.bucket_bytes,
+        capacity=config.memory.capacity,
+        keep_events=keep_events,
+    )
 
 
 MakeStrategy = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from zerosim.comm.runtime import Context, World, launch_alone, make_backend
+from zerosim.comm.runtime import Context, launch_alone, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Event, Launch
@@ -23,7 +24,7 @@ from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
-from zerosim.train.build import build_model, layout_of
+from zerosim.train.build import build_model, layout_of, world_of
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
 
@@ -90,14 +91,8 @@ def _run_rank(
         finally:
             ledgers.events = ctx.device.recorder.history
 
-    world = World(
-        config.mesh.ranks,
-        backend="meta",
-        collective=config.world.algorithm,
-        bucket_bytes=config.parallel.bucket_bytes,
-        capacity=config.memory.capacity,
-        keep_events=keep_events,
-    )
+    asked = world_of(config, keep_events=keep_events)
+    world = replace(asked, backend="meta", kind="threads", per_process=1, parallel=1)
     try:
         return launch_alone(program, world, ledgers.rank, (*ledgers.readers, uneven))
     except OutOfMemory as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.collective_errors import on_every_process
-from zerosim.comm.runtime import Context, World, launch, make_backend
+from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Reader
@@ -29,7 +29,7 @@ from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.train import data, engine
-from zerosim.train.build import MakeStrategy, build_model, layout_of
+from zerosim.train.build import MakeStrategy, build_model, layout_of, world_of
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
@@ -84,21 +84,6 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     if session is not None:
         counted, outcomes = of_all_processes(session, counted, outcomes)
     return experiment.result(outcomes, counted, keep_events=keep_events)
-
-
-def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
-    """The world that a run asks for."""
-    return World(
-        ranks=config.mesh.ranks,
-        parallel=config.world.max_running,
-        backend=config.world.backend,
-        kind=config.world.transport,
-        per_process=config.world.ranks_per_process,
-        collective=config.world.algorithm,
-        bucket_bytes=config.parallel.bucket_bytes,
-        capacity=config.memory.capacity,
-        keep_events=keep_events,
-    )
 
 
 class Experiment:
