@@ -8,8 +8,10 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
 from zerosim.comm.runtime import Context, World
 from zerosim.config import RunConfig
+from zerosim.config.model import ModelConfig
+from zerosim.config.parts import OptimConfig, PrecisionConfig
 from zerosim.device.device import Device
-from zerosim.dtypes import dtype
+from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.flat import FlatConfig, build_flat
 from zerosim.models.gpt import GPTConfig, build_gpt
@@ -38,43 +40,48 @@ from zerosim.tensor.rng import DropoutKeys
 
 def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0) -> Model:
     """The model of a run, declared on `device` and not yet placed."""
-    stored = dtype(config.precision.param_dtype)
-    grads = dtype(config.recipe_choices.grad_dtype)
+    formats = dtype(config.precision.param_dtype), dtype(config.recipe_choices.grad_dtype)
     keys = DropoutKeys(device, config.data.seed, first_micro_batch)
-    if config.model.family == "mlp":
-        return build_mlp(MLPConfig(config.model.layers, config.model.hidden, config.model.vocab), device, stored, grads)
-    if config.model.family == "flat":
-        assert config.model.params is not None  # config has filled them in
-        assert config.model.units is not None
-        return build_flat(
-            FlatConfig(config.model.params, config.model.units, config.model.vocab), device, stored, grads
-        )
-    policy = ActivationPolicy(config.memory.saves, config.memory.attention, config.memory.recompute)
-    if config.model.family == "llama":
+    memory = config.memory
+    policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
+    return _model(config.model, device, formats, keys, policy)
+
+
+def _model(
+    sizes: ModelConfig, device: Device, formats: tuple[DType, DType], keys: DropoutKeys, policy: ActivationPolicy
+) -> Model:
+    """Parameters and gradients are stored in `formats`."""
+    if sizes.family == "mlp":
+        return build_mlp(MLPConfig(sizes.layers, sizes.hidden, sizes.vocab), device, *formats)
+    if sizes.family == "flat":
+        assert sizes.params is not None  # config has filled them in
+        assert sizes.units is not None
+        return build_flat(FlatConfig(sizes.params, sizes.units, sizes.vocab), device, *formats)
+    if sizes.family == "llama":
         llama = LlamaConfig(
-            config.model.layers,
-            config.model.hidden,
-            config.model.heads,
-            config.model.kv_heads,
-            config.model.ffn,
-            config.model.vocab,
-            config.model.tie_embeddings,
-            config.model.norm_eps,
-            config.model.rope_base,
+            sizes.layers,
+            sizes.hidden,
+            sizes.heads,
+            sizes.kv_heads,
+            sizes.ffn,
+            sizes.vocab,
+            sizes.tie_embeddings,
+            sizes.norm_eps,
+            sizes.rope_base,
         )
-        return build_llama(llama, device, stored, grads, policy)
+        return build_llama(llama, device, *formats, policy)
     gpt = GPTConfig(
-        config.model.layers,
-        config.model.hidden,
-        config.model.heads,
-        config.model.positions,
-        config.model.vocab,
-        config.model.tie_embeddings,
-        config.model.dropout,
-        config.model.ffn,
-        config.model.norm_eps,
+        sizes.layers,
+        sizes.hidden,
+        sizes.heads,
+        sizes.positions,
+        sizes.vocab,
+        sizes.tie_embeddings,
+        sizes.dropout,
+        sizes.ffn,
+        sizes.norm_eps,
     )
-    return build_gpt(gpt, device, stored, grads, keys, policy)
+    return build_gpt(gpt, device, *formats, keys, policy)
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
@@ -116,35 +123,33 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
 
 def build_updater(config: RunConfig, steps: int, make_control: Callable[..., StepControl] = StepControl) -> Updater:
     """Optimizer, learning rates and loss scaling of a run; one per rank, all alike."""
+    optim = config.optim
     control = make_control(
-        Schedule(config.optim.lr, config.optim.lr_schedule, config.optim.warmup, config.optim.min_lr, steps),
-        scaler=_scaler(config),
-        clip_norm=config.optim.clip_norm,
+        Schedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
+        scaler=_scaler(config.precision),
+        clip_norm=optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,
     )
-    return Updater(
-        _optimizer(config), control, decay=config.optim.decay, upcast_grads=config.recipe_choices.upcast_grads
-    )
+    return Updater(_optimizer(optim), control, decay=optim.decay, upcast_grads=config.recipe_choices.upcast_grads)
 
 
-def _optimizer(config: RunConfig) -> Optimizer:
-    if config.optim.optimizer == "sgd":
-        return SGD(config.optim.momentum, config.optim.resolved_weight_decay)
-    decoupled = config.optim.optimizer == "adamw"
-    return Adam(*config.optim.betas, config.optim.eps, config.optim.resolved_weight_decay, decoupled)
+def _optimizer(optim: OptimConfig) -> Optimizer:
+    if optim.optimizer == "sgd":
+        return SGD(optim.momentum, optim.resolved_weight_decay)
+    return Adam(*optim.betas, optim.eps, optim.resolved_weight_decay, decoupled=optim.optimizer == "adamw")
 
 
-def _scaler(config: RunConfig) -> LossScaler | None:
-    scale = config.precision.resolved_loss_scale
+def _scaler(precision: PrecisionConfig) -> LossScaler | None:
+    scale = precision.resolved_loss_scale
     if scale is None:
         return None
     if not isinstance(scale, str):
         return LossScaler(scale, dynamic=False)
     return LossScaler(
-        2.0**config.precision.initial_scale_power,
-        window=config.precision.loss_scale_window,
-        hysteresis=config.precision.hysteresis,
-        minimum=config.precision.min_loss_scale,
+        2.0**precision.initial_scale_power,
+        window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+        minimum=precision.min_loss_scale,
     )
 
 
