@@ -389,7 +389,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
     qkv[0] *= 10  # scores up to about 1,000, whose exp overflows
     shape = (batch, num_heads, tokens, tokens)
     mask = (rng.random(shape) < 0.8).astype(np.uint8)
-    probs = attention(qkv, *n)[1]
+    probs = attention(qkv, *n[:2])[1]
 
     def run(k: Any, q: Any, o: Any, p: Any) -> None:
         k.attention(q, n, None, 1.0, o, p, None)
@@ -404,7 +404,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         k.attention_backward(g, q, n, p, m, None, 0.8, room_for(k, p), d)
 
     def dropout_formula(q: Values, m: Values) -> list[Values]:
-        out, p = attention(q, *n, m, 0.8)
+        out, p = attention(q, *n[:2], m, 0.8)
         return [out, p, p * m]
 
     # Tensor cores multiply v with probabilities, and q and k with gradients of scores, as they are stored: rounded to
@@ -412,14 +412,14 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
     rounded: dict[str, Any] = {"blocks": blocks, "halves": 1.5}
     # A score of 1,000 is off by 1,000 roundings of 1, and exp(score) with it.
     loose: dict[str, Any] = {"tolerance": 4.0 * 1000, **rounded}
-    yield Case(f"attention{name}", run, lambda q: attention(q, *n), [qkv], [grad.shape, shape], **loose)
+    yield Case(f"attention{name}", run, lambda q: attention(q, *n[:2]), [qkv], [grad.shape, shape], **loose)
     yield Case(
         f"attention dropout{name}", run_dropout, dropout_formula, [qkv, mask], [grad.shape, shape, shape], **loose
     )
     yield Case(
         f"attention_backward{name}",
         back,
-        lambda g, q, p: attention_backward(g, q, p, *n),
+        lambda g, q, p: attention_backward(g, q, p, *n[:2]),
         [grad, qkv, probs],
         [qkv.shape],
         **rounded,
@@ -427,7 +427,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
     yield Case(
         f"attention_backward dropout{name}",
         back_dropout,
-        lambda g, q, p, m: attention_backward(g, q, p, *n, m, 0.8),
+        lambda g, q, p, m: attention_backward(g, q, p, *n[:2], m, 0.8),
         [grad, qkv, probs, mask],
         [qkv.shape],
         **rounded,
@@ -436,13 +436,13 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         kept = np.empty(shape, np.uint8)
         NumpyBackend().dropout_mask(FLASH_KEY, dropout, kept)
         chance = (kept, 1 - dropout)
-        out = attention(qkv, *n, *chance)[0]
-        scores = attention_scores(qkv, *n)
+        out = attention(qkv, *n[:2], *chance)[0]
+        scores = attention_scores(qkv, *n[:2])
         label = f"{' dropout' if dropout else ''}{name}"
         yield Case(
             f"flash_attention{label}",
             lambda k, q, o, z, p=dropout: k.flash_attention(q, n, FLASH_KEY, p, o, z),
-            lambda q, c=chance: [attention(q, *n, *c)[0], log_sum_exp(attention_scores(q, *n))],
+            lambda q, c=chance: [attention(q, *n[:2], *c)[0], log_sum_exp(attention_scores(q, *n[:2]))],
             [qkv],
             [grad.shape, shape[:3]],
             compute=(1,),
@@ -451,7 +451,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         yield Case(
             f"flash_attention_backward{label}",
             lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(g, q, n, FLASH_KEY, p, o, z, d, dq),
-            lambda g, q, o, z, c=chance: flash_backward(g, q, o, z, *n, *c),
+            lambda g, q, o, z, c=chance: flash_backward(g, q, o, z, *n[:2], *c),
             [grad, qkv, out, log_sum_exp(scores)],
             [shape[:3], qkv.shape],
             compute=(0,),

@@ -25,10 +25,16 @@ GpuBytes = tuple[int, str, int]
 
 
 class Heads(NamedTuple):
-    """The heads of an attention: H query heads share K heads of keys and values, H/K neighbours each."""
+    """The heads of an attention: H query heads share K heads of keys and values, H/K neighbours each.
+
+    Under tensor parallelism they are some of the whole's: its query heads are `whole` (0: these are all), these begin
+    at `first`. Dropout depends on it, and nothing else.
+    """
 
     queries: int
     keys: int
+    first: int = 0
+    whole: int = 0
 
     @property
     def sharing(self) -> int:
@@ -39,6 +45,18 @@ class Heads(NamedTuple):
     def packed(self) -> int:
         """Heads side by side in q|k|v, H + 2K."""
         return self.queries + 2 * self.keys
+
+    def number(self, sequence: int, head: int) -> int:
+        """Which one query head `head` of a sequence is, counted over all sequences of the whole."""
+        return sequence * (self.whole or self.queries) + self.first + head
+
+
+class Window(NamedTuple):
+    """Which words of a random stream an array takes: runs of `run` words, `stride` apart, from `first` on."""
+
+    first: int
+    run: int
+    stride: int
 
 
 Fence = Any
@@ -250,25 +268,31 @@ class Backend(Protocol):
     def swiglu_backward(self, grad: Array, x: Array, dx: Array) -> None:
         """dx (M, 2F) from grad (M, F)."""
 
-    def embedding(self, ids: Array, weight: Array, out: Array) -> None:
-        """out (..., D) = weight (V, D)[ids (...)]. ids int64, already checked to lie in [0, V)."""
+    def embedding(self, ids: Array, weight: Array, out: Array, first: int = 0) -> None:
+        """out (..., D) = weight (V, D)[ids (...) - first]; zeros for an id outside of these V rows."""
 
-    def embedding_backward(self, grad: Array, ids: Array, dweight: Array) -> None:
+    def embedding_backward(self, grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
         """dweight (V, D): zero, then each row of grad (..., D) added to its id's row, a fixed order of adds."""
 
     def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array) -> None:
         """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype."""
 
-    def cross_entropy_backward(
-        self, logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array
+    def cross_entropy_shares(
+        self, logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array
     ) -> None:
-        """dlogits (M, V) = (softmax(logits) - onehot(targets)) * scale / count: a true division by count."""
+        """Of logits (M, V) that are the columns from `first` on: sums (M) = sum(exp(logits - top)), picked (M) =
+        logits[target - first], 0 for a target that they leave out. V may be 0."""
 
-    def dropout_mask(self, key: tuple[int, int], probability: float, out: Array) -> None:
+    def cross_entropy_backward(
+        self, logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
+    ) -> None:
+        """dlogits (M, V) = (softmax(logits) - onehot(targets - first)) * scale / count: a true division by count."""
+
+    def dropout_mask(self, key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
 
-        Element i (in row-major order) keeps where 32-bit word i of a stream is at least
-        round(probability * 2**32). Words 8j to 8j + 7 are Philox-4x64-10 of `key` (two 64-bit words)
+        Element i (in row-major order) keeps where 32-bit word i of a stream, or the i-th of a window of it, is at
+        least round(probability * 2**32). Words 8j to 8j + 7 are Philox-4x64-10 of `key` (two 64-bit words)
         and counter (j + 1, 0, 0, 0): four 64-bit outputs in their order, each cut into two words, low
         half first. The first counter is 1: NumPy's Philox(key=key, counter=0) counts before it draws.
         """

@@ -193,7 +193,7 @@ class TrainingRun(Contestant):
     def _program(self, ctx: Context) -> None:
         config = self.config
         model, strategy = build_rank(ctx, config, build_updater(config, 1))
-        place_rank(ctx, model, strategy, lambda flat: load_flat(flat, self._weights, exact_master=False))
+        place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, self._weights, group, exact_master=False))
         if ctx.device.lane is not None:
             self._lanes[ctx.rank] = ctx.device.lane
         for losses in engine.train(model, self._batches(ctx), strategy, ctx.device):

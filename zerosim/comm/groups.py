@@ -13,6 +13,7 @@ class Groups:
         self.mesh = mesh
         self._world = world
         self._made: dict[tuple[str, ...], Comm] = {}
+        self._neighbours: dict[tuple[str, int], Comm] = {}
 
     def __call__(self, *axes: str) -> Comm:
         """Equal axes give one Comm. Where no other rank differs along them it has one member, and sends nothing."""
@@ -22,3 +23,12 @@ class Groups:
             is_world = (ranks, name) == (world.ranks, world.axis)
             self._made[axes] = world if is_world else world.subgroup(ranks, name, mesh.number(*axes))
         return self._made[axes]
+
+    def neighbours(self, axis: str, count: int) -> Comm:
+        """`count` neighbours along one axis, this rank among them; all of the axis where count is its size."""
+        if count == self.mesh.size(axis):
+            return self(axis)
+        if (axis, count) not in self._neighbours:
+            ranks = self.mesh.neighbours(self._world.device.rank, axis, count)
+            self._neighbours[axis, count] = self._world.subgroup(ranks, axis, 32 * count + self.mesh.number(axis))
+        return self._neighbours[axis, count]

@@ -33,6 +33,11 @@ class MeshConfig(Part):
         "ranks that hold the same part", low=1, high=65536, metavar="R", also=("--dp-replicas",),
     )  # fmt: skip
 
+    tp: int = option(
+        1, "tensor parallelism: ranks that every linear map and the attention heads are cut over", low=1, high=65536,
+        metavar="T", also=("--tensor-parallel", "--tensor-model-parallel-size"),
+    )  # fmt: skip
+
     def _resolve(self) -> None:
         if self.ranks is None:
             object.__setattr__(self, "ranks", RANKS)
@@ -43,6 +48,15 @@ class MeshConfig(Part):
                 f"dp_replicate {self.dp_replicate} does not divide ranks {self.ranks}: a world is dp_replicate x "
                 "dp_shard ranks"
             )
+        if self.ranks % (self.dp_replicate * self.tp):
+            raise InputError(
+                f"dp_replicate {self.dp_replicate} x tp {self.tp} does not divide ranks {self.ranks}: a world is "
+                f"dp_replicate x dp_shard x tp ranks; {self._nearest()}"
+            )
+
+    def _nearest(self) -> str:
+        each = self.dp_replicate * self.tp
+        return f"choose ranks {max(1, round(self.ranks / each)) * each}"
 
     def _default(self, of: Any) -> Any:
         return RANKS if of.attribute == "ranks" else of.default
@@ -50,7 +64,8 @@ class MeshConfig(Part):
     @property
     def axes(self) -> Mesh:
         """The ranks along each axis: `dp_shard` is what the other axes leave."""
-        return Mesh(dp_replicate=self.dp_replicate, dp_shard=self.ranks // self.dp_replicate)
+        shards = self.ranks // (self.dp_replicate * self.tp)
+        return Mesh(dp_replicate=self.dp_replicate, dp_shard=shards, tp=self.tp)
 
     @property
     def dp_shard(self) -> int:
@@ -81,6 +96,13 @@ class ParallelConfig(Part):
         True, "stage 3: free a unit after forward; without, it stays gathered (FSDP's 2Psi)"
     )
     keep_last_unit: bool = option(False, "stage 3: the last unit stays gathered from forward to backward")
+    sequence_parallel: bool = option(
+        False, "with --tp: norms, dropout and residuals are cut by rows over the same ranks", also=("--sp",)
+    )
+    keep_gathered: bool = option(
+        False, "with --sequence-parallel: gathered inputs are kept for backward, not gathered again"
+    )
+    pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
     recipe: str = option("paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES))
     grad_reduction: str | None = option(
         None, "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"), shown=OF_RECIPE

@@ -177,12 +177,54 @@ def _check_together(config: RunConfig) -> None:
             f"dp_replicate {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
             "leave it out, or choose stage 1, 2 or 3"
         )
+    _check_tensor_parallel(config)
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise InputError(
             f"ranks {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
             f"of {world.ranks_per_process}, or leave ranks out"
         )
     _check_sample(config.data.sample, model.vocab)
+
+
+def _check_tensor_parallel(config: RunConfig) -> None:
+    """What a tensor-parallel group divides. Raises: InputError."""
+    model, parallel, tp = config.model, config.parallel, config.mesh.tp
+    if tp == 1:
+        for name in ("sequence_parallel", "keep_gathered", "pad_vocab"):
+            if getattr(parallel, name):
+                raise InputError(f"{name}: without tp there is nothing to cut; pass --tp 2 or more, or leave it out")
+        return
+    if parallel.keep_gathered and not parallel.sequence_parallel:
+        raise InputError("keep_gathered: without sequence_parallel nothing is gathered; pass --sequence-parallel too")
+    if model.family == "mlp":
+        raise InputError(f"tp {tp}: model mlp is not cut by tensor parallelism; choose gpt, llama or flat")
+    if model.family == "flat":
+        if parallel.sequence_parallel:
+            raise InputError("sequence_parallel: model flat has no rows to cut; leave it out, or choose gpt or llama")
+        return
+    for name, size in (("heads", model.heads), ("ffn", model.ffn)):
+        if size % tp:
+            raise InputError(f"tp {tp} does not divide {name} {size}: choose {_divisors(tp, size)}")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise InputError(
+            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose "
+            f"{_divisors(tp, model.kv_heads)}, or a multiple of {model.kv_heads}"
+        )
+    if model.vocab % tp and not parallel.pad_vocab:
+        raise InputError(
+            f"tp {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
+            f"softmax, or choose {_divisors(tp, model.vocab)}"
+        )
+    if parallel.sequence_parallel and model.seq % tp:
+        near = max(1, round(model.seq / tp)) * tp
+        raise InputError(f"sequence_parallel: tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
+
+
+def _divisors(wanted: int, size: int) -> str:
+    """'tp 2 or 4': the divisors of `size` next to what was asked for."""
+    below = max(d for d in range(1, wanted) if size % d == 0)
+    above = next((d for d in range(wanted + 1, size + 1) if size % d == 0), None)
+    return f"tp {below}" + (f" or {above}" if above else "")
 
 
 def _check_sample(text: str | None, vocab: int) -> None:

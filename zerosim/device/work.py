@@ -31,6 +31,7 @@ FILLS: dict[str, tuple[int, ...]] = {
     "rotary": (5,),
     "cross_entropy_backward": (5,),
     "layer_norm_backward": (5, 6, 7),
+    "cross_entropy_shares": (4, 5),
     "flash_attention": (4, 5),
     "flash_attention_backward": (7, 8),
 }
@@ -69,12 +70,12 @@ def _last_array(args: Sequence[Any]) -> tuple[int, ...]:
     return tuple(place for place, arg in enumerate(args) if hasattr(arg, "nbytes"))[-1:]
 
 
-def _embedding(flops: int, ids: Any, table: Any, rows: Any) -> KernelWork:
+def _embedding(flops: int, ids: Any, table: Any, rows: Any, first: int = 0) -> KernelWork:
     """As many bytes of the table are read as rows are taken from it."""
     return KernelWork("embedding", VECTOR, flops, ids.nbytes + rows.size * table.itemsize, rows.nbytes)
 
 
-def _embedding_backward(flops: int, grad: Any, ids: Any, table: Any) -> KernelWork:
+def _embedding_backward(flops: int, grad: Any, ids: Any, table: Any, first: int = 0) -> KernelWork:
     """The table is zeroed, then each row of the gradient is added to its id's."""
     rows = grad.size * table.itemsize
     return KernelWork("embedding_backward", VECTOR, flops, grad.nbytes + ids.nbytes + rows, table.nbytes + rows)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from zerosim.backends.kernels import Heads
+from zerosim.backends.kernels import Heads, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward
 from zerosim.dtypes import compute_dtype
@@ -98,7 +98,9 @@ def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
     shape = (batch, core.heads.queries, tokens, tokens)
     is_megatron = core.policy.saves == "megatron"
     out, probs = core.result(qkv), like(qkv, *shape)
-    mask = dropout_mask(qkv, shape, core.dropout, core.key)
+    own, whole = core.heads.queries * tokens * tokens, core.heads.whole * tokens * tokens
+    window = Window(core.heads.first * tokens * tokens, own, whole) if whole > own else None
+    mask = dropout_mask(qkv, shape, core.dropout, core.key, window)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
     device.kernels(
@@ -188,6 +190,8 @@ def attention(
     num_heads: int,
     *,
     num_kv_heads: int | None = None,
+    first_head: int = 0,
+    whole_heads: int = 0,
     dropout: float = 0.0,
     key: tuple[int, int] = (0, 0),
     policy: ActivationPolicy = DEFAULT,
@@ -197,7 +201,8 @@ def attention(
     Shapes: qkv (B, T, (H + 2K) d) with columns q|k|v, each cut into its heads; result (B, T, H d).
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
-    its random numbers.
+    its random numbers. Where these heads are some of a whole's `whole_heads`, from `first_head` on, it is the
+    whole's dropout.
 
     Raises: InputError for heads that do not divide the columns or each other.
     """
@@ -214,7 +219,7 @@ def attention(
             f"do not divide {columns} columns"
         )
     check_chance(dropout)
-    core = Core(Heads(num_heads, num_kv_heads), dropout, key, policy)
+    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads), dropout, key, policy)
     out, rule = _run(qkv, core)
     if policy.recompute == "selective":
         rule = Again(qkv, core)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerosim.backends.kernels import Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
@@ -31,22 +32,26 @@ def check_chance(probability: float) -> None:
         raise InputError(f"dropout {probability}: expected a chance in [0, 1)")
 
 
-def dropout_mask(x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int]) -> Buffer | None:
+def dropout_mask(
+    x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int], window: Window | None = None
+) -> Buffer | None:
     check_chance(probability)
     if probability == 0.0:
         return None
     mask = x.device.alloc(shape, uint8, Kind.ACTIVATION)
-    x.device.kernel(0, x.device.backend.dropout_mask, key, probability, mask.array)
+    x.device.kernel(0, x.device.backend.dropout_mask, key, probability, mask.array, window)
     return mask
 
 
-def dropout(x: Tensor, probability: float, key: tuple[int, int], *, op: str = "dropout") -> Tensor:
+def dropout(
+    x: Tensor, probability: float, key: tuple[int, int], *, op: str = "dropout", window: Window | None = None
+) -> Tensor:
     """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
 
     Which ones is a function of `key` and the position alone (`tensor/rng.py`). Probability 0 is x itself.
-    `op` is its name within the unit.
+    `op` is its name within the unit. Of an x that is part of a whole, `window` says which.
     """
-    mask = dropout_mask(x, x.shape, probability, key)
+    mask = dropout_mask(x, x.shape, probability, key, window)
     if mask is None:
         return x
     out = like(x)

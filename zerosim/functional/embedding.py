@@ -16,22 +16,28 @@ class Embedding:
 
     ids: Buffer
     weight: Operand
+    first: int = 0
 
     def backward(self, grad: Buffer) -> Grads:
         dweight = self.weight.new_grad()
-        grad.device.kernel(
-            grad.numel, grad.device.backend.embedding_backward, grad.array, self.ids.array, dweight.array
-        )
+        arrays = grad.array, self.ids.array, dweight.array
+        grad.device.kernel(grad.numel, grad.device.backend.embedding_backward, *arrays, self.first)
         return (dweight,)
 
 
 def embedding(ids: Buffer, weight: Operand) -> Tensor:
     """Rows of `weight` (V, D) by `ids` (...), int64 in [0, V): (..., D)."""
-    device = ids.device
-    out = device.alloc((*ids.shape, weight.shape[1]), weight.dtype, Kind.ACTIVATION)
-    device.kernel(0, device.backend.embedding, ids.array, weight.array, out.array)
+    out = embedding_result(ids, weight)
     saved: Saved = {"ids": ids, "weight": weight}
     return apply(Embedding(ids, weight), out, weight, op=layer_of(weight, "embedding"), saved=saved)
+
+
+def embedding_result(ids: Buffer, weight: Operand, first: int = 0) -> Buffer:
+    """`embedding` without a place in the graph, by a table that begins with id `first`; zeros for others' ids."""
+    device = ids.device
+    out = device.alloc((*ids.shape, weight.shape[1]), weight.dtype, Kind.ACTIVATION)
+    device.kernel(0, device.backend.embedding, ids.array, weight.array, out.array, first)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,14 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
 
     Shapes: x (..., I), weight (I, O) or, transposed, (O, I); bias (O); y (..., O).
     """
+    out = linear_result(x, weight, bias, transposed=transposed)
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    saved: Saved = {"input": x, "weight": weight, "bias": bias}
+    return apply(Linear(x, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
+
+
+def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Buffer:
+    """`linear` without a place in the graph. Raises: InputError where the weight does not take x's columns."""
     width, wide = weight.shape[::-1] if transposed else weight.shape
     if x.shape[-1] != width:
         raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes {width}")
@@ -58,9 +66,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
         None if bias is None else bias.array,
         rows_of(out.array),
     )
-    inputs = (x, weight) if bias is None else (x, weight, bias)
-    saved: Saved = {"input": x, "weight": weight, "bias": bias}
-    return apply(Linear(x, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,13 @@ def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
 
     Raises: InputError where a weight does not take x's columns.
     """
+    out = packed_linear_result(x, weights)
+    op = layer_of(weights[0], "packed_linear")
+    return apply(PackedLinear(x, weights), out, x, *weights, op=op, saved={"input": x})
+
+
+def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
+    """`packed_linear` without a place in the graph."""
     for weight in weights:
         if weight.shape[-1] != x.shape[-1]:
             raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes another")
@@ -113,8 +126,7 @@ def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
     for weight, columns in _columns(weights, out):
         flops = 2 * rows.shape[0] * weight.array.size
         x.device.kernel(flops, x.device.backend.linear, rows, weight.array.T, None, columns)
-    op = layer_of(weights[0], "packed_linear")
-    return apply(PackedLinear(x, weights), out, x, *weights, op=op, saved={"input": x})
+    return out
 
 
 def _columns(weights: Sequence[Operand], packed: Buffer) -> Iterator[tuple[Operand, Array]]:

@@ -19,7 +19,7 @@ class CrossEntropy:
     lse: Buffer
 
     def backward(self, grad: Buffer) -> Grads:
-        dlogits = _dlogits(self.logits, self.targets, self.lse, 1.0, self.lse.numel)
+        dlogits = logits_grad(self.logits, self.targets, self.lse, 1.0, self.lse.numel)
         device = grad.device
         device.kernel(dlogits.numel, device.backend.multiply, dlogits.array, grad.array, dlogits.array)
         return (dlogits,)
@@ -44,7 +44,7 @@ def cross_entropy_and_grad(logits: Tensor, targets: Buffer, *, scale: float, cou
     sum because its mean is taken on the host, in fp64, when the step is over.
     """
     total, lse = _cross_entropy_sum(logits, targets)
-    return total, _dlogits(logits, targets, lse, scale, count)
+    return total, logits_grad(logits, targets, lse, scale, count)
 
 
 def _cross_entropy_sum(logits: Tensor, targets: Buffer) -> tuple[Buffer, Buffer]:
@@ -59,16 +59,34 @@ def _cross_entropy_sum(logits: Tensor, targets: Buffer) -> tuple[Buffer, Buffer]
     return total, lse
 
 
-def _dlogits(logits: Tensor, targets: Buffer, lse: Buffer, scale: float, count: int) -> Buffer:
+def logits_grad(
+    logits: Tensor,
+    targets: Buffer,
+    lse: Buffer,
+    scale: float,
+    count: int,
+    first: int = 0,
+    columns: int | None = None,
+) -> Buffer:
+    """scale / count times the gradient of the summed losses, given the log-sum-exp of each row.
+
+    Of logits that are columns `first` and on of a whole; only so many of them as `columns` are no padding.
+    """
     dlogits = logits.new_grad()
-    logits.device.kernel(
-        4 * dlogits.numel,
-        logits.device.backend.cross_entropy_backward,
-        rows_of(logits.array),
-        targets.array.reshape(-1),
+    device, own, out = logits.device, rows_of(logits.array), rows_of(dlogits.array)
+    columns = own.shape[1] if columns is None else columns
+    if columns < own.shape[1]:
+        device.kernel(0, device.backend.fill, dlogits.array, 0.0)
+    ids = targets.array.reshape(-1)
+    device.kernel(
+        4 * own.shape[0] * columns,
+        device.backend.cross_entropy_backward,
+        own[:, :columns],
+        ids,
         lse.array,
         scale,
         count,
-        rows_of(dlogits.array),
+        out[:, :columns],
+        first,
     )
     return dlogits

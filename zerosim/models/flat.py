@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
@@ -20,7 +21,9 @@ from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, rows_of
 from zerosim.models.model import Model
-from zerosim.nn import Unit
+from zerosim.nn import Alone, Unit
+from zerosim.nn.group import ALONE
+from zerosim.placement.spec import Split
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Operand, Parameter, Tensor, apply
 
@@ -53,49 +56,72 @@ class FlatConfig:
         return GAIN / max(1.0, self.params / self.vocab)
 
 
-def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DType) -> Model:
-    """The units, declared and not yet placed: no memory is taken."""
+def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DType, group: Alone = ALONE) -> Model:
+    """The units, declared and not yet placed: no memory is taken. A tensor-parallel `group` cuts each of them."""
     units = []
     for i, size in enumerate(config.unit_sizes):
         flat = Flat(f"units.{i}", device, dtype, grad_dtype)
-        weight = flat.declare(f"units.{i}.weight", (size,), std=STD)
-        units.append(Unit(flat.name, flat, _unit(weight, config)))
-    return Model(units)
+        split = group.split((size,), 0, padding=-size % group.size)
+        weight = flat.declare(f"units.{i}.weight", (size,), std=STD, split=split)
+        part = Part(0, size) if split is None else Part(*_range(split, group))
+        units.append(Unit(flat.name, flat, _unit(weight, part, config, group)))
+    return Model(units, group)
 
 
-def _unit(weight: Parameter, config: FlatConfig) -> Callable[[Tensor], Tensor]:
-    return lambda x: add_columns(x, weight, config.vocab, config.scale)
+class Part(NamedTuple):
+    """Which of a unit's parameters are here: `numel` of them from `first` on, padding left out."""
+
+    first: int
+    numel: int
+
+
+def _range(split: Split, group: Alone) -> tuple[int, int]:
+    found = split.windows(group.index, group.size)
+    return (found[0][1].start, found[0][1].stop - found[0][1].start) if found else (0, 0)
+
+
+def _unit(weight: Parameter, part: Part, config: FlatConfig, group: Alone) -> Callable[[Tensor], Tensor]:
+    return lambda x: add_columns(x, weight, config.vocab, config.scale, part, group)
 
 
 class AddColumns:
     """Saves the handle of the weight. A column's gradient goes to each of its parameters, x's is handed on."""
 
-    def __init__(self, weight: Operand, scale: float, starts: bool) -> None:
+    def __init__(self, weight: Operand, scale: float, starts: bool, part: Part) -> None:
         self.weight = weight
         self.scale = scale
         self.starts = starts
+        self.part = part
 
     def backward(self, grad: Buffer) -> Grads:
         device, k = grad.device, grad.device.backend
         dweight = self.weight.new_grad()
         total = device.alloc(grad.shape[-1:], compute_dtype(grad.dtype), Kind.TEMP)
         device.kernel(grad.numel, k.column_sum, rows_of(grad.array), total.array)
-        whole, rest = _columns(dweight.array, total.numel)
-        device.kernel(whole.size, k.multiply, total.array, self.scale, whole)
-        device.kernel(rest.size, k.multiply, total.array[: rest.size], self.scale, rest)
+        if self.part.numel < dweight.numel:
+            device.kernel(0, k.fill, dweight.array[self.part.numel :], 0.0)
+        for run, first in _runs(dweight.array, self.part, total.numel):
+            columns = total.array[first : first + run.shape[-1]]
+            device.kernel(run.size, k.multiply, columns, self.scale, run)
         return (dweight,) if self.starts else (grad, dweight)
 
 
-def add_columns(x: Tensor, weight: Operand, vocab: int, scale: float) -> Tensor:
+def add_columns(
+    x: Tensor, weight: Operand, vocab: int, scale: float, part: Part | None = None, group: Alone = ALONE
+) -> Tensor:
     """x (B, T, V) + scale * (sums of weight's columns); x may be token ids (B, T), which stand for zeros.
 
-    Shapes: weight (P), its element i in column i % V; result (B, T, V).
+    Shapes: weight (P), its element i in column i % V; result (B, T, V). Of a weight that `group` cuts, `part` is here.
     """
+    part = part or Part(0, weight.shape[0])
     device, k, dtype = x.device, x.device.backend, weight.dtype
     total = device.alloc((vocab,), compute_dtype(dtype), Kind.TEMP)
-    whole, rest = _columns(weight.array, vocab)
-    device.kernel(whole.size, k.sum_to, whole, total.array)
-    device.kernel(rest.size, k.add, total.array[: rest.size], rest, total.array[: rest.size])
+    whole, *rest = _runs(weight.array, part, vocab)
+    device.kernel(whole[0].size, k.sum_to, whole[0], total.array)
+    for run, first in rest:
+        columns = total.array[first : first + run.size]
+        device.kernel(run.size, k.add, columns, run, columns)
+    group.sum_over(total)
     device.kernel(vocab, k.multiply, total.array, scale, total.array)
     starts = x.dtype.name == "int64"
     out = device.alloc((*x.shape, vocab) if starts else x.shape, dtype, Kind.ACTIVATION)
@@ -103,10 +129,16 @@ def add_columns(x: Tensor, weight: Operand, vocab: int, scale: float) -> Tensor:
         device.kernel(0, k.fill, out.array, 0.0)
     device.kernel(out.numel, k.add, out.array if starts else x.array, total.array, out.array)
     inputs = (weight,) if starts else (x, weight)
-    return apply(AddColumns(weight, scale, starts), out, *inputs, op="add_columns")
+    return apply(AddColumns(weight, scale, starts, part), out, *inputs, op="add_columns")
 
 
-def _columns(array: Array, vocab: int) -> tuple[Array, Array]:
-    """(P) as windows: the whole rows of V, (P // V, V), and what is left over, fewer than V."""
-    whole = array.shape[0] // vocab * vocab
-    return array[:whole].reshape(whole // vocab, vocab), array[whole:]
+def _runs(array: Array, part: Part, vocab: int) -> list[tuple[Array, int]]:
+    """What is here as windows, each with its first column: the whole rows of V, (k, V), and what stands before and
+    after them, fewer than V each."""
+    before = min(-part.first % vocab, part.numel)
+    stop = before + (part.numel - before) // vocab * vocab
+    runs = [(array[before:stop].reshape((stop - before) // vocab, vocab), 0)]
+    if before:
+        runs.append((array[:before], part.first % vocab))
+    runs.append((array[stop : part.numel], 0))
+    return runs

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerosim import functional as F
 from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
-from zerosim.nn import ActivationPolicy, Block, Dropout, LayerNorm, Recompute, Unit
+from zerosim.nn import ActivationPolicy, Alone, Block, Dropout, LayerNorm, Recompute, Unit
+from zerosim.nn.group import ALONE
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 
@@ -57,8 +57,13 @@ def build_gpt(
     grad_dtype: DType,
     keys: DropoutKeys,
     policy: ActivationPolicy = DEFAULT,
+    group: Alone = ALONE,
+    padding: int = 0,
 ) -> Model:
-    """The units of a GPT, declared and not yet placed: no memory is taken. Full recompute wraps its blocks."""
+    """The units of a GPT, declared and not yet placed: no memory is taken. Full recompute wraps its blocks.
+
+    A tensor-parallel `group` cuts them; the token table gets `padding` rows so that it can.
+    """
 
     def flat(name: str) -> Flat:
         return Flat(name, device, dtype, grad_dtype)
@@ -66,25 +71,40 @@ def build_gpt(
     d = config.hidden
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     wte = flat("wte")
-    table = wte.declare("wte.weight", (config.vocab, d), std=std[0])
-    units = [Unit("wte", wte, lambda ids: F.embedding(ids.buffer, table))]
+    split = group.split((config.vocab, d), 0, padding=padding)
+    table = wte.declare("wte.weight", (config.vocab, d), std=std[0], split=split)
+    units = [Unit("wte", wte, lambda ids: group.embedding(ids.buffer, table, split))]
 
     wpe = flat("wpe")
-    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0])
-    dropout = Dropout("embd", config.dropout, keys)
-    units.append(Unit("wpe", wpe, lambda x: dropout(F.add_rows(x, positions))))
+    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0], summed=group.cuts_rows)
+    dropout = Dropout("embd", config.dropout, keys, group)
+    units.append(Unit("wpe", wpe, lambda x: dropout(group.add_rows(x, positions))))
 
     inner = config.ffn or 4 * d
     for i in range(config.layers):
         h = flat(f"h.{i}")
-        block = Block(h, h.name, d, config.heads, std, config.dropout, keys, inner=inner, eps=config.eps, policy=policy)
+        block = Block(
+            h,
+            h.name,
+            d,
+            config.heads,
+            std,
+            config.dropout,
+            keys,
+            inner=inner,
+            eps=config.eps,
+            policy=policy,
+            group=group,
+        )
         unit = Unit(h.name, h, block)
         units.append(Recompute(unit) if policy.recompute == "full" else unit)
 
     ln_f = flat("ln_f")
-    units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d, eps=config.eps, policy=policy)))
+    units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d, eps=config.eps, policy=policy, summed=group.cuts_rows)))
 
     head = wte if config.tied else flat("lm_head")
-    weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])
-    units.append(Unit("lm_head", head, lambda x: F.linear(x, weight, transposed=True), reduces=not config.tied))
-    return Model(units)
+    weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0], split=split)
+    units.append(
+        Unit("lm_head", head, lambda x: group.column_linear(x, weight, transposed=True), reduces=not config.tied)
+    )
+    return Model(units, group, split)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zerosim import functional as F
 from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
-from zerosim.nn import ActivationPolicy, Recompute, Unit
+from zerosim.nn import ActivationPolicy, Alone, Recompute, Unit
+from zerosim.nn.group import ALONE
 from zerosim.nn.llama import LlamaBlock, RMSNorm
 from zerosim.tensor.flat import Flat
 
@@ -60,9 +60,18 @@ class LlamaConfig:
 
 
 def build_llama(
-    config: LlamaConfig, device: Device, dtype: DType, grad_dtype: DType, policy: ActivationPolicy = DEFAULT
+    config: LlamaConfig,
+    device: Device,
+    dtype: DType,
+    grad_dtype: DType,
+    policy: ActivationPolicy = DEFAULT,
+    group: Alone = ALONE,
+    padding: int = 0,
 ) -> Model:
-    """The units of a Llama, declared and not yet placed: no memory is taken. Full recompute wraps its blocks."""
+    """The units of a Llama, declared and not yet placed: no memory is taken. Full recompute wraps its blocks.
+
+    A tensor-parallel `group` cuts them; the token table gets `padding` rows so that it can.
+    """
 
     def flat(name: str) -> Flat:
         return Flat(name, device, dtype, grad_dtype)
@@ -70,8 +79,9 @@ def build_llama(
     d = config.hidden
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     embed = flat("embed_tokens")
-    table = embed.declare("model.embed_tokens.weight", (config.vocab, d), std=std[0])
-    units = [Unit("embed_tokens", embed, lambda ids: F.embedding(ids.buffer, table))]
+    split = group.split((config.vocab, d), 0, padding=padding)
+    table = embed.declare("model.embed_tokens.weight", (config.vocab, d), std=std[0], split=split)
+    units = [Unit("embed_tokens", embed, lambda ids: group.embedding(ids.buffer, table, split))]
 
     for i in range(config.layers):
         layer = flat(f"layers.{i}")
@@ -86,14 +96,18 @@ def build_llama(
             config.rope_base,
             std,
             policy,
+            group,
         )
         unit = Unit(layer.name, layer, block)
         units.append(Recompute(unit) if policy.recompute == "full" else unit)
 
     norm = flat("norm")
-    units.append(Unit("norm", norm, RMSNorm(norm, "model.norm", d, config.norm_eps, policy)))
+    last = RMSNorm(norm, "model.norm", d, config.norm_eps, policy, summed=group.cuts_rows)
+    units.append(Unit("norm", norm, last))
 
     head = embed if config.tied else flat("lm_head")
-    weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0])
-    units.append(Unit("lm_head", head, lambda x: F.linear(x, weight, transposed=True), reduces=not config.tied))
-    return Model(units)
+    weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0], split=split)
+    units.append(
+        Unit("lm_head", head, lambda x: group.column_linear(x, weight, transposed=True), reduces=not config.tied)
+    )
+    return Model(units, group, split)

@@ -6,23 +6,33 @@ layout and takes no memory; a strategy places one flat after the other (`paralle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
-from zerosim.nn import Unit
-from zerosim.placement.spec import WeightSpec
+from zerosim.nn import Alone, Unit
+from zerosim.nn.group import ALONE
+from zerosim.placement.spec import Split, WeightSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import normal
+from zerosim.tensor.tensor import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 class Model:
-    """Units in forward order. `flats` are the distinct buffers, in the order of their first use."""
+    """Units in forward order. `flats` are the distinct buffers, in the order of their first use.
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    `group` is the tensor-parallel group that its weights are cut over, `head` how it cuts the rows of the head's, and
+    so the columns of the logits; None: every rank has all of them.
+    """
+
+    def __init__(self, units: Sequence[Unit], group: Alone = ALONE, head: Split | None = None) -> None:
         self.units = list(units)
+        self.group = group
+        self.head = head
         self.flats: list[Flat] = []
         for unit in units:
             if all(unit.flat is not flat for flat in self.flats):
@@ -30,8 +40,17 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        """Psi: every parameter once, a tied one included once, padding not."""
-        return sum(flat.numel for flat in self.flats)
+        """Psi: every parameter of the whole model once, a tied one included once, padding not."""
+        return sum(math.prod(shape) for shape in self.shapes().values())
+
+    def loss_and_grad(self, logits: Tensor, targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, Buffer]:
+        """The sum of the tokens' losses, and scale / count times its gradient."""
+        group = ALONE if self.head is None else self.group
+        return group.cross_entropy_and_grad(logits, targets, self.head, scale=scale, count=count)
+
+    def whole_logits(self, logits: Tensor) -> Buffer:
+        """All columns of logits (B, T, V)."""
+        return logits.buffer if self.head is None else self.group.whole_logits(logits, self.head)
 
     @property
     def tied_numel(self) -> int:
@@ -39,8 +58,8 @@ class Model:
         return sum(unit.flat.numel for unit in self.units if not unit.reduces)
 
     def shapes(self) -> Shapes:
-        """Name and shape of every parameter, in the order of the layout."""
-        return {weight.name: weight.shape for flat in self.flats for weight in flat.spec.weights}
+        """Name and shape of every parameter of the whole model, in the order of the layout."""
+        return {weight.name: weight.whole_shape for flat in self.flats for weight in flat.spec.weights}
 
     def state_dict(self) -> dict[str, Any]:
         """Full parameters by name as host arrays (the fp32 masters where there are any).
@@ -57,7 +76,7 @@ class Model:
         check_names(weights, self.shapes())
         check_shapes({name: tuple(array.shape) for name, array in weights.items()}, self.shapes())
         for flat in self.flats:
-            load_flat(flat, weights, exact_master=exact_master)
+            load_flat(flat, weights, self.group, exact_master=exact_master)
 
 
 def check_names(given: Iterable[str], expected: Shapes, whose: str = "the weights") -> None:
@@ -82,23 +101,30 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def load_flat(flat: Flat, weights: Mapping[str, Any], *, exact_master: bool) -> None:
+def load_flat(flat: Flat, weights: Mapping[str, Any], group: Alone = ALONE, *, exact_master: bool) -> None:
+    """Whole weights by name, of which this rank keeps its part."""
     for index, weight in enumerate(flat.spec.weights):
-        flat.write(index, weights[weight.name], exact_master=exact_master)
+        flat.write(index, _own(weight, weights[weight.name], group), exact_master=exact_master)
 
 
-def draw_flat(flat: Flat, seed: int, *, exact_master: bool) -> None:
-    """Initial weights of one flat: a function of (seed, name) alone, one parameter at a time."""
+def draw_flat(flat: Flat, seed: int, group: Alone = ALONE, *, exact_master: bool) -> None:
+    """Initial weights of one flat: a function of (seed, name) alone, one whole parameter at a time."""
     for index, weight in enumerate(flat.spec.weights):
-        flat.write(index, initial_values(weight, seed), exact_master=exact_master)
+        flat.write(index, _own(weight, initial_values(weight, seed), group), exact_master=exact_master)
+
+
+def _own(weight: WeightSpec, whole: Any, group: Alone) -> Any:
+    """What this member of a tensor-parallel group holds of a weight."""
+    return whole if weight.split is None else weight.split.take(whole, group.index, group.size)
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:
+    """The whole weight before training, a host array."""
     import numpy as np
 
     if weight.std is None:
-        return np.full(weight.shape, weight.fill, np.float32)
-    return normal(weight.shape, weight.std, "weight", seed, weight.name)
+        return np.full(weight.whole_shape, weight.fill, np.float32)
+    return normal(weight.whole_shape, weight.std, "weight", seed, weight.name)
 
 
 def _whole_values(flat: Flat) -> list[tuple[str, Any]]:

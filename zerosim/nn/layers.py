@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from zerosim import functional as F
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
+from zerosim.nn.group import ALONE, Alone
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Tensor
@@ -22,14 +23,49 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
+class ColumnLinear:
+    """`Linear` whose outputs are cut over a tensor-parallel group; `parts` of them, such as q|k|v, apart."""
+
+    def __init__(
+        self, flat: Flat, name: str, width: int, wide: int, *, std: float, group: Alone, parts: int = 1
+    ) -> None:
+        shape = width, wide
+        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 1, parts=parts))
+        self.bias = flat.declare(f"{name}.bias", (wide,), split=group.split((wide,), 0, parts=parts))
+        self.group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.group.column_linear(x, self.weight, self.bias)
+
+
+class RowLinear:
+    """`Linear` whose inputs are cut over a tensor-parallel group; the bias is whole."""
+
+    def __init__(self, flat: Flat, name: str, width: int, wide: int, *, std: float, group: Alone) -> None:
+        shape = width, wide
+        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 0))
+        self.bias = flat.declare(f"{name}.bias", (wide,), summed=group.cuts_rows)
+        self.group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.group.row_linear(x, self.weight, self.bias)
+
+
 class LayerNorm:
     """weight (D) starts at 1, bias (D) at 0."""
 
     def __init__(
-        self, flat: Flat, name: str, width: int, *, eps: float = 1e-5, policy: ActivationPolicy = DEFAULT
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        *,
+        eps: float = 1e-5,
+        policy: ActivationPolicy = DEFAULT,
+        summed: bool = False,
     ) -> None:
-        self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0)
-        self.bias = flat.declare(f"{name}.bias", (width,))
+        self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0, summed=summed)
+        self.bias = flat.declare(f"{name}.bias", (width,), summed=summed)
         self.eps = eps
         self.policy = policy
 
@@ -40,19 +76,23 @@ class LayerNorm:
 class Dropout:
     """`op` names its random numbers within the unit."""
 
-    def __init__(self, op: str, probability: float, keys: DropoutKeys) -> None:
+    def __init__(self, op: str, probability: float, keys: DropoutKeys, group: Alone = ALONE) -> None:
         self.op = op
         self.probability = probability
         self.keys = keys
+        self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.probability == 0.0 or not x.device.is_training:
             return x
-        return F.dropout(x, self.probability, self.keys(self.op), op=self.op)
+        return self.group.dropout(x, self.probability, self.keys(self.op), self.op)
 
 
 class Attention:
-    """Causal self-attention between two linear maps: c_attn (D, 3D), columns q|k|v, and c_proj (D, D)."""
+    """Causal self-attention between two linear maps: c_attn (D, 3D), columns q|k|v, and c_proj (D, D).
+
+    A tensor-parallel group divides the heads.
+    """
 
     def __init__(
         self,
@@ -65,27 +105,39 @@ class Attention:
         keys: DropoutKeys,
         *,
         policy: ActivationPolicy = DEFAULT,
+        group: Alone = ALONE,
     ) -> None:
-        self.c_attn = Linear(flat, f"{name}.c_attn", width, 3 * width, std=std[0])
-        self.c_proj = Linear(flat, f"{name}.c_proj", width, width, std=std[1])
-        self.num_heads = num_heads
+        self.c_attn = ColumnLinear(flat, f"{name}.c_attn", width, 3 * width, std=std[0], group=group, parts=3)
+        self.c_proj = RowLinear(flat, f"{name}.c_proj", width, width, std=std[1], group=group)
+        self.whole_heads = num_heads
+        self.num_heads = num_heads // group.size
+        self.first_head = group.index * self.num_heads
         self.dropout = dropout
         self.keys = keys
         self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
         dropout = self.dropout if x.device.is_training else 0.0
-        key = self.keys("attn") if dropout else (0, 0)
-        core = F.attention(self.c_attn(x), self.num_heads, dropout=dropout, key=key, policy=self.policy)
+        core = F.attention(
+            self.c_attn(x),
+            self.num_heads,
+            first_head=self.first_head,
+            whole_heads=self.whole_heads,
+            dropout=dropout,
+            key=self.keys("attn") if dropout else (0, 0),
+            policy=self.policy,
+        )
         return self.c_proj(core)
 
 
 class FeedForward:
     """c_fc (D, F), GELU, c_proj (F, D); F is 4D in GPT-2."""
 
-    def __init__(self, flat: Flat, name: str, width: int, inner: int, std: tuple[float, float]) -> None:
-        self.c_fc = Linear(flat, f"{name}.c_fc", width, inner, std=std[0])
-        self.c_proj = Linear(flat, f"{name}.c_proj", inner, width, std=std[1])
+    def __init__(
+        self, flat: Flat, name: str, width: int, inner: int, std: tuple[float, float], group: Alone = ALONE
+    ) -> None:
+        self.c_fc = ColumnLinear(flat, f"{name}.c_fc", width, inner, std=std[0], group=group)
+        self.c_proj = RowLinear(flat, f"{name}.c_proj", inner, width, std=std[1], group=group)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.c_proj(F.gelu(self.c_fc(x)))
@@ -110,13 +162,15 @@ class Block:
         inner: int,
         eps: float = 1e-5,
         policy: ActivationPolicy = DEFAULT,
+        group: Alone = ALONE,
     ) -> None:
-        self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width, eps=eps, policy=policy)
-        self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys, policy=policy)
-        self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width, eps=eps, policy=policy)
-        self.mlp = FeedForward(flat, f"{name}.mlp", width, inner, std)
-        self.drop_1 = Dropout("resid_1", dropout, keys)
-        self.drop_2 = Dropout("resid_2", dropout, keys)
+        summed = group.cuts_rows
+        self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width, eps=eps, policy=policy, summed=summed)
+        self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys, policy=policy, group=group)
+        self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width, eps=eps, policy=policy, summed=summed)
+        self.mlp = FeedForward(flat, f"{name}.mlp", width, inner, std, group)
+        self.drop_1 = Dropout("resid_1", dropout, keys, group)
+        self.drop_2 = Dropout("resid_2", dropout, keys, group)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x + self.drop_1(self.attn(self.ln_1(x)))

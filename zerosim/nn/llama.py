@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zerosim import functional as F
 from zerosim.functional.policy import ActivationPolicy
+from zerosim.nn.group import ALONE, Alone
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 
@@ -15,8 +16,10 @@ from zerosim.tensor.tensor import Tensor
 class RMSNorm:
     """weight (D) starts at 1."""
 
-    def __init__(self, flat: Flat, name: str, width: int, eps: float, policy: ActivationPolicy) -> None:
-        self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0)
+    def __init__(
+        self, flat: Flat, name: str, width: int, eps: float, policy: ActivationPolicy, *, summed: bool = False
+    ) -> None:
+        self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0, summed=summed)
         self.eps = eps
         self.policy = policy
 
@@ -27,7 +30,8 @@ class RMSNorm:
 class LlamaAttention:
     """q_proj (D, D), k_proj and v_proj (D K/H, D), rotary positions, causal attention, o_proj (D, D).
 
-    H query heads share K key and value heads, H/K neighbours each.
+    H query heads share K key and value heads, H/K neighbours each. A tensor-parallel group divides both; where it has
+    more members than K, neighbours hold copies of one key-value head.
     """
 
     def __init__(
@@ -40,37 +44,50 @@ class LlamaAttention:
         rope_base: float,
         std: tuple[float, float],
         policy: ActivationPolicy,
+        group: Alone = ALONE,
     ) -> None:
-        narrow = width // num_heads * num_kv_heads
+        narrow, pieces = width // num_heads * num_kv_heads, min(num_kv_heads, group.size)
         self.qkv_proj = [
-            flat.declare(f"{name}.{part}_proj.weight", (wide, width), std=std[0])
-            for part, wide in (("q", width), ("k", narrow), ("v", narrow))
+            flat.declare(
+                f"{name}.{part}_proj.weight", (wide, width), std=std[0], split=group.split((wide, width), 0, pieces=n)
+            )
+            for part, wide, n in (("q", width, group.size), ("k", narrow, pieces), ("v", narrow, pieces))
         ]
-        self.o_proj = flat.declare(f"{name}.o_proj.weight", (width, width), std=std[1])
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
+        self.o_proj = flat.declare(
+            f"{name}.o_proj.weight", (width, width), std=std[1], split=group.split((width, width), 1)
+        )
+        self.group = group
+        self.num_heads = num_heads // group.size
+        self.num_kv_heads = num_kv_heads // pieces
         self.rope_base = rope_base
         self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        qkv = F.packed_linear(x, self.qkv_proj)
+        qkv = self.group.packed_linear(x, self.qkv_proj)
         qkv = F.rotary(qkv, self.num_heads, self.num_kv_heads, base=self.rope_base)
         y = F.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
-        return F.linear(y, self.o_proj, transposed=True)
+        return self.group.row_linear(y, self.o_proj, transposed=True)
 
 
 class LlamaFeedForward:
     """down_proj (D, F) of silu(gate_proj x) * up_proj x, both (F, D)."""
 
-    def __init__(self, flat: Flat, name: str, width: int, wide: int, std: tuple[float, float]) -> None:
+    def __init__(
+        self, flat: Flat, name: str, width: int, wide: int, std: tuple[float, float], group: Alone = ALONE
+    ) -> None:
+        split = group.split((wide, width), 0)
         self.gate_up_proj = [
-            flat.declare(f"{name}.{part}_proj.weight", (wide, width), std=std[0]) for part in ("gate", "up")
+            flat.declare(f"{name}.{part}_proj.weight", (wide, width), std=std[0], split=split)
+            for part in ("gate", "up")
         ]
-        self.down_proj = flat.declare(f"{name}.down_proj.weight", (width, wide), std=std[1])
+        self.down_proj = flat.declare(
+            f"{name}.down_proj.weight", (width, wide), std=std[1], split=group.split((width, wide), 1)
+        )
+        self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.swiglu(F.packed_linear(x, self.gate_up_proj))
-        return F.linear(y, self.down_proj, transposed=True)
+        y = F.swiglu(self.group.packed_linear(x, self.gate_up_proj))
+        return self.group.row_linear(y, self.down_proj, transposed=True)
 
 
 class LlamaBlock:
@@ -88,13 +105,17 @@ class LlamaBlock:
         rope_base: float,
         std: tuple[float, float],
         policy: ActivationPolicy,
+        group: Alone = ALONE,
     ) -> None:
-        self.input_layernorm = RMSNorm(flat, f"{name}.input_layernorm", width, norm_eps, policy)
+        summed = group.cuts_rows
+        self.input_layernorm = RMSNorm(flat, f"{name}.input_layernorm", width, norm_eps, policy, summed=summed)
         self.self_attn = LlamaAttention(
-            flat, f"{name}.self_attn", width, num_heads, num_kv_heads, rope_base, std, policy
+            flat, f"{name}.self_attn", width, num_heads, num_kv_heads, rope_base, std, policy, group
         )
-        self.post_attention_layernorm = RMSNorm(flat, f"{name}.post_attention_layernorm", width, norm_eps, policy)
-        self.mlp = LlamaFeedForward(flat, f"{name}.mlp", width, ffn, std)
+        self.post_attention_layernorm = RMSNorm(
+            flat, f"{name}.post_attention_layernorm", width, norm_eps, policy, summed=summed
+        )
+        self.mlp = LlamaFeedForward(flat, f"{name}.mlp", width, ffn, std, group)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x))

@@ -75,23 +75,43 @@ class LossScaler:
             self.scale *= 2
 
 
-def norm_partials(device: Device, flats: Sequence[Flat], world_size: int) -> Buffer:
-    """This rank's share of the sum of squares: (flats, N) in fp64, 0 where another rank counts.
+def norm_partials(device: Device, flats: Sequence[Flat], world_size: int, tp: int = 1, index: int = 0) -> Buffer:
+    """This rank's share of the sum of squares: (flats x tp, N) in fp64, 0 where another rank counts.
 
     Every flat is cut into the same N slices whatever the stage holds of it, each slice is one sum,
-    and padding is left out, so that all stages add the same numbers in the same order.
+    and padding is left out, so that all stages add the same numbers in the same order. Of `tp` tensor-parallel ranks
+    each has a row of its own, and what several of them hold, the first one counts.
     """
-    partials = device.alloc((len(flats), world_size), fp64, Kind.TEMP)
+    partials = device.alloc((len(flats) * tp, world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for i, flat in enumerate(flats):
         size, stop = slice_size(flat.numel, world_size), min(flat.own.stop, flat.numel)
         if flat.grad_shard is None or flat.own.start >= stop:
             continue  # nothing but padding, or another rank's
-        part = flat.grad_shard[: stop - flat.own.start]
-        first = flat.own.start // size
-        out = partials.array[i, first : first + -(-part.numel // size)]
-        device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
+        row = partials.array[i * tp + index]
+        if tp == 1:
+            part = flat.grad_shard[: stop - flat.own.start]
+            first = flat.own.start // size
+            out = row[first : first + -(-part.numel // size)]
+            device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
+            continue
+        one = device.alloc((1,), fp64, Kind.TEMP)
+        for start, end in _counted(flat, index, tp):
+            for at in range(start // size, -(-end // size)):
+                lo, hi = max(start, at * size) - flat.own.start, min(end, at * size + size) - flat.own.start
+                part = flat.grad_shard[lo:hi]
+                device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
+                device.kernel(1, device.backend.add, row[at : at + 1], one.array, row[at : at + 1])
     return partials
+
+
+def _counted(flat: Flat, index: int, tp: int) -> list[tuple[int, int]]:
+    """The weights in the own slice that tensor-parallel rank `index` counts, as [start, end) of the flat buffer."""
+    return [
+        (flat.own.start + mine.at, flat.own.start + mine.at + mine.numel)
+        for mine in flat.spec.within(flat.own)
+        if mine.weight.counts(index, tp)
+    ]
 
 
 def total_norm(device: Device, partials: Buffer) -> float:

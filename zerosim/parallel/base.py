@@ -60,7 +60,9 @@ class Strategy:
         self.flats: list[Flat] = []
         self.layout = Layout(Mesh(dp_shard=comm.size), [], self.rows())
         self.mesh_rank = comm.rank
+        self.groups: Groups | None = None  # of a mesh of several axes
         self.data = comm  # all ranks that gradients are averaged over
+        self.everyone = comm
         self.replicas: Comm | None = None  # the ranks that hold the same parts as this one
         self.reduces_each_micro_batch = False
         self.last = True
@@ -68,15 +70,21 @@ class Strategy:
         self._at = 0  # uses that have begun
         self._under_way: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
 
-    def replicate(self, groups: Groups, *, at_each_micro_batch: bool = False) -> None:
-        """Hybrid sharding: what the ranks of `comm` hold together, other groups of the mesh hold too (HSDP, MiCS).
+    def join(self, groups: Groups, *, at_each_micro_batch: bool = False) -> None:
+        """Take a place in a mesh of several axes; `comm` is the group along `dp_shard`.
 
-        Gradients are reduced within `comm` as ever. The own parts are then averaged over the replicas: once a step or,
-        where stages 2 and 3 reduce each micro-batch, in each of them. Source: FSDP2, set_requires_all_reduce.
+        dp_replicate   hybrid sharding (HSDP, MiCS): gradients are reduced within `comm` as ever, then the own parts are
+                       averaged over the replicas, once a step or, where stages 2 and 3 reduce each micro-batch, in each
+                       of them. Source: FSDP2, set_requires_all_reduce
+        tp             the ranks hold parts of weights: their norms add up, and where they work out shares of one
+                       gradient, the shares do
         """
+        self.groups = groups
         self.layout = Layout(groups.mesh, [], self.rows())
         self.mesh_rank = self.device.rank
-        self.data, self.replicas = groups(*DATA), groups("dp_replicate")
+        self.data, self.everyone = groups(*DATA), groups(*DATA, "tp")
+        if groups.mesh.dp_replicate > 1:
+            self.replicas = groups("dp_replicate")
         self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
 
     # -- what comes, and what is under way ----------------------------------------------------------
@@ -132,6 +140,21 @@ class Strategy:
             if flat.grad_shard is not None:
                 with self.device.scope(unit=flat.name):
                     self.replicas.all_reduce(flat.grad_shard)
+
+    def reduce_shares(self) -> None:
+        """Add up the gradients of which tensor-parallel ranks hold shares: of a head of keys and values that several
+        ranks hold, and, under sequence parallelism, of norms, positions and row-parallel biases."""
+        if self.groups is None or self.groups.mesh.tp == 1:
+            return
+        for flat in reversed(self.flats):
+            shared: dict[int, list[Buffer]] = {}
+            for mine in flat.spec.within(flat.own):
+                sharers = mine.weight.sharers(self.groups.mesh.tp)
+                if sharers > 1 and flat.grad_shard is not None:
+                    shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
+            with self.device.scope(unit=flat.name):
+                for sharers, windows in shared.items():
+                    self.groups.neighbours("tp", sharers).all_reduce(windows, op="sum")
 
     def step(self) -> None:
         """Decide by the norm; then flat by flat update the own slice and publish the new parameters. Or skip."""
@@ -210,9 +233,12 @@ class Strategy:
         One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any
         overflow.
         """
-        partials = norm_partials(self.device, self.flats, self.comm.size)
+        mesh = self.layout.mesh
+        partials = norm_partials(self.device, self.flats, self.comm.size, mesh.tp, mesh.index(self.mesh_rank, "tp"))
         if not self.sees_all_grads:
             self.comm.all_reduce(partials, op="sum", purpose="control")
+        if self.groups is not None and mesh.tp > 1:
+            self.groups("tp").all_reduce(partials, op="sum", purpose="control")
         norm = total_norm(self.device, partials)
         try:
             return self.updater.decide(norm)
@@ -222,7 +248,7 @@ class Strategy:
     def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
-        data = self.data
+        data = self.everyone
         flags = self.device.alloc((data.size, len(self.flats)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
         for i, flat in enumerate(self.flats):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from zerosim.errors import PlacementError
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import Partition, Slice, WholeUnits, shares
-from zerosim.placement.spec import FlatSpec
+from zerosim.placement.spec import FlatSpec, WeightSpec
 
 STATES = ("param", "grad", "optim")
 
@@ -108,16 +108,40 @@ class Layout:
 
         Raises: PlacementError naming rank and tensor where nobody holds an element, or two ranks hold it differently.
         """
-        found: dict[str, list[Piece]] = {name: [] for name in self.flats}
+        size = self.mesh.tp
+        found: dict[tuple[str, int], list[Piece]] = {(name, index): [] for name in self.flats for index in range(size)}
         for piece in pieces:
             if piece.part.size:
-                found[piece.flat].append(piece)
+                found[piece.flat, self.mesh.index(piece.rank, "tp")].append(piece)
         weights: dict[str, Any] = {}
         for flat in self.flats.values():
-            values = _joined(flat, sorted(found[flat.name], key=lambda piece: (piece.part.start, piece.rank)))
-            for weight, offset in zip(flat.weights, flat.offsets, strict=True):
-                weights[weight.name] = values[offset : offset + weight.numel].reshape(weight.shape)
+            for index in range(size):
+                parts = sorted(found[flat.name, index], key=lambda piece: (piece.part.start, piece.rank))
+                values = _joined(flat, parts)
+                for weight, offset in zip(flat.weights, flat.offsets, strict=True):
+                    local = values[offset : offset + weight.numel].reshape(weight.shape)
+                    _put(weights, weight, local, index, size)
         return weights
+
+
+def _put(weights: dict[str, Any], weight: WeightSpec, local: Any, index: int, size: int) -> None:
+    """Store what member `index` of a tensor-parallel group holds of a weight. Raises: PlacementError."""
+    import numpy as np
+
+    if weight.split is not None and index % weight.split.copies(size) == 0:
+        if weight.name not in weights:
+            weights[weight.name] = np.zeros(weight.whole_shape, local.dtype)
+        weight.split.put(local, weights[weight.name], index, size)
+        return
+    there = weights.setdefault(weight.name, local)
+    if weight.split is not None:
+        there = weight.split.take(there, index, size)
+    if not np.array_equal(_bits(local), _bits(np.ascontiguousarray(there))):
+        raise PlacementError(
+            f"members {index} and {index - index % (size if weight.split is None else weight.split.copies(size))} of a "
+            f"tensor-parallel group hold different values of {weight.name}: copies of a weight must be the same to the "
+            "bit; were their gradients added over all that hold one?"
+        )
 
 
 def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:

@@ -70,6 +70,13 @@ class Mesh:
         """A rank's index along each axis."""
         return {axis: self.index(rank, axis) for axis in AXES}
 
+    def first_ranks(self, *axes: str) -> list[int]:
+        """For each place along these axes the lowest rank there."""
+        found: dict[int, int] = {}
+        for rank in range(self.world_size):
+            found.setdefault(self.index(rank, *axes), rank)
+        return [found[index] for index in sorted(found)]
+
     def place(self, rank: int) -> str:
         """'dp_replicate 0, dp_shard 1': the axes that have more than one place; '' in a mesh of one axis."""
         axes = [axis for axis in AXES if self.size(axis) > 1]
@@ -81,8 +88,17 @@ class Mesh:
         steps = [range(0, self.size(axis) * self._stride(axis), self._stride(axis)) for axis in _in_order(axes)]
         return tuple(first + sum(offsets) for offsets in product(*steps))
 
+    def neighbours(self, rank: int, axis: str, count: int) -> tuple[int, ...]:
+        """The `count` neighbours along an axis that a rank belongs to: of 8 along tp, 4 and 4. `count` divides it."""
+        group = self.group(rank, axis)
+        first = self.index(rank, axis) // count * count
+        return group[first : first + count]
+
     def number(self, *axes: str) -> int:
-        """A number for the groups along these axes, 1 to 31. They share no rank: with a rank it names one group."""
+        """A number for the groups along these axes, 1 to 31. They share no rank: with a rank it names one group.
+
+        Groups of neighbours along an axis have numbers from 32 on (`comm/groups.py`).
+        """
         return sum(1 << AXES.index(axis) for axis in set(axes))
 
     def name(self, *axes: str) -> str:

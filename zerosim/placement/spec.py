@@ -1,6 +1,7 @@
 """What is placed: weights by name, and the flat buffer that a unit's weights lie in, one after the other.
 
-A layout of names, shapes and offsets that does not depend on how many ranks there are. No memory.
+A layout of names, shapes and offsets, as each rank of a tensor-parallel group holds it; it does not depend on how many
+ranks share the data. No memory.
 """
 
 from __future__ import annotations
@@ -9,23 +10,106 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.placement.partition import Slice
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """How a tensor-parallel group cuts a weight of this whole `shape` along `dim`.
+
+    `parts` equal parts of the dim, such as q|k|v side by side, are cut apart, each into `pieces` equal pieces. With
+    fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the end of
+    the dim first, so that pieces are equal (rows of a token table).
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    pieces: int
+    parts: int = 1
+    padding: int = 0
+
+    @property
+    def step(self) -> int:
+        """Length of one piece of one part."""
+        return (self.shape[self.dim] + self.padding) // self.parts // self.pieces
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """What each rank holds."""
+        return (*self.shape[: self.dim], self.parts * self.step, *self.shape[self.dim + 1 :])
+
+    def piece(self, index: int, size: int) -> int:
+        """Which piece member `index` of `size` holds."""
+        return index * self.pieces // size
+
+    def copies(self, size: int) -> int:
+        """How many neighbours hold the same piece."""
+        return size // self.pieces
+
+    def windows(self, index: int, size: int) -> list[tuple[slice, slice]]:
+        """For each part where it lies along `dim` in what a member holds, and in the whole; padding is left out."""
+        length, step, piece = self.shape[self.dim], self.step, self.piece(index, size)
+        found = []
+        for part in range(self.parts):
+            start = part * step * self.pieces + piece * step
+            stop = min(start + step, length)
+            if start < stop:
+                found.append((slice(part * step, part * step + stop - start), slice(start, stop)))
+        return found
+
+    def take(self, whole: Any, index: int, size: int) -> Any:
+        """What a member holds of a whole host array; zeros where there is padding."""
+        import numpy as np
+
+        local = np.zeros(self.local_shape, whole.dtype)
+        for here, there in self.windows(index, size):
+            local[self._at(here)] = whole[self._at(there)]
+        return local
+
+    def put(self, local: Any, whole: Any, index: int, size: int) -> None:
+        """Store what a member holds in a whole host array."""
+        for here, there in self.windows(index, size):
+            whole[self._at(there)] = local[self._at(here)]
+
+    def _at(self, run: slice) -> tuple[slice, ...]:
+        return (*[slice(None)] * self.dim, run)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """One parameter. `std` is that of its initial normals; without it, `fill` is its value."""
+    """One parameter as a rank holds it. `std` is that of its initial normals; without it, `fill` is its value.
+
+    split    how it is cut over the tensor-parallel group; without one, every member holds all of it
+    summed   members work out shares of its gradient, which are to be added (sequence parallelism)
+    """
 
     name: str
     shape: tuple[int, ...]
     std: float | None = None
     fill: float = 0.0
+    split: Split | None = None
+    summed: bool = False
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        return self.shape if self.split is None else self.split.shape
+
+    def counts(self, index: int, size: int) -> bool:
+        """Whether member `index` of a tensor-parallel group of `size` counts it: of copies the first one does."""
+        copies = size if self.split is None else self.split.copies(size)
+        return index % copies == 0
+
+    def sharers(self, size: int) -> int:
+        """How many neighbours of a tensor-parallel group of `size` hold shares of the same gradient; 1: it is whole."""
+        if self.summed:
+            return size
+        return 1 if self.split is None else self.split.copies(size)
 
 
 class Overlap(NamedTuple):

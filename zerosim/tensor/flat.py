@@ -16,7 +16,7 @@ from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
-from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.spec import FlatSpec, Split, WeightSpec
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.tensor import Parameter
 
@@ -43,9 +43,19 @@ class Flat(GradAccumulator):
         self.master: Buffer | None = None
         self.states: dict[str, Buffer] = {}
 
-    def declare(self, name: str, shape: tuple[int, ...], *, std: float | None = None, fill: float = 0.0) -> Parameter:
-        """Append a parameter to the layout; no memory is taken yet."""
-        self.spec = FlatSpec(self.name, (*self.spec.weights, WeightSpec(name, shape, std, fill)))
+    def declare(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        std: float | None = None,
+        fill: float = 0.0,
+        split: Split | None = None,
+        summed: bool = False,
+    ) -> Parameter:
+        """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, `split` cuts it."""
+        shape = shape if split is None else split.local_shape
+        self.spec = FlatSpec(self.name, (*self.spec.weights, WeightSpec(name, shape, std, fill, split, summed)))
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
     def param_window(self, index: int) -> Buffer:

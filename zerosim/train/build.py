@@ -18,6 +18,7 @@ from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
+from zerosim.nn import Alone
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Optimizer
@@ -29,26 +30,50 @@ from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
+from zerosim.parallel.sequence import SequenceParallel
+from zerosim.parallel.tensor import TensorParallel, vocab_padding
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import DATA
+from zerosim.placement.mesh import DATA, Mesh
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 
 
-def build_model(config: RunConfig, device: Device, *, first_micro_batch: int = 0) -> Model:
-    """The model of a run, declared on `device` and not yet placed."""
+def build_model(config: RunConfig, device: Device, group: Alone | None = None, *, first_micro_batch: int = 0) -> Model:
+    """The model of a run, declared on `device` and not yet placed.
+
+    Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
+    """
     formats = dtype(config.precision.param_dtype), dtype(config.recipe_choices.grad_dtype)
     keys = DropoutKeys(device, config.data.seed, first_micro_batch)
     memory = config.memory
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
-    return _model(config.model, device, formats, keys, policy)
+    group = group or tensor_group(config)
+    padding = vocab_padding(config.model.vocab, config.mesh.axes.tp, padded=config.parallel.pad_vocab)
+    return _model(config.model, device, formats, keys, policy, group, padding)
+
+
+def tensor_group(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> Alone:
+    """A rank's tensor-parallel group; without `groups` it only says how weights are cut."""
+    mesh = config.mesh.axes
+    if mesh.tp == 1:
+        return Alone()
+    index, comm = mesh.index(rank, "tp"), None if groups is None else groups("tp")
+    if config.parallel.sequence_parallel:
+        return SequenceParallel(mesh.tp, index, comm, keeps_gathered=config.parallel.keep_gathered)
+    return TensorParallel(mesh.tp, index, comm)
 
 
 def _model(
-    sizes: ModelConfig, device: Device, formats: tuple[DType, DType], keys: DropoutKeys, policy: ActivationPolicy
+    sizes: ModelConfig,
+    device: Device,
+    formats: tuple[DType, DType],
+    keys: DropoutKeys,
+    policy: ActivationPolicy,
+    group: Alone,
+    padding: int,
 ) -> Model:
     """Parameters and gradients are stored in `formats`."""
     if sizes.family == "mlp":
@@ -56,7 +81,7 @@ def _model(
     if sizes.family == "flat":
         assert sizes.params is not None  # config has filled them in
         assert sizes.units is not None
-        return build_flat(FlatConfig(sizes.params, sizes.units, sizes.vocab), device, *formats)
+        return build_flat(FlatConfig(sizes.params, sizes.units, sizes.vocab), device, *formats, group)
     if sizes.family == "llama":
         llama = LlamaConfig(
             sizes.layers,
@@ -69,7 +94,7 @@ def _model(
             sizes.norm_eps,
             sizes.rope_base,
         )
-        return build_llama(llama, device, *formats, policy)
+        return build_llama(llama, device, *formats, policy, group, padding)
     gpt = GPTConfig(
         sizes.layers,
         sizes.hidden,
@@ -81,7 +106,7 @@ def _model(
         sizes.ffn,
         sizes.norm_eps,
     )
-    return build_gpt(gpt, device, *formats, keys, policy)
+    return build_gpt(gpt, device, *formats, keys, policy, group, padding)
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
@@ -108,16 +133,17 @@ def build_rank(
     """One rank's model, and the strategy that will place it; nothing takes memory yet."""
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
-    model = build_model(config, ctx.device, first_micro_batch=data_rank * config.data.accumulate)
+    group = tensor_group(config, ctx.rank, groups)
+    model = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
-    if config.mesh.dp_replicate > 1:
-        strategy.replicate(groups, at_each_micro_batch=config.parallel.replica_reduction == "micro_batch")
+    if config.mesh.axes != Mesh(dp_shard=config.mesh.ranks):
+        strategy.join(groups, at_each_micro_batch=config.parallel.replica_reduction == "micro_batch")
     return model, strategy
 
 
-def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat], None]) -> None:
+def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Alone], None]) -> None:
     """Take memory for the weights and the optimizer's state, and write the weights."""
-    strategy.place(model.flats, write)
+    strategy.place(model.flats, lambda flat: write(flat, model.group))
     ctx.device.mark("after_init")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zerosim import functional as F
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
 from zerosim.models.model import Model
@@ -49,7 +48,7 @@ def forward_loss(
     logits = forward_pass(model.units, Tensor(inputs), strategy, slot)
     del inputs
     with device.scope(unit="loss", slot=slot):
-        return F.cross_entropy_and_grad(logits, targets, scale=scale, count=count)
+        return model.loss_and_grad(logits, targets, scale=scale, count=count)
 
 
 def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device) -> list[float]:
@@ -61,6 +60,7 @@ def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, d
         strategy.end_backward()
         strategy.land()
         strategy.reduce_replicas()
+        strategy.reduce_shares()
         device.mark("end_of_backward")
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
@@ -125,9 +125,11 @@ def generate(
     ids = list(prompt)
     with device.phase(Phase.EVALUATE), device.no_grad():
         for _ in range(count):
-            window = upload(np.array([ids[-context:]], np.int64), device)
-            logits = forward_pass(model.units, Tensor(window), strategy)
-            ids.append(choose(logits.numpy()[0, -1]))
+            shown = ids[-context:]
+            padding = -len(shown) % model.group.size if model.group.cuts_rows else 0  # what follows changes nothing
+            window = upload(np.array([[*shown, *[0] * padding]], np.int64), device)
+            logits = model.whole_logits(forward_pass(model.units, Tensor(window), strategy))
+            ids.append(choose(device.backend.to_host(logits.array)[0, len(shown) - 1]))
             device.recorder.drain()
     return ids[len(prompt) :]
 

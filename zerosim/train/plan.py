@@ -83,9 +83,8 @@ def _run_rank(
 
     def program(ctx: Context) -> list[StepReport]:
         rows = ctx.device.backend.empty((config.data.micro_batch, config.model.seq + 1), int64)  # takes no memory
-        inputs = Inputs(
-            config.optim.steps or DEFAULT_STEPS, lambda ctx, step: [rows] * config.data.accumulate, lambda flat: None
-        )
+        steps, micro_batches = config.optim.steps or DEFAULT_STEPS, [rows] * config.data.accumulate
+        inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             return train_rank(ctx, config, inputs, make_control=partial(_KnownSkips, skipped=skipped)).reports
         finally:

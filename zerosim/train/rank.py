@@ -9,6 +9,7 @@ from typing import Any
 from zerosim.comm.runtime import Context
 from zerosim.config import RunConfig
 from zerosim.models.model import Model
+from zerosim.nn import Alone
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.parallel.base import Strategy
 from zerosim.tensor.flat import Flat
@@ -27,12 +28,12 @@ class Inputs:
     """What is read before ranks start.
 
     micro_batches   of one rank in one step, as (ctx, step): host arrays (B, T + 1)
-    write           the weights to begin with, into what a rank holds of a flat
+    write           the weights to begin with, into what a member of a tensor-parallel group holds of a flat
     """
 
     steps: int
     micro_batches: Callable[[Context, int], Sequence[Any]]
-    write: Callable[[Flat], None]
+    write: Callable[[Flat, Alone], None]
 
 
 @dataclass(frozen=True, slots=True)

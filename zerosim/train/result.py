@@ -21,7 +21,6 @@ from zerosim.ledger.traffic import TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.control import StepReport
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class UnitInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`losses` is [step][rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
+    """`losses` is [step][data rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
 
     `saved` and `saved_again` are rank 0's activations by unit and op (`ledger.ActivationLedger`).
 
@@ -116,7 +115,7 @@ class RunResult:
 
     @property
     def mean_losses(self) -> list[float]:
-        """The mean over ranks, by step."""
+        """The mean over data ranks, by step."""
         return [math.fsum(row) / len(row) for row in self.losses]
 
     def sent_bytes(self, rank: int, step: int, purpose: str = "states") -> int:
@@ -139,26 +138,19 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, schema 2."""
-        mesh, data_ranks = self.layout.mesh, self._data_ranks()
+        mesh = self.layout.mesh
         return {
             "schema": 2,
             "config": self.config.to_dict(),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
             "losses": [_finite(loss) for loss in self.mean_losses],
-            "losses_by_data_rank": [[_finite(row[rank]) for rank in data_ranks] for row in self.losses],
+            "losses_by_data_rank": [[_finite(loss) for loss in row] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
             "loss_scale": [_finite(step.loss_scale) for step in self.steps],
             "skipped": [step.skipped for step in self.steps],
             "ranks": [self._rank_dict(rank) for rank in self.ran],
         }
-
-    def _data_ranks(self) -> list[int]:
-        """A rank for each place along the data axes, the lowest there."""
-        mesh, found = self.layout.mesh, dict[int, int]()
-        for rank in range(mesh.world_size):
-            found.setdefault(mesh.index(rank, *DATA), rank)
-        return [found[index] for index in sorted(found)]
 
     def _rank_dict(self, rank: int) -> dict[str, Any]:
         return {

@@ -22,6 +22,7 @@ from zerosim.device.events import Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
+from zerosim.nn import Alone
 from zerosim.optim.control import StepReport
 from zerosim.parallel.base import Strategy
 from zerosim.placement.layout import Piece
@@ -125,6 +126,7 @@ class Experiment:
         self, outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers], *, keep_events: bool = False
     ) -> RunResult:
         """What the ranks returned and their ledgers counted, as one."""
+        data_ranks = self.layout.mesh.first_ranks(*DATA)
         return collect(
             self.config,
             self.model,
@@ -132,7 +134,7 @@ class Experiment:
             dict(enumerate(ledgers)),
             range(self.config.mesh.ranks),
             outcomes[0].steps,
-            losses=[list(step) for step in zip(*(outcome.losses for outcome in outcomes), strict=True)],
+            losses=[list(step) for step in zip(*(outcomes[rank].losses for rank in data_ranks), strict=True)],
             weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
             sample=outcomes[0].sample,
             keep_events=keep_events,
@@ -161,11 +163,11 @@ def _read_inputs(config: RunConfig, model: Model) -> Inputs:
     return Inputs(steps, micro_batches, _writer(config, weights))
 
 
-def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat], None]:
+def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat, Alone], None]:
     exact = config.precision.master_init == "exact"
     if weights is None:
-        return lambda flat: draw_flat(flat, config.data.seed, exact_master=exact)
-    return lambda flat: load_flat(flat, weights, exact_master=exact)
+        return lambda flat, group: draw_flat(flat, config.data.seed, group, exact_master=exact)
+    return lambda flat, group: load_flat(flat, weights, group, exact_master=exact)
 
 
 def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:

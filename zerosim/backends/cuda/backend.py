@@ -81,6 +81,7 @@ class CudaBackend:
     embedding = staticmethod(cuda_tokens.embedding)
     embedding_backward = staticmethod(cuda_tokens.embedding_backward)
     cross_entropy = staticmethod(cuda_tokens.cross_entropy)
+    cross_entropy_shares = staticmethod(cuda_tokens.cross_entropy_shares)
     cross_entropy_backward = staticmethod(cuda_tokens.cross_entropy_backward)
 
     reduce = staticmethod(cuda_update.reduce)

@@ -89,7 +89,7 @@ def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: flo
                 keys = slice(0, rows.stop)
                 scores, after = (within(room, (*q[b, group, :, rows].shape[:3], rows.stop)) for room in rooms[:2])
                 multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
-                mask = _mask(key, dropout, rooms[-1], scores, b * heads.queries + own.start, rows, lse.shape[-1])
+                mask = _mask(key, dropout, rooms[-1], scores, heads.number(b, own.start), rows, lse.shape[-1])
                 softmax(scores, mask, dropped=after, lse=sums[b, own], first=rows.start)
                 multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout))
 
@@ -127,7 +127,7 @@ def flash_attention_backward(
                 scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
                 multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
                 multiply(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
-                mask = _mask(key, dropout, rooms[-1], scores, b * heads.queries + own.start, rows, tokens)
+                mask = _mask(key, dropout, rooms[-1], scores, heads.number(b, own.start), rows, tokens)
                 kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // rows.stop
                 arrays = scores, NULL if mask is None else mask, sums[b, own], deltas[b, own], dp, after, ds
                 run_rows(kernel, count, rows.stop, *arrays, count, shape[2], rows.start, rows.stop, tokens)

@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import landing
 from zerosim.backends.cuda.types import elementwise, raw, run_threads
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Window
 from zerosim.backends.numpy.fused import GELU_CUBIC, GELU_SCALE
 
 MASKS = r"""
@@ -111,8 +111,13 @@ def dropout(x: Array, mask: Array, keep: float, out: Array) -> None:
     _dropout(x, mask, float(keep), out)
 
 
-def dropout_mask(key: tuple[int, int], probability: float, out: Array) -> None:
+def dropout_mask(key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
     if not out.size:
+        return
+    if window is not None:
+        with landing(out) as target:
+            rows = target.reshape(-1, 1, window.run)
+            mask_rows(key, probability, rows, window.first, window.stride, 0)
         return
     words, kernel = map(np.uint64, key), raw(MASKS, "dropout_mask", (out.dtype,))
     with landing(out) as target:

@@ -11,11 +11,16 @@ from zerosim.backends.kernels import Array
 
 EMBEDDING = r"""
 template <class I, class T, class O>
-__global__ void embedding(const I* ids, const T* weight, O* out, long long rows, int columns) {
+__global__ void embedding(const I* ids, const T* weight, O* out, long long rows, int columns, I first, I height) {
+    using W = typename wide<T>::type;
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const T* from = weight + ids[row] * columns;
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) store(wide_of(from[c]), out[row * columns + c]);
+    const I at = ids[row] - first;
+    const bool here = at >= 0 && at < height;
+    const T* from = weight + (here ? at : 0) * columns;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        store(here ? W(wide_of(from[c])) : W(0), out[row * columns + c]);
+    }
 }
 
 // A stable sort by counting. Token t comes at the place p that is the number of tokens before it: those with a
@@ -47,16 +52,19 @@ template <class I> __global__ void sort_ids(const I* ids, int* order, int* lengt
 
 // dweight's row of each id that occurs: its rows of grad, added in the tokens' order. A block to 128 columns.
 template <class I, class G, class O>
-__global__ void add_runs(const I* ids, const int* order, const int* length, const G* grad, O* dweight, int columns) {
+__global__ void add_runs(const I* ids, const int* order, const int* length, const G* grad, O* dweight, int columns,
+                         I first, I height) {
     using W = typename wide<G>::type;
     const int start = blockIdx.x, count = length[start], c = blockIdx.y * 128 + threadIdx.x;
     if (count == 0 || c >= columns) return;
+    const I at = ids[order[start]] - first;
+    if (at < 0 || at >= height) return;
     W total = 0;
     #pragma unroll 8
     for (int k = 0; k < count; ++k) {
         total += wide_of(grad[static_cast<long long>(order[start + k]) * columns + c]);
     }
-    store(total, dweight[ids[order[start]] * columns + c]);
+    store(total, dweight[at * columns + c]);
 }
 """
 
@@ -82,15 +90,34 @@ __global__ void cross_entropy(const T* logits, const I* targets, W* losses, W* l
     }
 }
 
+template <class T, class I, class W>
+__global__ void cross_entropy_shares(const T* logits, const I* targets, const W* tops, W* sums, W* picked,
+                                     long long rows, int columns, I first) {
+    __shared__ W shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    logits += row * columns;
+    const W top = tops[row];
+    W total = 0;
+    #pragma unroll 4
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) total += exp(W(wide_of(logits[c])) - top);
+    total = row_sum(total, shared);
+    if (threadIdx.x == 0) {
+        const I at = targets[row] - first;
+        sums[row] = total;
+        picked[row] = at >= 0 && at < columns ? W(wide_of(logits[at])) : W(0);
+    }
+}
+
 template <class T, class I, class W, class O>
 __global__ void cross_entropy_backward(const T* logits, const I* targets, const W* lses, double scale, double count,
-                                       O* dlogits, long long rows, int columns) {
+                                       O* dlogits, long long rows, int columns, I first) {
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
     logits += row * columns;
     dlogits += row * columns;
     const W lse = lses[row];
-    const I target = targets[row];
+    const I target = targets[row] - first;
     #pragma unroll 4
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
         W v = exp(W(wide_of(logits[c])) - lse);
@@ -101,22 +128,23 @@ __global__ void cross_entropy_backward(const T* logits, const I* targets, const 
 """
 
 
-def embedding(ids: Array, weight: Array, out: Array) -> None:
+def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
     if not out.size:
         return
-    columns = weight.shape[1]
+    height, columns = weight.shape
     kernel = raw(EMBEDDING, "embedding", (ids.dtype, weight.dtype, out.dtype))
     with landing(out) as target:
-        run_rows(kernel, ids.size, columns, dense(ids), dense(weight), target, ids.size, np.int32(columns))
+        sizes = ids.size, np.int32(columns), first, height
+        run_rows(kernel, ids.size, columns, dense(ids), dense(weight), target, *sizes)
 
 
-def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
+def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
     """Sort the tokens by id, keeping the order of equal ids, and add up each run: no atomics.
 
     Scratch: 8 bytes a token. The sort compares every token with every other, which is work for the square of
     their number (67 million comparisons for 8,192), and, unlike a library's sort, never waits for the device.
     """
-    tokens, columns = ids.size, dweight.shape[1]
+    tokens, (height, columns) = ids.size, dweight.shape
     with landing(dweight) as target:
         fill(target, 0.0)
         if not tokens or not columns:
@@ -126,7 +154,7 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
         sort = raw(EMBEDDING, "sort_ids", (ids.dtype,))
         sort((-(-tokens // 32),), (32, 8), (ids, order, length, np.int32(tokens)))
         add = raw(EMBEDDING, "add_runs", (ids.dtype, grad.dtype, target.dtype))
-        add((tokens, -(-columns // 128)), (128,), (ids, order, length, grad, target, np.int32(columns)))
+        add((tokens, -(-columns // 128)), (128,), (ids, order, length, grad, target, np.int32(columns), first, height))
 
 
 def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> None:
@@ -138,11 +166,23 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> N
         run_rows(kernel, rows, columns, dense(logits), dense(targets), each, sums, rows, np.int32(columns))
 
 
-def cross_entropy_backward(logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array) -> None:
+def cross_entropy_shares(logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array) -> None:
+    rows, columns = logits.shape
+    if not rows:
+        return
+    kernel = raw(CROSS_ENTROPY, "cross_entropy_shares", (logits.dtype, targets.dtype, top.dtype))
+    with landing(sums) as totals, landing(picked) as found:
+        sources = dense(logits), dense(targets), dense(top)
+        run_rows(kernel, rows, columns, *sources, totals, found, rows, np.int32(columns), first)
+
+
+def cross_entropy_backward(
+    logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
+) -> None:
     rows, columns = logits.shape
     if not rows:
         return
     kernel = raw(CROSS_ENTROPY, "cross_entropy_backward", (logits.dtype, targets.dtype, lse.dtype, dlogits.dtype))
     sources = dense(logits), dense(targets), dense(lse)
     with landing(dlogits) as target:
-        run_rows(kernel, rows, columns, *sources, float(scale), float(count), target, rows, np.int32(columns))
+        run_rows(kernel, rows, columns, *sources, float(scale), float(count), target, rows, np.int32(columns), first)

@@ -86,6 +86,7 @@ class NumpyBackend:
     embedding = _kernel(numpy_tokens.embedding)
     embedding_backward = _kernel(numpy_tokens.embedding_backward)
     cross_entropy = _kernel(numpy_tokens.cross_entropy)
+    cross_entropy_shares = _kernel(numpy_tokens.cross_entropy_shares)
     cross_entropy_backward = _kernel(numpy_tokens.cross_entropy_backward)
 
     reduce = _kernel(numpy_update.reduce)

@@ -24,6 +24,7 @@ from zerosim.backends.numpy.attention import (
     split_qkv,
 )
 from zerosim.backends.numpy.cast import land, landing, raised, wide
+from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
 
 
@@ -109,18 +110,10 @@ def _mask(
     other in the stream, so each head's block is one draw, from the counter where it begins.
     """
     sequences, shared = range(batches)[batch], range(heads.keys)[group]
-    kept = np.empty((len(sequences), len(shared), heads.sharing, rows.stop - rows.start, tokens), np.bool_)
+    kept = np.empty((len(sequences), len(shared), heads.sharing, rows.stop - rows.start, tokens), np.uint8)
     for b, sequence in enumerate(sequences):
         for h, head in enumerate(shared):
             for i in range(heads.sharing):
-                first = ((sequence * heads.queries + head * heads.sharing + i) * tokens + rows.start) * tokens
-                kept[b, h, i] = _stream(key, dropout, first, kept[b, h, i].size).reshape(-1, tokens)
+                first = (heads.number(sequence, head * heads.sharing + i) * tokens + rows.start) * tokens
+                mask_run(key, dropout, first, kept[b, h, i].reshape(-1))
     return kept[..., : rows.stop]
-
-
-def _stream(key: tuple[int, int], dropout: float, first: int, count: int) -> Array:
-    """Elements first .. first + count of the stream of `kernels.dropout_mask`; a counter makes 8 of them."""
-    words = np.random.Philox(key=np.array(key, np.uint64), counter=first // 8)
-    skip = first % 8
-    drawn = words.random_raw((skip + count + 1) // 2).astype("<u8", copy=False).view("<u4")
-    return drawn[skip : skip + count] >= round(dropout * 2**32)

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Window
 from zerosim.backends.numpy.cast import land, landing, raised, row_blocks, store, wide, windows
 from zerosim.backends.numpy.products import product
 
@@ -144,12 +144,20 @@ def dropout(x: Array, mask: Array, keep: float, out: Array) -> None:
         land(y, target)
 
 
-def dropout_mask(key: tuple[int, int], probability: float, out: Array) -> None:
-    words = np.random.Philox(key=np.array(key, np.uint64), counter=0)
-    threshold = round(probability * 2**32)
+def dropout_mask(key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
     flat = np.empty(out.size, np.uint8)
-    for start in range(0, flat.size, PHILOX_WORDS):
-        part = flat[start : start + PHILOX_WORDS]
-        drawn = words.random_raw((part.size + 1) // 2).astype("<u8", copy=False).view("<u4")
-        np.greater_equal(drawn[: part.size], threshold, out=part.view(np.bool_))
+    first, run, stride = window or (0, max(flat.size, 1), 0)
+    for number, start in enumerate(range(0, flat.size, run)):
+        mask_run(key, probability, first + number * stride, flat[start : start + run])
     out[...] = flat.reshape(out.shape)
+
+
+def mask_run(key: tuple[int, int], probability: float, first: int, out: Array) -> None:
+    """out, one byte an element: words `first` and on of the stream of `kernels.dropout_mask`; a counter makes 8."""
+    words = np.random.Philox(key=np.array(key, np.uint64), counter=first // 8)
+    threshold, start, skip = round(probability * 2**32), 0, first % 8
+    while start < out.size:
+        part = out[start : start + PHILOX_WORDS - skip]
+        drawn = words.random_raw((skip + part.size + 1) // 2).astype("<u8", copy=False).view("<u4")
+        np.greater_equal(drawn[skip : skip + part.size], threshold, out=part.view(np.bool_))
+        start, skip = start + part.size, 0

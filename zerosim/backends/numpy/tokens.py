@@ -11,25 +11,29 @@ from zerosim.backends.numpy.cast import land, landing, raised, row_blocks, wide
 from zerosim.backends.numpy.products import product
 
 
-def embedding(ids: Array, weight: Array, out: Array) -> None:
+def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
     rows = landing(out, weight.dtype)
-    np.take(weight, ids, axis=0, out=rows, mode="clip")  # ids are in range; "raise" would copy `out` to be safe
+    if first:
+        ids = ids - first
+    np.take(weight, ids, axis=0, out=rows, mode="clip")  # "raise" would copy `out` to be safe
+    rows[(ids < 0) | (ids >= len(weight))] = 0
     land(rows, out)
 
 
-def embedding_backward(grad: Array, ids: Array, dweight: Array) -> None:
+def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
     """Sort the rows by id, keeping the order of equal ids, and add up each run as a product with ones.
 
     One product with a one-hot matrix would be simpler, but 0 * inf is nan: one bad row would spoil all.
     """
     dweight[...] = 0
-    ids = ids.reshape(-1)
+    ids = ids.reshape(-1) - first
     order = np.argsort(ids, kind="stable")
+    order = order[(ids[order] >= 0) & (ids[order] < len(dweight))]
     found, starts = np.unique(ids[order], return_index=True)
     rows = raised(grad.reshape(ids.size, dweight.shape[1]))[order]
-    ones = np.ones(ids.size, rows.dtype)
+    ones = np.ones(order.size, rows.dtype)
     sums = np.empty((found.size, dweight.shape[1]), rows.dtype)
-    for i, (start, end) in enumerate(pairwise([*starts.tolist(), ids.size])):
+    for i, (start, end) in enumerate(pairwise([*starts.tolist(), order.size])):
         product(ones[start:end], rows[start:end], out=sums[i])
     rounded = landing(sums, dweight.dtype)
     land(sums, rounded)
@@ -48,13 +52,28 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> N
         np.subtract(lse[rows], picked, out=losses[rows])
 
 
-def cross_entropy_backward(logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array) -> None:
+def cross_entropy_shares(logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array) -> None:
+    ones = np.ones(logits.shape[1], wide(logits))
+    for rows in row_blocks(*logits.shape):
+        block, columns = raised(logits[rows]), targets[rows] - first
+        here = (columns >= 0) & (columns < logits.shape[1])
+        picked[rows] = 0
+        picked[rows][here] = block[here, columns[here]]
+        shifted = block - top[rows, None]
+        sums[rows] = product(np.exp(shifted, out=shifted), ones)
+
+
+def cross_entropy_backward(
+    logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
+) -> None:
     compute = wide(logits)
     for rows in row_blocks(*logits.shape):
         result = landing(dlogits[rows], compute)
         np.subtract(raised(logits[rows]), lse[rows, None], out=result)
         np.exp(result, out=result)
-        result[np.arange(len(result)), targets[rows]] -= 1.0
+        columns = targets[rows] - first
+        here = np.flatnonzero((columns >= 0) & (columns < logits.shape[1]))
+        result[here, columns[here]] -= 1.0
         result *= scale
         result /= count
         land(result, dlogits[rows])

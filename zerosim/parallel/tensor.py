@@ -1,0 +1,156 @@
+"""Tensor parallelism: every linear map of a block is cut over t ranks (Megatron-LM, arXiv 1909.08053, section 3).
+
+    column-parallel   W by outputs, [W1 | W2 ...]: y_i = x W_i.       f: backward all-reduces x's gradient
+    row-parallel      W by inputs, the rows of W_i: y = sum of x_i W_i. g: forward all-reduces the result
+
+Attention is column-parallel by heads (q, k and v are cut apart), then row-parallel; so is the feed-forward. What lies
+between, norms, dropout and residuals, is the same on every rank. The token table is cut by rows of the vocabulary:
+a rank looks up its own ids and g adds the results; the head's logits are columns by rank, and the loss needs three
+numbers for each token from all of them (section 3, "Output embedding").
+
+    all-reduces per layer and micro-batch    4 of b s h: two in forward, two in backward; 6 with full recompute
+    per model                                1 of b s h for the table, 1 for the head, 3 of b s in fp32 for the loss
+    volume of each, per rank                 2 (t-1)/t of its elements
+
+A bias of a row-parallel map is added after the reduction, once. Every all-reduce leaves the same bits on every rank,
+so that what is replicated stays equal without being sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zerosim.comm.collectives import Comm
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import compute_dtype
+from zerosim.functional.common import Grads, rows_of
+from zerosim.functional.embedding import Embedding, embedding_result
+from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
+from zerosim.functional.loss import logits_grad
+from zerosim.nn.group import Alone
+from zerosim.placement.spec import Split
+from zerosim.tensor.autograd import Rule
+from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
+
+PURPOSE = "activations"
+
+
+class TensorParallel(Alone):
+    """Member `index` of a group of `size`. Without a `comm` it says how weights are cut, and runs nothing."""
+
+    def __init__(self, size: int, index: int, comm: Comm | None = None) -> None:
+        self.size = size
+        self.index = index
+        self._comm = comm
+
+    @property
+    def comm(self) -> Comm:
+        assert self._comm is not None, "a model that was built for its layout alone does not run"
+        return self._comm
+
+    def split(
+        self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
+    ) -> Split | None:
+        return Split(shape, dim, pieces or self.size, parts, padding)
+
+    def sum_over(self, buffer: Buffer) -> None:
+        self.comm.all_reduce(buffer, op="sum", purpose=PURPOSE)
+
+    # -- f and g ------------------------------------------------------------------------------------
+    def column_linear(
+        self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
+    ) -> Tensor:
+        out = linear_result(x, weight, bias, transposed=transposed)
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        rule = F(Linear(x, weight, bias, transposed), self.sum_over)
+        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": x})
+
+    def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
+        rule = F(PackedLinear(x, weights), self.sum_over)
+        op = layer_of(weights[0], "packed_linear")
+        return apply(rule, packed_linear_result(x, weights), x, *weights, op=op, saved={"input": x})
+
+    def row_linear(
+        self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
+    ) -> Tensor:
+        out = linear_result(x, weight, transposed=transposed)  # g: backward has nothing to do
+        self.sum_over(out)
+        if bias is not None:
+            out.device.kernel(out.numel, out.device.backend.add, out.array, bias.array, out.array)
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        rule = Linear(x, weight, bias, transposed)
+        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": x})
+
+    # -- the vocabulary ------------------------------------------------------------------------------
+    def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
+        first, _ = self.own_rows(split)
+        out = embedding_result(ids, table, first)
+        self.sum_over(out)
+        saved: Saved = {"ids": ids, "weight": table}
+        return apply(Embedding(ids, table, first), out, table, op=layer_of(table, "embedding"), saved=saved)
+
+    def cross_entropy_and_grad(
+        self, logits: Tensor, targets: Buffer, split: Split | None, *, scale: float, count: int
+    ) -> tuple[Buffer, Buffer]:
+        """Each rank's columns of the logits stay where they are: the maximum, the target's logit and the sum of
+        exponentials of every row are exchanged. Padding is outside of the softmax."""
+        (first, columns), device = self.own_rows(split), logits.device
+        k, stats, ids = device.backend, compute_dtype(logits.dtype), targets.array.reshape(-1)
+        own = rows_of(logits.array)[:, :columns]
+        rows = own.shape[0]
+        top, picked, sums = (device.alloc((rows,), stats, Kind.TEMP) for _ in range(3))
+        if columns:
+            device.kernel(own.size, k.max_to, own, top.array.reshape(rows, 1))
+        else:
+            device.kernel(0, k.fill, top.array, -math.inf)
+        self.comm.all_reduce(top, op="max", purpose=PURPOSE)
+        device.kernel(3 * own.size, k.cross_entropy_shares, own, ids, first, top.array, sums.array, picked.array)
+        self.sum_over(picked)
+        self.sum_over(sums)
+        lse = device.alloc((rows,), stats, Kind.ACTIVATION)
+        device.kernel(rows, k.log, sums.array, lse.array)
+        device.kernel(rows, k.add, lse.array, top.array, lse.array)
+        device.kernel(rows, k.subtract, lse.array, picked.array, sums.array)
+        total = device.alloc((1,), stats, Kind.TEMP)
+        device.kernel(rows, k.sum_to, sums.array, total.array)
+        return total, logits_grad(logits, targets, lse, scale, count, first, columns)
+
+    def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
+        """Each rank's columns, gathered; for generation, which needs one row of them."""
+        assert split is not None
+        own, rows = rows_of(logits.array), logits.buffer.numel // logits.shape[-1]
+        device = logits.device
+        sent = device.alloc((logits.shape[-1], rows), logits.dtype, Kind.TEMP)  # columns first: gathered in order
+        device.kernel(0, device.backend.copy, own.T, sent.array)
+        flat = self.comm.all_gather(sent.reshape(-1), kind=Kind.TEMP, purpose=PURPOSE)
+        vocab = split.shape[0]
+        whole = device.alloc((*logits.shape[:-1], vocab), logits.dtype, Kind.TEMP)
+        device.kernel(0, device.backend.copy, flat.array.reshape(-1, rows)[:vocab].T, rows_of(whole.array))
+        return whole
+
+    def own_rows(self, split: Split | None) -> tuple[int, int]:
+        """Of a table that is cut by rows: where this rank's begin, and how many are no padding."""
+        assert split is not None
+        windows = split.windows(self.index, self.size)
+        return (windows[0][1].start, windows[0][1].stop - windows[0][1].start) if windows else (split.shape[0], 0)
+
+
+def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:
+    """Rows that are added to a token table: up to a multiple of 128 t, as Megatron pads it, or none."""
+    return -vocab % (128 * size) if padded else 0
+
+
+@dataclass(frozen=True, slots=True)
+class F:
+    """f around a linear map's rule: each rank's share of the input's gradient, then their sum. Saves what it saves."""
+
+    rule: Rule
+    sum_over: Callable[[Buffer], None]
+
+    def backward(self, grad: Buffer) -> Grads:
+        dx, *dweights = self.rule.backward(grad)
+        if dx is not None:
+            self.sum_over(dx)
+        return dx, *dweights
