@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from zerosim.errors import PlacementError
 from zerosim.placement.mesh import Mesh
-from zerosim.placement.partition import Partition, Slice, WholeUnits, shares
+from zerosim.placement.partition import EvenSlices, Partition, Slice, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 STATES = ("param", "grad", "optim")
@@ -100,8 +100,24 @@ class Layout:
         rules = {row.partition for row in self.rows.values() if row.axes == axes}
         columns: list[Sequence[Hashable]] = [rule.kinds(self._numels, size) for rule in rules]
         columns += [shares(numel, size) for along, numel in uneven if along == axes]
+        if self.rows["optim"].axes == axes:
+            columns += self._shared(size)
         own = list(zip(*columns, strict=True)) if columns else [()] * size
         return [tuple([own[(index + step) % size] for step in around]) for index in range(size)]
+
+    def _shared(self, size: int) -> list[Sequence[Hashable]]:
+        """For each kind of flat buffer what of each member's part tensor-parallel ranks hold shares of gradients of."""
+        tp, rule, seen = self.mesh.tp, self.rows["optim"].partition, set[Hashable]()
+        columns: list[Sequence[Hashable]] = []
+        for which, flat in enumerate(self.flats.values()):
+            runs = tuple((weight.numel, weight.sharers(tp)) for weight in flat.weights)
+            if runs in seen or all(sharers == 1 for _, sharers in runs):
+                continue
+            if isinstance(rule, EvenSlices):  # equal buffers are cut alike
+                seen.add(runs)
+            parts = (rule.part(self._numels, which, index, size) for index in range(size))
+            columns.append([_shares_within(flat, part, tp) for part in parts])
+        return columns
 
     def assemble(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """Every weight by name, as host arrays, from pieces that describe themselves; copies must be equal to the bit.
@@ -122,6 +138,11 @@ class Layout:
                     local = values[offset : offset + weight.numel].reshape(weight.shape)
                     _put(weights, weight, local, index, size)
         return weights
+
+
+def _shares_within(flat: FlatSpec, part: Slice, tp: int) -> Hashable:
+    """Elements by the number of ranks that share their gradient, in the order of the weights."""
+    return tuple((mine.weight.sharers(tp), mine.numel) for mine in flat.within(part) if mine.weight.sharers(tp) > 1)
 
 
 def _put(weights: dict[str, Any], weight: WeightSpec, local: Any, index: int, size: int) -> None:
