@@ -27,7 +27,7 @@ def one_step(config: RunConfig) -> ActivationLedger:
     ledger = ActivationLedger()
 
     def program(ctx: Context) -> None:
-        model, strategy = build_rank(ctx, config, build_updater(config, 1))
+        model, strategy, _ = build_rank(ctx, config, build_updater(config, 1))
         place_rank(ctx, model, strategy, lambda flat, group: draw_flat(flat, 0, group, exact_master=False))
         batch = np.random.default_rng(0).integers(0, config.model.vocab, (config.global_batch, config.model.seq + 1))
         for _ in engine.train(model, iter([data.micro_batches(batch, 0, 1, 1)]), strategy, ctx.device):

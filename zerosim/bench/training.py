@@ -192,11 +192,11 @@ class TrainingRun(Contestant):
 
     def _program(self, ctx: Context) -> None:
         config = self.config
-        model, strategy = build_rank(ctx, config, build_updater(config, 1))
+        model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
         place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, self._weights, group, exact_master=False))
         if ctx.device.lane is not None:
             self._lanes[ctx.rank] = ctx.device.lane
-        for losses in engine.train(model, self._batches(ctx), strategy, ctx.device):
+        for losses in engine.train(model, self._batches(ctx), strategy, ctx.device, pipeline=pipeline):
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:

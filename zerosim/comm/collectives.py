@@ -89,9 +89,9 @@ class Comm(Group):
         """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
         return _result(self.launch_reduce(buffer, dst, op, purpose), wait)
 
-    def send(self, buffer: Buffer, dst: int, purpose: str = "states", wait: bool = True) -> None:
-        """Send to member `dst`, and wait until it has received."""
-        return _result(self.launch_send(buffer, dst, purpose), wait)
+    def send(self, buffer: Buffer, dst: int, purpose: str = "states", wait: bool = True, *, tag: int = 0) -> None:
+        """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order."""
+        return _result(self.launch_send(buffer, dst, purpose, tag=tag), wait)
 
     def recv(
         self,
@@ -101,9 +101,11 @@ class Comm(Group):
         kind: Kind = Kind.ACTIVATION,
         purpose: str = "states",
         wait: bool = True,
+        *,
+        tag: int = 0,
     ) -> Buffer:
-        """A new buffer of `kind` with what member `src` sent; shape and dtype must be what it sends."""
-        return _result(self.launch_recv(shape, dtype, src, kind, purpose), wait)
+        """A new buffer of `kind` with what member `src` sent under `tag`; shape and dtype must be what it sends."""
+        return _result(self.launch_recv(shape, dtype, src, kind, purpose, tag=tag), wait)
 
     def barrier(self) -> None:
         """Return once every member is here."""
@@ -190,12 +192,12 @@ class Comm(Group):
             self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
-    def launch_send(self, buffer: Buffer, dst: int, purpose: str = "states") -> Work[None]:
+    def launch_send(self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0) -> Work[None]:
         checks.member(self.device, "send", "dst", dst, self.size)
         checks.buffers_of(self.device, "send", buffer)
         work: Work[None] = Work(self.device, None, [buffer])
         execution = Execution([Exchange((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
-        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose)
+        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose, tag)
         return work
 
     def launch_recv(
@@ -205,6 +207,8 @@ class Comm(Group):
         src: int,
         kind: Kind = Kind.ACTIVATION,
         purpose: str = "states",
+        *,
+        tag: int = 0,
     ) -> Work[Buffer]:
         checks.member(self.device, "recv", "src", src, self.size)
         buffer = self.device.alloc(shape, dtype, kind)
@@ -212,7 +216,7 @@ class Comm(Group):
         work = Work(self.device, buffer, [])
         exchange = Exchange(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
         execution = Execution([exchange], [], buffer.nbytes)
-        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose)
+        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose, tag)
         return work
 
 

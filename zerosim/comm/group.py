@@ -102,7 +102,7 @@ class Group:
         # One rank alone always goes the direct way: a ring of one has no rounds, and there is no wire to hide.
         self._algorithm = _RULES[algorithm] if self.size > 1 else direct
         # By ranks, not by object: equal groups are one group, however often they are made.
-        self._sequences: dict[tuple[bool, tuple[int, ...]], int] = {}
+        self._sequences: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def _limit(self, itemsize: int, parts: int = 1) -> int | None:
         """Elements per bucket and part: bucket_bytes, but at least one element per rank.
@@ -159,12 +159,12 @@ class Group:
         self._join(work, call, call.op, self.ranks, execution, payload_bytes, purpose)
 
     def _launch_pair(
-        self, work: Work[T], op: str, src: int, dst: int, buffer: Buffer, execution: Execution, purpose: str
+        self, work: Work[T], op: str, src: int, dst: int, buffer: Buffer, execution: Execution, purpose: str, tag: int
     ) -> None:
-        """One side of a message between two members. Each ordered pair counts its own."""
+        """One side of a message between two members. Each ordered pair and tag counts its own."""
         if src == dst:
             raise InputError(f"rank {self.device.rank}: {op} to or from itself: a message has two ends")
-        call = Call("send/recv", buffer.dtype.name, (buffer.shape,), pair=True)
+        call = Call("send/recv", buffer.dtype.name, (buffer.shape,), pair=1 + tag)
         self._join(work, call, op, (self.ranks[src], self.ranks[dst]), execution, buffer.nbytes, purpose)
 
     def _join(

@@ -24,6 +24,18 @@ class Groups:
             self._made[axes] = world if is_world else world.subgroup(ranks, name, mesh.number(*axes))
         return self._made[axes]
 
+    def ends(self, axis: str) -> Comm | None:
+        """The first and the last rank along an axis, for those two; None for the ranks between them."""
+        rank = self._world.device.rank
+        ranks = self.mesh.ends(rank, axis)
+        if rank not in ranks:
+            return None
+        if (axis, 0) not in self._neighbours:
+            whole = ranks == self.mesh.group(rank, axis)
+            group = self(axis) if whole else self._world.subgroup(ranks, axis, 32 + self.mesh.number(axis))
+            self._neighbours[axis, 0] = group
+        return self._neighbours[axis, 0]
+
     def neighbours(self, axis: str, count: int) -> Comm:
         """`count` neighbours along one axis, this rank among them; all of the axis where count is its size."""
         if count == self.mesh.size(axis):

@@ -38,25 +38,25 @@ class MeshConfig(Part):
         metavar="T", also=("--tensor-parallel", "--tensor-model-parallel-size"),
     )  # fmt: skip
 
+    pp: int = option(
+        1, "pipeline parallelism: stages that the layers are cut into; micro-batches (--accumulate) pass through them",
+        low=1, high=4096, metavar="P", also=("--pipeline-parallel", "--pipeline-model-parallel-size"),
+    )  # fmt: skip
+
     def _resolve(self) -> None:
         if self.ranks is None:
             object.__setattr__(self, "ranks", RANKS)
 
     def _check(self) -> None:
-        if self.ranks % self.dp_replicate:
+        each = self.dp_replicate * self.tp * self.pp
+        if self.ranks % each:
+            sizes = {"dp_replicate": self.dp_replicate, "tp": self.tp, "pp": self.pp}
+            product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            verb = "do" if " x " in product else "does"
             raise InputError(
-                f"dp_replicate {self.dp_replicate} does not divide ranks {self.ranks}: a world is dp_replicate x "
-                "dp_shard ranks"
+                f"{product} {verb} not divide ranks {self.ranks}: a world is pp x dp_replicate x dp_shard x tp ranks; "
+                f"choose ranks {max(1, round(self.ranks / each)) * each}"
             )
-        if self.ranks % (self.dp_replicate * self.tp):
-            raise InputError(
-                f"dp_replicate {self.dp_replicate} x tp {self.tp} does not divide ranks {self.ranks}: a world is "
-                f"dp_replicate x dp_shard x tp ranks; {self._nearest()}"
-            )
-
-    def _nearest(self) -> str:
-        each = self.dp_replicate * self.tp
-        return f"choose ranks {max(1, round(self.ranks / each)) * each}"
 
     def _default(self, of: Any) -> Any:
         return RANKS if of.attribute == "ranks" else of.default
@@ -64,8 +64,8 @@ class MeshConfig(Part):
     @property
     def axes(self) -> Mesh:
         """The ranks along each axis: `dp_shard` is what the other axes leave."""
-        shards = self.ranks // (self.dp_replicate * self.tp)
-        return Mesh(dp_replicate=self.dp_replicate, dp_shard=shards, tp=self.tp)
+        shards = self.ranks // (self.dp_replicate * self.tp * self.pp)
+        return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, dp_shard=shards, tp=self.tp)
 
     @property
     def dp_shard(self) -> int:
@@ -102,6 +102,18 @@ class ParallelConfig(Part):
     keep_gathered: bool = option(
         False, "with --sequence-parallel: gathered inputs are kept for backward, not gathered again"
     )
+    pipeline: str | None = option(
+        None, "with --pp: the order of forwards and backwards", choices=("gpipe", "1f1b", "interleaved"),
+        shown="1f1b",
+    )  # fmt: skip
+    virtual_stages: int | None = option(
+        None, "with --pipeline interleaved: chunks of layers on each rank", low=1, high=4096, metavar="V", shown="2"
+    )
+    stage_layers: str | None = option(
+        None, "with --pp: layers of each stage (interleaved: of each chunk, in the model's order), such as 3,4,4,3",
+        metavar="L,L,...", shown="as many on each",
+    )  # fmt: skip
+    balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
     pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
     recipe: str = option("paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES))
     grad_reduction: str | None = option(
@@ -120,10 +132,35 @@ class ParallelConfig(Part):
 
     def _check(self) -> None:
         find_recipe(self.recipe)
+        if self.virtual_stages is not None and self.pipeline != "interleaved":
+            raise InputError(
+                f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"
+            )
+        _ = self.layers_given
         if self.grad_reduction == "all_reduce" and self.partition == "owner" and self.zero_stage in (1, 2):
             raise InputError(
                 "grad_reduction 'all_reduce': under partition owner gradients are reduced to owners; drop one"
             )
+
+    @property
+    def pipeline_schedule(self) -> str:
+        """As given, or 1f1b."""
+        return self.pipeline or "1f1b"
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of layers on each pipeline rank."""
+        return (self.virtual_stages or 2) if self.pipeline == "interleaved" else 1
+
+    @property
+    def layers_given(self) -> list[int] | None:
+        """`stage_layers` as numbers. Raises: InputError for anything else."""
+        if self.stage_layers is None:
+            return None
+        words = self.stage_layers.split(",")
+        if not all(word.isdigit() and len(word) < 10 for word in words):
+            raise InputError(f"stage_layers {self.stage_layers!r}: expected numbers with commas, such as 3,4,4,3")
+        return [int(word) for word in words]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -29,6 +29,7 @@ from zerosim.config.parts import (
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
 from zerosim.errors import InputError
 from zerosim.placement.mesh import DATA
+from zerosim.placement.stages import cut_layers
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(
     {
@@ -88,6 +89,11 @@ class RunConfig:
                 values[name] = given
         values["grad_dtype"] = values["grad_dtype"] or self.precision.param_dtype
         return RecipeChoices(**values)
+
+    def layers_by_chunk(self, layers: int) -> list[int]:
+        """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
+        parallel, chunks = self.parallel, self.mesh.pp * self.parallel.num_chunks
+        return cut_layers(layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends)
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with some fields or parts changed, validated again. Another model brings its own sizes."""
@@ -178,6 +184,7 @@ def _check_together(config: RunConfig) -> None:
             "leave it out, or choose stage 1, 2 or 3"
         )
     _check_tensor_parallel(config)
+    _check_pipeline(config)
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise InputError(
             f"ranks {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
@@ -218,6 +225,33 @@ def _check_tensor_parallel(config: RunConfig) -> None:
     if parallel.sequence_parallel and model.seq % tp:
         near = max(1, round(model.seq / tp)) * tp
         raise InputError(f"sequence_parallel: tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
+
+
+def _check_pipeline(config: RunConfig) -> None:
+    """What a pipeline cuts. Raises: InputError."""
+    model, parallel, pp = config.model, config.parallel, config.mesh.pp
+    if pp == 1:
+        for name in ("pipeline", "virtual_stages", "stage_layers", "balance_ends"):
+            if getattr(parallel, name):
+                raise InputError(f"{name}: without pp there are no stages; pass --pp 2 or more, or leave it out")
+        return
+    if model.family == "mlp":
+        raise InputError(f"pp {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
+    layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
+    chunks = pp * parallel.num_chunks
+    if chunks > layers:
+        each = f" x virtual_stages {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
+        raise InputError(
+            f"pp {pp}{each}: more than the model's {word}, {layers}; choose pp {max(1, layers // parallel.num_chunks)}"
+        )
+    config.layers_by_chunk(layers)
+    if parallel.pipeline == "interleaved" and config.data.accumulate % pp:
+        near = max(1, round(config.data.accumulate / pp)) * pp
+        raise InputError(
+            f"accumulate {config.data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
+        )
+    if parallel.partition == "owner" and model.has_blocks and model.tie_embeddings:
+        raise InputError("partition 'owner': a table that is tied across stages has an owner on each; choose slices")
 
 
 def _divisors(wanted: int, size: int) -> str:

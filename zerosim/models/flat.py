@@ -65,7 +65,7 @@ def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DTy
         weight = flat.declare(f"units.{i}.weight", (size,), std=STD, split=split)
         part = Part(0, size) if split is None else Part(*_range(split, group))
         units.append(Unit(flat.name, flat, _unit(weight, part, config, group)))
-    return Model(units, group)
+    return Model(units, group, width=config.vocab)
 
 
 class Part(NamedTuple):

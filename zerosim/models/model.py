@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from zerosim.device.device import Buffer
+from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.nn import Alone, Unit
 from zerosim.nn.group import ALONE
@@ -26,17 +27,42 @@ class Model:
     """Units in forward order. `flats` are the distinct buffers, in the order of their first use.
 
     `group` is the tensor-parallel group that its weights are cut over, `head` how it cuts the rows of the head's, and
-    so the columns of the logits; None: every rank has all of them.
+    so the columns of the logits; None: every rank has all of them. `width` is that of what passes between units.
+    `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     """
 
-    def __init__(self, units: Sequence[Unit], group: Alone = ALONE, head: Split | None = None) -> None:
+    def __init__(
+        self, units: Sequence[Unit], group: Alone = ALONE, head: Split | None = None, *, width: int = 0
+    ) -> None:
         self.units = list(units)
+        self.chunks = [self.units]
         self.group = group
         self.head = head
+        self.width = width
         self.flats: list[Flat] = []
         for unit in units:
             if all(unit.flat is not flat for flat in self.flats):
                 self.flats.append(unit.flat)
+
+    def cut(self, chunks: Sequence[range]) -> Model:
+        """What a pipeline stage holds of this model: these runs of its units. A table that is tied to a unit of another
+        stage is reduced here, too."""
+        part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
+        part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
+        first_uses: list[Flat] = []
+        for unit in part.units:
+            unit.reduces = all(unit.flat is not flat for flat in first_uses)
+            first_uses.append(unit.flat)
+        return part
+
+    @property
+    def dtype(self) -> DType:
+        """Of parameters, and of what passes between units."""
+        return self.flats[0].dtype
+
+    def border(self, rows: int, tokens: int) -> tuple[int, int, int]:
+        """The shape of what passes from unit to unit of one micro-batch."""
+        return rows, tokens // self.group.size if self.group.cuts_rows else tokens, self.width
 
     @property
     def num_parameters(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import fp64
@@ -75,20 +76,37 @@ class LossScaler:
             self.scale *= 2
 
 
-def norm_partials(device: Device, flats: Sequence[Flat], world_size: int, tp: int = 1, index: int = 0) -> Buffer:
-    """This rank's share of the sum of squares: (flats x tp, N) in fp64, 0 where another rank counts.
+class NormRow(NamedTuple):
+    """Where the squares of a flat buffer are added up: in `row`, by tensor-parallel rank `member` of `tp`."""
+
+    row: int
+    member: int = 0
+    tp: int = 1
+
+
+def norm_partials(
+    device: Device,
+    flats: Sequence[Flat],
+    world_size: int,
+    rows: Sequence[NormRow | None] | None = None,
+    num_rows: int | None = None,
+) -> Buffer:
+    """This rank's share of the sum of squares: (rows, N) in fp64, 0 where another rank counts.
 
     Every flat is cut into the same N slices whatever the stage holds of it, each slice is one sum,
-    and padding is left out, so that all stages add the same numbers in the same order. Of `tp` tensor-parallel ranks
-    each has a row of its own, and what several of them hold, the first one counts.
+    and padding is left out, so that all stages add the same numbers in the same order. There is a row for each flat of
+    every pipeline stage and tensor-parallel rank, of `num_rows` in all; what several of them hold, the first one counts
+    (None: another one counts this flat). Without `rows`, there are these flats alone.
     """
-    partials = device.alloc((len(flats) * tp, world_size), fp64, Kind.TEMP)
+    rows = rows or [NormRow(i) for i in range(len(flats))]
+    partials = device.alloc((num_rows or len(flats), world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
-    for i, flat in enumerate(flats):
+    for flat, place in zip(flats, rows, strict=True):
         size, stop = slice_size(flat.numel, world_size), min(flat.own.stop, flat.numel)
-        if flat.grad_shard is None or flat.own.start >= stop:
+        if place is None or flat.grad_shard is None or flat.own.start >= stop:
             continue  # nothing but padding, or another rank's
-        row = partials.array[i * tp + index]
+        number, member, tp = place
+        row = partials.array[number]
         if tp == 1:
             part = flat.grad_shard[: stop - flat.own.start]
             first = flat.own.start // size
@@ -96,7 +114,7 @@ def norm_partials(device: Device, flats: Sequence[Flat], world_size: int, tp: in
             device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
             continue
         one = device.alloc((1,), fp64, Kind.TEMP)
-        for start, end in _counted(flat, index, tp):
+        for start, end in _counted(flat, member, tp):
             for at in range(start // size, -(-end // size)):
                 lo, hi = max(start, at * size) - flat.own.start, min(end, at * size + size) - flat.own.start
                 part = flat.grad_shard[lo:hi]

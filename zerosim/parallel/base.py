@@ -20,7 +20,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.nn import Unit
-from zerosim.optim.precision import norm_partials, total_norm
+from zerosim.optim.precision import NormRow, norm_partials, total_norm
 from zerosim.optim.updater import Updater
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
@@ -70,19 +70,20 @@ class Strategy:
         self._at = 0  # uses that have begun
         self._under_way: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
 
-    def join(self, groups: Groups, *, at_each_micro_batch: bool = False) -> None:
-        """Take a place in a mesh of several axes; `comm` is the group along `dp_shard`.
+    def join(self, groups: Groups, layout: Layout, *, at_each_micro_batch: bool = False) -> None:
+        """Take a place in a mesh of several axes; `comm` is the group along `dp_shard`, `layout` that of all ranks.
 
         dp_replicate   hybrid sharding (HSDP, MiCS): gradients are reduced within `comm` as ever, then the own parts are
                        averaged over the replicas, once a step or, where stages 2 and 3 reduce each micro-batch, in each
                        of them. Source: FSDP2, set_requires_all_reduce
         tp             the ranks hold parts of weights: their norms add up, and where they work out shares of one
                        gradient, the shares do
+        pp             a table that is tied to the head of another stage is held by both: its gradients are added
         """
         self.groups = groups
-        self.layout = Layout(groups.mesh, [], self.rows())
+        self.layout = layout
         self.mesh_rank = self.device.rank
-        self.data, self.everyone = groups(*DATA), groups(*DATA, "tp")
+        self.data, self.everyone = groups(*DATA), groups("pp", *DATA, "tp")
         if groups.mesh.dp_replicate > 1:
             self.replicas = groups("dp_replicate")
         self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
@@ -142,11 +143,18 @@ class Strategy:
                     self.replicas.all_reduce(flat.grad_shard)
 
     def reduce_shares(self) -> None:
-        """Add up the gradients of which tensor-parallel ranks hold shares: of a head of keys and values that several
-        ranks hold, and, under sequence parallelism, of norms, positions and row-parallel biases."""
-        if self.groups is None or self.groups.mesh.tp == 1:
+        """Add up gradients of which several ranks hold shares: a table that two pipeline stages use; heads of keys and
+        values that tensor-parallel ranks hold in copies; under sequence parallelism norms, positions, row biases."""
+        if self.groups is None:
             return
+        stages = self.layout.stages
         for flat in reversed(self.flats):
+            ends = self.groups.ends("pp") if sum(flat.name in names for names in stages) > 1 else None
+            if ends is not None and ends.size > 1 and flat.grad_shard is not None:
+                with self.device.scope(unit=flat.name):
+                    ends.all_reduce(flat.grad_shard, op="sum")
+            if self.groups.mesh.tp == 1:
+                continue
             shared: dict[int, list[Buffer]] = {}
             for mine in flat.spec.within(flat.own):
                 sharers = mine.weight.sharers(self.groups.mesh.tp)
@@ -201,7 +209,8 @@ class Strategy:
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Take memory for one flat after the other and `write` its weights, each before the next."""
         self.flats = list(flats)
-        self.layout = Layout(self.layout.mesh, [flat.spec for flat in flats], self.rows())
+        if self.groups is None:
+            self.layout = Layout(self.layout.mesh, [flat.spec for flat in flats], self.rows())
         for flat in flats:
             with self.device.scope(unit=flat.name):
                 self._place(flat)
@@ -233,35 +242,48 @@ class Strategy:
         One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any
         overflow.
         """
-        mesh = self.layout.mesh
-        partials = norm_partials(self.device, self.flats, self.comm.size, mesh.tp, mesh.index(self.mesh_rank, "tp"))
+        partials = norm_partials(self.device, self.flats, self.comm.size, *self._norm_rows())
         if not self.sees_all_grads:
             self.comm.all_reduce(partials, op="sum", purpose="control")
-        if self.groups is not None and mesh.tp > 1:
-            self.groups("tp").all_reduce(partials, op="sum", purpose="control")
+        if self.groups is not None:
+            for axis in ("tp", "pp"):
+                if self.layout.mesh.size(axis) > 1:
+                    self.groups(axis).all_reduce(partials, op="sum", purpose="control")
         norm = total_norm(self.device, partials)
         try:
             return self.updater.decide(norm)
         except NonFiniteGradient:
             raise self._blame() from None
 
+    def _norm_rows(self) -> tuple[list[NormRow | None], int]:
+        """Where in the norm each flat buffer is added up, and how many rows there are: one for each of every stage and
+        tensor-parallel rank."""
+        layout, tp = self.layout, self.layout.mesh.tp
+        stage, index = layout.mesh.index(self.mesh_rank, "pp"), layout.mesh.index(self.mesh_rank, "tp")
+        rows = [
+            NormRow(i * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
+            for i, flat in enumerate(self.flats, layout.first_row(stage))
+        ]
+        return rows, layout.first_row(layout.mesh.pp) * tp
+
     def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
-        data = self.everyone
-        flags = self.device.alloc((data.size, len(self.flats)), fp64, Kind.TEMP)
+        everyone, names = self.everyone, [name for names in self.layout.stages for name in names]
+        first = self.layout.first_row(self.layout.mesh.index(self.mesh_rank, "pp"))
+        flags = self.device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
-        for i, flat in enumerate(self.flats):
+        for i, flat in enumerate(self.flats, first):
             if flat.probe is not None and flat.probe.flag is not None:
-                out = flags.array[data.rank, i : i + 1]
+                out = flags.array[everyone.rank, i : i + 1]
                 self.device.kernel(0, self.device.backend.copy, flat.probe.flag.array, out)
-        data.all_reduce(flags, op="sum", purpose="control")
+        everyone.all_reduce(flags, op="sum", purpose="control")
         seen = self.device.backend.to_host(flags.array)
-        for i in reversed(range(len(self.flats))):  # backward's order: the first unit to go wrong
-            bad = [rank for rank, row in zip(data.ranks, seen, strict=True) if not math.isfinite(row[i])]
+        for i in reversed(range(len(names))):  # backward's order: the first unit to go wrong
+            bad = [rank for rank, row in zip(everyone.ranks, seen, strict=True) if not math.isfinite(row[i])]
             if bad:
                 return NonFiniteGradient(
-                    f"rank {bad[0]}'s gradient of {self.flats[i].name} is not finite at step {step}"
+                    f"rank {bad[0]}'s gradient of {names[i]} is not finite at step {step}"
                     + (f" (also on ranks {bad[1:]})" if bad[1:] else "")
                     + ": lower the learning rate, clip, or pass --skip-nonfinite to skip such steps",
                     rank=bad[0],

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """All units of this stage, in order, on micro-batch `slot`."""
+    """All units of this stage, or of one `chunk` of its units, in order, on micro-batch `slot`."""
 
     slot: int
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """All units of this stage, in reverse order, on micro-batch `slot`."""
+    """All units of this stage, or of one `chunk` of its units, in reverse order, on micro-batch `slot`."""
 
     slot: int
+    chunk: int = 0
 
 
 Action = Forward | Backward
@@ -43,11 +45,11 @@ class Use(NamedTuple):
 def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
     """The actions of one stage in one step. Every slot goes forward, then backward; backward in order.
 
-    Raises: InputError for a stage that is not there, for no micro-batches, and for several stages: there is no
-    pipeline yet.
+    Raises: InputError for a stage that is not there, for no micro-batches, and for several stages, whose schedules are
+    in `pipeline.py`.
     """
     if num_stages != 1:
-        raise InputError(f"{num_stages} stages: expected 1, there is no pipeline schedule")
+        raise InputError(f"{num_stages} stages: expected 1; a pipeline has a schedule of its own")
     if not 0 <= stage < num_stages:
         raise InputError(f"stage {stage} of {num_stages}: expected 0 to {num_stages - 1}")
     if micro_batches < 1:
@@ -55,8 +57,10 @@ def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
     return [action for slot in range(micro_batches) for action in (Forward(slot), Backward(slot))]
 
 
-def uses_of(actions: Sequence[Action], units: Sequence[Unit]) -> list[Use]:
-    """The units' turns in the order of the step."""
+def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
+    """The units' turns in the order of the step. A stage of several chunks of units takes one of them at a time."""
     return [
-        Use(unit, action) for action in actions for unit in (units if isinstance(action, Forward) else reversed(units))
+        Use(unit, action)
+        for action in actions
+        for unit in (chunks[action.chunk] if isinstance(action, Forward) else reversed(chunks[action.chunk]))
     ]

@@ -48,32 +48,47 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """A mesh, the flat buffers that lie on it, and the rows that say who holds what of them."""
+    """A mesh, the flat buffers that lie on it, and the rows that say who holds what of them.
 
-    def __init__(self, mesh: Mesh, flats: Sequence[FlatSpec], rows: Rows) -> None:
+    `stages` are the buffers of each pipeline stage by name, in its order; without it, every one is on all of them.
+    """
+
+    def __init__(
+        self, mesh: Mesh, flats: Sequence[FlatSpec], rows: Rows, stages: Sequence[Sequence[str]] | None = None
+    ) -> None:
         self.mesh = mesh
         self.flats = {flat.name: flat for flat in flats}
         self.rows = dict(rows)
-        self._numels = tuple(flat.numel for flat in flats)
-        self._which = {name: which for which, name in enumerate(self.flats)}
+        self.stages = [tuple(names) for names in stages or [list(self.flats)] * mesh.pp]
+        self._numels = [tuple(self.flats[name].numel for name in names) for names in self.stages]
+        self._which = [{name: which for which, name in enumerate(names)} for names in self.stages]
 
     def part(self, rank: int, name: str, state: str) -> Slice:
-        """What a rank holds of a flat buffer's param, grad or optim."""
-        row = self.rows[state]
+        """What a rank holds of a flat buffer of its stage: of its param, grad or optim."""
+        row, stage = self.rows[state], self.mesh.index(rank, "pp")
         index, size = self.mesh.index(rank, *row.axes), self.mesh.size(*row.axes)
-        return row.partition.part(self._numels, self._which[name], index, size)
+        return row.partition.part(self._numels[stage], self._which[stage][name], index, size)
 
     def padded(self, name: str, state: str) -> int:
         """Elements of a whole buffer whose parts those are, padding included."""
         row = self.rows[state]
-        return row.partition.padded(self._numels[self._which[name]], self.mesh.size(*row.axes))
+        return row.partition.padded(self.flats[name].numel, self.mesh.size(*row.axes))
 
     def owner(self, name: str) -> int | None:
         """Of a partition into whole units: where in its group the member stands that updates this one."""
         row = self.rows["optim"]
         if not isinstance(row.partition, WholeUnits):
             return None
-        return row.partition.owner(self._numels, self._which[name], self.mesh.size(*row.axes))
+        stage = next(stage for stage, names in enumerate(self.stages) if name in names)
+        return row.partition.owner(self._numels[stage], self._which[stage][name], self.mesh.size(*row.axes))
+
+    def first_row(self, stage: int) -> int:
+        """How many flat buffers are on the stages before this one."""
+        return sum(len(names) for names in self.stages[:stage])
+
+    def is_counted(self, stage: int, name: str) -> bool:
+        """Whether this stage counts a flat buffer: of a tied table on two stages the first one does."""
+        return all(name not in names for names in self.stages[:stage])
 
     def classes(self, uneven: Collection[tuple[tuple[str, ...], int]], around: Sequence[int] = (0,)) -> list[int]:
         """For each rank the lowest one that it cannot differ from in bytes and traffic.
@@ -83,39 +98,47 @@ class Layout:
         passes its neighbours' on.
         """
         axes = {row.axes for row in self.rows.values()} | {axes for axes, _ in uneven}
-        alike = [(along, self._alike(along, uneven, around)) for along in axes]
+        alike = [
+            [(along, self._alike(stage, along, uneven, around)) for along in axes] for stage in range(self.mesh.pp)
+        ]
         seen: dict[Hashable, int] = {}
         index = self.mesh.index
         return [
-            seen.setdefault(tuple([kinds[index(rank, *along)] for along, kinds in alike]), rank)
+            seen.setdefault((stage, *[kinds[index(rank, *along)] for along, kinds in alike[stage]]), rank)
             for rank in range(self.mesh.world_size)
+            for stage in [index(rank, "pp")]
         ]
 
     def _alike(
-        self, axes: tuple[str, ...], uneven: Collection[tuple[tuple[str, ...], int]], around: Sequence[int]
+        self,
+        stage: int,
+        axes: tuple[str, ...],
+        uneven: Collection[tuple[tuple[str, ...], int]],
+        around: Sequence[int],
     ) -> list[Hashable]:
         """For each place along these axes what it may differ in from others: its own parts and shares, and those
         around it."""
         size = self.mesh.size(*axes)
         rules = {row.partition for row in self.rows.values() if row.axes == axes}
-        columns: list[Sequence[Hashable]] = [rule.kinds(self._numels, size) for rule in rules]
+        columns: list[Sequence[Hashable]] = [rule.kinds(self._numels[stage], size) for rule in rules]
         columns += [shares(numel, size) for along, numel in uneven if along == axes]
         if self.rows["optim"].axes == axes:
-            columns += self._shared(size)
+            columns += self._shared(stage, size)
         own = list(zip(*columns, strict=True)) if columns else [()] * size
         return [tuple([own[(index + step) % size] for step in around]) for index in range(size)]
 
-    def _shared(self, size: int) -> list[Sequence[Hashable]]:
+    def _shared(self, stage: int, size: int) -> list[Sequence[Hashable]]:
         """For each kind of flat buffer what of each member's part tensor-parallel ranks hold shares of gradients of."""
         tp, rule, seen = self.mesh.tp, self.rows["optim"].partition, set[Hashable]()
         columns: list[Sequence[Hashable]] = []
-        for which, flat in enumerate(self.flats.values()):
+        for which, name in enumerate(self.stages[stage]):
+            flat = self.flats[name]
             runs = tuple((weight.numel, weight.sharers(tp)) for weight in flat.weights)
             if runs in seen or all(sharers == 1 for _, sharers in runs):
                 continue
             if isinstance(rule, EvenSlices):  # equal buffers are cut alike
                 seen.add(runs)
-            parts = (rule.part(self._numels, which, index, size) for index in range(size))
+            parts = (rule.part(self._numels[stage], which, index, size) for index in range(size))
             columns.append([_shares_within(flat, part, tp) for part in parts])
         return columns
 
@@ -124,20 +147,22 @@ class Layout:
 
         Raises: PlacementError naming rank and tensor where nobody holds an element, or two ranks hold it differently.
         """
-        size = self.mesh.tp
-        found: dict[tuple[str, int], list[Piece]] = {(name, index): [] for name in self.flats for index in range(size)}
+        size, index = self.mesh.tp, self.mesh.index
+        found: dict[tuple[int, str, int], list[Piece]] = {
+            (stage, name, tp): [] for stage, names in enumerate(self.stages) for name in names for tp in range(size)
+        }
         for piece in pieces:
             if piece.part.size:
-                found[piece.flat, self.mesh.index(piece.rank, "tp")].append(piece)
-        weights: dict[str, Any] = {}
-        for flat in self.flats.values():
-            for index in range(size):
-                parts = sorted(found[flat.name, index], key=lambda piece: (piece.part.start, piece.rank))
-                values = _joined(flat, parts)
-                for weight, offset in zip(flat.weights, flat.offsets, strict=True):
-                    local = values[offset : offset + weight.numel].reshape(weight.shape)
-                    _put(weights, weight, local, index, size)
-        return weights
+                found[index(piece.rank, "pp"), piece.flat, index(piece.rank, "tp")].append(piece)
+        whole = _Whole(size)
+        for (_, name, tp), parts in found.items():
+            flat = self.flats[name]
+            parts.sort(key=lambda piece: (piece.part.start, piece.rank))
+            values = _joined(flat, parts)
+            for weight, offset in zip(flat.weights, flat.offsets, strict=True):
+                local = values[offset : offset + weight.numel].reshape(weight.shape)
+                whole.put(weight, local, tp, parts[0].rank)
+        return {weight.name: whole.weights[weight.name] for flat in self.flats.values() for weight in flat.weights}
 
 
 def _shares_within(flat: FlatSpec, part: Slice, tp: int) -> Hashable:
@@ -145,24 +170,36 @@ def _shares_within(flat: FlatSpec, part: Slice, tp: int) -> Hashable:
     return tuple((mine.weight.sharers(tp), mine.numel) for mine in flat.within(part) if mine.weight.sharers(tp) > 1)
 
 
-def _put(weights: dict[str, Any], weight: WeightSpec, local: Any, index: int, size: int) -> None:
-    """Store what member `index` of a tensor-parallel group holds of a weight. Raises: PlacementError."""
-    import numpy as np
+class _Whole:
+    """Whole weights, put together from what the members of tensor-parallel groups hold of them, on every stage."""
 
-    if weight.split is not None and index % weight.split.copies(size) == 0:
-        if weight.name not in weights:
-            weights[weight.name] = np.zeros(weight.whole_shape, local.dtype)
-        weight.split.put(local, weights[weight.name], index, size)
-        return
-    there = weights.setdefault(weight.name, local)
-    if weight.split is not None:
-        there = weight.split.take(there, index, size)
-    if not np.array_equal(_bits(local), _bits(np.ascontiguousarray(there))):
-        raise PlacementError(
-            f"members {index} and {index - index % (size if weight.split is None else weight.split.copies(size))} of a "
-            f"tensor-parallel group hold different values of {weight.name}: copies of a weight must be the same to the "
-            "bit; were their gradients added over all that hold one?"
-        )
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.weights: dict[str, Any] = {}
+        self._writers: dict[tuple[str, int], int] = {}  # the rank that a piece of a weight came from
+
+    def put(self, weight: WeightSpec, local: Any, index: int, rank: int) -> None:
+        """Store one member's piece. Raises: PlacementError where another rank's copy of it was different."""
+        import numpy as np
+
+        split, piece = weight.split, 0 if weight.split is None else weight.split.piece(index, self.size)
+        first = self._writers.setdefault((weight.name, piece), rank)
+        if first == rank:
+            if split is None:
+                self.weights[weight.name] = local
+            else:
+                whole = self.weights.setdefault(weight.name, np.zeros(weight.whole_shape, local.dtype))
+                split.put(local, whole, index, self.size)
+            return
+        there = self.weights[weight.name]
+        if split is not None:
+            there = split.take(there, index, self.size)
+        if not np.array_equal(_bits(local), _bits(there)):
+            raise PlacementError(
+                f"rank {rank} and rank {first} hold different values of {weight.name}: copies of a weight must be the "
+                "same to the bit; were their gradients added over all ranks that hold one?",
+                rank=rank,
+            )
 
 
 def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:

@@ -94,6 +94,11 @@ class Mesh:
         first = self.index(rank, axis) // count * count
         return group[first : first + count]
 
+    def ends(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The first and the last rank of a rank's group along an axis."""
+        group = self.group(rank, axis)
+        return group[0], group[-1]
+
     def number(self, *axes: str) -> int:
         """A number for the groups along these axes, 1 to 31. They share no rank: with a rank it names one group.
 

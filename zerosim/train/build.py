@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
@@ -30,13 +31,15 @@ from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
+from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.sequence import SequenceParallel
 from zerosim.parallel.tensor import TensorParallel, vocab_padding
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
-from zerosim.placement.layout import Layout
+from zerosim.placement.layout import Layout, Rows
 from zerosim.placement.mesh import DATA, Mesh
+from zerosim.placement.stages import cut_units
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 
@@ -127,18 +130,41 @@ def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
 MakeStrategy = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
 
 
-def build_rank(
-    ctx: Context, config: RunConfig, updater: Updater, make_strategy: MakeStrategy | None = None
-) -> tuple[Model, Strategy]:
+class Built(NamedTuple):
+    """What a rank trains: its part of the model, the strategy that places it, its stage of the pipeline."""
+
+    model: Model
+    strategy: Strategy
+    pipeline: Pipeline
+
+
+def build_rank(ctx: Context, config: RunConfig, updater: Updater, make_strategy: MakeStrategy | None = None) -> Built:
     """One rank's model, and the strategy that will place it; nothing takes memory yet."""
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     group = tensor_group(config, ctx.rank, groups)
-    model = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
+    whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
+    mesh, parallel = config.mesh.axes, config.parallel
+    model, pipeline = whole, ONE_STAGE
+    if mesh.pp > 1:
+        stage = mesh.index(ctx.rank, "pp")
+        kind, chunks = parallel.pipeline_schedule, parallel.num_chunks
+        pipeline = Pipeline(mesh.pp, stage, groups("pp"), kind=kind, chunks=chunks)
+        model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
-    if config.mesh.axes != Mesh(dp_shard=config.mesh.ranks):
-        strategy.join(groups, at_each_micro_batch=config.parallel.replica_reduction == "micro_batch")
-    return model, strategy
+    if mesh != Mesh(dp_shard=mesh.world_size):
+        at_each = parallel.replica_reduction == "micro_batch"
+        strategy.join(groups, layout_of(config, whole, strategy.rows()), at_each_micro_batch=at_each)
+    return Built(model, strategy, pipeline)
+
+
+def stage_chunks(config: RunConfig, whole: Model) -> list[list[range]]:
+    """For each pipeline stage the runs of the whole model's units that it holds."""
+    pp, chunks = config.mesh.pp, config.parallel.num_chunks
+    names = [unit.name for unit in whole.units]
+    sizes = config.layers_by_chunk(sum(is_block(name) for name in names))
+    runs = cut_units(names, sizes, is_block)
+    return [[runs[chunk * pp + stage] for chunk in range(chunks)] for stage in range(pp)]
 
 
 def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Alone], None]) -> None:
@@ -191,9 +217,14 @@ def strategy_class(config: RunConfig) -> type[Strategy]:
     return OwnerZero3 if owner else Zero3
 
 
-def layout_of(config: RunConfig, model: Model) -> Layout:
-    """Who holds what of a run, before any rank is there."""
-    return Layout(config.mesh.axes, [flat.spec for flat in model.flats], strategy_class(config).rows())
+def layout_of(config: RunConfig, model: Model, rows: Rows | None = None) -> Layout:
+    """Who holds what of a run of the whole `model`, before any rank is there."""
+    stages = None
+    if config.mesh.pp > 1:
+        units = [[model.units[i] for run in runs for i in run] for runs in stage_chunks(config, model)]
+        stages = [list(dict.fromkeys(unit.flat.name for unit in held)) for held in units]
+    flats = [flat.spec for flat in model.flats]
+    return Layout(config.mesh.axes, flats, rows or strategy_class(config).rows(), stages)
 
 
 def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:

@@ -14,7 +14,8 @@ from zerosim.dtypes import int64
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.schedule import Action, Forward, schedule, uses_of
+from zerosim.parallel.pipeline import BACKWARD, FORWARD, ONE_STAGE, Pipeline
+from zerosim.parallel.schedule import Action, Forward, uses_of
 from zerosim.tensor.tensor import Tensor
 
 
@@ -42,21 +43,47 @@ def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy
 def forward_loss(
     model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int = 0
 ) -> tuple[Buffer, Buffer]:
-    """The sum of the tokens' losses, and scale / count times its gradient. Logits die in here."""
-    device = strategy.device
-    inputs, targets = upload(batch[:, :-1], device), upload(batch[:, 1:], device)
-    logits = forward_pass(model.units, Tensor(inputs), strategy, slot)
+    """The sum of the tokens' losses of a whole model, and scale / count times its gradient. Logits die in here."""
+    return _loss(model, Forward(slot), batch, strategy, scale, count, ONE_STAGE)
+
+
+def _loss(
+    model: Model,
+    action: Forward,
+    batch: Any,
+    strategy: Strategy,
+    scale: float,
+    count: int,
+    pipeline: Pipeline,
+) -> tuple[Buffer, Buffer]:
+    """The last units of a pipeline, and the loss of what comes out of them."""
+    device, slot = strategy.device, action.slot
+    inputs = _input(model, action, batch, device, pipeline)
+    targets = upload(batch[:, 1:], device)
+    logits = forward_pass(model.chunks[action.chunk], Tensor(inputs), strategy, slot)
     del inputs
     with device.scope(unit="loss", slot=slot):
         return model.loss_and_grad(logits, targets, scale=scale, count=count)
 
 
-def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device) -> list[float]:
-    """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses."""
-    actions = schedule(1, 0, len(micro_batches))
-    strategy.begin(uses_of(actions, model.units))
-    losses = _run(actions, model, micro_batches, strategy)
+def _input(model: Model, action: Forward, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
+    """Token ids, or what the previous stage made of them."""
+    if pipeline.is_first(action.chunk):
+        return upload(batch[:, :-1], device)
+    with device.scope(unit=model.chunks[action.chunk][0].name, slot=action.slot):
+        return pipeline.receive(FORWARD, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
+
+
+def train_step(
+    model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device, pipeline: Pipeline = ONE_STAGE
+) -> list[float]:
+    """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses, where they come
+    out: on the last stage of a pipeline."""
+    actions = pipeline.actions(len(micro_batches))
+    strategy.begin(uses_of(actions, *model.chunks))
+    losses = _run(actions, model, micro_batches, strategy, pipeline)
     with device.phase(Phase.BACKWARD):
+        pipeline.finish()
         strategy.end_backward()
         strategy.land()
         strategy.reduce_replicas()
@@ -70,7 +97,7 @@ def train_step(model: Model, micro_batches: Sequence[Any], strategy: Strategy, d
 
 
 def _run(
-    actions: Sequence[Action], model: Model, micro_batches: Sequence[Any], strategy: Strategy
+    actions: Sequence[Action], model: Model, micro_batches: Sequence[Any], strategy: Strategy, pipeline: Pipeline
 ) -> list[tuple[Buffer, Callable[[], Any]]]:
     """Every action in its turn; by micro-batch the sum of the losses, and how to read it.
 
@@ -82,17 +109,33 @@ def _run(
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
     grads: dict[int, list[Buffer]] = {}
     for action in actions:
-        slot = action.slot
+        slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
+        is_last = pipeline.is_last(action.chunk)
         if isinstance(action, Forward):
             with device.phase(Phase.FORWARD):
-                loss, grad = forward_loss(model, micro_batches[slot], strategy, scale, count, slot)
+                if is_last:
+                    loss, grad = _loss(model, action, batch, strategy, scale, count, pipeline)
+                    grads[slot] = [grad]
+                    del grad  # backward lets go of it as soon as it can
+                else:
+                    y = forward_pass(units, Tensor(_input(model, action, batch, device, pipeline)), strategy, slot)
+                    with device.scope(unit=units[-1].name, slot=slot):
+                        pipeline.send(FORWARD, y.buffer)
+                    del y
                 device.mark("end_of_forward")
-            losses.append((loss, device.backend.to_host_later(loss.array)))
-            grads[slot] = [grad]
-            del grad  # backward lets go of it as soon as it can
+            if is_last:
+                losses.append((loss, device.backend.to_host_later(loss.array)))
         else:
             with device.phase(Phase.BACKWARD):
-                backward_pass(model.units, grads.pop(slot), strategy, slot)
+                if not is_last:
+                    shape = model.border(batch.shape[0], batch.shape[1] - 1)
+                    with device.scope(unit=units[-1].name, slot=slot):
+                        grads[slot] = [pipeline.receive(BACKWARD, shape, model.dtype)]
+                backward_pass(units, grads[slot], strategy, slot)
+                if not pipeline.is_first(action.chunk):
+                    with device.scope(unit=units[0].name, slot=slot):
+                        pipeline.send(BACKWARD, grads[slot].pop())
+                del grads[slot]
     return losses
 
 
@@ -103,22 +146,34 @@ def _tokens(micro_batches: Sequence[Any]) -> int:
 
 
 def train(
-    model: Model, batches: Iterator[Sequence[Any]], strategy: Strategy, device: Device, first_step: int = 0
+    model: Model,
+    batches: Iterator[Sequence[Any]],
+    strategy: Strategy,
+    device: Device,
+    first_step: int = 0,
+    pipeline: Pipeline = ONE_STAGE,
 ) -> Iterator[list[float]]:
     """Train on each element of `batches` (one rank's micro-batches of one step); yields their losses."""
     for step, micro_batches in enumerate(batches, first_step):
         with device.scope(step=step):
-            losses = train_step(model, micro_batches, strategy, device)
+            losses = train_step(model, micro_batches, strategy, device, pipeline)
         device.recorder.drain()
         yield losses
 
 
 def generate(
-    model: Model, prompt: list[int], count: int, context: int, strategy: Strategy, device: Device, choose: Any
+    model: Model,
+    prompt: list[int],
+    count: int,
+    context: int,
+    strategy: Strategy,
+    device: Device,
+    choose: Any,
+    pipeline: Pipeline = ONE_STAGE,
 ) -> list[int]:
     """`count` tokens that follow `prompt`, each chosen from its logits by `choose(logits) -> id`.
 
-    Every rank runs it on the same prompt, because stage 3 gathers for it.
+    Every rank runs it on the same prompt, because stage 3 gathers for it, and each stage of a pipeline has its part.
     """
     import numpy as np
 
@@ -127,9 +182,21 @@ def generate(
         for _ in range(count):
             shown = ids[-context:]
             padding = -len(shown) % model.group.size if model.group.cuts_rows else 0  # what follows changes nothing
-            window = upload(np.array([[*shown, *[0] * padding]], np.int64), device)
-            logits = model.whole_logits(forward_pass(model.units, Tensor(window), strategy))
-            ids.append(choose(device.backend.to_host(logits.array)[0, len(shown) - 1]))
+            window = np.array([[*shown, *[0] * padding]], np.int64)
+            shape, chosen = model.border(1, window.shape[1]), None
+            for chunk, units in enumerate(model.chunks):
+                if pipeline.is_first(chunk):
+                    x = Tensor(upload(window, device))
+                else:
+                    x = Tensor(pipeline.receive(FORWARD, shape, model.dtype))
+                y = forward_pass(units, x, strategy)
+                if not pipeline.is_last(chunk):
+                    pipeline.send(FORWARD, y.buffer)
+                    continue
+                logits = device.backend.to_host(model.whole_logits(y).array)
+                chosen = choose(logits[0, len(shown) - 1])
+            pipeline.finish()
+            ids.append(pipeline.tell(chosen, device))
             device.recorder.drain()
     return ids[len(prompt) :]
 

@@ -12,6 +12,7 @@ from zerosim.models.model import Model
 from zerosim.nn import Alone
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.pipeline import Pipeline
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, build_rank, build_updater, place_rank
@@ -38,10 +39,11 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a rank's training leaves: the mean loss by step, and the steps' reports."""
+    """What a rank's training leaves: the mean loss by step where it comes out, and the steps' reports."""
 
     model: Model
     strategy: Strategy
+    pipeline: Pipeline
     losses: list[float]
     reports: list[StepReport]
 
@@ -58,14 +60,16 @@ def train_rank(
 ) -> Trained:
     """All steps of `config` on this rank."""
     updater = build_updater(config, inputs.steps, make_control)
-    model, strategy = build_rank(ctx, config, updater, make_strategy)
+    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy)
     if opened is not None:
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write)
     losses: list[float] = []
     batches = (inputs.micro_batches(ctx, step) for step in range(inputs.steps))
-    for micro_losses in engine.train(model, batches, strategy, ctx.device):
+    for micro_losses in engine.train(model, batches, strategy, ctx.device, pipeline=pipeline):
+        if not micro_losses:  # they come out on the last stage
+            continue
         losses.append(sum(micro_losses) / len(micro_losses))
         if progress is not None:
             progress(ctx.rank, len(losses) - 1, losses[-1])
-    return Trained(model, strategy, losses, updater.control.reports)
+    return Trained(model, strategy, pipeline, losses, updater.control.reports)

@@ -24,7 +24,6 @@ from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.nn import Alone
 from zerosim.optim.control import StepReport
-from zerosim.parallel.base import Strategy
 from zerosim.placement.layout import Piece
 from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
@@ -32,7 +31,7 @@ from zerosim.tensor.rng import generator
 from zerosim.train import data, engine
 from zerosim.train.build import MakeStrategy, build_model, layout_of, world_of
 from zerosim.train.machine import check_libraries, check_room_for
-from zerosim.train.rank import Inputs, Opened, Progress, train_rank
+from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
 
 DEFAULT_STEPS = 60
@@ -114,11 +113,10 @@ class Experiment:
         trained = train_rank(
             ctx, config, self._inputs, make_strategy=self.make_strategy, progress=progress, opened=opened
         )
-        model, strategy = trained.model, trained.strategy
         with device.scope(step=self.steps):  # what is recorded from here on comes after the last step
-            sample = None if config.data.sample is None else _sample(config, model, strategy, device)
+            sample = None if config.data.sample is None else _sample(config, trained, device)
         to_host = device.backend.to_host
-        pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
+        pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in trained.model.flats]
         gpu = None if device.lane is None else device.lane.gpu_bytes()
         return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu)
 
@@ -126,7 +124,8 @@ class Experiment:
         self, outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers], *, keep_events: bool = False
     ) -> RunResult:
         """What the ranks returned and their ledgers counted, as one."""
-        data_ranks = self.layout.mesh.first_ranks(*DATA)
+        mesh = self.layout.mesh
+        data_ranks = [mesh.group(rank, "pp")[-1] for rank in mesh.first_ranks(*DATA)]  # where losses come out
         return collect(
             self.config,
             self.model,
@@ -170,7 +169,7 @@ def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[F
     return lambda flat, group: load_flat(flat, weights, group, exact_master=exact)
 
 
-def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device) -> bytes:
+def _sample(config: RunConfig, trained: Trained, device: Device) -> bytes:
     """`sample_tokens` bytes that the model continues `sample` with, at temperature 0.8."""
     random = generator("sample", config.data.seed)
 
@@ -179,7 +178,16 @@ def _sample(config: RunConfig, model: Model, strategy: Strategy, device: Device)
         return int(random.choice(len(weights), p=weights / weights.sum()))
 
     prompt = list((config.data.sample or "").encode())
-    tokens = engine.generate(model, prompt, config.data.sample_tokens, config.model.seq, strategy, device, choose)
+    tokens = engine.generate(
+        trained.model,
+        prompt,
+        config.data.sample_tokens,
+        config.model.seq,
+        trained.strategy,
+        device,
+        choose,
+        trained.pipeline,
+    )
     return bytes(token for token in tokens if token < 256)
 
 

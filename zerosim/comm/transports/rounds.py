@@ -63,7 +63,7 @@ class Call(NamedTuple):
     """What every rank of a group must agree on in one round.
 
     `root` is the member that broadcasts or receives, -1 without one; `pair` marks a round of a
-    sender and a receiver, which is numbered apart from the collectives of the same two ranks.
+    sender and a receiver, 1 + its tag; it is numbered apart from the collectives of the same two ranks.
     """
 
     op: str
@@ -71,7 +71,7 @@ class Call(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     reduction: str = ""
     root: int = -1
-    pair: bool = False
+    pair: int = 0
 
     def describe(self, first: bool = True) -> str:
         """'all_reduce avg of fp32 (4, 8)'; of a pair, the first member sends and the second receives."""

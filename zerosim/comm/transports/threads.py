@@ -80,7 +80,7 @@ class ThreadTransport:
     def __init__(self, devices: Sequence[Device], permits: int = 1, scheduler: Scheduler | None = None) -> None:
         self.devices = devices
         self.scheduler = scheduler or Scheduler(len(devices), permits, devices[0].switch)
-        self._rounds: dict[tuple[bool, tuple[int, ...], int, int], ThreadRound] = {}
+        self._rounds: dict[tuple[int, tuple[int, ...], int, int], ThreadRound] = {}
         self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
         self._num_joins = 0
 

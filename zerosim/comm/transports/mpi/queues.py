@@ -49,7 +49,7 @@ class Queues:
         self._scheduler = scheduler
         self._devices = devices
         self._staging = staging
-        self._queues: dict[tuple[bool, tuple[int, ...]], deque[RemoteRound]] = {}  # the first of each is under way
+        self._queues: dict[tuple[int, tuple[int, ...]], deque[RemoteRound]] = {}  # the first of each is under way
         self._early: dict[Key, list[tuple[int, Header]]] = {}
         self._calls: dict[Key, Caller] = {}  # of rounds that are over
 

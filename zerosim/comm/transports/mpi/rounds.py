@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zerosim.comm.transports.mpi.native import NativeCall
     from zerosim.comm.transports.mpi.transport import MpiTransport
 
-Key = tuple[bool, tuple[int, ...], int, int]
+Key = tuple[int, tuple[int, ...], int, int]
 """(pair, group, sequence, number), as in a ThreadTransport."""
 
 

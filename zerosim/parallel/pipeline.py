@@ -1,0 +1,136 @@
+"""Pipeline parallelism: layers are cut into stages, and micro-batches pass through them one behind the other.
+
+A schedule is a pure list of one stage's actions in a step (m micro-batches, p stages, stage i from 0):
+
+    gpipe         all forwards, then all backwards; m micro-batches are live   (arXiv 1811.06965)
+    1f1b          p-i-1 forwards, then one forward, one backward; min(m, p-i)  (PipeDream-flush, 2104.04473, 2.2.1)
+    interleaved   a rank has v chunks of layers, stages i, p+i, 2p+i ...; chunks of a layer live at once, for m >= 2p:
+                  2(p-i-1) + (v-1)p + 1                                        (2104.04473, 2.2.2)
+
+    bubble, in slots        (p-1)/m of the time that the slots take; interleaved (p-1)/(v m)
+    volume per micro-batch  b s h elements over each border and direction; interleaved v times as many borders
+
+A stage sends its output on and receives the next one's gradient. Of what it sends, at most one message in each
+direction is under way: it waits for that before it sends the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from zerosim.comm.collectives import Comm
+from zerosim.comm.group import Work
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import DType, int64
+from zerosim.parallel.schedule import Action, Backward, Forward, schedule
+
+PURPOSE = "activations"
+FORWARD, BACKWARD = 0, 1
+"""Directions of messages. Each has an order of its own, also where both go from one rank to the same other."""
+
+
+def gpipe(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    slots = range(micro_batches)
+    return [*(Forward(slot) for slot in slots), *(Backward(slot) for slot in slots)]
+
+
+def one_f_one_b(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    warm_up = min(num_stages - stage - 1, micro_batches)
+    return _one_by_one([Forward(k) for k in range(micro_batches)], [Backward(k) for k in range(micro_batches)], warm_up)
+
+
+def interleaved(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    """`micro_batches` is a multiple of `num_stages`: so many pass through one chunk before the next one's turn."""
+    forwards: list[Action] = []
+    backwards: list[Action] = []
+    for first in range(0, micro_batches, num_stages):
+        for chunk in range(chunks):
+            for slot in range(first, first + num_stages):
+                forwards.append(Forward(slot, chunk))
+                backwards.append(Backward(slot, chunks - 1 - chunk))
+    warm_up = min(2 * (num_stages - stage - 1) + (chunks - 1) * num_stages, len(forwards))
+    return _one_by_one(forwards, backwards, warm_up)
+
+
+def _one_by_one(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
+    """`warm_up` forwards, then forward and backward in turns, then the backwards that are left."""
+    actions = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        actions += [forward, backward]
+    return actions + backwards[len(forwards) - warm_up :]
+
+
+Schedule = Callable[[int, int, int, int], list[Action]]
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved})
+
+
+class Pipeline:
+    """One rank's place in a pipeline of `size` ranks, and its borders with the next and the previous stage."""
+
+    def __init__(
+        self, size: int = 1, index: int = 0, comm: Comm | None = None, *, kind: str = "1f1b", chunks: int = 1
+    ) -> None:
+        self.size = size
+        self.index = index
+        self.chunks = chunks
+        self.kind = kind
+        self._comm = comm
+        self._sent: dict[int, Work[Any]] = {}
+
+    def actions(self, micro_batches: int) -> list[Action]:
+        """This rank's step."""
+        if self.size == 1:
+            return schedule(1, 0, micro_batches)
+        return SCHEDULES[self.kind](self.size, self.index, micro_batches, self.chunks)
+
+    def is_first(self, chunk: int) -> bool:
+        """Whether token ids come in here."""
+        return self.index == 0 and chunk == 0
+
+    def is_last(self, chunk: int) -> bool:
+        """Whether the loss comes out here."""
+        return self.index == self.size - 1 and chunk == self.chunks - 1
+
+    def receive(self, direction: int, shape: tuple[int, ...], dtype: DType) -> Buffer:
+        """The previous stage's output, or the next one's gradient."""
+        kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
+        return self.comm.recv(shape, dtype, self._neighbour(-1, direction), kind, PURPOSE, tag=direction)
+
+    def send(self, direction: int, buffer: Buffer) -> None:
+        """Send on; the buffer lives until it has arrived."""
+        self._wait(direction)
+        target = self._neighbour(1, direction)
+        self._sent[direction] = self.comm.launch_send(buffer, target, PURPOSE, tag=direction)
+
+    def finish(self) -> None:
+        """All that was sent has arrived."""
+        for direction in list(self._sent):
+            self._wait(direction)
+
+    def tell(self, token: int | None, device: Device) -> int:
+        """The token that the last stage has chosen, on every stage."""
+        if self.size == 1:
+            assert token is not None
+            return token
+        told = device.alloc((1,), int64, Kind.TEMP)
+        device.kernel(0, device.backend.fill, told.array, float(token or 0))
+        self.comm.broadcast(told, self.size - 1, purpose="control")
+        return int(device.backend.to_host(told.array)[0])
+
+    @property
+    def comm(self) -> Comm:
+        assert self._comm is not None, "a pipeline of one stage has no borders"
+        return self._comm
+
+    def _wait(self, direction: int) -> None:
+        if direction in self._sent:
+            self._sent.pop(direction).wait()
+
+    def _neighbour(self, step: int, direction: int) -> int:
+        return (self.index + (step if direction == FORWARD else -step)) % self.size
+
+
+ONE_STAGE = Pipeline()
+"""No pipeline."""
