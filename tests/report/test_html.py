@@ -153,7 +153,7 @@ def test_pages_hold_what_was_counted() -> None:
             assert f"{row.nbytes:,} B" in repr(live)
         for page in (memory_html(memory.by_kind), live._repr_html_(), repr(live), world_html(world.ranks, "world")):
             assert f"{memory.total_bytes:,}" in page
-        assert rank.stands in Checker(world_html(world.ranks, "world")).texts
+        assert rank.status in Checker(world_html(world.ranks, "world")).texts
         result = world.finish()
     page = result_html(result)
     for number, memory in enumerate(result.memory):

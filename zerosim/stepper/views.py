@@ -38,7 +38,7 @@ class RankView:
         return list(self._session.recorders[self.rank].history)
 
     @property
-    def coming(self) -> Moment | None:
+    def next_event(self) -> Moment | None:
         """The event that it stands before; None where it waits for others or has finished."""
         event = self._session.pending[self.rank]
         if event is None:
@@ -48,11 +48,11 @@ class RankView:
         return Moment(self.rank, len(history), event, text)
 
     @property
-    def stands(self) -> str:
+    def status(self) -> str:
         """What it is doing, in words."""
-        coming = self.coming
-        if coming is not None:
-            return f"before {coming.text}"
+        upcoming = self.next_event
+        if upcoming is not None:
+            return f"before {upcoming.text}"
         if self._session.scheduler.states[self.rank] is State.FINISHED:
             return "finished"
         return self._session.transport.stand(self.rank)
@@ -90,7 +90,7 @@ class RankView:
 
     def __repr__(self) -> str:
         where = f" ({self.place})" if self.place else ""
-        return f"RankView(rank {self.rank}{where}, {self.memory().total_bytes:,} B live, {self.stands})"
+        return f"RankView(rank {self.rank}{where}, {self.memory().total_bytes:,} B live, {self.status})"
 
     def _repr_html_(self) -> str:
         return world_html([self], f"Rank {self.rank}")
@@ -103,7 +103,7 @@ def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ())
     rows = [
         [
             f"{rank.rank} ({rank.place})" if rank.place else str(rank.rank),
-            rank.stands,
+            rank.status,
             f"{sum(by_kind.values()):,}",
             bar(by_kind, most),
         ]
@@ -115,7 +115,7 @@ def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ())
     return card(title, body + legend({kind for by_kind in memories for kind in by_kind}) + below)
 
 
-class UnderWay(NamedTuple):
+class PendingCollective(NamedTuple):
     """A round that waits for ranks: who has joined with how many bytes, and who is missing.
 
     `sequence` counts the group's collectives, from 0: it is the same on all ranks, as in `Launch`.
@@ -134,7 +134,7 @@ class UnderWay(NamedTuple):
         return f"{numbered(self.op, self.sequence)}: {here} joined; waits for {missing}"
 
 
-def under_way(session: Session) -> list[UnderWay]:
+def pending_collectives(session: Session) -> list[PendingCollective]:
     found = []
     for round in session.transport.under_way():
         joined = [
@@ -143,5 +143,7 @@ def under_way(session: Session) -> list[UnderWay]:
             if exchange is not None
         ]
         call = round.call
-        found.append(UnderWay(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing())))
+        found.append(
+            PendingCollective(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing()))
+        )
     return found
