@@ -1,7 +1,6 @@
 """Published calculators term by term for notebook 09: what each adds up, leaves out, or divides otherwise.
 
-The rules' totals are `analysis/formulas/calculators.py`, against which the terms here are checked; the counts are the
-notebook's plans of a flat model. Bytes per rank, Adam in mixed precision.
+The rules' terms and the counts, plans of a flat model, are the notebook's own. Bytes per rank, Adam in mixed precision.
 """
 
 from __future__ import annotations
@@ -90,30 +89,6 @@ class Compared:
         if (self.name, self.stage, term) == ("DeepSpeed estimator, docs", 2, GRAD):
             return DOCS_STAGE_2
         return WHY[self.name, term]
-
-
-def terms(name: str, stage: int, psi: int, ranks: int) -> dict[str, Fraction] | None:
-    """What a calculator's rule adds up, by term; None where it has no answer. Largest layer: none."""
-    if (name.startswith("DeepSpeed") and stage < 2) or (name.startswith("Megatron") and stage > 1):
-        return None
-    if name == "accelerate estimate-memory":
-        return {OPTIM: Fraction(8 * psi)}
-    grad_bytes = 2 if name in ("ZeRO paper", "mlsysim 0.3.0") else 4
-    found = {
-        PARAM: Fraction(2 * psi, ranks if stage >= 3 else 1),
-        GRAD: Fraction(grad_bytes * psi, ranks if stage >= 2 else 1),
-        OPTIM: Fraction(12 * psi, ranks if stage >= 1 else 1),
-    }
-    if name == "mlsysim 0.3.0":
-        found[BUCKET] = found[GRAD] / 20
-    if name == "EleutherAI cookbook":
-        found[BUCKET] = Fraction(2 * 500_000_000 if stage >= 1 else 0)
-        found[LIVE] = Fraction(2 * 1_000_000_000 if stage == 3 else 0)
-    if name.startswith("DeepSpeed") and stage == 2:
-        # An fp32 gradient beside the 2-byte one: 2 + 18/N in the code; in the docs the 2-byte one is whole, 4 + 16/N.
-        halves = Fraction(2 * psi, ranks if name.endswith("code") else 1)
-        found[GRAD] = halves + Fraction(4 * psi, ranks)
-    return found
 
 
 def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
