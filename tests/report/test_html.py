@@ -23,9 +23,8 @@ from zerosim.report.html import (
 )
 from zerosim.report.plots.style import KIND_PAINTS, contrast
 from zerosim.stepper import LiveBuffer, OwnedSlice, Ownership
-from zerosim.stepper.live import LiveTable
 from zerosim.stepper.ownership import RANK_TONES
-from zerosim.stepper.views import world_html
+from zerosim.stepper.views import LiveTable, world_html
 
 EVIL = '<script>alert("1")</script>&\''
 VOID = {"br", "img", "polyline"}

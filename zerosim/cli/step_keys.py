@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 
 from zerosim.cli.parser import nearest
@@ -17,7 +16,6 @@ from zerosim.cli.step_terminal import Terminal
 from zerosim.config import RunConfig
 from zerosim.errors import HUNG_UP, InputError, ZerosimError, message_of
 from zerosim.stepper import Match, debug
-from zerosim.stepper.match import FIELDS
 
 REDRAW_SECONDS = 0.2
 DIGITS = "0123456789"
@@ -34,9 +32,11 @@ def parse_until(words: str) -> Match:
         name, is_named, value = word.partition("=")
         if not is_named:
             name, value = "what", word
-        if name not in FIELDS or not value:
-            near = nearest(name, FIELDS, "? for examples")
-            raise InputError(f"{word!r}: expected an event's name, or {', '.join(FIELDS[1:])} with = and a value{near}")
+        if name not in Match._fields or not value:
+            near = nearest(name, Match._fields, "? for examples")
+            raise InputError(
+                f"{word!r}: expected an event's name, or {', '.join(Match._fields[1:])} with = and a value{near}"
+            )
         if name in given:
             raise InputError(f"{word!r}: {'an event' if name == 'what' else name} was named already: {given[name]!r}")
         given[name] = value.strip("'\"")
@@ -120,7 +120,7 @@ class Stepper:
 
     # -- going on -------------------------------------------------------------------------------
     def next(self, rank: int | None = None) -> None:
-        self._under_way = f"the next event of rank {rank}"
+        self._under_way = "the next event"
         done = self.world.next(rank)
         self.status = f"rank {done.rank} went on by one event"
 
@@ -132,7 +132,7 @@ class Stepper:
     def until(self, words: str) -> None:
         match = parse_until(words)
         self._under_way = f"until {match}"
-        self.world.until(**asdict(match))
+        self.world.until(**match._asdict())
         self.status = f"stands before {match}"
 
     def finish_step(self) -> None:

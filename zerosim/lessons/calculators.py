@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from zerosim.lessons.sheet import picture
+from zerosim.lessons.sheet import bars_figure
 from zerosim.lessons.tables import table
 from zerosim.report.look import Adaptive, Stack
-from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
-from zerosim.report.plots.page import Picture, frame, open_page
-from zerosim.report.plots.style import KIND_PAINTS
+from zerosim.report.plots.bars import Bar
+from zerosim.report.plots.page import Picture
 from zerosim.units import format_bytes
 
 PARAM, GRAD, OPTIM, BUCKET, LIVE = "param", "grad", "optim", "comm", "unsharded_param"
@@ -119,7 +118,4 @@ def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = ""
         bars += [Bar(one.name, {term: int(part) for term, part in one.says.items()}, 0, True) for one in those]
     buffers = [f"{kind} is the {name}" for kind, name in NAMES.items() if any(bar.parts.get(kind) for bar in bars)]
     notes = [f"No model states: {', '.join(buffers)} that a calculator adds."] if buffers else []
-    page = open_page((8.0, 0.42 * len(bars) + 1.5), "light")
-    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
-    draw_bars(page, bars, KIND_PAINTS)
-    return picture(page)
+    return bars_figure(bars, 0.42 * len(bars) + 1.5, title, subtitle, notes)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import Place, arrow, box, open_sheet, picture
-from zerosim.report.plots.page import Picture, open_page
+from zerosim.lessons.sheet import THEME, Place, Sheet
+from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS
 from zerosim.tensor.autograd import Node, Rule, Sink
 from zerosim.tensor.tensor import Tensor
@@ -63,27 +63,26 @@ def tape_figure(root: Tensor, names: Names) -> Picture:
     deepest = nodes[0].depth
     lowest, highest = min(y for _, y in places.values()), max(y for _, y in places.values())
     size = (max(6.5, min(10.0, 1.1 * (deepest + 1))), max(3.0, 1.2 + 0.7 * (highest - lowest + 1)))
-    sheet = open_sheet(
-        open_page(size, "light"),
+    sheet = Sheet(
+        size,
         "The graph that forward left behind",
         "Arrows are edges: the way that gradients will take. Green are leaves, where gradients end.",
         across=(-0.4, deepest + 0.4),
         up=(lowest - 0.5, highest + 0.5),
         notes=["Ops stand at their depth, the longest way to a leaf. Inputs that want no gradient have no edge."],
     )
-    theme = sheet.page.theme
     boxes = {}
     for node in nodes:
-        fill = theme.band if isinstance(node, Node) else theme.color(LINE_PAINTS[5])
-        boxes[id(node)] = box(sheet, places[id(node)], _label(node, names), fill=fill)
+        fill = THEME.band if isinstance(node, Node) else LINE_PAINTS[5].light
+        boxes[id(node)] = sheet.box(places[id(node)], _label(node, names), fill=fill)
     for node in nodes:
         edges = _edges(node)
         for number, edge in enumerate(edges):
             twice = edges.count(edge) > 1  # one tensor used twice by one op: two edges that must not hide each other
             bend = (0.3 if number % 2 else -0.3) if twice else 0.0
             ends = boxes[id(node)], boxes[id(edge)]
-            arrow(sheet, places[id(node)], places[id(edge)], color=theme.muted, bend=bend, boxes=ends)
-    return picture(sheet.page)
+            sheet.arrow(places[id(node)], places[id(edge)], color=THEME.muted, bend=bend, boxes=ends)
+    return sheet.picture()
 
 
 def watch_backward(root: Tensor, names: Names) -> list[Visit]:
