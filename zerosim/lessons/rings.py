@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Launch, Message, Recorder
 from zerosim.errors import InputError
@@ -110,31 +108,13 @@ def _draw_ring(
             sheet.arrow((start, y), (end, y), color=LINE_PAINTS[1].light)
 
 
-def sent_matrix(recording: Recording) -> Any:
-    """Bytes that left each rank (row) for each other (column), from the Message events. Shapes: (N, N)."""
-    ranks = len(recording.events)
-    sent = np.zeros((ranks, ranks), np.int64)
-    for rank, history in enumerate(recording.events):
-        for event in history:
-            if not isinstance(event, Message):
-                continue
-            if event.peer >= 0:
-                sent[rank, event.peer] += event.nbytes * event.count
-            elif event.count == ranks - 1:
-                sent[rank] += event.nbytes
-                sent[rank, rank] -= event.nbytes
-            else:
-                raise InputError(
-                    f"rank {rank} sent to {event.count} of {ranks - 1} others, unnamed: use lengths that N divides"
-                )
-    return sent
+def matrix_figure(matrices: Mapping[str, Any]) -> Picture:
+    """Who sent how many bytes to whom: one grid per matrix, senders down, receivers across, each row's sum beside it.
 
-
-def matrix_figure(recordings: Mapping[str, Recording]) -> Picture:
-    """Who sent how much to whom: one grid per recording, senders down, receivers across, each row's sum beside it."""
-    if not recordings:
-        raise InputError("no recordings: there is nothing to draw; give at least one")
-    matrices = {name: sent_matrix(recording) for name, recording in recordings.items()}
+    Shapes: (N, N). Raises: InputError for none.
+    """
+    if not matrices:
+        raise InputError("no matrices: there is nothing to draw; give at least one")
     most, ranks = max(int(sent.max()) for sent in matrices.values()), max(len(sent) for sent in matrices.values())
     pitch = ranks + 3.0
     sheet = Sheet(
