@@ -250,6 +250,22 @@ def test_breakpoints_stop_until_and_finish_step() -> None:
         assert "after_step" in world.until("after_step").text
 
 
+def test_what_is_called_after_each_event_can_stop_on_the_way() -> None:
+    def stop() -> None:
+        if len(world.events) in (20, 60):
+            raise StopIteration
+
+    with debug(tiny(stage=2)) as world:
+        world.next(count=50)
+        world.after_event = stop
+        for go_on in (lambda: world.back(10), world.finish_step):
+            with pytest.raises(StopIteration):
+                go_on()
+        assert len(world.events) == 60
+        assert sum(len(view.events) for view in world.ranks) == 60
+        assert world.finish().weights.keys() == run(tiny(stage=2)).weights.keys()
+
+
 def test_what_is_live_is_what_the_ledger_counts() -> None:
     with debug(tiny(stage=3, dropout=0.1)) as world:
         for _ in range(40):
