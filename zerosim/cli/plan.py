@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, size
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.hardware import find_hardware
@@ -62,21 +62,15 @@ def main(args: argparse.Namespace) -> int:
     config = run_config(args, PLAN_DEFAULTS)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
-    stream = human_stream(args)
-    from zerosim.report.plan import fits
+    from zerosim.report.plan import fits, plan_report
     from zerosim.train.plan import plan
 
     result = plan(config, every_rank=args.every_rank)
     fitting = None if limit is None else fits(result, limit)
     advice = _advice(config, limit) if limit is not None and not fitting else None
-    lost = write_all((figures, as_json(lambda: plan_values(result, limit, advice))))
-    if not args.quiet:
-        from zerosim.report.look import emit
-        from zerosim.report.plan import plan_report
-
-        emit(plan_report(result, limit, advice), stream)
-    if lost is not None:
-        raise lost
+    with written((figures, as_json(lambda: plan_values(result, limit, advice)))):
+        if not args.quiet:
+            show(args, plan_report(result, limit, advice))
     return 3 if fitting is False else 0
 
 
@@ -100,7 +94,7 @@ def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> d
         **{key: value for key, value in values.items() if key not in WITH_VALUES},
         "ranks": [{**rank, "stands_for": alike[rank["rank"]]} for rank in values["ranks"]],
         "peak_bytes": peak,
-        "limit": None if limit is None else {"name": limit.name, "bytes": limit.nbytes},
+        "limit": limit and limit.to_dict(),
         "fits": None if limit is None else peak <= limit.nbytes,
         "advice": advice,
     }

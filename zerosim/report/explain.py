@@ -63,11 +63,6 @@ class Explanation(InNotebook):
         )
 
 
-def explain(question: Question) -> Explanation:
-    """Every formula that answers the question."""
-    return Explanation(question)
-
-
 def plan_command(asked: Question) -> str:
     """The command that counts what this question's formulas say."""
     words = [f"zerosim plan --stage {asked.stage} --ranks {asked.ranks}"]

@@ -7,7 +7,7 @@ those of a run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Column
@@ -39,6 +39,9 @@ class Limit(NamedTuple):
 
     name: str
     nbytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "bytes": self.nbytes}
 
 
 def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> Stack:
