@@ -119,7 +119,7 @@ def _no_backend() -> Iterator[None]:
 
 def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.report.plots import memory_figure
-    from zerosim.report.plots.memory import memory_bars
+    from zerosim.report.plots.by_stage import memory_bars
 
     results, mark = _by_stage(args, config), args.mark
     figure = memory_figure(results, limit=limit, mark=mark, theme=args.theme, size=args.size)
@@ -129,7 +129,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 
 def _traffic(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.report.plots import traffic_figure
-    from zerosim.report.plots.traffic import traffic_bars, traffic_formulas
+    from zerosim.report.plots.by_stage import traffic_bars, traffic_formulas
 
     results = _by_stage(args, config)
     figure = traffic_figure(results, theme=args.theme, size=args.size)
@@ -141,7 +141,7 @@ def _traffic(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
 
 def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.report.plots import scaling_figure
-    from zerosim.report.plots.memory import memory_bars
+    from zerosim.report.plots.by_stage import memory_bars
     from zerosim.report.plots.words import run_words
 
     mark = args.mark
