@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     }
     with written((figures, as_json(lambda: values))):
         if not args.quiet:
-            from zerosim.report.fit import fit_report
+            from zerosim.report.plan import fit_report
 
             show(args, fit_report(config, args.find, found, limit))
     return 0 if found.best is not None else 3

@@ -77,7 +77,7 @@ def _run(words: list[str]) -> int:
 
 
 def _is_for_mpi(words: list[str]) -> bool:
-    """Whether a world of processes is asked for, as far as words tell that may be wrong."""
+    """Whether a world of processes is asked for, in words that were not checked."""
     return "--world=mpi" in words or ("--world", "mpi") in itertools.pairwise(words)
 
 

@@ -1,4 +1,4 @@
-"""`zerosim run`: train once, write what was asked for, then say what happened.
+"""`zerosim run`: train once, write what was asked for, then show what happened.
 
 Files are written before the summary, so that a reader who goes away costs none of them.
 """
@@ -66,7 +66,7 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     from zerosim.analysis.advice import run
     from zerosim.comm.rank_status import ranks_text
     from zerosim.report.names import STAGES
-    from zerosim.report.progress import make_reporter
+    from zerosim.report.progress import progress_on
     from zerosim.train.run import DEFAULT_STEPS
 
     steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
@@ -74,8 +74,8 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     title = f"{STAGES[config.parallel.zero_stage]:6}"
     if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
-    with make_reporter(here, steps, title, stream, quiet=quiet) as reporter:
-        return run(config, progress=reporter)
+    with progress_on(stream, here, steps, title, quiet=quiet) as progress:
+        return run(config, progress=progress)
 
 
 def write_weights(file: BinaryIO, weights: dict[str, Any]) -> None:
