@@ -15,7 +15,7 @@ from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.errors import InputError, ZerosimError, message_of
-from zerosim.report.words import counted
+from zerosim.report.names import counted
 from zerosim.stepper.match import Match, Moment, whole_number
 from zerosim.stepper.order import Order
 from zerosim.stepper.ownership import Ownership, ownership
