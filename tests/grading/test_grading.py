@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pytest
 from grading_here import grade
 
 from zerosim.device.device import Kind
-from zerosim.device.events import Alloc, Free, Kernel, Launch
+from zerosim.device.events import Alloc, Event, Free, Kernel, Launch
 from zerosim.errors import InputError
 from zerosim.grading import (
     EXERCISES,
@@ -32,6 +33,8 @@ from zerosim.grading import (
     find_exercise,
     step_into,
 )
+from zerosim.grading.limits import BoundedRecorder, Endless
+from zerosim.grading.own_code import line_of_frame
 from zerosim.parallel.all_reduce import AllReduceZero1
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero1 import Zero1
@@ -575,6 +578,32 @@ def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | No
     assert "\n" not in check.counted
 
 
+def test_what_ends_for_doing_too_much_is_not_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the rank takes to end, as on a busy machine; what swallows every error does go on."""
+
+    class Slow(BoundedRecorder):
+        def add(self, event: Event) -> None:
+            try:
+                super().add(event)
+            except Endless:
+                time.sleep(0.3)
+                raise
+
+    with monkeypatch.context() as patched:
+        patched.setattr("zerosim.grading.trial.BoundedRecorder", Slow)
+        assert "does not look as if this would end" in grade(Gathering, "zero3")["runs"].counted
+
+    class Stubborn(Zero3):
+        def post_forward(self, unit: Unit) -> None:
+            for _ in range(200_000):
+                with contextlib.suppress(BaseException):
+                    self.device.mark("again")
+
+    check = grade(Stubborn, "zero3")["runs"]
+    assert "did more than 10,000 things a step, and goes on" in check.counted
+    assert "loop" in check.hint
+
+
 def test_a_rank_that_waits_alone_is_said_to_wait() -> None:
     assert grade(Waiting, "zero3")["runs"].counted.endswith(
         "where ranks 0, 2-3 call nothing more; rank 1 waits for ever"
@@ -624,6 +653,11 @@ def test_the_students_own_line_is_named() -> None:
     assert grade(Raising, "zero3")["runs"].line.endswith('raise KeyError("my mistake")')
     assert grade(Spinning, "zero3")["runs"].line.startswith("test_grading.py, line ")
     assert "padded" not in grade(Unpadded, "zero2")["runs"].line
+
+
+def test_a_frame_that_is_being_entered_is_named_by_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zerosim.grading.own_code.walk_stack", lambda frame: [(frame, None)])
+    assert line_of_frame(sys._getframe()).startswith("test_grading.py, line ")
 
 
 @pytest.mark.parametrize(

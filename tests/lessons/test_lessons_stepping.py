@@ -41,11 +41,11 @@ def test_all_but_the_last_rank_have_joined_where_they_meet(stage: int) -> None:
     with zerosim.debug(of_stage(stage)) as world:
         meeting = stepping.meet(world, op)
         assert (meeting.op, [rank for rank, _ in meeting.joined], meeting.missing) == (op, [0, 1], (2,))
-        coming = world.ranks[2].coming
+        coming = world.ranks[2].next_event
         assert coming is not None
         assert isinstance(coming.event, Launch)
         stepping.leave(world)
-        assert not world.inbox
+        assert not world.pending_collectives
         again = stepping.meet(world, "all_gather") if stage else None
         assert again is None or again.missing == (2,)
 
@@ -54,7 +54,7 @@ def test_ranks_line_up_before_the_next_of_an_event() -> None:
     with zerosim.debug(of_stage(3, steps=2)) as world:
         for step in range(2):
             stepping.line_up(world, "after_step")
-            comings = [rank.coming for rank in world.ranks]
+            comings = [rank.next_event for rank in world.ranks]
             assert all(coming is not None and coming.event.scope.step == step for coming in comings)
             assert all(coming is not None and "after_step" in coming.text for coming in comings)
         with pytest.raises(InputError, match="finished"):

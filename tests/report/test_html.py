@@ -23,9 +23,8 @@ from zerosim.report.html import (
 )
 from zerosim.report.plots.style import KIND_PAINTS, contrast
 from zerosim.stepper import LiveBuffer, OwnedSlice, Ownership
-from zerosim.stepper.live import LiveTable
 from zerosim.stepper.ownership import RANK_TONES
-from zerosim.stepper.views import world_html
+from zerosim.stepper.views import LiveTable, world_html
 
 EVIL = '<script>alert("1")</script>&\''
 VOID = {"br", "img", "polyline"}
@@ -153,7 +152,7 @@ def test_pages_hold_what_was_counted() -> None:
             assert f"{row.nbytes:,} B" in repr(live)
         for page in (memory_html(memory.by_kind), live._repr_html_(), repr(live), world_html(world.ranks, "world")):
             assert f"{memory.total_bytes:,}" in page
-        assert rank.stands in Checker(world_html(world.ranks, "world")).texts
+        assert rank.status in Checker(world_html(world.ranks, "world")).texts
         result = world.finish()
     page = result_html(result)
     for number, memory in enumerate(result.memory):

@@ -29,12 +29,11 @@ from zerosim.optim.control import StepReport
 from zerosim.report import words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, emit, prose, show
+from zerosim.report.look import Adaptive, Grid, emit, prose, right, show
 from zerosim.report.notebook import COLUMNS, InNotebook
 from zerosim.report.plan import holders_table, memory_table
 from zerosim.report.plots.style import contrast
-from zerosim.report.progress import Lines, Reporter
+from zerosim.report.progress import mean_over_ranks, progress_on
 from zerosim.report.tables import owners_table, sample_text, states_table, summary, traffic_table
 from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
@@ -369,12 +368,7 @@ def test_bits_are_compared_and_not_values() -> None:
 # -- progress -----------------------------------------------------------------------------------------
 def test_progress_is_the_mean_over_ranks_in_order() -> None:
     seen: list[tuple[int, float]] = []
-
-    class Listener(Reporter):
-        def show(self, done: int, loss: float) -> None:
-            seen.append((done, loss))
-
-    reporter = Listener(4, 50, "")
+    reporter = mean_over_ranks(4, lambda done, loss: seen.append((done, loss)))
     gate = threading.Barrier(4)
 
     def rank_program(rank: int) -> None:
@@ -392,9 +386,9 @@ def test_progress_is_the_mean_over_ranks_in_order() -> None:
 
 def test_lines_are_few() -> None:
     stream = io.StringIO()
-    reporter = Lines(1, 600, "ZeRO-3", stream)
-    for step in range(600):
-        reporter(0, step, 1.0)
+    with progress_on(stream, 1, 600, "ZeRO-3") as reporter:
+        for step in range(600):
+            reporter(0, step, 1.0)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "ZeRO-3  step   0 of 600  loss 1.0000"
     assert lines[-1] == "ZeRO-3  step 599 of 600  loss 1.0000"
@@ -405,7 +399,7 @@ def test_steps_are_counted_from_one_origin_in_one_report() -> None:
     """Progress, the traffic's step and the peak's, and the JSON: a number names the same step in all of them."""
     stream = io.StringIO()
     changes = dict(layers=1, hidden=8, heads=2, seq=4, micro_batch=1)
-    with Lines(2, 3, "ZeRO-3", stream) as reporter:
+    with progress_on(stream, 2, 3, "ZeRO-3") as reporter:
         result = run(RunConfig(ranks=2, stage=3, steps=3, **changes), progress=reporter)  # type: ignore[arg-type]
     progress = re.findall(r"step (\d+) of 3  loss ([\d.]+)", stream.getvalue())
     assert [(int(step), loss) for step, loss in progress] == [

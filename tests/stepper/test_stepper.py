@@ -41,9 +41,9 @@ def ends_within_a_second() -> bool:
 
 def state(world: DebugWorld) -> list[Any]:
     """Everything that can be seen of a world: records, ledgers, values of every parameter held, what is under way."""
-    seen: list[Any] = [world.events, world.inbox, repr(world), world.ownership()]
+    seen: list[Any] = [world.events, world.pending_collectives, repr(world), world.ownership()]
     for view in world.ranks:
-        seen += [view.events, view.live(), view.memory(), view.stands]
+        seen += [view.events, view.live(), view.memory(), view.status]
         for name, parameter in view.parameters.items():
             values = None if parameter.state in ("elsewhere", "freed", "unplaced") else parameter.values().tobytes()
             seen += [name, repr(parameter), values]
@@ -91,7 +91,7 @@ def test_any_order_of_ranks_leaves_the_same() -> None:
     random = np.random.default_rng(5)
     with debug(config) as world:
         while not world.finished:
-            able = [view.rank for view in world.ranks if view.coming is not None]
+            able = [view.rank for view in world.ranks if view.next_event is not None]
             world.next(rank=int(random.choice(able)))
         result = world.result()
     assert result.events == expected.events
@@ -133,9 +133,9 @@ def test_a_rank_that_waits_lets_the_others_go_first() -> None:
         world.until("wait", rank=3)  # the last to join: the others sleep until it did
         world.until("all_gather", rank=0)
         world.next(rank=0, count=2)  # launch and message; now it waits for three others
-        assert world.ranks[0].coming is None
-        assert "waiting in all_gather" in world.ranks[0].stands
-        (way,) = world.inbox
+        assert world.ranks[0].next_event is None
+        assert "waiting in all_gather" in world.ranks[0].status
+        (way,) = world.pending_collectives
         joined = dict(way.joined)
         launch = [event for event in world.ranks[0].events if isinstance(event, Launch)][-1]
         assert 4 * joined[0] == launch.payload_bytes
@@ -143,7 +143,7 @@ def test_a_rank_that_waits_lets_the_others_go_first() -> None:
         assert sorted([*joined, *way.missing]) == [0, 1, 2, 3]
         moment = world.next(rank=0)
         assert moment.rank == 0
-        assert not any(0 in dict(way.joined) for way in world.inbox)
+        assert not any(0 in dict(way.joined) for way in world.pending_collectives)
 
 
 def test_until_stops_before_the_event() -> None:
@@ -177,7 +177,7 @@ def test_all_ranks_go_to_the_next_collective(world: dict[str, Any]) -> None:
                 assert coming == stepped.peek()
                 assert coming.rank == 0
             assert tuple(len(view.events) for view in stepped.ranks) == stand
-            texts = {view.coming.text for view in stepped.ranks if view.coming}
+            texts = {view.next_event.text for view in stepped.ranks if view.next_event}
             assert all(f" #{number} of " in text for text in texts)
             if number == 3:  # also from where some have joined already, and others have not
                 stepped.next(rank=config.mesh.ranks - 1)
@@ -206,11 +206,11 @@ def test_a_collective_has_one_number_on_all_ranks_and_in_all_words(collective: s
         for number in range(4):
             names = set()
             for view in world.ranks:
-                assert view.coming is not None
-                names.add(re.findall(r"^\w+ #\d+", view.coming.text)[0])
+                assert view.next_event is not None
+                names.add(re.findall(r"^\w+ #\d+", view.next_event.text)[0])
             world.until("message")
             world.next()
-            (way,) = set(world.inbox) if collective == "direct" else world.inbox[:1]
+            (way,) = set(world.pending_collectives) if collective == "direct" else world.pending_collectives[:1]
             names.add(repr(way).partition(":")[0])
             for rank in range(3):
                 while not isinstance((moment := world.next(rank=rank)).event, Wait):
@@ -226,7 +226,12 @@ def test_steps_end_together() -> None:
         assert coming is not None
         assert coming.event.scope.step == 1
         assert {event.scope.step for _, event in world.events} == {-1, 0}
-        assert [view.coming is not None and view.coming.event.scope.step for view in world.ranks] == [1, 1, 1, 1]
+        assert [view.next_event is not None and view.next_event.event.scope.step for view in world.ranks] == [
+            1,
+            1,
+            1,
+            1,
+        ]
         world.finish_step()
         assert world.finish_step() is None
         assert world.finished
@@ -243,6 +248,22 @@ def test_breakpoints_stop_until_and_finish_step() -> None:
         assert isinstance(second.event, Launch)
         world.clear_breaks()
         assert "after_step" in world.until("after_step").text
+
+
+def test_what_is_called_after_each_event_can_stop_on_the_way() -> None:
+    def stop() -> None:
+        if len(world.events) in (20, 60):
+            raise StopIteration
+
+    with debug(tiny(stage=2)) as world:
+        world.next(count=50)
+        world.after_event = stop
+        for go_on in (lambda: world.back(10), world.finish_step):
+            with pytest.raises(StopIteration):
+                go_on()
+        assert len(world.events) == 60
+        assert sum(len(view.events) for view in world.ranks) == 60
+        assert world.finish().weights.keys() == run(tiny(stage=2)).weights.keys()
 
 
 def test_what_is_live_is_what_the_ledger_counts() -> None:
@@ -426,7 +447,7 @@ def test_a_strategys_failure_is_raised_and_can_be_looked_at() -> None:
     with pytest.raises(InputError, match="the run has ended"):
         world.next()
     world.back(5)  # to a moment before it
-    assert world.ranks[0].coming is not None
+    assert world.ranks[0].next_event is not None
     world.close()
 
 

@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     Raises: InputError for an output that cannot be written and, on cuda, a GPU that cannot be used, before anything
     is measured.
     """
-    from zerosim.cli.outputs import Output, write_all
+    from zerosim.cli.outputs import Output, written
 
     on_gpu = args.backend == "cuda"
     if on_gpu and args.torch_distributed:
@@ -75,10 +75,8 @@ def main(args: argparse.Namespace) -> int:
     def fill(file: BinaryIO) -> None:
         file.write(figures.to_json(found, about, suite.method, rounds).encode())
 
-    lost = write_all((output, fill))
-    print(figures.table(found), figures.summary(found), *suite.explanation, machine.described(about), sep="\n")
-    if share is not None:
-        print(f"Other processes took {100 * share:.0f} % of the cores' time meanwhile.")
-    if lost is not None:
-        raise lost
+    with written((output, fill)):
+        print(figures.table(found), figures.summary(found), *suite.explanation, machine.described(about), sep="\n")
+        if share is not None:
+            print(f"Other processes took {100 * share:.0f} % of the cores' time meanwhile.")
     return 0

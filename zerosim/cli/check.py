@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser
 from zerosim.errors import DIFFERENCE, InputError
 
@@ -26,7 +26,6 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.analysis.expect import Runs, judge, read_expectations
     from zerosim.config.files import read_scenario_file
     from zerosim.report.check import CheckedFile, CheckReport
-    from zerosim.report.look import emit
 
     named, found = scenario_paths(args.paths)
     files = [read_scenario_file(path) for path in found]
@@ -46,10 +45,8 @@ def main(args: argparse.Namespace) -> int:
         if tables
     ]
     report = CheckReport(checked, skipped, in_full=args.verbose or len(found) == 1)
-    lost = write_all((figures, as_json(report.to_dict)))
-    emit(report, human_stream(args))
-    if lost is not None:
-        raise lost
+    with written((figures, as_json(report.to_dict))):
+        show(args, report)
     return 0 if report.passed else DIFFERENCE
 
 

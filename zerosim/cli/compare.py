@@ -9,11 +9,10 @@ import argparse
 from typing import Any
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, human_stream, output, show, written
 from zerosim.cli.parser import Parser, stages
 from zerosim.cli.run import train
 from zerosim.cli.streams import one_voice
-from zerosim.config import RunConfig
 from zerosim.errors import DIFFERENCE, OutOfMemory
 
 
@@ -30,29 +29,20 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     base = training_config(args)
     with one_voice(base.world.transport) as is_first:
-        return _run(args, base, is_first)
+        figures = output(args, "json", base) if is_first else None  # the first process writes for all
+        from zerosim.report.compare import Comparison
 
-
-def _run(args: argparse.Namespace, base: RunConfig, is_first: bool) -> int:
-    figures = output(args, "json", base) if is_first else None  # the first process writes for all
-    stream = human_stream(args)
-    from zerosim.report.compare import Comparison
-
-    outcomes: dict[int, Any] = {}
-    for stage in args.stages:
-        try:
-            outcomes[stage] = train(base.at_stage(stage), stream, quiet=args.quiet)
-        except OutOfMemory as error:
-            outcomes[stage] = error
-    comparison = Comparison(base, outcomes)
-    lost = write_all((figures, as_json(comparison.to_dict)))
-    if not args.quiet:
-        from zerosim.report.look import emit
-
-        print(file=stream)
-        emit(comparison, stream)
-    if lost is not None:
-        raise lost
+        outcomes: dict[int, Any] = {}
+        for stage in args.stages:
+            try:
+                outcomes[stage] = train(base.at_stage(stage), human_stream(args), quiet=args.quiet)
+            except OutOfMemory as error:
+                outcomes[stage] = error
+        comparison = Comparison(base, outcomes)
+        with written((figures, as_json(comparison.to_dict))):
+            if not args.quiet:
+                print(file=human_stream(args))
+                show(args, comparison)
     if comparison.failures:
         return OutOfMemory.exit_code
     return DIFFERENCE if comparison.contradictions else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser
 
 
@@ -16,12 +16,9 @@ def main(args: argparse.Namespace) -> int:
     """Returns 0 whatever is missing: it reports. Raises: InputError for a file that cannot be written."""
     figures = output(args, "json")
     from zerosim.report.doctor import doctor_report
-    from zerosim.report.look import emit
     from zerosim.train.diagnosis import diagnose
 
     found = diagnose()
-    lost = write_all((figures, as_json(found.to_dict)))
-    emit(doctor_report(found), human_stream(args))
-    if lost is not None:
-        raise lost
+    with written((figures, as_json(found.to_dict))):
+        show(args, doctor_report(found))
     return 0

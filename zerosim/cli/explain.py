@@ -7,7 +7,7 @@ import math
 
 from zerosim.analysis.formulas import RECOMPUTE
 from zerosim.analysis.question import Question, Shape
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, count, flag_of, nearest, number, whole_number
 from zerosim.config import OPTIONS
 from zerosim.config.presets.recipes import NAMES, find_recipe
@@ -22,55 +22,40 @@ MOST_SIZE = 10**9
 
 
 def add_arguments(parser: Parser) -> None:
-    group = parser.add_argument_group("the question")
-    group.add_argument(
-        "--stage", "--zero-stage", "-z", metavar="0..3", type=whole_number, required=True,
-        help=OPTIONS["stage"].help,
-    )  # fmt: skip
-    group.add_argument(
-        "--params", metavar="COUNT", type=count, required=True, help="parameters, such as 7.5B, 350M or 124439808"
-    )
-    group.add_argument(
-        "--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True,
-        help="data-parallel ranks",
-    )  # fmt: skip
-    group.add_argument(
-        "--dp-replicate", metavar="R", type=whole_number, default=1,
-        help="copies of the model states (HSDP): each is divided among N/R ranks (default: 1)",
-    )  # fmt: skip
-    group.add_argument("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
-    group.add_argument(
-        "--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16",
-        help="of parameters; 2-byte types have fp32 masters (default: bf16)",
-    )  # fmt: skip
-    group.add_argument("--optimizer", metavar="|".join(OPTIMIZERS), default="adam", help="which (default: adam)")
-    group.add_argument("--momentum", metavar="M", type=number, default=0.0, help="SGD's momentum (default: 0)")
-    group.add_argument(
-        "--accumulate", "--grad-acc-steps", metavar="A", type=whole_number, default=1,
-        help="micro-batches per step, for the volume (default: 1)",
-    )  # fmt: skip
-    group = parser.add_argument_group("activations: all five sizes, or none of them")
-    group.add_argument("--hidden", metavar="H", type=whole_number, help="width")
-    group.add_argument("--layers", metavar="L", type=whole_number, help="blocks")
-    group.add_argument("--heads", metavar="A", type=whole_number, help="attention heads")
-    group.add_argument("--seq", "--seq-len", metavar="S", type=whole_number, help="tokens per row")
-    group.add_argument("--micro-batch", "--mbs", metavar="B", type=whole_number, help="rows per rank")
-    group.add_argument("--recompute", metavar="|".join(RECOMPUTE), help="what backward computes again (default: none)")
-    group = parser.add_argument_group("what it leaves")
-    group.add_argument("--json", metavar="OUT.json", help="every term; - for stdout")
+    add = parser.add_argument_group("the question").add_argument
+    stage = OPTIONS["stage"].help
+    add("--stage", "--zero-stage", "-z", metavar="0..3", type=whole_number, required=True, help=stage)
+    add("--params", metavar="COUNT", type=count, required=True, help="parameters, such as 7.5B, 350M or 124439808")
+    ranks = "data-parallel ranks"
+    add("--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True, help=ranks)
+    copies = "copies of the model states (HSDP): each is divided among N/R ranks (default: 1)"
+    add("--dp-replicate", metavar="R", type=whole_number, default=1, help=copies)
+    add("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
+    precision = "of parameters; 2-byte types have fp32 masters (default: bf16)"
+    add("--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16", help=precision)
+    add("--optimizer", metavar="|".join(OPTIMIZERS), default="adam", help="which (default: adam)")
+    add("--momentum", metavar="M", type=number, default=0.0, help="SGD's momentum (default: 0)")
+    batches = "micro-batches per step, for the volume (default: 1)"
+    add("--accumulate", "--grad-acc-steps", metavar="A", type=whole_number, default=1, help=batches)
+    add = parser.add_argument_group("activations: all five sizes, or none of them").add_argument
+    add("--hidden", metavar="H", type=whole_number, help="width")
+    add("--layers", metavar="L", type=whole_number, help="blocks")
+    add("--heads", metavar="A", type=whole_number, help="attention heads")
+    add("--seq", "--seq-len", metavar="S", type=whole_number, help="tokens per row")
+    add("--micro-batch", "--mbs", metavar="B", type=whole_number, help="rows per rank")
+    add("--recompute", metavar="|".join(RECOMPUTE), help="what backward computes again (default: none)")
+    add = parser.add_argument_group("what it leaves").add_argument
+    add("--json", metavar="OUT.json", help="every term; - for stdout")
 
 
 def main(args: argparse.Namespace) -> int:
     asked = question(args)
     figures = output(args, "json")
-    from zerosim.report.explain import explain
-    from zerosim.report.look import emit
+    from zerosim.report.explain import Explanation
 
-    explanation = explain(asked)
-    lost = write_all((figures, as_json(explanation.to_dict)))
-    emit(explanation, human_stream(args))
-    if lost is not None:
-        raise lost
+    explanation = Explanation(asked)
+    with written((figures, as_json(explanation.to_dict))):
+        show(args, explanation)
     return 0
 
 
@@ -98,7 +83,6 @@ def question(args: argparse.Namespace) -> Question:
         recipe = find_recipe(args.recipe)
     except InputError as error:
         raise InputError(f"--recipe: {error}") from None
-    _check_sizes(args)
     return Question(
         stage=args.stage,
         num_parameters=args.params,
@@ -109,18 +93,16 @@ def question(args: argparse.Namespace) -> Question:
         optimizer=args.optimizer,
         momentum=args.momentum,
         micro_batches=args.accumulate,
-        shape=None
-        if args.hidden is None
-        else Shape(args.hidden, args.layers, args.heads, args.seq, args.micro_batch, args.recompute or "none"),
+        shape=_shape(args),
     )
 
 
-def _check_sizes(args: argparse.Namespace) -> None:
+def _shape(args: argparse.Namespace) -> Shape | None:
     """All sizes that activations depend on, or none of them."""
     values = {name: getattr(args, name) for name in SHAPE}
     missing = [flag_of(name) for name, value in values.items() if value is None]
     if len(missing) == len(SHAPE) and args.recompute is None:
-        return
+        return None
     if missing:
         needed = ", ".join(map(flag_of, SHAPE))
         raise InputError(f"{', '.join(missing)} missing: activations need all of {needed}; or leave all of them out")
@@ -130,6 +112,7 @@ def _check_sizes(args: argparse.Namespace) -> None:
         _within(flag_of(name), value, 1, MOST_SIZE)
     if args.hidden % args.heads:
         raise InputError(f"--heads {args.heads} do not divide --hidden {args.hidden}: choose heads that do")
+    return Shape(**values, recompute=args.recompute or "none")
 
 
 def _within(flag: str, value: int, low: int, high: int) -> None:

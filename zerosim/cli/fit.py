@@ -5,20 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import add_device_flags, device_limit
 from zerosim.config import PLAN_DEFAULTS
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
-
-if TYPE_CHECKING:
-    from zerosim.analysis.search import Found
-    from zerosim.report.plan import Limit
 
 
 def add_arguments(parser: Parser) -> None:
@@ -44,7 +39,6 @@ def main(args: argparse.Namespace) -> int:
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     config = config.replace(capacity=None)
-    stream = human_stream(args)
     from zerosim.train.plan import peak_of
 
     started = time.perf_counter()
@@ -58,27 +52,18 @@ def main(args: argparse.Namespace) -> int:
         found = fewest_ranks(config, limit.nbytes, peak_of, say)
     else:
         found = most_that_fits(config, field, limit.nbytes, peak_of, say)
-    lost = write_all((figures, as_json(lambda: _values(args.find, found, limit, config.to_dict()))))
-    if not args.quiet:
-        from zerosim.report.fit import fit_report
-        from zerosim.report.look import emit
-
-        emit(fit_report(config, args.find, found, limit), stream)
-    if lost is not None:
-        raise lost
-    return 0 if found.best is not None else 3
-
-
-def _values(what: str, found: Found, limit: Limit, config: dict[str, Any]) -> dict[str, Any]:
-    def one(tried: Tried | None) -> dict[str, int] | None:
-        return None if tried is None else tried._asdict()
-
-    return {
+    values = {
         "schema": 1,
-        "find": what,
-        "best": one(found.best),
-        "beyond": one(found.beyond),
+        "find": args.find,
+        "best": found.best and found.best._asdict(),
+        "beyond": found.beyond and found.beyond._asdict(),
         "tried": [tried._asdict() for tried in found.tried],
-        "limit": {"name": limit.name, "bytes": limit.nbytes},
-        "config": config,
+        "limit": limit.to_dict(),
+        "config": config.to_dict(),
     }
+    with written((figures, as_json(lambda: values))):
+        if not args.quiet:
+            from zerosim.report.plan import fit_report
+
+            show(args, fit_report(config, args.find, found, limit))
+    return 0 if found.best is not None else 3

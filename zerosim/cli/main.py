@@ -7,16 +7,14 @@ imports neither numpy nor rich.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import importlib.util
 import itertools
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Any
 
 from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
@@ -46,13 +44,6 @@ VERBS = {
     "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
-
-
-class Verb(Protocol):
-    """What a verb's module offers."""
-
-    def add_arguments(self, parser: Parser) -> None: ...
-    def main(self, args: argparse.Namespace) -> int: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +77,7 @@ def _run(words: list[str]) -> int:
 
 
 def _is_for_mpi(words: list[str]) -> bool:
-    """Whether a world of processes is asked for, as far as words tell that may be wrong."""
+    """Whether a world of processes is asked for, in words that were not checked."""
     return "--world=mpi" in words or ("--world", "mpi") in itertools.pairwise(words)
 
 
@@ -101,28 +92,16 @@ def _dispatch(words: list[str]) -> int:
     if name not in VERBS:
         what = "flag" if name.startswith("-") else "command"
         raise InputError(f"unknown {what} {name!r}{nearest(name, [*VERBS, '--help', '--version'], 'zerosim --help')}")
-    verb = _load(name)
+    verb: Any = importlib.import_module(f"zerosim.cli.{name}")
     parser = Parser(f"zerosim {name}", VERBS[name][0].upper() + VERBS[name][1:] + ".")
     verb.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     args = parser.parse(rest)
-    _check_folder()
-    return verb.main(args)
-
-
-def _check_folder() -> None:
-    """Raises: InputError where the shell stands in a folder that is gone: no file has a place from there."""
     try:
         os.getcwd()
-    except FileNotFoundError:
+    except FileNotFoundError:  # no file has a place from there
         raise InputError("the working directory does not exist any more: cd to one that does") from None
-
-
-def _load(name: str) -> Verb:
-    module = f"zerosim.cli.{name}"
-    if importlib.util.find_spec(module) is None:
-        raise InputError(f"zerosim {name} is not part of this version")
-    return cast(Verb, importlib.import_module(module))
+    return int(verb.main(args))
 
 
 def _usage() -> str:
@@ -144,24 +123,20 @@ def _report(error: BaseException, *, debug: bool = False) -> int:
         if debug:
             traceback.print_exception(error)
         if code != BROKEN_PIPE:  # that is how SIGPIPE ends a program: without a word
-            _tell(error)
+            print(f"zerosim: {_in_words(error)}", file=sys.stderr, flush=True)
+            if isinstance(error, OutOfMemory):
+                from zerosim.report.failures import out_of_memory
+                from zerosim.report.look import emit
+
+                emit(out_of_memory(error), sys.stderr)
     return code
 
 
-def _tell(error: BaseException) -> None:
+def _in_words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        _say("interrupted")
-    elif isinstance(error, InputError):
-        _say("error: " + " ".join(message_of(error).splitlines()))
-    elif isinstance(error, ZerosimError):
-        _say(f"error: {message_of(error)}")
-    else:
-        _say(f"internal error: {described(error)} (--debug shows where)")
-    if isinstance(error, OutOfMemory):
-        from zerosim.report.failures import print_out_of_memory
-
-        print_out_of_memory(error)
-
-
-def _say(text: str) -> None:
-    print(f"zerosim: {text}", file=sys.stderr, flush=True)
+        return "interrupted"
+    if isinstance(error, InputError):
+        return "error: " + " ".join(message_of(error).splitlines())
+    if isinstance(error, ZerosimError):
+        return f"error: {message_of(error)}"
+    return f"internal error: {described(error)} (--debug shows where)"

@@ -14,7 +14,8 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -22,37 +23,44 @@ from zerosim.cli.parser import flag_of
 from zerosim.errors import InputError, OutputError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from zerosim.config import RunConfig
 
 Fill = Callable[[BinaryIO], None]
 
 
 def output(
-    args: argparse.Namespace, name: str, *configs: RunConfig, also: Iterable[str] = ()
-) -> Output | Stdout | None:
-    """What --name asks for: a file, stdout (--json -), or nothing. A file was found to be writable, and none of those
-    that are read: by the configurations, and `also` these."""
+    args: argparse.Namespace, name: str, *configs: RunConfig, also: Iterable[str] = (), apart: Output | None = None
+) -> Output | None:
+    """What --name asks for: a file, stdout (--json -), or nothing. A file was found to be writable; to be none of those
+    that are read, by the configurations or `also`; and not the one that is written `apart`."""
     path = getattr(args, name)
     if path is None:
         return None
     if path == "-" and name == "json":
-        return Stdout()
-    file = Output(flag_of(name), path)
-    file.check([*also, *_read_files(args, configs)])
-    return file
-
-
-def _read_files(args: argparse.Namespace, configs: Iterable[RunConfig]) -> Iterable[str | None]:
-    """Every path that a command line and its scenario read; names of presets among them, which are no files."""
-    paths = [getattr(args, name, None) for name in ("scenario", "gpu")]
+        return Stdout("--json", path)
+    # Names of presets are among the paths, which are no files.
+    paths = [*also, getattr(args, "scenario", None), getattr(args, "gpu", None)]
     for config in configs:
         paths += [config.model.name, config.data.file, config.data.tokens, config.data.weights]
-    return dict.fromkeys(paths)
+    file = Output(flag_of(name), path)
+    file.check(dict.fromkeys(paths))
+    if apart is not None and (file.path == apart.path or _is_one_file(file.path, apart.path)):
+        raise InputError(f"{apart.name}: {flag_of(name)} names the same file: name another")
+    return file
 
 
 def human_stream(args: argparse.Namespace) -> TextIO:
     """Where words go: stdout, unless JSON goes there."""
     return sys.stderr if args.json == "-" else sys.stdout
+
+
+def show(args: argparse.Namespace, report: RenderableType) -> None:
+    """Print a report where words go."""
+    from zerosim.report.look import emit
+
+    emit(report, human_stream(args))
 
 
 def as_json(values: Callable[[], dict[str, Any]]) -> Fill:
@@ -64,8 +72,12 @@ def as_json(values: Callable[[], dict[str, Any]]) -> Fill:
     return fill
 
 
-def write_all(*files: tuple[Output | Stdout | None, Fill]) -> OutputError | None:
-    """Write each, where there is one; what befalls one costs none of the others. The first failure."""
+@contextmanager
+def written(*files: tuple[Output | None, Fill]) -> Iterator[None]:
+    """A block that shows what is in the files, after each was written, where there is one.
+
+    A failure costs neither the other files nor the block. Raises: OutputError, the first one, after the block.
+    """
     failures = []
     for output, fill in files:
         try:
@@ -73,16 +85,9 @@ def write_all(*files: tuple[Output | Stdout | None, Fill]) -> OutputError | None
                 output.write(fill)
         except OutputError as error:
             failures.append(error)
-    return failures[0] if failures else None
-
-
-class Stdout:
-    """sys.stdout, written to as if it were a file."""
-
-    def write(self, fill: Fill) -> None:
-        written = io.BytesIO()
-        fill(written)
-        sys.stdout.write(written.getvalue().decode())
+    yield
+    if failures:
+        raise failures[0]
 
 
 class Output:
@@ -165,14 +170,18 @@ class Output:
         temporary = self.path.with_name(f".zerosim-{secrets.token_hex(6)}.tmp")
         return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
 
-    def check_apart(self, other: Output | Stdout | None, flag: str) -> None:
-        """Raises: InputError when `other`, checked too and named by `flag`, is the same file."""
-        if isinstance(other, Output) and (self.path == other.path or _is_one_file(self.path, other.path)):
-            raise InputError(f"{self.name}: {flag} names the same file: name another")
-
     def _refusal(self, error: Exception) -> InputError:
         why = error.strerror or str(error) if isinstance(error, OSError) else "no file has such a name"
         return InputError(f"{self.name}: cannot be written: {why}: name another file")
+
+
+class Stdout(Output):
+    """sys.stdout, written to as if it were a file."""
+
+    def write(self, fill: Fill) -> None:
+        text = io.BytesIO()
+        fill(text)
+        sys.stdout.write(text.getvalue().decode())
 
 
 def _is_one_file(path: Path, other: str | Path) -> bool:

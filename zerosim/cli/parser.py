@@ -22,28 +22,19 @@ T = TypeVar("T")
 class Parser(argparse.ArgumentParser):
     """Raises InputError instead of printing a usage; takes no abbreviations, but suggests."""
 
-    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    def __init__(self, prog: str, description: str) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=layout)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The flags in `words`. Raises: InputError, in one line."""
         args, left = self.parse_known_args(_joined(words))
-        for word in left:
-            self.refuse(word)
-        return args
-
-    def refuse(self, word: str) -> NoReturn:
-        """A word that belongs to no flag."""
-        if word.startswith("-"):
-            flag = word.split("=", 1)[0]
-            raise InputError(f"unknown flag {flag}{nearest(flag, self._option_string_actions, f'{self.prog} --help')}")
-        raise InputError(f"unexpected {word!r}: see {self.prog} --help")
+        if not left:
+            return args
+        flag, help = left[0].split("=", 1)[0], f"{self.prog} --help"
+        if flag.startswith("-"):
+            raise InputError(f"unknown flag {flag}{nearest(flag, self._option_string_actions, help)}")
+        raise InputError(f"unexpected {left[0]!r}: see {help}")
 
     def error(self, message: str) -> NoReturn:
         """argparse's error, short: 'argument --stage/-z: expected one argument' is of --stage."""
@@ -84,20 +75,20 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{shown(text)}: expected a number") from None
 
 
-def size(text: str) -> int:
-    """Bytes, such as 32GB or 512MiB."""
-    try:
-        return parse_bytes(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _with_unit(parse: Callable[[str], int]) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        try:
+            return parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
-def count(text: str) -> int:
-    """A whole number, such as 7.5B or 350M."""
-    try:
-        return parse_count(text)
-    except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+size = _with_unit(parse_bytes)
+"""Bytes, such as 32GB or 512MiB."""
+count = _with_unit(parse_count)
+"""A whole number, such as 7.5B or 350M."""
 
 
 def utf8(word: str) -> str:

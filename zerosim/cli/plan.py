@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, size
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config import PLAN_DEFAULTS
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError
 from zerosim.units import MOST_BYTES, format_bytes
@@ -62,45 +62,33 @@ def main(args: argparse.Namespace) -> int:
     config = run_config(args, PLAN_DEFAULTS)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
-    stream = human_stream(args)
-    from zerosim.report.plan import fits
+    from zerosim.report.plan import fits, plan_report
     from zerosim.train.plan import plan
 
     result = plan(config, every_rank=args.every_rank)
-    fitting = None if limit is None else fits(result, limit)
-    advice = _advice(config, limit) if limit is not None and not fitting else None
-    lost = write_all((figures, as_json(lambda: plan_values(result, limit, advice))))
-    if not args.quiet:
-        from zerosim.report.look import emit
-        from zerosim.report.plan import plan_report
+    fitting, advice = limit is None or fits(result, limit), None
+    if limit is not None and not fitting:
+        from zerosim.analysis.search import cheapest_fit
+        from zerosim.train.plan import peak_within
 
-        emit(plan_report(result, limit, advice), stream)
-    if lost is not None:
-        raise lost
-    return 3 if fitting is False else 0
-
-
-def _advice(config: RunConfig, limit: Limit) -> str:
-    """The cheapest change that fits, tried on shapes."""
-    from zerosim.analysis.search import cheapest_fit
-    from zerosim.train.plan import peak_within
-
-    found = cheapest_fit(config, limit.nbytes, peak_within)
-    return f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."
-
-
-WITH_VALUES = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
+        found = cheapest_fit(config, limit.nbytes, peak_within)
+        advice = f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."
+    with written((figures, as_json(lambda: plan_values(result, limit, advice)))):
+        if not args.quiet:
+            show(args, plan_report(result, limit, advice))
+    return 0 if fitting else 3
 
 
 def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> dict[str, Any]:
     """The JSON form: that of a run without what has values, each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
+    with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
     peak = max(memory.peak.total_bytes for memory in result.memory)
     return {
-        **{key: value for key, value in values.items() if key not in WITH_VALUES},
+        **{key: value for key, value in values.items() if key not in with_values},
         "ranks": [{**rank, "stands_for": alike[rank["rank"]]} for rank in values["ranks"]],
         "peak_bytes": peak,
-        "limit": None if limit is None else {"name": limit.name, "bytes": limit.nbytes},
+        "limit": limit and limit.to_dict(),
         "fits": None if limit is None else peak <= limit.nbytes,
         "advice": advice,
     }

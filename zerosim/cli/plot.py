@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import Output, as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
 from zerosim.cli.plan import device_limit
 from zerosim.config import PLAN_DEFAULTS, RunConfig
@@ -77,11 +77,19 @@ def _figure_parser(name: str | None) -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
-    _check_flags(args)
+    if hasattr(args, "ranks_list") and hasattr(args, "ranks"):
+        raise InputError(f"--ranks {args.ranks}: scaling runs several numbers of ranks: give them with --ranks-list")
+    for one, other in (("limit", "gpu"), ("stages", "stage")):
+        if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
+            raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
     config = run_config(args, PLAN_DEFAULTS, any_ranks=name == "scaling")
-    picture, form = _picture(args, config)
-    figures = output(args, "json", config)
-    picture.check_apart(figures, "--json")
+    form = (args.out or "").rpartition(".")[2].lower()
+    if args.out is None:
+        raise InputError("--out: expected a file to draw into, such as -o memory.svg")
+    if form not in ("png", "svg"):
+        raise InputError(f"--out {args.out}: expected a name that ends in .png or .svg")
+    picture = output(args, "out", config)
+    figures = output(args, "json", config, apart=picture)
     limit = device_limit(args, config.memory.capacity) if hasattr(args, "gpu") else None
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
     with _no_backend():
@@ -91,9 +99,8 @@ def main(args: argparse.Namespace) -> int:
         check_size(args.size)
     figure, numbers = _DRAW[name](args, config, limit)
     values = {"schema": 1, "figure": name, "config": config.to_dict(), **numbers}
-    lost = write_all((picture, lambda file: write_figure(figure, file, form)), (figures, as_json(lambda: values)))
-    if lost is not None:
-        raise lost
+    with written((picture, lambda file: write_figure(figure, file, form)), (figures, as_json(lambda: values))):
+        pass  # what is said below is only true where nothing failed
     if not args.quiet:
         print(f"wrote {printable(args.out)}", file=human_stream(args))
     return 0
@@ -112,17 +119,17 @@ def _no_backend() -> Iterator[None]:
 
 def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.report.plots import memory_figure
-    from zerosim.report.plots.memory import memory_bars
+    from zerosim.report.plots.by_stage import memory_bars
 
     results, mark = _by_stage(args, config), args.mark
     figure = memory_figure(results, limit=limit, mark=mark, theme=args.theme, size=args.size)
     bars = [bar.to_dict() for bar in memory_bars(results, mark)]
-    return figure, {"mark": mark, "limit": _limit_dict(limit), "bars": bars}
+    return figure, {"mark": mark, "limit": limit and limit.to_dict(), "bars": bars}
 
 
 def _traffic(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.report.plots import traffic_figure
-    from zerosim.report.plots.traffic import traffic_bars, traffic_formulas
+    from zerosim.report.plots.by_stage import traffic_bars, traffic_formulas
 
     results = _by_stage(args, config)
     figure = traffic_figure(results, theme=args.theme, size=args.size)
@@ -134,7 +141,7 @@ def _traffic(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
 
 def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.report.plots import scaling_figure
-    from zerosim.report.plots.memory import memory_bars
+    from zerosim.report.plots.by_stage import memory_bars
     from zerosim.report.plots.words import run_words
 
     mark = args.mark
@@ -146,7 +153,7 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
         for bar in memory_bars(results, mark):
             lines.setdefault(bar.label.split(" (")[0], []).append((ranks, bar.total_bytes))
     figure = scaling_figure(lines, limit=limit, mark=mark, subtitle=run_words(shown), theme=args.theme, size=args.size)
-    return figure, {"mark": mark, "limit": _limit_dict(limit), "lines": lines}
+    return figure, {"mark": mark, "limit": limit and limit.to_dict(), "lines": lines}
 
 
 def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
@@ -173,7 +180,7 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     figure = timeline_figure(histories, ranks, step, limit=limit, subtitle=subtitle, theme=args.theme, size=args.size)
     drawn = [read_history(events, step).to_dict() for events in histories]
     panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
-    return figure, {"step": step, "limit": _limit_dict(limit), "panels": panels}
+    return figure, {"step": step, "limit": limit and limit.to_dict(), "panels": panels}
 
 
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
@@ -192,32 +199,6 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     wanted = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
     steps = getattr(args, "steps", 1)  # a scenario's are there to learn: all of them count the same
     return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
-
-
-def _check_flags(args: argparse.Namespace) -> None:
-    """Raises: InputError for two flags that say the same."""
-    if hasattr(args, "ranks_list") and hasattr(args, "ranks"):
-        raise InputError(f"--ranks {args.ranks}: scaling runs several numbers of ranks: give them with --ranks-list")
-    for one, other in (("limit", "gpu"), ("stages", "stage")):
-        if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
-            raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
-
-
-def _picture(args: argparse.Namespace, config: RunConfig) -> tuple[Output, str]:
-    """The file that --out names, found to be writable, and its format."""
-    path = args.out
-    if path is None:
-        raise InputError("--out: expected a file to draw into, such as -o memory.svg")
-    form = path.rpartition(".")[2].lower()
-    if form not in ("png", "svg"):
-        raise InputError(f"--out {path}: expected a name that ends in .png or .svg")
-    picture = output(args, "out", config)
-    assert isinstance(picture, Output)
-    return picture, form
-
-
-def _limit_dict(limit: Limit | None) -> dict[str, Any] | None:
-    return None if limit is None else {"name": limit.name, "bytes": limit.nbytes}
 
 
 def _inches(text: str) -> tuple[float, float]:

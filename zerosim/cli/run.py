@@ -1,4 +1,4 @@
-"""`zerosim run`: train once, write what was asked for, then say what happened.
+"""`zerosim run`: train once, write what was asked for, then show what happened.
 
 Files are written before the summary, so that a reader who goes away costs none of them.
 """
@@ -9,7 +9,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import Output, as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, human_stream, output, show, written
 from zerosim.cli.parser import Parser
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
@@ -35,49 +35,38 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
     with one_voice(config.world.transport) as is_first:
-        return _run(args, config, is_first)
+        weights = figures = None
+        if is_first:  # it writes for all
+            weights = output(args, "save_weights", config)
+            figures = output(args, "json", config, apart=weights)
+        if args.verify_memory and config.world.backend != "cuda":
+            raise InputError(
+                "--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda"
+            )
+        stream = human_stream(args)
+        result = train(config, stream, quiet=args.quiet)
+        from zerosim.report.pools import pools_agree, pools_table
+        from zerosim.report.tables import sample_text, summary
 
-
-def _run(args: argparse.Namespace, config: RunConfig, is_first: bool) -> int:
-    weights = figures = None
-    if is_first:  # it writes for all
-        weights, figures = output(args, "save_weights", config), output(args, "json", config)
-    if isinstance(weights, Output):
-        weights.check_apart(figures, "--json")
-    stream = human_stream(args)
-    if args.verify_memory and config.world.backend != "cuda":
-        raise InputError("--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
-
-    result = train(config, stream, quiet=args.quiet)
-    lost = write_all(
-        (weights, lambda file: write_weights(file, result.weights)),
-        (figures, as_json(result.to_dict)),
-    )
-    if not args.quiet:
-        print_summary(result, stream)
-    elif result.sample is not None and args.json != "-":
-        print_sample(result, stream)
-    if lost is not None:
-        raise lost
-    return verify_memory(result, stream) if args.verify_memory else 0
-
-
-def verify_memory(result: RunResult, stream: TextIO) -> int:
-    """The ledger beside the memory pools, printed; 1 where a byte is not explained."""
-    from zerosim.report.look import emit
-    from zerosim.report.pools import pools_agree, pools_table
-
-    print(file=stream)
-    emit(pools_table(result), stream)
-    return 0 if pools_agree(result) else DIFFERENCE
+        with written((weights, lambda file: write_weights(file, result.weights)), (figures, as_json(result.to_dict))):
+            if not args.quiet:
+                print(file=stream)
+                show(args, summary(result))
+            elif result.sample is not None and args.json != "-":
+                show(args, sample_text(result))
+        if not args.verify_memory:
+            return 0
+        print(file=stream)
+        show(args, pools_table(result))
+        return 0 if pools_agree(result) else DIFFERENCE
 
 
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     """Run with progress on `stream`."""
     from zerosim.analysis.advice import run
     from zerosim.comm.rank_status import ranks_text
-    from zerosim.report.progress import make_reporter
-    from zerosim.report.words import STAGES
+    from zerosim.report.names import STAGES
+    from zerosim.report.progress import progress_on
     from zerosim.train.run import DEFAULT_STEPS
 
     steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
@@ -85,23 +74,8 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     title = f"{STAGES[config.parallel.zero_stage]:6}"
     if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
-    with make_reporter(here, steps, title, stream, quiet=quiet) as reporter:
-        return run(config, progress=reporter)
-
-
-def print_summary(result: RunResult, stream: TextIO) -> None:
-    from zerosim.report.look import emit
-    from zerosim.report.tables import summary
-
-    print(file=stream)
-    emit(summary(result), stream)
-
-
-def print_sample(result: RunResult, stream: TextIO) -> None:
-    from zerosim.report.look import emit
-    from zerosim.report.tables import sample_text
-
-    emit(sample_text(result), stream)
+    with progress_on(stream, here, steps, title, quiet=quiet) as progress:
+        return run(config, progress=progress)
 
 
 def write_weights(file: BinaryIO, weights: dict[str, Any]) -> None:

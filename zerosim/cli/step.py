@@ -34,11 +34,10 @@ def main(args: argparse.Namespace) -> int:
 
 def print_events(config: RunConfig, steps: int) -> int:
     """Every event of the first `steps` steps in order, placing included; one line each."""
-    from zerosim.cli.step_picture import step_of
     from zerosim.stepper import debug
 
     with debug(config) as world:
-        while (coming := world.peek()) is not None and step_of(world, coming) < steps:
+        while world.step < steps:
             done = world.next()
             sys.stdout.write(f"rank {done.rank}  {done.number:>5}  {done.text}\n")
     return 0

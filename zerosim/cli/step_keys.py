@@ -1,23 +1,21 @@
 """What a key of `zerosim step` does: steps the world, or shows a page.
 
-What takes long goes event by event, so that Ctrl-C stops it between two events.
+What takes long can be stopped by Ctrl-C, between two events.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
 
 from zerosim.cli.parser import nearest
 from zerosim.cli.step_page import PAGES, page_frame, text_of
-from zerosim.cli.step_picture import frame, most_bytes, step_of
+from zerosim.cli.step_picture import frame, most_bytes
 from zerosim.cli.step_terminal import Terminal
 from zerosim.config import RunConfig
 from zerosim.errors import HUNG_UP, InputError, ZerosimError, message_of
-from zerosim.stepper import Match, Moment, debug
-from zerosim.stepper.match import FIELDS
+from zerosim.stepper import Match, debug
 
 REDRAW_SECONDS = 0.2
 DIGITS = "0123456789"
@@ -34,9 +32,11 @@ def parse_until(words: str) -> Match:
         name, is_named, value = word.partition("=")
         if not is_named:
             name, value = "what", word
-        if name not in FIELDS or not value:
-            near = nearest(name, FIELDS, "? for examples")
-            raise InputError(f"{word!r}: expected an event's name, or {', '.join(FIELDS[1:])} with = and a value{near}")
+        if name not in Match._fields or not value:
+            near = nearest(name, Match._fields, "? for examples")
+            raise InputError(
+                f"{word!r}: expected an event's name, or {', '.join(Match._fields[1:])} with = and a value{near}"
+            )
         if name in given:
             raise InputError(f"{word!r}: {'an event' if name == 'what' else name} was named already: {given[name]!r}")
         given[name] = value.strip("'\"")
@@ -60,11 +60,13 @@ class Stepper:
 
     def __init__(self, config: RunConfig, terminal: Terminal) -> None:
         self.world = debug(config)
+        self.world.after_event = self._look_for_ctrl_c
         self.terminal = terminal
         self.status = "placing the model ... Ctrl-C stops here"
         self._most: dict[str, int] = {}  # by kind, of what was drawn so far: the scale of the bars
         self._last_until = "all_gather"
         self._drawn = 0.0
+        self._under_way = ""
         self._actions: dict[str, Callable[[], None]] = {
             "n": self.next,
             "space": self.next,
@@ -118,64 +120,43 @@ class Stepper:
 
     # -- going on -------------------------------------------------------------------------------
     def next(self, rank: int | None = None) -> None:
+        self._under_way = "the next event"
         done = self.world.next(rank)
         self.status = f"rank {done.rank} went on by one event"
 
     def next_collective(self) -> None:
-        for _ in self.world.until_collective():
-            self._look_for_ctrl_c("all ranks to the next collective")
-        over = "no collective came before the run ended; the world stands there"
-        self.status = "all stand before the next collective" if self.world.peek() else over
+        self._under_way = "all ranks to the next collective"
+        self.world.next_collective()
+        self.status = "all stand before the next collective"
 
     def until(self, words: str) -> None:
-        match, step = parse_until(words), step_of(self.world, self.world.peek())
-        match.check(self.world.config.mesh.ranks, self.world.units, self.world.steps)
-        last = step if match.step is None else match.step
-        coming = self._advance(f"until {match}", last, match)
-        if coming is None or step_of(self.world, coming) > last:
-            when = "the run" if coming is None else f"step {last:g}"
-            raise InputError(f"{match} did not come before {when} ended; the world stands there")
+        match = parse_until(words)
+        self._under_way = f"until {match}"
+        self.world.until(**match._asdict())
         self.status = f"stands before {match}"
 
     def finish_step(self) -> None:
-        step = step_of(self.world, self.world.peek())
-        self._advance(f"to the end of step {step:g}", step)
+        step = self.world.step
+        self._under_way = f"to the end of step {step:g}"
+        self.world.finish_step()
         self.status = f"every rank has ended step {step:g}"
 
     def finish(self) -> None:
-        self._advance("to the end of the run", math.inf)
-        losses = self.world.result().mean_losses
+        self._under_way = "to the end of the run"
+        losses = self.world.finish().mean_losses
         self.status = f"the run is over: loss {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
 
     def back(self, count: int) -> None:
-        """As world.back does, but Ctrl-C can stop it on the way."""
-        ranks = [rank for rank, _ in self.world.events]
-        if count > len(ranks):
-            raise InputError(f"back {count}: expected at most {len(ranks):,}, the events that have happened")
-        self.world.close()
-        self.world = debug(self.world.config)
-        for rank in ranks[:-count]:
-            self.world.next(rank)
-            self._look_for_ctrl_c(f"back by {count}: running again up to there")
+        self._under_way = f"back by {count}: running again up to there"
+        self.world.back(count)
         self.status = f"back by {count}"
 
-    def _advance(self, what: str, last: float, match: Match | None = None) -> Moment | None:
-        """Event by event until one comes that matches or is of a step after `last`, which is returned, or none does."""
-        while True:
-            self.world.next()
-            coming = self.world.peek()
-            if coming is None or step_of(self.world, coming) > last:
-                return coming
-            if match is not None and match.matches(coming.rank, coming.event):
-                return coming
-            self._look_for_ctrl_c(what)
-
-    def _look_for_ctrl_c(self, what: str) -> None:
-        """Shows now and then how far it went. Raises: Stopped where Ctrl-C was pressed."""
+    def _look_for_ctrl_c(self) -> None:
+        """After each event: shows now and then how far it went. Raises: Stopped where Ctrl-C was pressed."""
         if self.terminal.take_interrupt():
-            raise Stopped(f"stopped on the way ({what})")
+            raise Stopped(f"stopped on the way ({self._under_way})")
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
-            self.status = f"{what} ... Ctrl-C stops here"
+            self.status = f"{self._under_way} ... Ctrl-C stops here"
             self.draw()
 
     # -- asking ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Span, Text
 
 from zerosim.report.html import LETTERS, OTHER_TONE, TONES
-from zerosim.report.words import counted
+from zerosim.report.names import counted
 
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, LiveBuffer, ParameterView

@@ -21,20 +21,10 @@ from zerosim.stepper.match import numbered, place
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from zerosim.stepper import DebugWorld, Moment, RankView, UnderWay
+    from zerosim.stepper import DebugWorld, Moment, PendingCollective, RankView
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 12
 LEAST_COLUMN = 19
-
-
-def step_of(world: DebugWorld, moment: Moment | None) -> float:
-    """The step that a coming event belongs to: placing is part of the first, what follows the last is in none."""
-    if moment is None:
-        return math.inf
-    step = moment.event.scope.step
-    if step >= 0:
-        return step
-    return math.inf if any(event.scope.step >= 0 for event in world.ranks[moment.rank].events) else 0
 
 
 def most_bytes(world: DebugWorld, before: Mapping[str, int]) -> dict[str, int]:
@@ -58,12 +48,12 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         least = f"make it {LEAST_WIDTH} x {LEAST_HEIGHT} or more"
         return [Text(f"{width} x {height} is too small:"), Text(least), Text("q quits")]
-    last, coming, views, rounds = world.last, world.peek(), world.ranks, world.inbox
+    last, coming, views, rounds = world.last, world.peek(), world.ranks, world.pending_collectives
     all_launch = all(isinstance(event, Launch) for event in world.session.pending)  # then rank 0 goes next
     around = last.rank if last and not all_launch else 0
     shown = shown_ranks(len(views), width, around)
     head = [
-        Text(_title(world, coming), style="bold"),
+        Text(_title(world), style="bold"),
         Text.assemble(("did   ", "dim"), _line(last) if last else "nothing yet"),
         Text.assemble(("next  ", "dim"), _line(coming) if coming else "nothing: the run is over"),
         _rule(shown, len(views), width),
@@ -89,9 +79,8 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
 
 
 # -- around the columns -------------------------------------------------------------------------
-def _title(world: DebugWorld, coming: Moment | None) -> str:
-    step = step_of(world, coming)
-    where = f"step {step:g}" if step < math.inf else "after the last step"
+def _title(world: DebugWorld) -> str:
+    where = f"step {world.step:g}" if world.step < math.inf else "after the last step"
     if world.session.failure is not None:
         where = "the run has failed"
     return f"{headline(world.config)} · {where} · {len(world.session.events):,} events"
@@ -118,7 +107,7 @@ def _legend(most: Mapping[str, int], width: int) -> list[Text]:
     return _filled(lines, 2 if width < 100 else 1)
 
 
-def _under_way(world: DebugWorld, rounds: Sequence[UnderWay], height: int) -> list[Text]:
+def _under_way(world: DebugWorld, rounds: Sequence[PendingCollective], height: int) -> list[Text]:
     """What is under way and who has sent what, always as many lines, so that nothing jumps."""
     lines, last = [], world.last
     if last and isinstance(last.event, Message) and not any(_has_joined(last.rank, round) for round in rounds):
@@ -134,7 +123,7 @@ def _under_way(world: DebugWorld, rounds: Sequence[UnderWay], height: int) -> li
     return _filled([Text(line) for line in lines] or [Text("nothing is under way", style="dim")], height)
 
 
-def _has_joined(rank: int, round: UnderWay) -> bool:
+def _has_joined(rank: int, round: PendingCollective) -> bool:
     return any(rank == joined for joined, _ in round.joined)
 
 
@@ -164,7 +153,9 @@ def _wrapped(text: str, width: int, most: int, cut: str = "…") -> list[str]:
 
 
 # -- a rank's column ----------------------------------------------------------------------------
-def _column(view: RankView, rounds: Sequence[UnderWay], most: Mapping[str, int], width: int, height: int) -> list[Text]:
+def _column(
+    view: RankView, rounds: Sequence[PendingCollective], most: Mapping[str, int], width: int, height: int
+) -> list[Text]:
     """Where a rank is in the mesh and in the program, what it stands before or waits for, its live bytes by kind."""
     by_kind, kinds = view.memory().by_kind, [kind for kind, _ in ordered(most)]
     places = [view.place] if 0 < len(view.place) < width else view.place.split(", ")[:2] if view.place else []
@@ -189,9 +180,9 @@ def _column(view: RankView, rounds: Sequence[UnderWay], most: Mapping[str, int],
     return lines
 
 
-def _standing(view: RankView, rounds: Sequence[UnderWay]) -> tuple[str, str]:
+def _standing(view: RankView, rounds: Sequence[PendingCollective]) -> tuple[str, str]:
     """Where a rank is in the program, and what it stands before or waits for."""
-    coming = view.coming
+    coming = view.next_event
     if coming is not None:
         scope = coming.event.scope
         stands = f"before {coming.text.removesuffix(', ' + place(scope))}"
@@ -203,7 +194,7 @@ def _standing(view: RankView, rounds: Sequence[UnderWay]) -> tuple[str, str]:
             for round in rounds
             if _has_joined(view.rank, round)
         )
-        stands = next(waits, view.stands)
+        stands = next(waits, view.status)
     return "finished" if stands == "finished" else place(scope._replace(step=-1)), stands
 
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from zerosim.cli.outputs import as_json, human_stream, output, write_all
+from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser
 from zerosim.config.presets import hardware, models, recipes
 
@@ -19,14 +19,10 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    figures = output(args, "json")
-    lost = write_all((figures, as_json(_values)))
-    from zerosim.report.look import emit
-    from zerosim.report.zoo import zoo_report
+    with written((output(args, "json"), as_json(_values))):
+        from zerosim.report.zoo import zoo_report
 
-    emit(zoo_report(ROOMS if args.what is None else (args.what,)), human_stream(args))
-    if lost is not None:
-        raise lost
+        show(args, zoo_report(ROOMS if args.what is None else (args.what,)))
     return 0
 
 

@@ -82,9 +82,7 @@ def _hint(words: str, line: str) -> str:
     if missing is not None:
         owner = _KNOWN.get(missing[1])
         near = difflib.get_close_matches(missing[2], dir(owner), 2) if owner is not None else []
-        return (
-            f"did you mean {' or '.join(near)}?" if near else "there is no such name: see the tables of what you have"
-        )
+        return f"did you mean {' or '.join(near)}?" if near else _NO_NAME
     if line:
         return "the run ended in that line of yours; what the rank held then is listed above"
     return "no line of yours ran at that moment: look at what your points left behind for it"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
-from zerosim.grading.record import Peak, mark_number, most_gathered, peak, where
+from zerosim.grading.record import Peak, mark_number, peak, where
 from zerosim.grading.trial import result_of
 from zerosim.train.result import RunResult
 
@@ -76,11 +76,11 @@ def highest(run: Comparison) -> Check:
 def gathered(run: Comparison) -> Check:
     """How many units' whole parameters are there at once."""
     most = run.exercise.gathered or 0
-    found = [most_gathered(record) for record in run.mine.records]
+    found = [peak(record, lambda alloc: alloc.kind == "unsharded_param") for record in run.mine.records]
     wrong = _first_above(found, [most] * len(found))
     expected = f"at most {most} unit{'s' * (most != 1)} gathered at a time"
     if wrong is None:
-        return Check("gathered", True, expected, str(max(peak.amount for peak in found)))
+        return Check("gathered", True, expected, str(max(one.amount for one in found)))
     hint = "reshard() forgets the flat's own reference; bytes live as long as ANY name holds the buffer"
     return _failed_on(run, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
 

@@ -10,8 +10,7 @@ import numpy as np
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.grading.record import Finding, first_difference, other_kernels, where
-from zerosim.grading.trial import Trial, result_of
-from zerosim.grading.watched import Update
+from zerosim.grading.trial import Trial, Update, result_of
 
 
 def different_weights(mine: Trial, reference: Trial) -> list[str]:

@@ -1,8 +1,9 @@
-"""How long an answer may take, waiting for it that long, and ending its threads.
+"""How long an answer may take and how much its ranks may do, waiting for it that long, and ending its threads.
 
     PATIENCE_S    without any kernel or collective (or the return of a function): ended inside, with its line
     LIMIT_S       for all of an exercise's runs: ended inside, with its line
     SILENCE_S     without any sign of the process: it holds the interpreter, and is ended from outside (`process.py`)
+    EVENTS_PER_STEP   of one rank; the runs that are graded need about a tenth of it at most
 
 Looks are counted, not the clock: a machine that was asleep is no answer that is stuck.
 """
@@ -16,12 +17,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from zerosim.device.device import Switch
+from zerosim.device.events import Event, Free, Reader, Recorder
+from zerosim.errors import InputError
 from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
 
 POLL_S = 0.05
 PATIENCE_S = 1.5
 LIMIT_S = 30.0
 SILENCE_S = 5.0
+EVENTS_PER_STEP = 10_000
+_MOST_REFUSED = 100  # what unwinds may still try some; what tries more has swallowed the error
 
 
 class Over(BaseException):
@@ -135,3 +141,53 @@ def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], obj
     finally:
         end_threads(lambda: [number] if thread.is_alive() else [])
     return came[0] if stopped is None else (None, stopped._replace(line=line))
+
+
+class Endless(Over):
+    """A rank did more than any solution needs."""
+
+
+class BoundedRecorder(Recorder):
+    """Keeps all, up to a limit; and ends where the run did: what threads free while they unwind is no part of it."""
+
+    def __init__(self, readers: tuple[Reader, ...], switch: Switch, limit: int) -> None:
+        super().__init__(readers, keep=True)
+        self._switch = switch
+        self._limit = limit
+        self._added = 0
+        self._refused = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its rank did far too much and did not end for it."""
+        return self._refused > _MOST_REFUSED
+
+    @property
+    def count(self) -> int:
+        return len(self.history) + len(self.events)
+
+    @property
+    def enabled(self) -> bool:
+        return True
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        if not value:
+            raise InputError("the record is what is graded: it cannot be switched off")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was added is there."""
+        return self.count == self._added
+
+    def add(self, event: Event) -> None:
+        is_free = isinstance(event, Free)  # from a destructor, which must not raise
+        if self._switch.aborted:
+            if is_free:
+                return
+            raise Over
+        super().add(event)
+        self._added += 1
+        if self._added > self._limit and not is_free:
+            self._refused += 1
+            raise Endless(f"{self.count:,} events, and it does not look as if this would end")

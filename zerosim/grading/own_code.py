@@ -37,7 +37,8 @@ def line_of_frame(frame: FrameType | None) -> str:
 
 
 def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
-    places = ((frame.f_code.co_filename, number) for frame, number in frames)
+    # A frame that is just being entered, in a thread that runs, has no line yet.
+    places = ((frame.f_code.co_filename, number or frame.f_code.co_firstlineno) for frame, number in frames)
     return next((line_words(file, number) for file, number in places if is_own(file)), "")
 
 

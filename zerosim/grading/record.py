@@ -73,11 +73,7 @@ class Peak(NamedTuple):
     number: int
 
 
-def _nbytes(alloc: Alloc) -> int:
-    return alloc.nbytes
-
-
-def peak(record: Sequence[Event], size: Callable[[Alloc], int] = _nbytes) -> Peak:
+def peak(record: Sequence[Event], size: Callable[[Alloc], int] = lambda alloc: alloc.nbytes) -> Peak:
     """The most that was live at once: bytes, or what `size` makes of a buffer."""
     live, total, most = dict[int, Alloc](), 0, Peak(0, 0)
     for number, event in enumerate(record):
@@ -93,11 +89,6 @@ def peak(record: Sequence[Event], size: Callable[[Alloc], int] = _nbytes) -> Pea
         if total > most.amount:
             most = Peak(total, number)
     return most
-
-
-def most_gathered(record: Sequence[Event]) -> Peak:
-    """The most whole parameter buffers that were gathered at one time."""
-    return peak(record, lambda alloc: alloc.kind == "unsharded_param")
 
 
 # -- collectives ------------------------------------------------------------------------------------

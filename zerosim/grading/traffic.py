@@ -66,14 +66,12 @@ def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
 def number(run: Comparison) -> Check:
     """Collectives of model states per rank and step: not more than the reference's."""
     # A call of DDP's may be made of two: only exercises that allow it leave this check out.
-    allowed, most = (max(_calls_of_a_step(record) for record in trial.records) for trial in (run.reference, run.mine))
+    allowed, most = (
+        max(max(Counter(call.what[0] for call in calls(record)).values(), default=0) for record in trial.records)
+        for trial in (run.reference, run.mine)
+    )
     expected = f"at most {allowed} collectives per rank and step"
     return Check("calls", True, expected, str(most)) if most <= allowed else _parted(run, "calls", expected, str(most))
-
-
-def _calls_of_a_step(record: Sequence[Event]) -> int:
-    """Of the step with the most."""
-    return max(Counter(call.what[0] for call in calls(record)).values(), default=0)
 
 
 def overlap(run: Comparison) -> Check:

@@ -10,7 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
@@ -22,19 +24,44 @@ from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event
 from zerosim.device.memory import Exact
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
-from zerosim.grading.limits import Failure, Over, Watch, end_threads, raise_in
+from zerosim.grading.limits import (
+    EVENTS_PER_STEP,
+    BoundedRecorder,
+    Endless,
+    Failure,
+    Over,
+    Watch,
+    end_threads,
+    raise_in,
+)
 from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
-from zerosim.grading.watched import EVENTS_PER_STEP, BoundedRecorder, Endless, Update, WatchedUpdater
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.stepper.match import place as place_in_step
+from zerosim.tensor.flat import Flat
 from zerosim.train.build import build_strategy, world_of
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
 
 Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
+
+
+class Update(NamedTuple):
+    """A gradient as it reached the optimizer on a rank, on the host, and what it was multiplied by.
+
+    `start` and `size` are the own slice's; `grad` should have `size` elements. `number` counts the rank's events.
+    """
+
+    rank: int
+    step: int
+    unit: str
+    start: int
+    size: int
+    grad: Any
+    scale: float
+    number: int
 
 
 class Trial(NamedTuple):
@@ -84,6 +111,30 @@ def attempt(config: RunConfig, make: Make = build_strategy, watch: Watch | None 
     return Trial(config, result, failure, records, updates, ended, sizes)
 
 
+class _WatchedUpdater(Updater):
+    """The run's updater, which keeps what it is given."""
+
+    def __init__(self, inner: Updater, recorder: BoundedRecorder, seen: list[Update]) -> None:
+        vars(self).update(vars(inner))  # the run's own, whatever it holds: its result reads the same reports
+        self._recorder = recorder
+        self._seen = seen
+
+    def update(self, flat: Flat, grad_scale: float) -> None:
+        own, grad = flat.own, flat.grad_shard
+        numel = 0 if grad is None else grad.numel
+        if numel < own.size:
+            has = f"{numel:,} elements of gradient" if numel else "no gradient"
+            raise InputError(
+                f"{flat.name} reaches its update with {has}, its slice has {own.size:,}: "
+                "set flat.grad_shard (or call add_grad_shard) with the reduced slice before the step"
+            )
+        if grad is not None:
+            values = np.array(flat.device.backend.to_host(grad.array))
+            where = flat.device.rank, flat.device.where.step, flat.name
+            self._seen.append(Update(*where, own.start, own.size, values, grad_scale, self._recorder.count))
+        super().update(flat, grad_scale)
+
+
 @dataclass(slots=True)
 class _Rank:
     """What a rank's thread leaves behind for the one that watches."""
@@ -109,7 +160,7 @@ class _Run:
 
         def watched(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
             rank = device.rank
-            seen = WatchedUpdater(updater, self.recorders[rank], self.ranks[rank].updates)
+            seen = _WatchedUpdater(updater, self.recorders[rank], self.ranks[rank].updates)
             return make(config, model, comm, device, seen)
 
         self.experiment = Experiment(config, watched)
@@ -169,8 +220,9 @@ class _Run:
     # -- on the thread of the one that watches ------------------------------------------------------
     def _endless(self) -> Failure | None:
         """A rank did too much, and its strategy swallowed the error."""
-        is_over = any(recorder.is_over for recorder in self.recorders)
-        return Failure("endless", f"did more than {EVENTS_PER_STEP:,} things a step, and goes on") if is_over else None
+        if any(recorder.goes_on for recorder in self.recorders):
+            return Failure("endless", f"did more than {EVENTS_PER_STEP:,} things a step, and goes on")
+        return None
 
     def _stop(self, why: Failure) -> None:
         """End a run that will not end by itself, and note where the rank stands that has the turn."""

@@ -1,7 +1,6 @@
 """Published calculators term by term for notebook 09: what each adds up, leaves out, or divides otherwise.
 
-The rules' totals are `analysis/formulas/calculators.py`, against which the terms here are checked; the counts are the
-notebook's plans of a flat model. Bytes per rank, Adam in mixed precision.
+The rules' terms and the counts, plans of a flat model, are the notebook's own. Bytes per rank, Adam in mixed precision.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from zerosim.lessons.sheet import picture
+from zerosim.lessons.sheet import bars_figure
 from zerosim.lessons.tables import table
 from zerosim.report.look import Adaptive, Stack
-from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
-from zerosim.report.plots.page import Picture, frame, open_page
-from zerosim.report.plots.style import KIND_PAINTS
+from zerosim.report.plots.bars import Bar
+from zerosim.report.plots.page import Picture
 from zerosim.units import format_bytes
 
 PARAM, GRAD, OPTIM, BUCKET, LIVE = "param", "grad", "optim", "comm", "unsharded_param"
@@ -92,30 +90,6 @@ class Compared:
         return WHY[self.name, term]
 
 
-def terms(name: str, stage: int, psi: int, ranks: int) -> dict[str, Fraction] | None:
-    """What a calculator's rule adds up, by term; None where it has no answer. Largest layer: none."""
-    if (name.startswith("DeepSpeed") and stage < 2) or (name.startswith("Megatron") and stage > 1):
-        return None
-    if name == "accelerate estimate-memory":
-        return {OPTIM: Fraction(8 * psi)}
-    grad_bytes = 2 if name in ("ZeRO paper", "mlsysim 0.3.0") else 4
-    found = {
-        PARAM: Fraction(2 * psi, ranks if stage >= 3 else 1),
-        GRAD: Fraction(grad_bytes * psi, ranks if stage >= 2 else 1),
-        OPTIM: Fraction(12 * psi, ranks if stage >= 1 else 1),
-    }
-    if name == "mlsysim 0.3.0":
-        found[BUCKET] = found[GRAD] / 20
-    if name == "EleutherAI cookbook":
-        found[BUCKET] = Fraction(2 * 500_000_000 if stage >= 1 else 0)
-        found[LIVE] = Fraction(2 * 1_000_000_000 if stage == 3 else 0)
-    if name.startswith("DeepSpeed") and stage == 2:
-        # An fp32 gradient beside the 2-byte one: 2 + 18/N in the code; in the docs the 2-byte one is whole, 4 + 16/N.
-        halves = Fraction(2 * psi, ranks if name.endswith("code") else 1)
-        found[GRAD] = halves + Fraction(4 * psi, ranks)
-    return found
-
-
 def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
     """One line for each term that differs, and one for each calculator that agrees with its recipe throughout."""
     rows: list[Sequence[object]] = []
@@ -144,7 +118,4 @@ def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = ""
         bars += [Bar(one.name, {term: int(part) for term, part in one.says.items()}, 0, True) for one in those]
     buffers = [f"{kind} is the {name}" for kind, name in NAMES.items() if any(bar.parts.get(kind) for bar in bars)]
     notes = [f"No model states: {', '.join(buffers)} that a calculator adds."] if buffers else []
-    page = open_page((8.0, 0.42 * len(bars) + 1.5), "light")
-    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
-    draw_bars(page, bars, KIND_PAINTS)
-    return picture(page)
+    return bars_figure(bars, 0.42 * len(bars) + 1.5, title, subtitle, notes)

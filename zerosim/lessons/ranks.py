@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.device.events import Event
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
-from zerosim.lessons.sheet import Sheet, cell, ink_on, open_sheet, picture, write
+from zerosim.lessons.sheet import THEME, Sheet, bars_figure, ink_on
 from zerosim.lessons.stepping import Joined, joined
-from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
-from zerosim.report.plots.page import Picture, frame, open_page
+from zerosim.report.plots.bars import Bar
+from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, OTHER_PAINT, mixed
 from zerosim.stepper import Moment, OwnedSlice, Ownership
 from zerosim.units import format_bytes
@@ -32,10 +32,7 @@ def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") 
     if not snapshots:
         raise InputError("no ranks: there is nothing to draw; give at least one snapshot")
     bars = [Bar(f"rank {rank}", dict(snapshot.by_kind), rank, True) for rank, snapshot in enumerate(snapshots)]
-    page = open_page((8.0, max(3.0, 1.7 + 0.36 * len(bars))), "light")
-    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), too_thin(bars))
-    draw_bars(page, bars, KIND_PAINTS)
-    return picture(page)
+    return bars_figure(bars, max(3.0, 1.7 + 0.36 * len(bars)), title, subtitle)
 
 
 # -- who owns what -----------------------------------------------------------------------------------
@@ -49,30 +46,28 @@ def ownership_figure(ownership: Ownership, title: str = "Who updates which part 
         raise InputError(
             f"{ownership.ranks} ranks and {len(units)} units: expected at most {MOST_RANKS} and {MOST_UNITS}"
         )
-    page = open_page((8.0, max(3.0, 1.3 + 0.3 * len(units))), "light")
-    theme = page.theme
-    colors = [theme.color(paint) for paint in LINE_PAINTS[: ownership.ranks]]
+    colors = [paint.light for paint in LINE_PAINTS[: ownership.ranks]]
     padded = any(row.padding for row in ownership.rows)
-    sheet = open_sheet(
-        page,
+    sheet = Sheet(
+        (8.0, max(3.0, 1.3 + 0.3 * len(units))),
         title,
         "A line is a buffer; its length is drawn the same for all. Numbers are elements, from first to last.",
         across=(-0.14, 1.14),
         up=(0.4 - len(units), 0.6),
-        key=[(f"rank {rank}", _swatch(color, theme.background)) for rank, color in enumerate(colors)],
+        key=[(f"rank {rank}", _swatch(color, THEME.background)) for rank, color in enumerate(colors)],
         notes=["Some slices end in padding: elements past the buffer's end, which belong to no parameter."] * padded,
     )
     for at, unit in enumerate(units):
         rows = ownership.of(unit)
-        write(sheet, (-0.015, -at), unit, ha="right", scale=0.9)
-        write(sheet, (1.015, -at), f"{rows[0].numel:,}", ha="left", scale=0.8, color=theme.muted)
+        sheet.write((-0.015, -at), unit, ha="right", scale=0.9)
+        sheet.write((1.015, -at), f"{rows[0].numel:,}", ha="left", scale=0.8, color=THEME.muted)
         whole = max(row.stop for row in rows)
         for row in (row for row in rows if row.stop > row.start):
             width, color = (row.stop - row.start) / whole, colors[row.rank]
             middle = (row.start + row.stop) / 2 / whole
-            cell(sheet, (middle, -at), width, 0.78, fill=color, edge=theme.background)
-            write(sheet, (middle, -at), _elements(row), scale=0.75, color=ink_on(color))
-    return picture(page)
+            sheet.cell((middle, -at), width, 0.78, fill=color, edge=THEME.background)
+            sheet.write((middle, -at), _elements(row), scale=0.75, color=ink_on(color))
+    return sheet.picture()
 
 
 def _elements(row: OwnedSlice) -> str:
@@ -80,9 +75,9 @@ def _elements(row: OwnedSlice) -> str:
     return f"{words} ({row.padding:,} padding)" if row.padding else words
 
 
-def _swatch(color: str, edge: str) -> dict[str, str]:
+def _swatch(color: str, edge: str, linewidth: float = 1.0) -> dict[str, Any]:
     """How a colour is drawn in a picture's key."""
-    return {"facecolor": color, "edgecolor": edge}
+    return {"facecolor": color, "edgecolor": edge, "linewidth": linewidth}
 
 
 # -- who sends ---------------------------------------------------------------------------------------
@@ -101,40 +96,42 @@ def busy_figure(histories: Mapping[str, Sequence[Sequence[Event]]], step: int, p
         raise InputError(f"{columns} collectives in the {phase} of step {step}: expected 1 to {MOST_COLUMNS}")
     ops = dict.fromkeys(row.op for rows in found.values() for row in rows[0])
     pitch = max(len(rows) for rows in found.values()) + 3.0
-    page = open_page((8.0, max(3.0, 1.3 + 0.27 * pitch * len(found))), "light")
-    sheet = open_sheet(
-        page,
+    sheet = Sheet(
+        (8.0, max(3.0, 1.3 + 0.27 * pitch * len(found))),
         f"Who sends in each collective of {phase}",
         "Columns are collectives in their order, named by unit. A cell is as full as its rank's share of the bytes.",
         across=(-2.2, columns + 2.3),
         up=(1.4 - pitch * len(found), 1.7),
-        key=[(op, page.paint(op, OP_PAINTS) | {"hatch": ""}) for op in ops],
+        key=[(op, _swatch(_color_of(op), mixed(_color_of(op), THEME.background), 0.6)) for op in ops],
     )
     for at, (name, rows) in enumerate(found.items()):
         _draw_busy(sheet, -at * pitch, name, rows, columns)
-    return picture(page)
+    return sheet.picture()
+
+
+def _color_of(op: str) -> str:
+    return OP_PAINTS.get(op, OTHER_PAINT).light
 
 
 def _draw_busy(sheet: Sheet, top: float, name: str, rows: Sequence[Sequence[Joined]], columns: int) -> None:
-    theme = sheet.page.theme
-    write(sheet, (-2.1, top + 1.3), name, bold=True, ha="left")
-    write(sheet, (columns + 0.1, top + 0.75), "sends in all", scale=0.75, color=theme.muted, ha="left")
+    sheet.write((-2.1, top + 1.3), name, bold=True, ha="left")
+    sheet.write((columns + 0.1, top + 0.75), "sends in all", scale=0.75, color=THEME.muted, ha="left")
     for column, calls in enumerate(zip(*rows, strict=True)):
-        write(sheet, (column, top + 0.75), calls[0].unit, scale=0.7, color=theme.muted)
+        sheet.write((column, top + 0.75), calls[0].unit, scale=0.7, color=THEME.muted)
         sent = sum(call.sent_bytes for call in calls)
-        color = theme.color(OP_PAINTS.get(calls[0].op, OTHER_PAINT))
+        color = _color_of(calls[0].op)
         for rank, call in enumerate(calls):
             share = call.sent_bytes / sent if sent else 0.0
-            cell(sheet, (column, top - rank), 0.9, 0.84, fill=theme.band, edge=theme.grid)
+            sheet.cell((column, top - rank), 0.9, 0.84, fill=THEME.band, edge=THEME.grid)
             if share:
                 bottom = top - rank - 0.42
-                cell(sheet, (column, bottom + 0.42 * share), 0.9, 0.84 * share, fill=color, edge=color)
-                fill = color if share > 0.6 else theme.band
-                write(sheet, (column, top - rank), f"{share:.0%}", scale=0.7, color=ink_on(fill))
+                sheet.cell((column, bottom + 0.42 * share), 0.9, 0.84 * share, fill=color, edge=color)
+                fill = color if share > 0.6 else THEME.band
+                sheet.write((column, top - rank), f"{share:.0%}", scale=0.7, color=ink_on(fill))
     for rank, own in enumerate(rows):
-        write(sheet, (-0.7, top - rank), f"rank {rank}", scale=0.8, color=theme.muted, ha="right")
+        sheet.write((-0.7, top - rank), f"rank {rank}", scale=0.8, color=THEME.muted, ha="right")
         total = format_bytes(sum(call.sent_bytes for call in own))
-        write(sheet, (columns + 0.1, top - rank), total, scale=0.8, bold=True, ha="left")
+        sheet.write((columns + 0.1, top - rank), total, scale=0.8, bold=True, ha="left")
 
 
 # -- states of parameters ----------------------------------------------------------------------------
@@ -179,49 +176,47 @@ def states_figure(seen: Sequence[Glance], names: Sequence[str], title: str, rank
     if not 1 <= len(lanes) <= MOST_LANES:
         raise InputError(f"{len(lanes)} lanes: expected 1 to {MOST_LANES}; watch fewer parameters, or draw one rank")
     wide = len(seen)
-    page = open_page((8.0, max(3.0, 1.55 + 0.3 * len(lanes))), "light")
-    theme = page.theme
-    nothing = mixed(theme.color(OTHER_PAINT), theme.background)
+    nothing = mixed(OTHER_PAINT.light, THEME.background)
     paints = {  # parameters' blue while all is there, a pale one while a slice is
-        "gathered": ("gathered", theme.color(KIND_PAINTS["unsharded_param"])),
-        "sharded": ("sharded", mixed(theme.color(KIND_PAINTS["param"]), theme.background)),
-        "whole": ("whole", theme.color(KIND_PAINTS["param"])),
+        "gathered": ("gathered", KIND_PAINTS["unsharded_param"].light),
+        "sharded": ("sharded", mixed(KIND_PAINTS["param"].light, THEME.background)),
+        "whole": ("whole", KIND_PAINTS["param"].light),
         "elsewhere": ("nothing here", nothing),  # not gathered yet
         "freed": ("nothing here", nothing),
     }
     shown = {span.what for lane in lanes.values() for span in lane}
     key = dict(paints[state] for state in paints if state in shown)
-    sheet = open_sheet(
-        page,
+    sheet = Sheet(
+        (8.0, max(3.0, 1.55 + 0.3 * len(lanes))),
         title,
         "Along x are the events of all ranks in the order in which they happened (not seconds).",
         across=(-0.2 * wide, 1.01 * wide),
         up=(0.4 - len(lanes), 1.5),
-        key=[(words, _swatch(color, theme.muted)) for words, color in key.items()],
+        key=[(words, _swatch(color, THEME.muted)) for words, color in key.items()],
     )
     _draw_phases(sheet, seen, ranks[0])
     for at, ((of, name), lane) in enumerate(lanes.items()):
         words = f"rank {of}" if len(names) == 1 else name if rank is not None else f"rank {of}, {name}"
-        write(sheet, (-0.01 * wide, -at), words, ha="right", scale=0.8)
+        sheet.write((-0.01 * wide, -at), words, ha="right", scale=0.8)
         for span in lane:
-            _, color = paints.get(span.what, ("", theme.band))
+            _, color = paints.get(span.what, ("", THEME.band))
             tall = 0.78 if span.what in ("gathered", "whole") else 0.2
-            cell(sheet, _middle(span, -at), span.stop - span.start, tall, fill=color, edge=color)
-    return picture(page)
+            sheet.cell(_middle(span, -at), span.stop - span.start, tall, fill=color, edge=color)
+    return sheet.picture()
 
 
 def _draw_phases(sheet: Sheet, seen: Sequence[Glance], rank: int) -> None:
     """Above the lanes, the phases of one rank: that of its last event so far."""
-    theme, phases, phase = sheet.page.theme, [], ""
+    phases, phase = [], ""
     for _, moment in seen:
         phase = moment.event.scope.phase if moment.rank == rank else phase
         phases.append(phase)
     for span in spans(phases):
         if span.what in ("forward", "backward", "optimizer"):
             width = span.stop - span.start
-            cell(sheet, _middle(span, 1.0), width, 0.7, fill=theme.band, edge=theme.background)
-            write(sheet, _middle(span, 1.0), span.what if width > 0.1 * len(seen) else "opt", scale=0.8)
-    write(sheet, (-0.01 * len(seen), 1.0), f"rank {rank} is in", ha="right", scale=0.8, color=theme.muted)
+            sheet.cell(_middle(span, 1.0), width, 0.7, fill=THEME.band, edge=THEME.background)
+            sheet.write(_middle(span, 1.0), span.what if width > 0.1 * len(seen) else "opt", scale=0.8)
+    sheet.write((-0.01 * len(seen), 1.0), f"rank {rank} is in", ha="right", scale=0.8, color=THEME.muted)
 
 
 def _middle(span: Span, y: float) -> tuple[float, float]:

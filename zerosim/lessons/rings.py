@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Launch, Message, Recorder
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import Place, Sheet, arrow, cell, ink_on, open_sheet, picture, write
-from zerosim.report.plots.page import Picture, open_page
+from zerosim.lessons.sheet import THEME, Place, Sheet, ink_on
+from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, mixed
 from zerosim.units import format_bytes
 
@@ -64,8 +62,8 @@ def ring_figure(walk: Recording, first: int, last: int) -> Picture:
         raise InputError(f"hops {first} to {last}: expected two rising numbers from 0 to {hops}")
     pitch, columns = ranks + _PANEL_GAP, 2
     rows = -(-(last - first + 1) // columns)
-    sheet = open_sheet(
-        open_page((8.0, max(3.0, 1.2 + 0.36 * rows * pitch)), "light"),
+    sheet = Sheet(
+        (8.0, max(3.0, 1.2 + 0.36 * rows * pitch)),
         f"A ring of {ranks} ranks, hops {first} to {last - 1} of 0 to {hops - 1}",
         "Columns are ranks, rows are chunks. A digit 1 tells whose part is in a sum: rank 0's is the last digit.",
         across=(-1.6, columns * pitch - 1.6),
@@ -82,80 +80,61 @@ def ring_figure(walk: Recording, first: int, last: int) -> Picture:
         words = f"before hop {hop}" if hop < last else f"after hop {hop - 1}"
         corner = (at % columns) * pitch, -(at // columns) * pitch
         _draw_ring(sheet, corner, [held[hop] for held in walk.results], sent, words)
-    return picture(sheet.page)
+    return sheet.picture()
 
 
 def _draw_ring(
     sheet: Sheet, corner: Place, held: Sequence[Any], sent: Mapping[tuple[int, int], int], words: str
 ) -> None:
     """One panel: ranks' chunks as a grid whose upper left cell is at `corner`; `sent` has (rank, chunk): receiver."""
-    theme, ranks = sheet.page.theme, len(held)
-    (left, top), full = corner, sum(10**rank for rank in range(ranks))
-    done, part = theme.color(LINE_PAINTS[5]), mixed(theme.color(LINE_PAINTS[5]), theme.background)
-    write(sheet, (left + (ranks - 1) / 2, top + 0.95), words, bold=True, scale=0.9)
+    ranks, (left, top) = len(held), corner
+    full = sum(10**rank for rank in range(ranks))
+    done, part = LINE_PAINTS[5].light, mixed(LINE_PAINTS[5].light, THEME.background)
+    sheet.write((left + (ranks - 1) / 2, top + 0.95), words, bold=True, scale=0.9)
     for rank in range(ranks):
-        write(sheet, (left + rank, top - ranks + 0.3), f"rank {rank}", scale=0.75, color=theme.muted)
-        write(sheet, (left - 1.2, top - rank), f"chunk {rank}", scale=0.7, color=theme.muted)
+        sheet.write((left + rank, top - ranks + 0.3), f"rank {rank}", scale=0.75, color=THEME.muted)
+        sheet.write((left - 1.2, top - rank), f"chunk {rank}", scale=0.7, color=THEME.muted)
         for chunk, value in enumerate(held[rank]):
             parts = f"{value:.0f}".count("1")
-            fill = done if value == full else part if parts > 1 else theme.band
+            fill = done if value == full else part if parts > 1 else THEME.band
             heavy = (rank, chunk) in sent
             place = left + rank, top - chunk
-            cell(sheet, place, 0.66, 0.74, fill=fill, edge=theme.text if heavy else theme.muted, heavy=heavy)
-            write(sheet, place, f"{value:.0f}", scale=0.75, bold=heavy, color=ink_on(fill))
+            sheet.cell(place, 0.66, 0.74, fill=fill, edge=THEME.text if heavy else THEME.muted, heavy=heavy)
+            sheet.write(place, f"{value:.0f}", scale=0.75, bold=heavy, color=ink_on(fill))
     for (rank, chunk), to in sent.items():
         y = top - chunk
         out, into = left + rank + 0.3, left + to - 0.3
         for start, end in [(out, into)] if to > rank else [(out, out + 0.42), (into - 0.42, into)]:  # round the end
-            arrow(sheet, (start, y), (end, y), color=theme.color(LINE_PAINTS[1]))
+            sheet.arrow((start, y), (end, y), color=LINE_PAINTS[1].light)
 
 
-def sent_matrix(recording: Recording) -> Any:
-    """Bytes that left each rank (row) for each other (column), from the Message events. Shapes: (N, N)."""
-    ranks = len(recording.events)
-    sent = np.zeros((ranks, ranks), np.int64)
-    for rank, history in enumerate(recording.events):
-        for event in history:
-            if not isinstance(event, Message):
-                continue
-            if event.peer >= 0:
-                sent[rank, event.peer] += event.nbytes * event.count
-            elif event.count == ranks - 1:
-                sent[rank] += event.nbytes
-                sent[rank, rank] -= event.nbytes
-            else:
-                raise InputError(
-                    f"rank {rank} sent to {event.count} of {ranks - 1} others, unnamed: use lengths that N divides"
-                )
-    return sent
+def matrix_figure(matrices: Mapping[str, Any]) -> Picture:
+    """Who sent how many bytes to whom: one grid per matrix, senders down, receivers across, each row's sum beside it.
 
-
-def matrix_figure(recordings: Mapping[str, Recording]) -> Picture:
-    """Who sent how much to whom: one grid per recording, senders down, receivers across, each row's sum beside it."""
-    if not recordings:
-        raise InputError("no recordings: there is nothing to draw; give at least one")
-    matrices = {name: sent_matrix(recording) for name, recording in recordings.items()}
+    Shapes: (N, N). Raises: InputError for none.
+    """
+    if not matrices:
+        raise InputError("no matrices: there is nothing to draw; give at least one")
     most, ranks = max(int(sent.max()) for sent in matrices.values()), max(len(sent) for sent in matrices.values())
     pitch = ranks + 3.0
-    sheet = open_sheet(
-        open_page((8.0, max(3.0, 1.1 + 0.42 * (ranks + 1))), "light"),
+    sheet = Sheet(
+        (8.0, max(3.0, 1.1 + 0.42 * (ranks + 1))),
         "Who sent how much to whom",
         "Rows send, columns receive; right of each row what that rank sent in all.",
         across=(-1.6, pitch * len(matrices) - 0.6),
         up=(-ranks - 0.1, 1.7),
     )
-    theme = sheet.page.theme
-    strong, weak = theme.color(LINE_PAINTS[3]), mixed(theme.color(LINE_PAINTS[3]), theme.background)
+    strong, weak = LINE_PAINTS[3].light, mixed(LINE_PAINTS[3].light, THEME.background)
     for at, (name, sent) in enumerate(matrices.items()):
         left = at * pitch
-        write(sheet, (left + (len(sent) - 1) / 2, 1.4), name, bold=True)
+        sheet.write((left + (len(sent) - 1) / 2, 1.4), name, bold=True)
         for rank, row in enumerate(sent):
-            write(sheet, (left + rank, 0.72), f"to {rank}", scale=0.75, color=theme.muted)
-            write(sheet, (left - 1.0, -rank), f"rank {rank}", scale=0.75, color=theme.muted)
-            write(sheet, (left + len(sent) + 0.2, -rank), format_bytes(int(row.sum())), scale=0.8, bold=True)
+            sheet.write((left + rank, 0.72), f"to {rank}", scale=0.75, color=THEME.muted)
+            sheet.write((left - 1.0, -rank), f"rank {rank}", scale=0.75, color=THEME.muted)
+            sheet.write((left + len(sent) + 0.2, -rank), format_bytes(int(row.sum())), scale=0.8, bold=True)
             for peer, nbytes in enumerate(row.tolist()):
-                fill = strong if nbytes == most else weak if nbytes else theme.band
-                cell(sheet, (left + peer, -rank), 0.94, 0.9, fill=fill, edge=theme.background)
+                fill = strong if nbytes == most else weak if nbytes else THEME.band
+                sheet.cell((left + peer, -rank), 0.94, 0.9, fill=fill, edge=THEME.background)
                 if nbytes:
-                    write(sheet, (left + peer, -rank), format_bytes(nbytes), scale=0.75, color=ink_on(fill))
-    return picture(sheet.page)
+                    sheet.write((left + peer, -rank), format_bytes(nbytes), scale=0.75, color=ink_on(fill))
+    return sheet.picture()

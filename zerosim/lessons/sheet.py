@@ -1,4 +1,4 @@
-"""What the course's drawings are made of: an empty sheet, boxes, arrows and words on it, and a chart of lines.
+"""What the course's drawings are made of: a sheet with boxes, arrows and words on it, and charts of lines and of bars.
 
 They look like the pictures of `report/plots`. Only `report` imports matplotlib, so axes have the type Any here.
 """
@@ -7,21 +7,88 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from zerosim.errors import InputError
+from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import Page, Picture, dress, finish, frame, open_page
-from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS, contrast
+from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, contrast, find_theme
 
 Place = tuple[float, float]
+THEME = find_theme("light")
 
 
-@dataclass(frozen=True, slots=True)
 class Sheet:
-    """A page and the axes on it."""
+    """A drawing whose places run from across[0] to across[1] and from up[0] to up[1]; `size` is in inches.
 
-    page: Page
-    axes: Any
+    Without a `grid` it has no axes.
+    """
+
+    def __init__(
+        self,
+        size: Place,
+        title: str,
+        subtitle: str,
+        *,
+        across: Place,
+        up: Place,
+        key: Sequence[tuple[str, dict[str, Any]]] = (),
+        notes: Iterable[str] = (),
+        grid: Literal["", "x"] = "",
+    ) -> None:
+        self.page = open_page(size, THEME.name)
+        frame(self.page, title, subtitle, key, notes)
+        self.axes: Any = self.page.figure.add_subplot()
+        if grid:
+            dress(self.page, self.axes, grid=grid)
+        else:
+            self.axes.set_axis_off()
+        self.axes.set_xlim(*across)
+        self.axes.set_ylim(*up)
+
+    def picture(self) -> Picture:
+        """The finished drawing; a notebook shows it by itself."""
+        return _finished(self.page)
+
+    def write(
+        self, where: Place, words: str, *, scale: float = 1.0, bold: bool = False, color: str = "", ha: str = "center"
+    ) -> None:
+        """Words around a place."""
+        self.axes.text(
+            *where, words.replace("$", r"\$"), ha=ha, va="center", color=color or THEME.text, zorder=6,
+            **self.page.font(scale=scale, bold=bold),
+        )  # fmt: skip
+
+    def box(self, where: Place, words: str, *, fill: str) -> Any:
+        """Words in a round box, in the ink that is best read on its fill; the box, for arrows to begin and end at."""
+        text = self.axes.text(
+            *where, words.replace("$", r"\$"), ha="center", va="center", color=ink_on(fill), zorder=5,
+            bbox={"boxstyle": "round,pad=0.45", "facecolor": fill, "edgecolor": THEME.muted, "linewidth": 0.8},
+            **self.page.font(scale=0.9),
+        )  # fmt: skip
+        return text.get_bbox_patch()
+
+    def cell(self, where: Place, width: float, height: float, *, fill: str, edge: str, heavy: bool = False) -> None:
+        """A rectangle around a place; sizes in the sheet's own units."""
+        self.axes.bar(
+            where[0], height, width, bottom=where[1] - height / 2, facecolor=fill, edgecolor=edge,
+            linewidth=1.8 if heavy else 0.7, zorder=3 if heavy else 2,
+        )  # fmt: skip
+
+    def arrow(
+        self, start: Place, end: Place, *, color: str, bend: float = 0.0, boxes: tuple[Any, Any] = (None, None)
+    ) -> None:
+        """From a place to another, or from the border of one box to that of another.
+
+        `bend` is the arc's height over its length.
+        """
+        first, last = boxes
+        style = {
+            "arrowstyle": "-|>", "color": color, "linewidth": 1.4, "patchA": first, "patchB": last,
+            "shrinkA": 1 if first else 0, "shrinkB": 1 if last else 0, "connectionstyle": f"arc3,rad={bend}",
+        }  # fmt: skip
+        # Above the boxes, so that they have found their places when an arrow looks for their borders.
+        self.axes.annotate("", end, xytext=start, arrowprops=style, zorder=7, annotation_clip=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,83 +106,6 @@ class Line:
             )
         if self.style not in ("-", "o", "-o"):
             raise InputError(f"style {self.style!r}: expected '-', 'o' or '-o'")
-
-
-def open_sheet(
-    page: Page,
-    title: str,
-    subtitle: str,
-    *,
-    across: Place,
-    up: Place,
-    key: Sequence[tuple[str, dict[str, Any]]] = (),
-    notes: Iterable[str] = (),
-) -> Sheet:
-    """An empty drawing whose places run from across[0] to across[1] and from up[0] to up[1]."""
-    frame(page, title, subtitle, key, notes)
-    axes = page.figure.add_subplot()
-    axes.set_axis_off()
-    axes.set_xlim(*across)
-    axes.set_ylim(*up)
-    return Sheet(page, axes)
-
-
-def picture(page: Page) -> Picture:
-    """The finished drawing; a notebook shows it by itself."""
-    figure = finish(page)
-    assert isinstance(figure, Picture)  # by open_page
-    return figure
-
-
-def write(
-    sheet: Sheet,
-    where: Place,
-    words: str,
-    *,
-    scale: float = 1.0,
-    bold: bool = False,
-    color: str = "",
-    ha: str = "center",
-) -> None:
-    """Words around a place."""
-    sheet.axes.text(
-        *where, words.replace("$", r"\$"), ha=ha, va="center", color=color or sheet.page.theme.text, zorder=6,
-        **sheet.page.font(scale=scale, bold=bold),
-    )  # fmt: skip
-
-
-def box(sheet: Sheet, where: Place, words: str, *, fill: str) -> Any:
-    """Words in a round box, in the ink that is best read on its fill; the box, for arrows to begin and end at."""
-    text = sheet.axes.text(
-        *where, words.replace("$", r"\$"), ha="center", va="center", color=ink_on(fill), zorder=5,
-        bbox={"boxstyle": "round,pad=0.45", "facecolor": fill, "edgecolor": sheet.page.theme.muted, "linewidth": 0.8},
-        **sheet.page.font(scale=0.9),
-    )  # fmt: skip
-    return text.get_bbox_patch()
-
-
-def cell(sheet: Sheet, where: Place, width: float, height: float, *, fill: str, edge: str, heavy: bool = False) -> None:
-    """A rectangle around a place; sizes in the sheet's own units."""
-    sheet.axes.bar(
-        where[0], height, width, bottom=where[1] - height / 2, facecolor=fill, edgecolor=edge,
-        linewidth=1.8 if heavy else 0.7, zorder=3 if heavy else 2,
-    )  # fmt: skip
-
-
-def arrow(
-    sheet: Sheet, start: Place, end: Place, *, color: str, bend: float = 0.0, boxes: tuple[Any, Any] = (None, None)
-) -> None:
-    """From a place to another, or from the border of one box to that of another.
-
-    `bend` is the arc's height over its length.
-    """
-    first, last = boxes
-    style = {
-        "arrowstyle": "-|>", "color": color, "linewidth": 1.4, "patchA": first, "patchB": last,
-        "shrinkA": 1 if first else 0, "shrinkB": 1 if last else 0, "connectionstyle": f"arc3,rad={bend}",
-    }  # fmt: skip
-    # Above the boxes, so that they have found their places when an arrow looks for their borders.
-    sheet.axes.annotate("", end, xytext=start, arrowprops=style, zorder=7, annotation_clip=False)
 
 
 def ink_on(fill: str) -> str:
@@ -138,12 +128,12 @@ def chart(
     """
     if not lines:
         raise InputError("no lines: there is nothing to draw; give at least one")
-    page = open_page((7.2, 3.6), "light")
+    page = open_page((7.2, 3.6), THEME.name)
     frame(page, title, subtitle)
     axes: Any = page.figure.add_subplot()
     dress(page, axes, grid="both")
     for index, (name, line) in enumerate(lines.items()):
-        color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
+        color = LINE_PAINTS[index % len(LINE_PAINTS)].light
         axes.plot(
             line.xs, line.ys, color=color, label=name.replace("$", r"\$"), gid=f"line.{name}",
             linestyle=DASHES[index % len(DASHES)] if "-" in line.style else "none",
@@ -151,13 +141,27 @@ def chart(
             markersize=page.points * 0.5,
         )  # fmt: skip
     font = page.font(scale=0.9)
-    axes.set_xlabel(xlabel, color=page.theme.muted, **font)
-    axes.set_ylabel(ylabel, color=page.theme.muted, **font)
+    axes.set_xlabel(xlabel, color=THEME.muted, **font)
+    axes.set_ylabel(ylabel, color=THEME.muted, **font)
     if bounds is not None:
         axes.set_ylim(*bounds)
     if len(lines) > 1:
         axes.legend(
-            loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelcolor=page.theme.text,
+            loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelcolor=THEME.text,
             prop={"family": font["fontfamily"], "size": font["fontsize"]},
         )  # fmt: skip
-    return picture(page)
+    return _finished(page)
+
+
+def bars_figure(bars: Sequence[Bar], height: float, title: str, subtitle: str, notes: Iterable[str] = ()) -> Picture:
+    """Stacked bars of bytes by kind, one below the other; `height` is in inches."""
+    page = open_page((8.0, height), THEME.name)
+    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
+    draw_bars(page, bars, KIND_PAINTS)
+    return _finished(page)
+
+
+def _finished(page: Page) -> Picture:
+    figure = finish(page)
+    assert isinstance(figure, Picture)  # by open_page
+    return figure

@@ -14,7 +14,7 @@ from zerosim.device.events import Event, Launch, Wait
 from zerosim.errors import InputError
 from zerosim.lessons.tables import table
 from zerosim.report.look import Adaptive, Stack
-from zerosim.stepper import DebugWorld, Match, UnderWay
+from zerosim.stepper import DebugWorld, Match, PendingCollective
 from zerosim.tensor.flat import Flat
 
 
@@ -28,11 +28,11 @@ def line_up(world: DebugWorld, what: str, *, unit: str | None = None, phase: str
     wanted.check(world.config.mesh.ranks, world.units, world.steps)
     for rank in range(world.config.mesh.ranks):
         world.next(rank=rank)  # the one that it stands before now is not its next
-        while (coming := world.ranks[rank].coming) is None or not wanted.matches(rank, coming.event):
+        while (coming := world.ranks[rank].next_event) is None or not wanted.matches(rank, coming.event):
             world.next(rank=rank)
 
 
-def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | None = None) -> UnderWay:
+def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | None = None) -> PendingCollective:
     """Go on to the next collective like that, until all ranks but the last have joined it; the last stands before it.
 
     Returns it. Raises: InputError as `world.until` does, and in a world of one rank, where nobody waits.
@@ -41,9 +41,9 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
         raise InputError("a world of 1 rank has nobody to meet: use ranks=2 or more")
     line_up(world, op, unit=unit, phase=phase)
     for rank in range(world.config.mesh.ranks - 1):
-        while world.ranks[rank].coming is not None:
+        while world.ranks[rank].next_event is not None:
             world.next(rank=rank)
-    return world.inbox[0]
+    return world.pending_collectives[0]
 
 
 def leave(world: DebugWorld) -> None:
@@ -69,7 +69,7 @@ def gradient(world: DebugWorld, rank: int, unit: str) -> Any:
     whole = flat.grad_whole if flat.grad_whole is not None else flat.grad
     held = flat.grad_shard if whole is None else whole
     if held is None:
-        raise InputError(f"rank {rank} holds no gradient of {unit} now: it stands {world.ranks[rank].stands}")
+        raise InputError(f"rank {rank} holds no gradient of {unit} now: it stands {world.ranks[rank].status}")
     start, stop = (0, flat.numel) if whole is not None else (flat.own.start, min(flat.own.stop, flat.numel))
     values = flat.device.backend.to_host(held.array)[: max(0, stop - start)]
     return values.astype(np.float32)

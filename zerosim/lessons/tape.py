@@ -1,39 +1,18 @@
-"""The autograd graph as notebook 01 shows it: a picture, and what backward does at each node it visits.
-
-The graph is `autograd.Node`'s and the walk `autograd.backward`'s; nothing is computed here.
-"""
+"""The picture of the autograd graph in notebook 01. The graph is `autograd.Node`'s; nothing is computed here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
-from zerosim.device.device import Buffer
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import Place, arrow, box, open_sheet, picture
-from zerosim.report.plots.page import Picture, open_page
+from zerosim.lessons.sheet import THEME, Place, Sheet
+from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS
-from zerosim.tensor.autograd import Node, Rule, Sink
+from zerosim.tensor.autograd import Node, Sink
 from zerosim.tensor.tensor import Tensor
 
 Names = Mapping[str, Tensor]
 """The reader's own names for tensors of a graph."""
-
-
-class Visit(NamedTuple):
-    """One visit of backward to a node: the gradient that had arrived, and what the rule handed to each input.
-
-    Gradients are copies on the host; None where an input wants no gradient. `name` is '' for a tensor without one.
-    """
-
-    op: str
-    name: str
-    arriving: Any
-    handed: tuple[Any | None, ...]
-
-    def __str__(self) -> str:
-        handed = ", ".join("nothing" if values is None else _short(values) for values in self.handed)
-        return f"{self.name or '(unnamed)':<10} made by {self.op:<9} has {_short(self.arriving)}, hands on {handed}"
 
 
 def tape(root: Tensor) -> list[Node | Sink]:
@@ -63,54 +42,26 @@ def tape_figure(root: Tensor, names: Names) -> Picture:
     deepest = nodes[0].depth
     lowest, highest = min(y for _, y in places.values()), max(y for _, y in places.values())
     size = (max(6.5, min(10.0, 1.1 * (deepest + 1))), max(3.0, 1.2 + 0.7 * (highest - lowest + 1)))
-    sheet = open_sheet(
-        open_page(size, "light"),
+    sheet = Sheet(
+        size,
         "The graph that forward left behind",
         "Arrows are edges: the way that gradients will take. Green are leaves, where gradients end.",
         across=(-0.4, deepest + 0.4),
         up=(lowest - 0.5, highest + 0.5),
         notes=["Ops stand at their depth, the longest way to a leaf. Inputs that want no gradient have no edge."],
     )
-    theme = sheet.page.theme
     boxes = {}
     for node in nodes:
-        fill = theme.band if isinstance(node, Node) else theme.color(LINE_PAINTS[5])
-        boxes[id(node)] = box(sheet, places[id(node)], _label(node, names), fill=fill)
+        fill = THEME.band if isinstance(node, Node) else LINE_PAINTS[5].light
+        boxes[id(node)] = sheet.box(places[id(node)], _label(node, names), fill=fill)
     for node in nodes:
         edges = _edges(node)
         for number, edge in enumerate(edges):
             twice = edges.count(edge) > 1  # one tensor used twice by one op: two edges that must not hide each other
             bend = (0.3 if number % 2 else -0.3) if twice else 0.0
             ends = boxes[id(node)], boxes[id(edge)]
-            arrow(sheet, places[id(node)], places[id(edge)], color=theme.muted, bend=bend, boxes=ends)
-    return picture(sheet.page)
-
-
-def watch_backward(root: Tensor, names: Names) -> list[Visit]:
-    """Run `root.backward()` and report each visit, in order. The gradients are the same as unwatched."""
-    visits: list[Visit] = []
-    for node in tape(root):
-        if isinstance(node, Node):
-            assert node.rule is not None  # by tape
-            node.rule = _Watched(node.rule, _name(node, names), visits)
-    root.backward()
-    return visits
-
-
-class _Watched:
-    """A rule that records what goes in and what comes out."""
-
-    def __init__(self, rule: Rule, name: str, visits: list[Visit]) -> None:
-        self.rule = rule
-        self.name = name
-        self.visits = visits
-
-    def backward(self, grad: Buffer) -> tuple[Buffer | None, ...]:
-        results = self.rule.backward(grad)
-        to_host = grad.device.backend.to_host
-        handed = tuple(None if result is None else to_host(result.array).copy() for result in results)
-        self.visits.append(Visit(type(self.rule).__name__, self.name, to_host(grad.array).copy(), handed))
-        return results
+            sheet.arrow(places[id(node)], places[id(edge)], color=THEME.muted, bend=bend, boxes=ends)
+    return sheet.picture()
 
 
 def _edges(node: Node | Sink) -> list[Node | Sink]:
@@ -143,9 +94,3 @@ def _places(nodes: Sequence[Node | Sink]) -> dict[int, Place]:
         taken[column, is_op] = row + 1
         places[id(node)] = float(column), float(row if is_op else -1 - row)
     return places
-
-
-def _short(values: Any) -> str:
-    if values.size == 1:
-        return f"{float(values.reshape(())):.4g}"
-    return f"{'x'.join(map(str, values.shape))} values"

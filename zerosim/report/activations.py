@@ -19,13 +19,11 @@ from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, Stack, prose, stacked, titled
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, stacked, titled
 from zerosim.units import format_bytes
 
 _PER_SCORE = ("softmax", "dropped softmax")
 _PER_TOKEN = ("mean", "rstd")
-_UNITS = ("sbh", "as²b", "asb", "sb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +43,10 @@ class BlockCheck:
 
 def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
     """What one block's forward left, beside 2205.05198's count under the same recompute."""
-    because = tuple(_other_premises(config))
-    formula = None
-    if not because:
-        formula = block_activations(
-            config.model.seq,
-            config.data.micro_batch,
-            config.model.hidden,
-            config.model.heads,
-            ffn=config.model.ffn,
-            recompute=config.memory.recompute,
-        )
-    counted = sum(row.nbytes for row in rows)
-    return BlockCheck(tuple(rows), counted, formula, block_text(config.memory.recompute), because)
+    because, recompute, model = tuple(_other_premises(config)), config.memory.recompute, config.model
+    sizes = (model.seq, config.data.micro_batch, model.hidden, model.heads)
+    formula = None if because else block_activations(*sizes, ffn=model.ffn, recompute=recompute)
+    return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, block_text(recompute), because)
 
 
 def _other_premises(config: RunConfig) -> list[str]:
@@ -107,7 +96,9 @@ def activations_table(
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
     body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
     made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
-    note = _premises_note(check)
+    note = "Formula: 2205.05198, Table 2."
+    if check.formula is None:
+        note = f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
     if made_again:
         note += f" Backward makes {made_again:,} B more of it again, one block at a time."
     return Stack(titled(title, body, note), prose(_estimate(config, saved, unit), "dim"))
@@ -134,7 +125,7 @@ def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
         "asb": config.model.heads * tokens,
         "sb": tokens,
     }
-    factors = dict.fromkeys(_UNITS, Fraction(0))
+    factors = dict.fromkeys(size, Fraction(0))
     for row in rows:
         factors[_unit_of(row)] += Fraction(row.nbytes, size[_unit_of(row)])
     if any(100 % factor.denominator for factor in factors.values()):
@@ -150,12 +141,6 @@ def _unit_of(row: SavedRow) -> str:
     if row.what == "log-sum-exp":
         return "asb"
     return "sb" if row.what in _PER_TOKEN else "sbh"
-
-
-def _premises_note(check: BlockCheck) -> str:
-    if check.formula is not None:
-        return "Formula: 2205.05198, Table 2."
-    return f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
 
 
 def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: str) -> str:

@@ -19,8 +19,7 @@ from rich.text import Text
 from zerosim.analysis.expect import Judged
 from zerosim.analysis.expect.sweeps import describe
 from zerosim.report.check_tables import basis, contradictions, figures_table, rules
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, Stack, prose
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right
 from zerosim.report.names import counted
 from zerosim.report.notebook import InNotebook
 
@@ -77,16 +76,15 @@ class CheckReport(InNotebook):
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        parts: list[RenderableType | None] = []
-        if self._in_full:
-            parts += [Stack(*(_whole(file.path, table) for table in file.tables)) for file in self.files]
-        if len(self.files) > 1 or not self._in_full:
-            parts.append(_overview(self.files))
-        if not self._in_full:
-            parts.append(_contradicted(self.files))
-        parts.append(_failures(self.files))
-        parts.append(_closing(self))
-        yield Stack(*parts)
+        in_full, several = self._in_full, len(self.files) > 1
+        tables = [(file.path, table) for file in self.files for table in file.tables]
+        yield Stack(
+            *(_whole(path, table) for path, table in tables if in_full),
+            _overview(self.files) if several or not in_full else None,
+            None if in_full else _contradicted(tables),
+            _failures(tables),
+            _closing(self),
+        )
 
 
 def _whole(path: str, judged: Judged) -> RenderableType:
@@ -120,10 +118,10 @@ def _overview(files: Sequence[CheckedFile]) -> RenderableType:
     return Adaptive(grid, grid.without("figures", "bold"))
 
 
-def _failures(files: Sequence[CheckedFile]) -> RenderableType | None:
+def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
     """Every figure that does not agree, one line each."""
     lines = []
-    for path, table in ((file.path, table) for file in files for table in file.tables):
+    for path, table in tables:
         for cell in table.cells:
             place = describe(table.expectation.axes, cell.labels)
             where = ": ".join(part for part in (path, table.expectation.title, place) if part)
@@ -131,17 +129,13 @@ def _failures(files: Sequence[CheckedFile]) -> RenderableType | None:
     return Stack(*lines, close=True) if lines else None
 
 
-def _contradicted(files: Sequence[CheckedFile]) -> RenderableType | None:
+def _contradicted(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
     """Where a source's figures are not what its own rule gives, and why."""
     notes = [
-        prose(f"{file.path}: {text}", "yellow")
-        for file in files
-        for table in file.tables
-        if (text := contradictions(table.expectation))
+        prose(f"{path}: {text}", "yellow") for path, table in tables if (text := contradictions(table.expectation))
     ]
-    if not notes:
-        return None
-    return Stack(prose("Figures that are not what their source's own rule gives:", "bold"), *notes, close=True)
+    heading = prose("Figures that are not what their source's own rule gives:", "bold")
+    return Stack(heading, *notes, close=True) if notes else None
 
 
 def _closing(report: CheckReport) -> RenderableType:

@@ -17,8 +17,7 @@ from zerosim.analysis.expect import Expectation, Judged, JudgedCell
 from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference
 from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES
 from zerosim.analysis.expect.sweeps import Axis, grid
-from zerosim.report.grid import Cell, Grid, right
-from zerosim.report.look import Adaptive, Look
+from zerosim.report.look import Adaptive, Cell, Grid, Look, right
 from zerosim.units import format_bytes
 
 

@@ -15,8 +15,7 @@ from zerosim.analysis.compare import check_states, check_traffic, last_whole_ste
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.report import words
-from zerosim.report.grid import Cell, Grid, right
-from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted, listed
 from zerosim.report.notebook import InNotebook
 from zerosim.train.result import RunResult
@@ -39,7 +38,15 @@ class Comparison(InNotebook):
     @property
     def contradictions(self) -> list[tuple[int, int]]:
         """Pairs of stages whose weights should be the same to the bit, and are not."""
-        return [pair for pair in self.differences if self._must_agree(*pair)]
+        if self.config.world.algorithm != "direct":
+            return []
+        one_batch, one_replica = self.config.data.accumulate == 1, self.config.mesh.dp_replicate == 1
+        # Pairs that add the same numbers in the same order.
+        return [
+            (a, b)
+            for a, b in self.differences
+            if (one_batch or (a < 2) == (b < 2)) and (one_replica or (a > 0) == (b > 0))
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: every run's own, or the error in its place."""
@@ -62,7 +69,10 @@ class Comparison(InNotebook):
             prose(f"Stages {', '.join(map(str, self.outcomes))} on {counted(self.config.mesh.ranks, 'rank')}", "bold"),
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             self._table() if self.results else None,
-            *(prose(f"Stage {stage}: {_failure(error)}.", "red") for stage, error in self.failures.items()),
+            *(
+                prose(f"Stage {stage}: {'; '.join(filter(None, (str(error), error.advice)))}.", "red")
+                for stage, error in self.failures.items()
+            ),
             self._weights() if len(self.results) > 1 else None,
         )
 
@@ -78,11 +88,6 @@ class Comparison(InNotebook):
             note += " Native collectives do not tell what they send: sent is what a ring would, modelled."
         title = "Bytes per rank: model states when backward ends, the peak, and what one step sends"
         return titled(title, Adaptive(grid, grid.short()), note)
-
-    def _must_agree(self, a: int, b: int) -> bool:
-        same_order = self.config.data.accumulate == 1 or (a < 2) == (b < 2)
-        same_order = same_order and (self.config.mesh.dp_replicate == 1 or (a > 0) == (b > 0))
-        return self.config.world.algorithm == "direct" and same_order
 
     def _weights(self) -> RenderableType:
         def build(look: Look) -> RenderableType:
@@ -149,14 +154,14 @@ def _column(outcome: RunResult | OutOfMemory) -> list[Cell]:
     ]
 
 
-def _failure(error: OutOfMemory) -> str:
-    return f"{error}; {error.advice}" if error.advice else str(error)
-
-
 def same_bits(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two sets of weights are the same, to the bit (0 and -0 differ, nan and nan need not)."""
+
+    def bits(array: Any) -> Any:
+        return np.ascontiguousarray(array).view(np.uint8)
+
     return a.keys() == b.keys() and all(
-        a[name].dtype == b[name].dtype and np.array_equal(_bits(a[name]), _bits(b[name])) for name in a
+        a[name].dtype == b[name].dtype and np.array_equal(bits(a[name]), bits(b[name])) for name in a
     )
 
 
@@ -166,17 +171,14 @@ def largest_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         return max(float(np.max(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)))) for name in a)
 
 
-def _bits(array: Any) -> Any:
-    return np.ascontiguousarray(array).view(np.uint8)
-
-
 def _groups(weights: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     """The stages, those with the same weights together."""
     groups: list[list[int]] = []
     for stage, own in weights.items():
-        alike = next((group for group in groups if same_bits(weights[group[0]], own)), None)
-        if alike is None:
-            groups.append([stage])
+        for group in groups:
+            if same_bits(weights[group[0]], own):
+                group.append(stage)
+                break
         else:
-            alike.append(stage)
+            groups.append([stage])
     return groups

@@ -7,8 +7,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from zerosim.backends.cuda.check import version_text
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, Look, Stack, prose, titled
+from zerosim.report.look import Adaptive, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import counted, listed
 from zerosim.train.diagnosis import Diagnosis, Standing
 from zerosim.units import format_bytes
@@ -55,13 +54,13 @@ def _about(standing: Standing, found: Diagnosis) -> str:
     if standing.faults:
         return "; ".join(fault.what for fault in standing.faults)
     if standing.name == "numpy":
-        return _version(found, "numpy") + "".join(f", {blas.name}" for blas in found.blas[:1])
+        numpy = next(f"{library.name} {library.version}" for library in found.libraries if library.name == "numpy")
+        return numpy + "".join(f", {blas.name}" for blas in found.blas[:1])
     if standing.name == "meta":
         return "shapes alone, of any size"
     if standing.name == "cuda":
         package = found.cuda.distributions[0] if found.cuda.distributions else f"CuPy {found.cuda.cupy}"
-        count = found.cuda.num_gpus
-        return f"{package} on {counted(count, 'GPU')}"
+        return f"{package} on {counted(found.cuda.num_gpus, 'GPU')}"
     if standing.name == "nccl":
         return f"NCCL {found.cuda.nccl}"
     return f"mpi4py {found.mpi.mpi4py} on {found.mpi.library}"
@@ -89,14 +88,6 @@ def _gpus_table(found: Diagnosis) -> RenderableType:
 
 def _machine_table(found: Diagnosis) -> RenderableType:
     """Names and what they are: a line each for what there is, none for what there is not."""
-    grid = Grid(Column("", no_wrap=True), Column("", overflow="fold"), has_header=False)
-    for name, value in _details(found):
-        grid.add(name, value)
-    note = "A run holds BLAS to one thread, for its ranks are threads already." if found.blas else ""
-    return titled("This machine", Adaptive(grid), note)
-
-
-def _details(found: Diagnosis) -> list[tuple[str, str]]:
     machine, cuda, mpi = found.machine, found.cuda, found.mpi
     memory = "unknown" if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
     free = "" if machine.free_bytes is None else f", {format_bytes(machine.free_bytes)} free"
@@ -123,8 +114,9 @@ def _details(found: Diagnosis) -> list[tuple[str, str]]:
         ("mpirun", mpi.mpirun, mpi.mpirun),
         ("", mpi.other_mpirun, f"the shell finds another one first: {mpi.other_mpirun}"),
     ]  # fmt: skip
-    return [(name, text) for name, known, text in lines if known is not None and text is not None]
-
-
-def _version(found: Diagnosis, name: str) -> str:
-    return next(f"{library.name} {library.version}" for library in found.libraries if library.name == name)
+    grid = Grid(Column("", no_wrap=True), Column("", overflow="fold"), has_header=False)
+    for name, known, text in lines:
+        if known is not None and text is not None:
+            grid.add(name, text)
+    note = "A run holds BLAS to one thread, for its ranks are threads already." if found.blas else ""
+    return titled("This machine", Adaptive(grid), note)

@@ -12,8 +12,7 @@ from rich.table import Column
 
 from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_terms import PRINTED, Section, gigabytes, sections
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, Stack, prose, show, titled
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, show, titled
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.report.notebook import InNotebook
 
@@ -63,11 +62,6 @@ class Explanation(InNotebook):
         )
 
 
-def explain(question: Question) -> Explanation:
-    """Every formula that answers the question."""
-    return Explanation(question)
-
-
 def plan_command(asked: Question) -> str:
     """The command that counts what this question's formulas say."""
     words = [f"zerosim plan --stage {asked.stage} --ranks {asked.ranks}"]
@@ -114,35 +108,20 @@ def _recipe(asked: Question) -> RenderableType | None:
 
 
 def _shown(section: Section) -> RenderableType:
-    body = Adaptive(_wide(section), _narrow(section))
-    first, *rest = section.notes
-    parts: list[RenderableType] = [titled(section.title, body), prose(first, "dim")]
-    for note in rest:
-        is_printed = section.agrees is not None and note.startswith(PRINTED)
-        parts.append(_compared(note, section.agrees) if is_printed else prose(note, "dim"))
-    return Stack(*parts, close=True)
-
-
-def _compared(note: str, agrees: bool | None) -> RenderableType:
-    """What the paper prints, and whether the formula, rounded as it rounds, says the same."""
-    mark, style = ("✓ ", "bold green") if agrees else ("≠ ", "bold red")
-    return prose(mark + note, style)
-
-
-def _wide(section: Section) -> Grid:
     formula, numbers = Column("formula", style="cyan", no_wrap=True), Column("numbers put in", no_wrap=True)
-    grid = Grid(Column("", no_wrap=True), formula, numbers, right("bytes", no_wrap=True), right("", no_wrap=True))
+    wide = Grid(Column("", no_wrap=True), formula, numbers, right("bytes", no_wrap=True), right("", no_wrap=True))
+    # Where there is little room the numbers stand below the formula, and may wrap; bytes never do.
+    narrow = Grid("", Column("formula, numbers put in", overflow="fold"), right("bytes", no_wrap=True))
     for term in section.terms:
-        words = (term.name, term.formula, term.numbers)
-        grid.add(*words, term.value, gigabytes(term.value), style="bold" if term.is_sum else "")
-    return grid
-
-
-def _narrow(section: Section) -> Grid:
-    """The same where there is little room: the numbers below the formula, which may wrap; bytes never do."""
-    grid = Grid("", Column("formula, numbers put in", overflow="fold"), right("bytes", no_wrap=True))
-    for term in section.terms:
-        formula = f"{term.formula}\n{term.numbers}".rstrip()
-        value = f"{show(term.value)}\n{gigabytes(term.value)}"
-        grid.add(term.name, formula, value, style="bold" if term.is_sum else "")
-    return grid
+        style, rounded = "bold" if term.is_sum else "", gigabytes(term.value)
+        wide.add(term.name, term.formula, term.numbers, term.value, rounded, style=style)
+        below = f"{term.formula}\n{term.numbers}".rstrip()
+        narrow.add(term.name, below, f"{show(term.value)}\n{rounded}", style=style)
+    parts: list[RenderableType] = [titled(section.title, Adaptive(wide, narrow))]
+    for note in section.notes:
+        if section.agrees is not None and note.startswith(PRINTED):
+            # Whether the formula, rounded as the paper rounds, gives what it prints.
+            parts.append(prose(f"✓ {note}", "bold green") if section.agrees else prose(f"≠ {note}", "bold red"))
+        else:
+            parts.append(prose(note, "dim"))
+    return Stack(*parts, close=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from rich.console import RenderableType
 
 from zerosim.errors import OutOfMemory
-from zerosim.report.look import Stack, emit, prose, titled
+from zerosim.report.look import Stack, prose, titled
 from zerosim.report.tables import kinds_table
 
 
@@ -24,8 +22,3 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
         prose(request),
         prose(f"Tried for you: {error.advice or 'no other stage, micro-batch or number of ranks fits'}.", "bold"),
     )
-
-
-def print_out_of_memory(error: OutOfMemory) -> None:
-    """On stderr, below the error's own line."""
-    emit(out_of_memory(error), sys.stderr)

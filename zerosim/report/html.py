@@ -2,14 +2,15 @@
 
 Small HTML: tables and bars with inline style, no script and nothing fetched, every text escaped. Text takes the
 page's own colour, so that it is legible on light and on dark. A stepped world's pages are made of the same pieces.
+Results and ledgers know nothing of it: `import zerosim` in a notebook gives IPython these functions by type.
 """
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from zerosim.report.names import KINDS, STAGES, counted
 from zerosim.units import format_bytes
@@ -24,7 +25,7 @@ OTHER_TONE = "#7a848a"
 FONT = "0.85em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 HATCH = "repeating-linear-gradient(45deg,rgba(255,255,255,.65) 0 3px,rgba(0,0,0,.35) 3px 6px)"
 MOST_ROWS = 200
-_LETTERED = 0.04
+_LETTERED = 0.04  # of a bar: a part with room for its letter
 _STATES = ("param", "grad", "optim")
 _LINE = "1px solid rgba(128,128,128,.45)"
 
@@ -80,19 +81,16 @@ def chip(kind: str) -> str:
 def bar(by_kind: Mapping[str, int], most: int) -> str:
     """Bytes by kind as one stacked bar; a bar of `most` bytes is as long as there is room."""
     total = sum(by_kind.values())
-    parts = "".join(
-        f'<div title="{escaped(f"{kind}: {nbytes:,} B")}" style="flex:{nbytes} 1 0;min-width:2px;overflow:hidden;'
-        f"background:{TONES.get(kind, OTHER_TONE)};color:#fff;font:{FONT};font-weight:bold;text-align:center;"
-        f'border-right:1px solid rgba(255,255,255,.6)">{_letter_in(kind, nbytes, most)}</div>'
-        for kind, nbytes in ordered(by_kind)
-    )
+    parts = ""
+    for kind, nbytes in ordered(by_kind):
+        letter = escaped(LETTERS.get(kind, "?")) if nbytes > _LETTERED * most else "&nbsp;"
+        parts += (
+            f'<div title="{escaped(f"{kind}: {nbytes:,} B")}" style="flex:{nbytes} 1 0;min-width:2px;overflow:hidden;'
+            f"background:{TONES.get(kind, OTHER_TONE)};color:#fff;font:{FONT};font-weight:bold;text-align:center;"
+            f'border-right:1px solid rgba(255,255,255,.6)">{letter}</div>'
+        )
     share = 100 * total / max(most, total, 1)
     return f'<div style="min-width:12em"><div style="display:flex;width:{share:.2f}%">{parts}</div></div>'
-
-
-def _letter_in(kind: str, nbytes: int, most: int) -> str:
-    """The kind's letter, where its part of a bar has room for one."""
-    return escaped(LETTERS.get(kind, "?")) if nbytes > _LETTERED * most else "&nbsp;"
 
 
 def ordered(by_kind: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -127,21 +125,18 @@ def bytes_text(nbytes: int) -> str:
 
 
 # -- traffic ------------------------------------------------------------------------------------
-_TRAFFIC_HEAD = ("step", "phase", "operation", "dtype", "purpose", "axis", "calls", "payload", "sent", "received")
-
-
-def _traffic_cells(row: TrafficRow) -> list[str]:
-    figures = (row.calls, row.payload_bytes, row.sent_bytes, row.received_bytes)
-    cells = ("not seen" if figure is None else f"{figure:,}" for figure in figures)
-    return [str(row.step), row.phase, row.op, row.dtype, row.purpose, row.axis, *cells]
-
-
 def traffic_html(rows: Sequence[TrafficRow], title: str = "Traffic of one rank, in bytes") -> str:
     """One row per step, phase and operation, as one rank saw it; the last ones where they are very many."""
     shown = rows[-MOST_ROWS:]
     note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
     sent = [row.sent_bytes for row in rows if row.sent_bytes is not None]
-    body = table(_TRAFFIC_HEAD, [_traffic_cells(row) for row in shown], left=(1, 2, 3, 4, 5))
+    head = ("step", "phase", "operation", "dtype", "purpose", "axis", "calls", "payload", "sent", "received")
+    cells = []
+    for row in shown:
+        figures = (row.calls, row.payload_bytes, row.sent_bytes, row.received_bytes)
+        numbers = ("not seen" if figure is None else f"{figure:,}" for figure in figures)
+        cells.append([str(row.step), row.phase, row.op, row.dtype, row.purpose, row.axis, *numbers])
+    body = table(head, cells, left=(1, 2, 3, 4, 5))
     seen = f"{bytes_text(sum(sent))} sent in all" if len(sent) == len(rows) else "what was sent is not seen"
     return card(f"{title}: {seen}", body, note)
 
@@ -160,20 +155,16 @@ def result_html(result: RunResult) -> str:
     head = ("rank", "sent in the last step", "peak", "what the peak is made of")
     body = table(("rank", *_STATES, "model states"), held) + table(head, moved, raw=(3,), left=(3,), wide="45%")
     body += legend({kind for peak in peaks.values() for kind in peak.by_kind})
-    alike = (
-        "" if len(result.ran) == result.config.mesh.ranks else " One rank stands for all that cannot differ from it."
-    )
-    note = f"Bytes, as counted; model states as they are when backward ends.{alike}"
-    return card(_title(result), _loss_html(result) + body, note)
-
-
-def _title(result: RunResult) -> str:
     config = result.config
     replicas = f" in {config.mesh.dp_replicate:,} replicas" if config.mesh.dp_replicate > 1 else ""
-    return (
+    title = (
         f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{replicas}: "
         f"{result.num_parameters:,} parameters in {config.precision.param_dtype}, {counted(len(result.steps), 'step')}"
     )
+    note = "Bytes, as counted; model states as they are when backward ends."
+    if len(result.ran) < config.mesh.ranks:
+        note += " One rank stands for all that cannot differ from it."
+    return card(title, _loss_html(result) + body, note)
 
 
 def _loss_html(result: RunResult) -> str:
@@ -192,3 +183,25 @@ def _loss_html(result: RunResult) -> str:
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg> '
         f"{escaped(words)}</div>"
     )
+
+
+# -- what IPython shows -------------------------------------------------------------------------
+def _marks(memory: Any) -> str:
+    shown = [memory_html(shot.by_kind, name) for name, shot in memory.marks.items()]
+    return "".join([*shown, memory_html(memory.peak.by_kind, "Peak")])
+
+
+SHOWN: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("zerosim.ledger.memory", "Snapshot", lambda shot: memory_html(shot.by_kind, padding=shot.padding)),
+    ("zerosim.ledger.memory", "MemoryLedger", lambda ledger: memory_html(ledger.now().by_kind) + _marks(ledger)),
+    ("zerosim.ledger.traffic", "CommLedger", lambda ledger: traffic_html(ledger.rows())),
+    ("zerosim.train.result", "RankMemory", _marks),
+    ("zerosim.train.result", "RunResult", result_html),
+)
+
+
+def register(shell: Any) -> None:
+    """Let this IPython shell show results and ledgers. A type is loaded when the first of its kind is shown."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for module, name, show in SHOWN:
+        formatter.for_type_by_name(module, name, show)

@@ -1,6 +1,6 @@
 """How things look where they are printed: width, colours, boxes, and letters that can be printed.
 
-A report describes its tables (`grid.py`) and sentences (`prose`); an `Adaptive` builds them when they are printed, for
+A report describes its tables (`Grid`) and sentences (`prose`); an `Adaptive` builds them when they are printed, for
 the width and the letters of that console. In a pipe there are no boxes and no 80-column limit; where the encoding is
 not UTF-8, Greek letters and marks have ASCII names.
 """
@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple, TextIO
 
 from rich import box
@@ -22,6 +25,11 @@ from rich.text import Text
 
 from zerosim.config.launcher import is_launched
 from zerosim.report.notebook import InNotebook, width_asked
+from zerosim.units import format_bytes
+
+Cell = str | Text | int | Fraction | bool | None
+right = partial(Column, justify="right")
+"""A column of numbers."""
 
 PIPE_WIDTH = 160
 PROSE_WIDTH = 96
@@ -56,6 +64,62 @@ class Look(NamedTuple):
             pad_edge=False,
             collapse_padding=True,
         )
+
+
+class Grid:
+    """A table as data, columns and rows, built for the console that shows it: every report describes its tables so.
+
+    A cell is a text, a number (shown with thousands apart), a verdict (shown as a mark), or None (left empty).
+    """
+
+    def __init__(self, *columns: str | Column, has_header: bool = True) -> None:
+        self._columns = [Column(column) if isinstance(column, str) else column for column in columns]
+        self._has_header = has_header
+        self._rows: list[tuple[Sequence[Cell], str]] = []
+        self._rules: set[int] = set()
+        self._show: Callable[[Fraction | int], str] = show
+
+    def add(self, *cells: Cell, style: str = "") -> None:
+        """One row more."""
+        self._rows.append((cells, style))
+
+    def rule(self) -> None:
+        """A rule below the rows so far."""
+        self._rules.add(len(self._rows))
+
+    def without(self, *headers: str) -> Grid:
+        """The same table with fewer columns."""
+        kept = [at for at, column in enumerate(self._columns) if column.header not in headers]
+        fewer = copy(self)
+        fewer._columns = [self._columns[at] for at in kept]
+        fewer._rows = [([cells[at] for at in kept if at < len(cells)], style) for cells, style in self._rows]
+        return fewer
+
+    def short(self) -> Grid:
+        """The same table with its numbers as bytes in three figures."""
+        shorter = copy(self)
+        shorter._show = lambda value: format_bytes(round(value))
+        return shorter
+
+    def __call__(self, look: Look) -> Table:
+        columns = (replace(column, header=Text(look.text(str(column.header))), _cells=[]) for column in self._columns)
+        table = look.table(*columns)
+        table.show_header = self._has_header
+        for index, (cells, style) in enumerate(self._rows):
+            if index in self._rules:
+                table.add_section()
+            table.add_row(*(self._shown(look, cell) for cell in cells), style=style)
+        return table
+
+    def _shown(self, look: Look, cell: Cell) -> Text:
+        """As rich's Text, in which brackets are brackets."""
+        if isinstance(cell, bool):
+            return look.mark(cell)
+        if isinstance(cell, (int, Fraction)):
+            return Text(self._show(cell))
+        if isinstance(cell, Text):
+            return Text(look.text(cell.plain), style=cell.style)
+        return Text(look.text(cell or ""))
 
 
 Build = Callable[[Look], RenderableType]

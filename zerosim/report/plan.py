@@ -1,30 +1,35 @@
-"""A plan as rich renderables: what one rank holds at each mark, what its peak was made of, whether it fits.
+"""Plans and searches on shapes alone: what one rank holds at each mark, what its peak was made of, what fits.
 
-Reads a result of `shapes.plan` (or of a real run); tables of model states and traffic, with their formulas, are
+Reads a result of `train.plan.plan` (or of a real run); tables of model states and traffic, with their formulas, are
 those of a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Column
 
 from zerosim.analysis.compare import is_owned, peak_rank
+from zerosim.analysis.search import SEARCHES, Found, with_value
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
+from zerosim.device.device import Device
 from zerosim.ledger.memory import MARKS
 from zerosim.report import words
 from zerosim.report.activations import activations_table
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, Stack, prose, titled
-from zerosim.report.names import KINDS, OPTIMIZERS, counted
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted
 from zerosim.report.tables import owners_table, states_table, traffic_table
+from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
 MOST_HOLDERS = 10
+_OF_BLOCKS = ("gpt", "llama")  # families of models
 _MARK_NAMES = {
     "after_init": "start",
     "end_of_forward": "forward",
@@ -40,22 +45,29 @@ class Limit(NamedTuple):
     name: str
     nbytes: int
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "bytes": self.nbytes}
+
 
 def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> Stack:
     """All of a plan. `advice` is the cheapest change that was found to fit."""
+    config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
+    recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
+    of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage)) else ""
     return Stack(
-        prose(_headline(result, limit), "bold"),
+        prose(f"{words.model_name(config)}: {words.headline(config)}{where}", "bold"),
         prose(_what_was_run(result)),
         None if limit is None else prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red"),
         None if advice is None else prose(advice),
         memory_table(result),
         holders_table(result),
-        owners_table(result) if is_owned(result.config) else None,
+        owners_table(result) if is_owned(config) else None,
         states_table(result),
-        activations_table(result.config, result.saved, result.saved_again) if _has_blocks(result) else None,
+        activations_table(config, result.saved, result.saved_again) if config.model.family in _OF_BLOCKS else None,
         traffic_table(result),
-        prose(_recipe(result), "dim"),
-        prose(notes, "dim") if (notes := _model_notes(result)) else None,
+        prose(f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}.{of_stage}", "dim"),
+        # What a preset's source leaves open, or a config.json asks for that is not modelled.
+        prose(f"Model {config.model.name}: {'; '.join(notes)}.", "dim") if notes else None,
     )
 
 
@@ -81,11 +93,6 @@ def _peak_bytes(result: RunResult) -> int:
     return result.memory[peak_rank(result)].peak.total_bytes
 
 
-def _headline(result: RunResult, limit: Limit | None) -> str:
-    where = f" of {limit.name}" if limit is not None and limit.name else ""
-    return f"{words.model_name(result.config)}: {words.headline(result.config)}{where}"
-
-
 def _what_was_run(result: RunResult) -> str:
     config, psi = result.config, result.num_parameters
     model = counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
@@ -99,28 +106,19 @@ def _what_was_run(result: RunResult) -> str:
         f"Ψ = {model} in {counted(len(result.units), 'unit')}, {config.precision.param_dtype}, "
         f"{OPTIMIZERS[config.optim.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
-    return f"{text}{_policy(result)}. {_ranks_run(result)}"
-
-
-def _policy(result: RunResult) -> str:
-    config = result.config
-    if config.model.family not in ("gpt", "llama"):
-        return ""
-    recompute = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}[
-        config.memory.recompute
-    ]
-    kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.memory.saves]
-    attention = f"{config.memory.attention} attention"
-    return f", with {attention} and what {kernels} kernels save; {recompute} computed again in backward"
-
-
-def _ranks_run(result: RunResult) -> str:
-    ran, ranks = len(result.ran), result.config.mesh.ranks
+    if config.model.family in _OF_BLOCKS:
+        again = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}
+        kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.memory.saves]
+        text += (
+            f", with {config.memory.attention} attention and what {kernels} kernels save; "
+            f"{again[config.memory.recompute]} computed again in backward"
+        )
+    ran, ranks = len(result.ran), config.mesh.ranks
     if ran == ranks:
-        return "Every rank was run." if ranks > 1 else ""
+        return f"{text}. {'Every rank was run.' if ranks > 1 else ''}"
     if ran == 1:
-        return f"Of {ranks:,} ranks one was run: they cannot differ."
-    return f"Of {ranks:,} ranks {ran:,} were run, one of each kind that can differ."
+        return f"{text}. Of {ranks:,} ranks one was run: they cannot differ."
+    return f"{text}. Of {ranks:,} ranks {ran:,} were run, one of each kind that can differ."
 
 
 def memory_table(result: RunResult) -> RenderableType:
@@ -179,17 +177,47 @@ def _group(unit: str) -> str:
     return f"{head}.*" if head and tail.isdigit() else unit
 
 
-def _has_blocks(result: RunResult) -> bool:
-    return result.config.model.family in ("gpt", "llama")
+# -- a search -----------------------------------------------------------------------------------
+def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
+    """The answer, then what was run for it."""
+    device = limit.name or format_bytes(limit.nbytes)
+    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}, {SEARCHES[what]}"
+    grid = Grid(right(what), right("peak, bytes"), right(""), "fits")
+    for tried in sorted(found.tried):
+        does = "yes" if tried.peak_bytes <= limit.nbytes else "no"
+        peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
+        grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
+    return Stack(
+        prose(headline, "bold"),
+        prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
+        titled("What was run", Adaptive(grid)),
+    )
 
 
-def _model_notes(result: RunResult) -> str:
-    """What a preset's source leaves open, or a config.json asks for that is not modelled."""
-    notes = result.config.model.notes
-    return f"Model {result.config.model.name}: {'; '.join(notes)}." if notes else ""
-
-
-def _recipe(result: RunResult) -> str:
-    recipe = find_recipe(result.config.parallel.recipe)
-    note = recipe.note(result.config.parallel.zero_stage)
-    return f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}." + (f" {note}." if note else "")
+def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
+    best, beyond = found.best, found.beyond
+    if best is None:
+        least = min(found.tried, key=lambda tried: tried.peak_bytes)
+        return (
+            f"Nothing fits: {what} {least.value:,} takes the least, and its peak is {format_bytes(least.peak_bytes)} "
+            f"of {format_bytes(limit.nbytes)}. Try a higher --stage, --recompute full or --attention flash."
+        )
+    room = limit.nbytes - best.peak_bytes
+    text = (
+        f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}, "
+        f"{format_bytes(room)} are left."
+    )
+    if beyond is not None:
+        text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
+    elif what == "ranks":
+        text += " One rank is enough." if config.mesh.dp_replicate == 1 else " One rank per replica is enough."
+    else:
+        text += " It is the end of what was searched."
+    if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
+        text += (
+            f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
+        )
+    if what in ("layers", "params"):
+        numel = build_model(with_value(config, what, best.value), Device(0, make_backend("meta"))).num_parameters
+        text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
+    return text

@@ -11,8 +11,7 @@ from zerosim.comm.rank_status import numbers_text
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 from zerosim.ledger.pools import PoolRow
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, titled
+from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import counted
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes

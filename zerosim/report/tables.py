@@ -24,8 +24,7 @@ from zerosim.analysis.compare import (
     peak_rank,
 )
 from zerosim.report import words
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import PROSE_WIDTH, Adaptive, Stack, prose, show, spread, stacked, titled
+from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, show, spread, stacked, titled
 from zerosim.report.names import KINDS
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
@@ -55,18 +54,18 @@ def summary(result: RunResult) -> Stack:
 def states_table(result: RunResult) -> RenderableType:
     """Model states per rank at the end of backward beside the paper's formula."""
     checks = check_states(result)
-    body = Adaptive(_states_by_rank(checks), _states_by_kind(checks))
+    padding = () if any(checks[-1].padding) else ("padding",)
+    body = Adaptive(*(grid.without(*padding) for grid in (_states_by_rank(checks), _states_by_kind(checks))))
     return titled("Model states per rank when backward ends, in bytes", body, words.states_note(result))
 
 
 def _states_by_rank(checks: Sequence[StateCheck]) -> Grid:
     """A row per rank (or the least, mean and most), a column per state; then formula and mark."""
     has_padding = any(checks[-1].padding)
-    padding_column = [right("padding")] if has_padding else []
-    grid = Grid("", *(right(check.kind) for check in checks), *padding_column)
+    grid = Grid("", *(right(check.kind) for check in checks), right("padding"))
     rows = _by_rank(checks)
     for name, values, padding in rows:
-        grid.add(name, *values, *([padding] if has_padding else []))
+        grid.add(name, *values, padding)
     grid.rule()
     is_uneven = any(len(set(check.counted)) > 1 for check in checks)
     if has_padding or (is_uneven and all(name != "mean" for name, _, _ in rows)):
@@ -94,18 +93,12 @@ def _by_rank(checks: Sequence[StateCheck]) -> list[tuple[str, list[Fraction | in
 
 def _states_by_kind(checks: Sequence[StateCheck]) -> Grid:
     """The same where there is little room: a row per state."""
-    grid = Grid(
-        "",
-        right("counted", overflow="fold"),
-        right("padding"),
-        right("formula", style="cyan"),
-        right("in bytes", style="cyan", overflow="fold"),
-        "",
-    )
+    formula = (right("formula", style="cyan"), right("in bytes", style="cyan", overflow="fold"))
+    grid = Grid("", right("counted", overflow="fold"), right("padding"), *formula, "")
     for check in checks:
         counted, padding = spread(check.counted, "\n"), spread(check.padding, "\n")
         grid.add(check.kind, counted, padding, stacked(check.text), check.formula, check.agrees)
-    return grid if any(checks[-1].padding) else grid.without("padding")
+    return grid
 
 
 def peak_table(result: RunResult) -> RenderableType:
@@ -150,19 +143,15 @@ def traffic_table(result: RunResult) -> RenderableType:
         return prose(words.traffic_title(result), "bold")
     checks, control = check_traffic(result, step), control_bytes(result, step)
     notes = [words.volume_note(result), _control(result, control)]
-    if staged := _staged(result, step):
+    # What each rank copied between its device and the host for messages.
+    rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
+    if any(rows):
+        staged = [sum(row.payload_bytes for row in rank) for rank in rows]
         notes.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
-    body = Adaptive(_traffic_in_full(checks), _traffic_in_short(checks))
+    body = _modelled(checks) if result.is_modelled else _sent_beside_formula(checks)
     if result.is_modelled:
-        body = Adaptive(_traffic_modelled(checks))
         notes.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
     return titled(words.traffic_title(result), body, "\n".join(notes))
-
-
-def _staged(result: RunResult, step: int) -> list[int]:
-    """Bytes that each rank copied between its device and the host for messages, in one step; none where none did."""
-    rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
-    return [sum(row.payload_bytes for row in rank) for rank in rows] if any(rows) else []
 
 
 def _control(result: RunResult, sent: Sequence[int]) -> str:
@@ -172,61 +161,36 @@ def _control(result: RunResult, sent: Sequence[int]) -> str:
     return f"Control traffic: none, for {why}."
 
 
-def _has_axes(checks: Sequence[TrafficCheck]) -> bool:
-    return len({check.axis for check in checks[:-1]}) > 1
-
-
-def _traffic_in_full(checks: Sequence[TrafficCheck]) -> Grid:
-    by_axis = _has_axes(checks)
-    grid = Grid(
-        "operation",
-        "axis",
-        "dtype",
-        right("calls"),
-        right("sent"),
-        right("padding"),
-        right("volume", style="cyan"),
-        right("sent of it, bytes" if by_axis else "×(N-1)/N, bytes", style="cyan"),
-        "agree",
-    )
+def _sent_beside_formula(checks: Sequence[TrafficCheck]) -> Adaptive:
+    """In full, or with fewer columns where there is little room."""
+    left_out = [] if len({check.axis for check in checks[:-1]}) > 1 else ["axis"]
+    left_out += [] if any(check.padding for check in checks) else ["padding"]
+    numbers = (right(name) for name in ("calls", "sent", "padding"))
+    share = "×(N-1)/N, bytes" if "axis" in left_out else "sent of it, bytes"
+    formula = (right("volume", style="cyan"), right(share, style="cyan"))
+    full = Grid("operation", "axis", "dtype", *numbers, *formula, "agree")
+    formula = (right("volume", style="cyan"), right("in bytes", style="cyan", overflow="fold"))
+    short = Grid("operation", right("sent", overflow="fold"), *formula, "")
     for check in checks:
         if check is checks[-1]:
-            grid.rule()
+            full.rule()
+            short.rule()
         count = (check.calls, _sent(check), check.padding)
-        formula = (check.text, check.formula, check.agrees)
-        grid.add(check.op, check.axis, " ".join(check.dtypes), *count, *formula)
-    has_padding = any(check.padding for check in checks)
-    return grid.without(*([] if by_axis else ["axis"]), *([] if has_padding else ["padding"]))
-
-
-def _traffic_in_short(checks: Sequence[TrafficCheck]) -> Grid:
-    """The same where there is little room."""
-    grid = Grid(
-        "operation",
-        right("sent", overflow="fold"),
-        right("volume", style="cyan"),
-        right("in bytes", style="cyan", overflow="fold"),
-        "",
-    )
-    for check in checks:
-        if check is checks[-1]:
-            grid.rule()
-        name = f"{check.op}\n{check.axis}" if _has_axes(checks) and check.axis else check.op
+        full.add(check.op, check.axis, " ".join(check.dtypes), *count, check.text, check.formula, check.agrees)
+        name = f"{check.op}\n{check.axis}" if check.axis and "axis" not in left_out else check.op
         padding = f"\n{show(check.padding)} padding" if check.padding else ""
-        formula = (stacked(check.text), check.formula, check.agrees)
-        grid.add(name, _sent(check) + padding, *formula)
-    return grid
+        short.add(name, _sent(check) + padding, stacked(check.text), check.formula, check.agrees)
+    return Adaptive(full.without(*left_out), short)
 
 
-def _traffic_modelled(checks: Sequence[TrafficCheck]) -> Grid:
+def _modelled(checks: Sequence[TrafficCheck]) -> Adaptive:
     """Native collectives: what they were given is counted, what they sent is not; so nothing agrees with a formula."""
     grid = Grid("operation", "dtype", *(right(name, overflow="fold") for name in ("calls", "payload", "a ring's")))
     for check in checks:
         if check is checks[-1]:
             grid.rule()
-        figures = (check.calls, check.payload, _sent(check))
-        grid.add(check.op, " ".join(check.dtypes), *figures)
-    return grid
+        grid.add(check.op, " ".join(check.dtypes), check.calls, check.payload, _sent(check))
+    return Adaptive(grid)
 
 
 def _sent(check: TrafficCheck) -> str:
@@ -240,9 +204,9 @@ def _sent(check: TrafficCheck) -> str:
 def sample_text(result: RunResult) -> RenderableType:
     """The prompt and what the model made of it. Control characters are shown as a dot."""
     prompt, answer = result.config.data.sample or "", (result.sample or b"").decode(errors="replace")
-    body = Text(_printable(prompt), style="dim").append(_printable(answer), style="not dim")
+
+    def printable(text: str) -> str:
+        return "".join(char if char.isprintable() or char == "\n" else "·" for char in text)
+
+    body = Text(printable(prompt), style="dim").append(printable(answer), style="not dim")
     return titled("Sample", Constrain(body, PROSE_WIDTH))
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() or char == "\n" else "·" for char in text)

@@ -22,9 +22,6 @@ from zerosim.config import RunConfig
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.result import RunResult
 
-__all__ = ["STAGES", "closing", "counted", "headline", "learned", "model_name", "moment", "replicas", "scaled",
-           "states_note", "traffic_title", "trained", "volume_note"]  # fmt: skip
-
 
 def headline(config: RunConfig) -> str:
     where = f" ({replicas(config)})" if config.mesh.dp_replicate > 1 else ""

@@ -10,8 +10,7 @@ from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets import hardware, models, recipes
 from zerosim.device.device import Device
-from zerosim.report.grid import Grid, right
-from zerosim.report.look import Adaptive, Stack, prose, titled
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.train.build import build_model
 from zerosim.units import format_bytes
 

@@ -7,13 +7,13 @@
 The program is that of `zerosim.run`: what a rank leaves does not depend on the order in which ranks are stepped.
 """
 
-from zerosim.stepper.live import LiveBuffer as LiveBuffer
 from zerosim.stepper.match import Match as Match
 from zerosim.stepper.match import Moment as Moment
 from zerosim.stepper.ownership import OwnedSlice as OwnedSlice
 from zerosim.stepper.ownership import Ownership as Ownership
 from zerosim.stepper.parameters import ParameterView as ParameterView
+from zerosim.stepper.views import LiveBuffer as LiveBuffer
+from zerosim.stepper.views import PendingCollective as PendingCollective
 from zerosim.stepper.views import RankView as RankView
-from zerosim.stepper.views import UnderWay as UnderWay
 from zerosim.stepper.world import DebugWorld as DebugWorld
 from zerosim.stepper.world import debug as debug

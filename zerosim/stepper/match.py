@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
@@ -15,7 +14,6 @@ from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 
 OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
-FIELDS = ("what", "rank", "phase", "unit", "kind", "step")
 EVENTS = ("alloc", "free", "kernel", "launch", "mark", "message", "refusal", "retag", "save", "wait")
 _NAMES = [name for name in vars(Backend) if not name.startswith("_") and name != "name"]
 KERNELS = tuple(sorted({*_NAMES, *EAGER_PARTS} - {"attention", "attention_backward"}))
@@ -33,8 +31,7 @@ class Moment(NamedTuple):
         return f"rank {self.rank}, event {self.number}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """What an event must be to be stopped at; None matches all.
 
     what    an operation (all_gather), a kind of event (alloc, launch, wait), a mark (end_of_backward), a kernel
@@ -64,7 +61,7 @@ class Match:
         """Raises: InputError for what no event of this world can be, with the nearest that can."""
         for name in ("rank", "step"):
             whole_number(name, getattr(self, name))
-        if all(getattr(self, name) is None for name in FIELDS):
+        if self == Match():
             raise InputError("until what? name an event such as 'all_gather', or a rank, phase, unit, kind or step")
         if self.rank is not None and not 0 <= self.rank < ranks:
             raise InputError(f"rank {self.rank}: this world has ranks 0 to {ranks - 1}")
@@ -84,8 +81,10 @@ class Match:
                 raise InputError(f"{'event' if name == 'what' else name} {value!r} never comes: {hint}")
 
     def __str__(self) -> str:
-        given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
-        return ", ".join(str(value) if name == "what" else f"{name} {value}" for name, value in given.items())
+        given = self._asdict().items()
+        return ", ".join(
+            f"{value}" if name == "what" else f"{name} {value}" for name, value in given if value is not None
+        )
 
 
 def whole_number(name: str, value: object) -> None:

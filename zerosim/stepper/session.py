@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import Context, assemble
@@ -16,7 +16,7 @@ from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
 from zerosim.device.device import Buffer, Device, Kind, Switch
 from zerosim.device.events import Event
-from zerosim.device.memory import Allocator, Exact
+from zerosim.device.memory import Exact
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, InputError
 from zerosim.ledger.ranks import RankLedgers
@@ -38,10 +38,8 @@ class Held(NamedTuple):
 class SteppedDevice(Device):
     """A device that remembers the shape of what it hands out, and at which event."""
 
-    def __init__(
-        self, rank: int, backend: Backend, allocator: Allocator, recorder: SteppedRecorder, switch: Switch
-    ) -> None:
-        super().__init__(rank, backend, allocator=allocator, recorder=recorder, switch=switch)
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__(*parts, **more)
         self.held: dict[int, Held] = {}
 
     def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
@@ -73,9 +71,8 @@ class Session:
         self.devices: list[SteppedDevice] = []
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-            self.devices.append(
-                SteppedDevice(rank, backend, Exact(config.memory.capacity), self.recorders[rank], switch)
-            )
+            allocator, recorder = Exact(config.memory.capacity), self.recorders[rank]
+            self.devices.append(SteppedDevice(rank, backend, allocator=allocator, recorder=recorder, switch=switch))
             return self.devices[-1]
 
         program = _program(experiment, self.recorders, self.parts)
@@ -97,16 +94,13 @@ class Session:
     def finished(self) -> bool:
         return all(state is State.FINISHED for state in self.scheduler.states)
 
-    def perform(self, rank: int) -> Event:
+    def perform(self, rank: int) -> None:
         """The rank's pending event happens, and what follows it up to the next one. Raises: the run's own failure."""
         event = self.pending[rank]
         assert event is not None, f"rank {rank} stands before no event"
-        before = len(self.recorders[rank].history)
+        self.events.append((rank, event))
         self.scheduler.grant(rank)
-        if len(self.recorders[rank].history) > before:
-            self.events.append((rank, event))
         self._settle()
-        return event
 
     def _settle(self) -> None:
         """Let the ranks that were woken run up to their next event, in the order of waking."""

@@ -1,4 +1,4 @@
-"""What can be looked at while a world stands still: a rank's bytes and where it is, and collectives under way.
+"""What can be looked at while a world stands still: a rank's bytes and buffers, where it is, collectives under way.
 
 Values are copies: a view holds no memory of any rank.
 """
@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 from zerosim.comm import rank_status
 from zerosim.comm.scheduler import State
-from zerosim.device.events import Event
+from zerosim.device.device import Buffer
+from zerosim.device.events import Event, Save
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
-from zerosim.report.html import MOST_ROWS, bar, card, escaped, legend, table
-from zerosim.stepper.live import LiveTable, live_buffers
+from zerosim.report.html import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
 from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters
 from zerosim.stepper.session import Parts, Session
+from zerosim.tensor.flat import Flat
 
 
 class RankView:
@@ -38,7 +39,7 @@ class RankView:
         return list(self._session.recorders[self.rank].history)
 
     @property
-    def coming(self) -> Moment | None:
+    def next_event(self) -> Moment | None:
         """The event that it stands before; None where it waits for others or has finished."""
         event = self._session.pending[self.rank]
         if event is None:
@@ -48,11 +49,11 @@ class RankView:
         return Moment(self.rank, len(history), event, text)
 
     @property
-    def stands(self) -> str:
+    def status(self) -> str:
         """What it is doing, in words."""
-        coming = self.coming
-        if coming is not None:
-            return f"before {coming.text}"
+        upcoming = self.next_event
+        if upcoming is not None:
+            return f"before {upcoming.text}"
         if self._session.scheduler.states[self.rank] is State.FINISHED:
             return "finished"
         return self._session.transport.stand(self.rank)
@@ -90,7 +91,7 @@ class RankView:
 
     def __repr__(self) -> str:
         where = f" ({self.place})" if self.place else ""
-        return f"RankView(rank {self.rank}{where}, {self.memory().total_bytes:,} B live, {self.stands})"
+        return f"RankView(rank {self.rank}{where}, {self.memory().total_bytes:,} B live, {self.status})"
 
     def _repr_html_(self) -> str:
         return world_html([self], f"Rank {self.rank}")
@@ -103,7 +104,7 @@ def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ())
     rows = [
         [
             f"{rank.rank} ({rank.place})" if rank.place else str(rank.rank),
-            rank.stands,
+            rank.status,
             f"{sum(by_kind.values()):,}",
             bar(by_kind, most),
         ]
@@ -115,7 +116,88 @@ def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ())
     return card(title, body + legend({kind for by_kind in memories for kind in by_kind}) + below)
 
 
-class UnderWay(NamedTuple):
+# -- live buffers -----------------------------------------------------------------------------------
+class LiveBuffer(NamedTuple):
+    """One buffer that is live on a rank. `born` is the number of its alloc in the rank's record."""
+
+    name: str
+    unit: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    born: int
+    id: int
+
+
+class LiveTable(list[LiveBuffer]):
+    """What is live on a rank, oldest first: a list, shown as a table."""
+
+    def __repr__(self) -> str:
+        names = max([4, *(len(row.name) for row in self)])
+        lines = [
+            f"  {row.name:{names}}  {row.kind:15} {row.dtype:5} {row.nbytes:>14,} B  event {row.born:<6} {row.shape}"
+            for row in self
+        ]
+        return "\n".join([self._title(), *lines])
+
+    def _repr_html_(self) -> str:
+        """The first rows of very many."""
+        cells = [
+            [
+                row.name, row.unit, chip(row.kind), str(row.shape), row.dtype, f"{row.nbytes:,}",
+                str(row.born) if row.born >= 0 else "",
+            ]
+            for row in self[:MOST_ROWS]
+        ]  # fmt: skip
+        head = ("name", "unit", "kind", "shape", "dtype", "bytes", "born at event")
+        left_out = self[MOST_ROWS:]
+        note = f"and {len(left_out):,} more, {sum(row.nbytes for row in left_out):,} B." if left_out else ""
+        return card(self._title(), table(head, cells, raw=(2,), left=(0, 1, 2, 3, 4)), note)
+
+    def _title(self) -> str:
+        return f"Live buffers: {len(self):,}, {bytes_text(sum(row.nbytes for row in self))} in all"
+
+
+def live_buffers(session: Session, rank: int) -> LiveTable:
+    """Every live buffer of a rank, oldest first."""
+    held, names, rows = session.devices[rank].held, _names(session, rank), LiveTable()
+    for id, alloc in session.ledgers[rank].memory.live.items():
+        shape, dtype, born = held.get(id, ((), "", -1))
+        unit, kind = alloc.scope.unit, alloc.kind
+        name = names.get(id, f"{unit} {kind}".strip())
+        rows.append(LiveBuffer(name, unit, kind, shape, dtype, alloc.nbytes, born, id))
+    return rows
+
+
+def _names(session: Session, rank: int) -> dict[int, str]:
+    """What buffers are, by id: as the record says what saved them, and as the rank's flats hold them."""
+    names: dict[int, str] = {}
+    live, parts = session.ledgers[rank].memory.live, session.parts[rank]
+    for event in session.recorders[rank].history:
+        if isinstance(event, Save) and event.id in live:
+            names.setdefault(event.id, f"{event.scope.unit} {event.op}: {event.what}")
+    for flat in parts.model.flats if parts is not None else ():
+        for what, buffer in _held(flat):
+            if buffer is not None:
+                names[buffer.storage.id] = f"{flat.name} {what}"
+    return names
+
+
+def _held(flat: Flat) -> list[tuple[str, Buffer | None]]:
+    return [
+        ("parameters, own slice", flat.param_shard),
+        ("parameters", flat.param),
+        ("gradient, own slice", flat.grad_shard),
+        ("gradient", flat.grad_whole),
+        ("gradient of this micro-batch", flat.grad),
+        ("master", flat.master),
+        *flat.states.items(),
+    ]
+
+
+# -- collectives ------------------------------------------------------------------------------------
+class PendingCollective(NamedTuple):
     """A round that waits for ranks: who has joined with how many bytes, and who is missing.
 
     `sequence` counts the group's collectives, from 0: it is the same on all ranks, as in `Launch`.
@@ -134,7 +216,7 @@ class UnderWay(NamedTuple):
         return f"{numbered(self.op, self.sequence)}: {here} joined; waits for {missing}"
 
 
-def under_way(session: Session) -> list[UnderWay]:
+def pending_collectives(session: Session) -> list[PendingCollective]:
     found = []
     for round in session.transport.under_way():
         joined = [
@@ -143,5 +225,7 @@ def under_way(session: Session) -> list[UnderWay]:
             if exchange is not None
         ]
         call = round.call
-        found.append(UnderWay(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing())))
+        found.append(
+            PendingCollective(call.op, call.dtype, round.group, round.sequence, tuple(joined), tuple(round.missing()))
+        )
     return found

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import TracebackType
 
 from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.errors import InputError, ZerosimError, message_of
-from zerosim.report.words import counted
+from zerosim.report.names import counted
 from zerosim.stepper.match import Match, Moment, whole_number
 from zerosim.stepper.order import Order
 from zerosim.stepper.ownership import Ownership, ownership
 from zerosim.stepper.session import Session
-from zerosim.stepper.views import RankView, UnderWay, under_way, world_html
+from zerosim.stepper.views import PendingCollective, RankView, pending_collectives, world_html
 from zerosim.train.build import MakeStrategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment
@@ -65,9 +65,10 @@ class DebugWorld:
     def __init__(self, experiment: Experiment) -> None:
         self.config: RunConfig = experiment.config
         self._experiment = experiment
-        self._choices: list[int] = []  # the rank of every event so far: the world is a function of it
+        self.after_event: Callable[[], None] = lambda: None
+        """Called after each event; what it raises ends what is under way, and the world stands after that event."""
         self._breakpoints: list[Match] = []
-        self._last: Moment | None = None
+        self._last: Moment | None
         self._is_closed = False
         self._holder: list[Session] = []
         # The ranks' threads hold no reference to this object: dropping it ends them.
@@ -75,7 +76,7 @@ class DebugWorld:
         self._open()
 
     def _open(self) -> None:
-        self._order = Order(self.config.mesh.ranks)
+        self._order, self._last = Order(self.config.mesh.ranks), None
         self._holder[:] = [Session(self._experiment)]
 
     @property
@@ -117,18 +118,14 @@ class DebugWorld:
         Raises: InputError for what can never come, and when the step (or the run) ends first.
         """
         match = self._checked(Match(what, rank, phase, unit, kind, step))
-        now = self._current_step()
-        if step is not None and step < now:
+        if step is not None and step < self.step:
             raise InputError(f"step {step} is over: world.back() goes back to it")
-        last = now if step is None else step
-        while True:
-            self._next(None)
-            coming = self.peek()
-            if coming is None or self._order.step_of(coming.rank, coming.event) > last:
-                when = "the run" if coming is None else f"step {last:g}"
-                raise InputError(f"{match} did not come before {when} ended; the world stands there")
-            if match.matches(coming.rank, coming.event) or self._breaks(coming):
-                return coming
+        last = self.step if step is None else step
+        upcoming = self._advance(last, match)
+        if upcoming is None or self.step > last:
+            when = "the run" if upcoming is None else f"step {last:g}"
+            raise InputError(f"{match} did not come before {when} ended; the world stands there")
+        return upcoming
 
     def next_collective(self) -> Moment:
         """All ranks go on until each stands before the next collective, the first that none of them has joined.
@@ -136,36 +133,23 @@ class DebugWorld:
         Where all stand before one already, they go through it and up to the one after. Stops earlier at a
         breakpoint. Returns what comes next. Raises: InputError when the run ends first.
         """
-        for _ in self.until_collective():
-            pass
-        coming = self.peek()
-        if coming is None:
-            raise InputError("no collective came before the run ended; the world stands there")
-        return coming
-
-    def until_collective(self) -> Iterator[Moment]:
-        """`next_collective` event by event, to look on the way: yields each that happened.
-
-        Raises: InputError when there is no next event.
-        """
         if self._next_rank() is None:
             raise InputError(self._over())
         number, has_gone = self._order.next_collective(self.session.pending), False
         while (rank := self._order.next_late(self.session.pending, number)) is not None:
             self._order.turn = rank  # also where a breakpoint stops it: that event comes next
-            if has_gone and self._breaks(RankView(self.session, rank).coming):
-                return
-            yield self._perform(rank)
+            if has_gone and self._breaks(RankView(self.session, rank).next_event):
+                break
+            self._perform(rank)
             has_gone = True
+        upcoming = self.peek()
+        if upcoming is None:
+            raise InputError("no collective came before the run ended; the world stands there")
+        return upcoming
 
     def finish_step(self) -> Moment | None:
         """Go on until every rank has ended this step, or a breakpoint. Returns what comes next; None at the end."""
-        step = self._current_step()
-        while True:
-            self._next(None)
-            coming = self.peek()
-            if coming is None or self._order.step_of(coming.rank, coming.event) > step or self._breaks(coming):
-                return coming
+        return self._advance(self.step)
 
     def finish(self) -> RunResult:
         """Go on to the end, past any breakpoint. Returns the run's result."""
@@ -205,17 +189,17 @@ class DebugWorld:
         whole_number("back", count)
         if self._is_closed:
             raise InputError("the world was closed: open another with zerosim.debug")
-        if not 1 <= count <= len(self._choices):
-            raise InputError(f"back {count}: expected 1 to {len(self._choices):,}, the events that have happened")
-        before = self._choices
+        before = self.session.events  # the world is a function of their ranks
+        if not 1 <= count <= len(before):
+            raise InputError(f"back {count}: expected 1 to {len(before):,}, the events that have happened")
         self.session.close()
         self._open()
-        self._choices, self._last = [], None
         try:
-            for rank in before[: len(before) - count]:
+            for rank, _ in before[: len(before) - count]:
                 self._perform(rank)
         except KeyboardInterrupt:
-            self._choices = before  # all can still be gone back to
+            self.session.close()
+            self.session.events = before  # all can still be gone back to
             raise
         return self.last
 
@@ -229,6 +213,13 @@ class DebugWorld:
     def steps(self) -> int:
         """How many steps the run has."""
         return self._experiment.steps
+
+    @property
+    def step(self) -> float:
+        """The step of the event that comes next in order; infinity when all are over, or the run has failed."""
+        rank = self._next_rank()
+        event = None if rank is None else self.session.pending[rank]
+        return math.inf if rank is None or event is None else self._order.step_of(rank, event)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -247,12 +238,12 @@ class DebugWorld:
     def peek(self) -> Moment | None:
         """The event that comes next in order; None when the run is over or has failed."""
         rank = self._next_rank()
-        return None if rank is None else RankView(self.session, rank).coming
+        return None if rank is None else RankView(self.session, rank).next_event
 
     @property
-    def inbox(self) -> list[UnderWay]:
+    def pending_collectives(self) -> list[PendingCollective]:
         """Collectives that some ranks have joined and others have not."""
-        return under_way(self.session)
+        return pending_collectives(self.session)
 
     def ownership(self) -> Ownership:
         """Which rank updates which slice of what."""
@@ -296,10 +287,9 @@ class DebugWorld:
                 return moment
 
     def _perform(self, rank: int) -> Moment:
-        moment = RankView(self.session, rank).coming
+        moment = RankView(self.session, rank).next_event
         assert moment is not None
         self._order.note(rank, moment.event)
-        self._choices.append(rank)
         self._last = moment  # noted first: a failure comes after the event that led to it
         try:
             self.session.perform(rank)
@@ -308,22 +298,24 @@ class DebugWorld:
         except BaseException:  # an interrupt in the middle of a hand-over: where the rank stands is not known
             self.session.close()
             raise
+        self.after_event()
         return moment
 
-    def _current_step(self) -> float:
-        """The step of the event that comes next in order."""
-        rank = self._next_rank()
-        if rank is None:
-            return math.inf
-        event = self.session.pending[rank]
-        assert event is not None
-        return self._order.step_of(rank, event)
+    def _advance(self, last: float, match: Match | None = None) -> Moment | None:
+        """Go on until what comes next matches, is of a step after `last`, or is at a breakpoint. Returns it."""
+        while True:
+            self._next(None)
+            upcoming = self.peek()
+            if upcoming is None or self.step > last or self._breaks(upcoming):
+                return upcoming
+            if match is not None and match.matches(upcoming.rank, upcoming.event):
+                return upcoming
 
     def _next_rank(self) -> int | None:
         return None if self.session.failure is not None else self._order.next_rank(self.session.pending)
 
-    def _breaks(self, coming: Moment | None) -> bool:
-        return coming is not None and any(match.matches(coming.rank, coming.event) for match in self._breakpoints)
+    def _breaks(self, upcoming: Moment | None) -> bool:
+        return upcoming is not None and any(match.matches(upcoming.rank, upcoming.event) for match in self._breakpoints)
 
     def _over(self) -> str:
         if self.session.failure is not None:
@@ -332,19 +324,21 @@ class DebugWorld:
         return "the run is over: world.back() undoes events, world.result() is its result"
 
     def __repr__(self) -> str:
-        coming = self.peek()
+        upcoming = self.peek()
         ended = "closed" if self._is_closed else "failed" if self.session.failure is not None else "at its end"
-        where = f"before {coming!r}" if coming is not None else ended
+        where = f"before {upcoming!r}" if upcoming is not None else ended
         return (
             f"DebugWorld(stage {self.config.parallel.zero_stage}, {counted(self.config.mesh.ranks, 'rank')}, "
-            f"{counted(len(self._choices), 'event')}, {where})"
+            f"{counted(len(self.session.events), 'event')}, {where})"
         )
 
     def _repr_html_(self) -> str:
-        coming, last = self.peek(), self.last
+        upcoming, last = self.peek(), self.last
         notes = [f"done: {last!r}"] if last else []
-        notes += [f"next: {coming!r}"] if coming else []
-        return world_html(self.ranks, repr(self).partition(", before ")[0] + ")", [*notes, *map(repr, self.inbox)])
+        notes += [f"next: {upcoming!r}"] if upcoming else []
+        return world_html(
+            self.ranks, repr(self).partition(", before ")[0] + ")", [*notes, *map(repr, self.pending_collectives)]
+        )
 
 
 def _close(holder: list[Session]) -> None:

@@ -3,10 +3,9 @@
 Everything that needs matplotlib is in this folder, which nothing imports until a picture is asked for.
 """
 
-from zerosim.report.plots.memory import memory_figure
+from zerosim.report.plots.by_stage import memory_figure, traffic_figure
 from zerosim.report.plots.page import write_figure
 from zerosim.report.plots.scaling import scaling_figure
 from zerosim.report.plots.timeline import timeline_figure
-from zerosim.report.plots.traffic import traffic_figure
 
 __all__ = ["memory_figure", "scaling_figure", "timeline_figure", "traffic_figure", "write_figure"]

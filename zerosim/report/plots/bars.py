@@ -1,6 +1,6 @@
 """Stacked bars that lie, one per run, with totals at their ends and reference lines: for memory and for traffic.
 
-What they hold is decided by `memory.py` and `traffic.py`.
+What they hold is decided by `by_stage.py`.
 """
 
 from __future__ import annotations

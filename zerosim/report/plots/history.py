@@ -69,7 +69,9 @@ def read_history(events: Sequence[Event], step: int | None = None, columns: int 
     """
     inside = [index for index, event in enumerate(events) if step is None or event.scope.step == step]
     if not inside:
-        raise InputError(f"step {step}: no events of it: expected one of {_steps(events)}, recorded with keep_events")
+        steps = sorted({event.scope.step for event in events if event.scope.step >= 0})
+        known = f"{steps[0]} to {steps[-1]}" if steps else "none, for the record is empty"
+        raise InputError(f"step {step}: no events of it: expected one of {known}, recorded with keep_events")
     first, last = inside[0], inside[-1] + 1
     kinds, live = _live_after(events[:last])
     shown = events[first:last]
@@ -130,8 +132,3 @@ def _spans(names: Sequence[str]) -> tuple[Span, ...]:
     """Runs of the same name."""
     starts = [at for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
     return tuple(Span(names[start], start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True))
-
-
-def _steps(events: Sequence[Event]) -> str:
-    known = sorted({event.scope.step for event in events if event.scope.step >= 0})
-    return f"{known[0]} to {known[-1]}" if known else "none, for the record is empty"

@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import Bbox
 
 from zerosim.errors import InputError
-from zerosim.report.plots.style import OTHER_PAINT, Paint, Theme, find_theme, mixed
+from zerosim.report.plots.style import OTHER_PAINT, THEMES, Paint, Theme, mixed
 from zerosim.report.plots.svg import write_svg
 
 DEFAULT_SIZE = (8.0, 4.5)
@@ -91,12 +91,13 @@ def check_size(size: tuple[float, float]) -> tuple[float, float]:
 
 
 def open_page(size: tuple[float, float] | None, theme: str, default: tuple[float, float] = DEFAULT_SIZE) -> Page:
-    """An empty sheet. Raises: InputError for an unknown theme or a size that nobody could read."""
-    found = find_theme(theme)
+    """An empty sheet. Raises: InputError for a theme that is not 'light' or 'dark', and a size as `check_size` does."""
+    if theme not in THEMES:
+        raise InputError(f"theme {theme!r}: expected one of {', '.join(THEMES)}")
     width, height = check_size(size or default)
-    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=found.background)
+    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=THEMES[theme].background)
     FigureCanvasAgg(figure)
-    return Page(figure, found, (width, height), min(10.0, max(6.5, 10 * min(width / 7, height / 4))))
+    return Page(figure, THEMES[theme], (width, height), min(10.0, max(6.5, 10 * min(width / 7, height / 4))))
 
 
 def frame(
@@ -109,15 +110,13 @@ def frame(
     """Write heading, key and notes; what is left of the sheet is the axes'. The title is also the figure's label."""
     page.figure.set_label(title)
     height = page.size[1]
-    top = _lines(page, height - _MARGIN, title, page.font(scale=1.2, bold=True), page.theme.text)
-    top = _lines(page, top - 0.02, subtitle, page.font(), page.theme.muted)
+    large, body, small = page.font(scale=1.2, bold=True), page.font(), page.font(scale=0.85)
+    top = _write(page, height - _MARGIN, _wrapped(page, title, large), large, page.theme.text)
+    top = _write(page, top - 0.02, _wrapped(page, subtitle, body), body, page.theme.muted)
     top = _key(page, top - 0.06, key)
-    small = page.font(scale=0.85)
     lines = [line for note in notes for line in _wrapped(page, note, small)]
-    pitch = small["fontsize"] * 1.4 / 72
-    for index, line in enumerate(lines):
-        _write(page, _MARGIN, _MARGIN + pitch * (len(lines) - index), line, small, page.theme.muted)
-    low = (_MARGIN + pitch * len(lines)) / height
+    low = (_MARGIN + small["fontsize"] * 1.4 / 72 * len(lines)) / height
+    _write(page, low * height, lines, small, page.theme.muted)
     room = max(top / height - low, 0.1)
     page.figure.set_layout_engine("constrained", rect=(0, low, 1, room), w_pad=_MARGIN, h_pad=0.06, hspace=0.02)
 
@@ -140,17 +139,13 @@ def inches(page: Page, axes: Axes) -> tuple[float, float]:
     return box.width / page.figure.dpi, box.height / page.figure.dpi
 
 
-def _lines(page: Page, top: float, text: str, font: dict[str, Any], color: str) -> float:
-    """Write wrapped lines downwards from `top`, in inches; where they end."""
-    for line in _wrapped(page, text, font):
-        _write(page, _MARGIN, top, line, font, color)
+def _write(page: Page, top: float, lines: Iterable[str], font: dict[str, Any], color: str) -> float:
+    """Write lines downwards from `top`, in inches; where they end."""
+    width, height = page.size
+    for line in lines:
+        page.figure.text(_MARGIN / width, top / height, line, va="top", ha="left", color=color, **font)
         top -= font["fontsize"] * 1.4 / 72
     return top
-
-
-def _write(page: Page, x: float, y: float, line: str, font: dict[str, Any], color: str) -> None:
-    width, height = page.size
-    page.figure.text(x / width, y / height, line, va="top", ha="left", color=color, **font)
 
 
 def _wrapped(page: Page, text: str, font: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from zerosim.errors import InputError
-from zerosim.report.plots.memory import MOMENTS
+from zerosim.report.plots.by_stage import MOMENTS
 from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, settle, stage_name, tick_bytes
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
 from zerosim.report.plots.words import limit_words

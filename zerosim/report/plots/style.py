@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.errors import InputError
 from zerosim.report.names import KINDS
 
 
@@ -66,13 +65,6 @@ LINE_PAINTS = (
 )
 MARKERS = ("s", "o", "D", "^", "v", "P")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
-
-
-def find_theme(name: str) -> Theme:
-    """Raises: InputError for a name that is not 'light' or 'dark'."""
-    if name not in THEMES:
-        raise InputError(f"theme {name!r}: expected one of {', '.join(THEMES)}")
-    return THEMES[name]
 
 
 def in_order(names: Mapping[str, object], paints: Mapping[str, Paint]) -> list[str]:

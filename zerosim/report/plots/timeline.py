@@ -44,7 +44,12 @@ def timeline_figure(
     Raises: InputError when the lists do not match, for more than 8 ranks, an unknown step or theme.
     """
     names = [f"rank {rank}" for rank in ranks] if names is None else names
-    _check(histories, ranks, names)
+    if len(names) != len(ranks):
+        raise InputError(f"{len(names)} names for {len(ranks)} panels: expected one for each")
+    if len(histories) != len(ranks) or not ranks:
+        raise InputError(f"{len(histories)} histories for {len(ranks)} ranks: expected one for each, at least one")
+    if len(ranks) > MOST_PANELS:
+        raise InputError(f"{len(ranks)} ranks: expected at most {MOST_PANELS} in one picture; choose fewer")
     shown = [read_history(events, step) for events in histories]
     page = open_page(size, theme, (8.0, 4.5 if len(ranks) == 1 else min(2.0 + 1.7 * len(ranks), 12.0)))
     live = [pair for history in shown for pair in zip(history.kinds, history.live, strict=True)]
@@ -75,15 +80,6 @@ def timeline_figure(
         if limit is not None and limit[1] <= _FARTHEST * most:
             _draw_limit(page, axes, limit, label)
     return page.figure
-
-
-def _check(histories: Sequence[Sequence[Event]], ranks: Sequence[int], names: Sequence[str]) -> None:
-    if len(names) != len(ranks):
-        raise InputError(f"{len(names)} names for {len(ranks)} panels: expected one for each")
-    if len(histories) != len(ranks) or not ranks:
-        raise InputError(f"{len(histories)} histories for {len(ranks)} ranks: expected one for each, at least one")
-    if len(ranks) > MOST_PANELS:
-        raise InputError(f"{len(ranks)} ranks: expected at most {MOST_PANELS} in one picture; choose fewer")
 
 
 def _notes(shown: Sequence[History], limit: tuple[str, int] | None) -> list[str]:

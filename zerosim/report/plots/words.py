@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from zerosim.errors import InputError
-from zerosim.report.words import STAGES
+from zerosim.report.names import STAGES
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 

@@ -1,21 +1,68 @@
-"""Bytes that a rank sends in one step, by stage and operation, beside what the closed forms say."""
+"""Bytes per rank by stage as stacked bars: what is held, as in the ZeRO paper's Figure 1, and what one step sends.
+
+Drawn from what was counted; the closed forms of the traffic stand beside it as lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import itemsizes, last_whole_step
+from zerosim.analysis.compare import control_bytes, itemsizes, last_whole_step
 from zerosim.errors import InputError
-from zerosim.ledger.traffic import TrafficRow
+from zerosim.ledger.memory import MARKS
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
-from zerosim.report.plots.style import OP_PAINTS
-from zerosim.report.plots.words import check_results, run_words
+from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS
+from zerosim.report.plots.words import check_results, limit_words, run_words
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
+
+MOMENTS = {
+    "after_init": "after the start, before any step",
+    "end_of_forward": "when forward ends",
+    "end_of_backward": "when backward ends",
+    "after_step": "after the step",
+    "peak": "at the peak",
+}
+
+
+def memory_bars(results: Mapping[str, RunResult], mark: str = "end_of_backward") -> list[Bar]:
+    """Live bytes by kind at a mark, on the rank that has the most of them there. One bar per result.
+
+    Raises: InputError for a mark that is not one of `MOMENTS`.
+    """
+    check_results(results)
+    if mark not in MOMENTS:
+        raise InputError(f"mark {mark!r}: expected one of {', '.join((*MARKS, 'peak'))}")
+    return [
+        Bar.of(label, [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory])
+        for label, result in results.items()
+    ]
+
+
+def memory_figure(
+    results: Mapping[str, RunResult],
+    *,
+    limit: tuple[str, int] | None = None,
+    mark: str = "end_of_backward",
+    theme: str = "light",
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """One bar per result, named by its key, such as 'ZeRO-1 (P_os)'; padding is counted.
+
+    `limit` is a device's name and memory in bytes; `size` is in inches, width first.
+    Raises: InputError for no results, and for an unknown mark or theme.
+    """
+    bars = memory_bars(results, mark)
+    page = open_page(size, theme)
+    notes = [which_rank(bars, "holds"), *too_thin(bars)]
+    frame(page, f"Bytes per rank {MOMENTS[mark]}", run_words(results), key_of(page, bars, KIND_PAINTS), notes)
+    references = [] if limit is None else [Reference(limit_words(limit), limit[1])]
+    draw_bars(page, bars, KIND_PAINTS, references)
+    return page.figure
 
 
 def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
@@ -29,7 +76,13 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
         step = last_whole_step(result)
         if step is None:
             raise InputError(f"{label}: every step was skipped, so there is no whole one to draw; run more steps")
-        bars.append(Bar.of(label, [_sent(rows, step) for rows in result.traffic]))
+        sent: list[dict[str, int]] = []
+        for rows in result.traffic:
+            sent.append({})
+            for row in rows:
+                if row.step == step and row.purpose == "states":
+                    sent[-1][row.op] = sent[-1].get(row.op, 0) + row.wire_bytes
+        bars.append(Bar.of(label, sent))
     return bars
 
 
@@ -69,23 +122,9 @@ def traffic_figure(
     notes += too_thin(bars)
     if any(result.is_modelled for result in results.values()):
         notes.append("Native collectives do not tell what they send: their bars are what a ring would, modelled.")
-    control = max(_control(result) for result in results.values())
+    control = max(max(control_bytes(result, last_whole_step(result) or 0)) for result in results.values())
     if control:
         notes.append(f"Norms and overflow flags, at most {format_bytes(control)} per rank, are not drawn.")
     frame(page, "Bytes sent per rank in one step", run_words(results), key_of(page, bars, OP_PAINTS), notes)
     draw_bars(page, bars, OP_PAINTS, references)
     return page.figure
-
-
-def _sent(rows: Iterable[TrafficRow], step: int) -> dict[str, int]:
-    """Sent bytes of model states by operation."""
-    sent: dict[str, int] = {}
-    for row in rows:
-        if row.step == step and row.purpose == "states":
-            sent[row.op] = sent.get(row.op, 0) + row.wire_bytes
-    return sent
-
-
-def _control(result: RunResult) -> int:
-    step = last_whole_step(result)
-    return 0 if step is None else max(result.sent_bytes(rank, step, "control") for rank in range(len(result.traffic)))
