@@ -18,9 +18,9 @@ from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
@@ -117,7 +117,7 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
 def build_updater(config: RunConfig, steps: int, make_control: Callable[..., StepControl] = StepControl) -> Updater:
     """Optimizer, learning rates and loss scaling of a run; one per rank, all alike."""
     control = make_control(
-        Schedule(config.optim.lr, config.optim.lr_schedule, config.optim.warmup, config.optim.min_lr, steps),
+        LRSchedule(config.optim.lr, config.optim.lr_schedule, config.optim.warmup, config.optim.min_lr, steps),
         scaler=_scaler(config),
         clip_norm=config.optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,
