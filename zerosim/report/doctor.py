@@ -10,7 +10,7 @@ from zerosim.backends.cuda.check import version_text
 from zerosim.report.grid import Grid, right
 from zerosim.report.look import Adaptive, Look, Stack, prose, titled
 from zerosim.report.names import counted, listed
-from zerosim.train.diagnosis import Diagnosis, Standing
+from zerosim.train.diagnosis import Availability, Diagnosis
 from zerosim.units import format_bytes
 
 ROOMS = {
@@ -51,7 +51,7 @@ def _standings_table(found: Diagnosis) -> RenderableType:
     return Adaptive(grid, grid.without("asked for by"))
 
 
-def _about(standing: Standing, found: Diagnosis) -> str:
+def _about(standing: Availability, found: Diagnosis) -> str:
     if standing.faults:
         return "; ".join(fault.what for fault in standing.faults)
     if standing.name == "numpy":

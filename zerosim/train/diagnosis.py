@@ -76,7 +76,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Availability:
     """Whether a backend or a world can be used; if not, all that is wrong, each with the command that mends it."""
 
     name: str
@@ -91,7 +91,7 @@ class Diagnosis:
     zerosim: str
     python: str
     executable: str
-    standings: tuple[Standing, ...]
+    standings: tuple[Availability, ...]  # the name that its JSON has
     libraries: tuple[Library, ...]
     blas: tuple[Blas, ...]
     machine: Machine
@@ -122,7 +122,7 @@ def diagnose() -> Diagnosis:
         zerosim=__version__,
         python=platform.python_version(),
         executable=sys.executable,
-        standings=(*backends, *_cuda_standings(cuda), _standing("mpi", mpi_fault(mpi))),
+        standings=(*backends, *_cuda_availability(cuda), _availability("mpi", mpi_fault(mpi))),
         libraries=tuple(_library(name, package) for name, package in LIBRARIES.items()),
         blas=blas,
         machine=_machine(),
@@ -131,25 +131,25 @@ def diagnose() -> Diagnosis:
     )
 
 
-def _standing(name: str, *faults: tuple[str, str] | None) -> Standing:
+def _availability(name: str, *faults: tuple[str, str] | None) -> Availability:
     found = tuple(Fault(*fault) for fault in faults if fault is not None)
-    return Standing(name, not found, found)
+    return Availability(name, not found, found)
 
 
-def _cuda_standings(cuda: CudaFacts) -> list[Standing]:
+def _cuda_availability(cuda: CudaFacts) -> list[Availability]:
     """CUDA, and NCCL where CUDA can be used: without it there is nothing to say."""
     faults = cuda_faults(cuda)
-    return [_standing("cuda", *faults)] + ([_standing("nccl", nccl_fault(cuda))] if not faults else [])
+    return [_availability("cuda", *faults)] + ([_availability("nccl", nccl_fault(cuda))] if not faults else [])
 
 
-def _backend(name: str) -> Standing:
+def _backend(name: str) -> Availability:
     """A backend that needs no more than zerosim's own packages."""
     try:
         make_backend(name)
     except Exception as error:  # a broken NumPy fails in many ways
         why = (message_of(error).strip().splitlines() or [type(error).__name__])[0]
-        return _standing(name, (why, "pip install --force-reinstall numpy ml_dtypes"))
-    return _standing(name)
+        return _availability(name, (why, "pip install --force-reinstall numpy ml_dtypes"))
+    return _availability(name)
 
 
 def _library(name: str, package: str) -> Library:

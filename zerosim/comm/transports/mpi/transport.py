@@ -23,7 +23,7 @@ from zerosim.comm.transports.mpi.queues import Queues
 from zerosim.comm.transports.mpi.rounds import Key, RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession, unpack
 from zerosim.comm.transports.mpi.staging import GpuAware, HostMemory, Staging, ThroughHost
-from zerosim.comm.transports.mpi.watch import Standing, Watch
+from zerosim.comm.transports.mpi.watch import ProcessStatus, Watch
 from zerosim.comm.transports.mpi.wire import Pause
 from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.comm.transports.threads import ThreadRound, ThreadTransport
@@ -177,7 +177,7 @@ class MpiTransport(ThreadTransport):
             elif note.kind == "ended":
                 self._end(process, None if note.body is None else unpack(note.body))
             elif note.kind == "ask":
-                self._session.tell(process, "answer", (note.body, self.standing()))
+                self._session.tell(process, "answer", (note.body, self.status()))
             elif note.kind == "answer":
                 watch.answered(process, *note.body)
         return happened
@@ -230,11 +230,11 @@ class MpiTransport(ThreadTransport):
         """A rank of this process runs, or waits for its turn only."""
         return any(self.scheduler.states[rank] in (State.RUNNING, State.READY) for rank in self.local)
 
-    def standing(self) -> Standing:
+    def status(self) -> ProcessStatus:
         """Where this process's ranks are, for whoever watches."""
         with self.scheduler.mutex:
             rounds = self._queues.open.values()
-            return Standing(
+            return ProcessStatus(
                 progress=self.progress(),
                 is_stuck=not (self._outbox or self._is_busy() or any(round.is_landing for round in rounds)),
                 num_waiting=[self.scheduler.states[rank] for rank in self.local].count(State.WAITING),
