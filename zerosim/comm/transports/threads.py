@@ -227,7 +227,7 @@ class ThreadTransport:
     def stand(self, rank: int) -> str:
         """Where a rank is and what it waits for, in words."""
         state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
-        place = rank_status.place(device.where)
+        place = rank_status.scope_text(device.where)
         if state is State.FINISHED:
             return "finished"
         if state is State.WAITING and round is not None:
