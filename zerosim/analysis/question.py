@@ -56,7 +56,7 @@ class Question:
 
     @property
     def moments(self) -> int:
-        return 2 if self.optimizer != "sgd" else int(self.momentum != 0)
+        return formulas.num_moments(self.optimizer, self.momentum)
 
     @property
     def cost(self) -> BytesPerParameter:
