@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -81,13 +81,10 @@ class RunConfig:
     @property
     def recipe_choices(self) -> RecipeChoices:
         """What is sent, kept and cast: as given or, where nothing is, as the recipe has it for the stage."""
-        values: dict[str, Any] = find_recipe(self.parallel.recipe).resolved(self.parallel.zero_stage)
-        for name in values:
-            given = getattr(getattr(self, _HOMES[name]), name)
-            if given is not None:
-                values[name] = given
-        values["grad_dtype"] = values["grad_dtype"] or self.precision.param_dtype
-        return RecipeChoices(**values)
+        choices = find_recipe(self.parallel.recipe).choices(self.parallel.zero_stage)
+        own = {"grad_dtype": choices.grad_dtype or self.precision.param_dtype}
+        values = {field.name: getattr(getattr(self, _HOMES[field.name]), field.name) for field in fields(choices)}
+        return replace(choices, **own | {name: value for name, value in values.items() if value is not None})
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with some fields or parts changed, validated again. Another model brings its own sizes."""
