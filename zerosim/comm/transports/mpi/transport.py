@@ -22,7 +22,7 @@ from zerosim.comm.transports.mpi.check import is_gpu_aware
 from zerosim.comm.transports.mpi.queues import Queues
 from zerosim.comm.transports.mpi.rounds import Key, RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession, unpack
-from zerosim.comm.transports.mpi.staging import GpuAware, HostMemory, Staging, ThroughHost
+from zerosim.comm.transports.mpi.staging import GpuAware, Staging, ThroughHost
 from zerosim.comm.transports.mpi.watch import ProcessStatus, Watch
 from zerosim.comm.transports.mpi.wire import Pause
 from zerosim.comm.transports.rounds import Call, Exchange
@@ -41,12 +41,6 @@ class LocalScheduler(Scheduler):
         self.states = [State.READY if rank in local else State.FINISHED for rank in range(ranks)]
         self._ready = deque(local)
         self._num_unfinished = len(local)
-
-
-def _staging(devices: dict[int, Device], first: Device) -> Staging:
-    if first.lane is None:
-        return HostMemory(first.backend)
-    return GpuAware(devices) if is_gpu_aware() else ThroughHost(devices)
 
 
 class MpiTransport(ThreadTransport):
@@ -69,9 +63,12 @@ class MpiTransport(ThreadTransport):
         # By global rank; the places of ranks of other processes are never looked at.
         super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
         self._session = session
-        staging = _staging(own, devices[0])
-        self.is_staged = staging.is_copy
-        self._queues = Queues(session, scheduler, own, staging)
+        self.wire = session.wire
+        how = Staging if devices[0].lane is None else GpuAware if is_gpu_aware() else ThroughHost
+        self.staging = how(own)
+        self.is_staged = self.staging.is_copy
+        self.sent_bytes = dict.fromkeys(own, 0)  # by rank, to other processes: payload, without headers
+        self._queues = Queues(session, scheduler, own)
         self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not yet looked at
         self._pause = Pause()
         self._ended: dict[int, BaseException | None] = {}  # processes, with what failed there
@@ -79,10 +76,9 @@ class MpiTransport(ThreadTransport):
         self._needed_since: float | None = None
         session.begin()
 
-    @property
-    def sent_bytes(self) -> dict[int, int]:
-        """What each rank of this process has sent to other processes: payload, without headers."""
-        return self._queues.sent_bytes
+    def process_of(self, rank: int) -> int:
+        """The process that holds a rank."""
+        return rank // len(self.local)
 
     # -- on the ranks' threads ----------------------------------------------------------------------
 
@@ -100,7 +96,7 @@ class MpiTransport(ThreadTransport):
             round = self._rounds.get(key)
             if round is None:
                 first = rank, self.devices[rank].where
-                round = self._rounds[key] = RemoteRound(self, key, call, first, members, len(self.local))
+                round = self._rounds[key] = RemoteRound(self, key, call, first, members)
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
             round.exchanges[group.index(rank)] = exchange
@@ -249,6 +245,6 @@ class MpiTransport(ThreadTransport):
 
     def _afar(self, rank: int) -> str:
         """A rank of another process, as far as it is known here."""
-        process = rank // len(self.local)
+        process = self.process_of(rank)
         has_finished = process in self._ended and self._ended[process] is None
         return "finished" if has_finished else "in another process"

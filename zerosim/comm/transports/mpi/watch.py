@@ -100,20 +100,15 @@ class Watch:
         if nothing_between and all(answer.is_stuck for answer in answers):
             self._transport.scheduler.abort(diagnostics.deadlock(num_waiting, _table(answers)))
         elif now - self._since >= self._timeout_s:
-            running = [process for process, answer in enumerate(answers) if not answer.is_stuck]
-            self._transport.scheduler.abort(
-                diagnostics.late(self._running(running, answers), self._timeout_s, _table(answers))
-            )
-
-    def _running(self, processes: list[int], answers: list[ProcessStatus]) -> list[int]:
-        """The ranks of these processes that neither wait nor have finished."""
-        size = len(self._transport.local)
-        return [
-            process * size + index
-            for process in processes
-            for index, text in enumerate(answers[process].stands)
-            if text.startswith("running")
-        ]
+            size = len(self._transport.local)
+            running = [
+                process * size + index
+                for process, answer in enumerate(answers)
+                if not answer.is_stuck
+                for index, text in enumerate(answer.stands)
+                if text.startswith("running")
+            ]
+            self._transport.scheduler.abort(diagnostics.late(running, self._timeout_s, _table(answers)))
 
     def _late(self, own: ProcessStatus, silent: list[int]) -> None:
         size = len(self._transport.local)
