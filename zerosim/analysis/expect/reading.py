@@ -18,7 +18,6 @@ Whatever can be wrong with a file is found here, before anything runs. Keys:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,7 +29,7 @@ from zerosim.analysis.expect.sweeps import MP, Axis, Point, describe, grid, read
 from zerosim.analysis.formulas import calculators
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 from zerosim.units import LONGEST_NUMBER, parse_bytes
 
@@ -159,7 +158,8 @@ def _check_keys(table: Mapping[str, Any]) -> None:
     """Raises: InputError for an unknown key, a missing one, a value of another kind, and one without its companion."""
     for key in table:
         if key not in KEYS:
-            raise InputError(f"unknown key {key!r}{_nearest(key, KEYS)}")
+            hint = did_you_mean(key, KEYS, f"expected one of {', '.join(KEYS)}")
+            raise InputError(f"unknown key {key!r}; {hint}")
     for key, what in REQUIRED.items():
         if key not in table:
             raise InputError(f"{key} is missing: {what}")
@@ -169,7 +169,8 @@ def _check_keys(table: Mapping[str, Any]) -> None:
         if key in TABLES and not isinstance(value, dict):
             raise InputError(f"{key} {value!r}: expected a table")
         if key in WORDS and not (isinstance(value, str) and value in WORDS[key]):
-            raise InputError(f"{key} {value!r} is not known{_nearest(value, WORDS[key])}")
+            hint = did_you_mean(value, WORDS[key], f"expected one of {', '.join(WORDS[key])}")
+            raise InputError(f"{key} {value!r} is not known; {hint}")
     if "instead" in table and "note" not in table:
         raise InputError("note is missing: say why the source's figures are not what its rule gives, or drop instead")
     if ("beside" in table) != ("why" in table):
@@ -192,12 +193,6 @@ def _check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> N
         raise InputError(f'counted_on "{TRAINING}": nothing here is counted; leave it out')
     if table.get("counted_on") == TRAINING and table.get("quantity") in ("largest_model", "parameters"):
         raise InputError(f'counted_on "{TRAINING}": {table["quantity"]} is not read off training; leave it out')
-
-
-def _nearest(word: object, known: Collection[str]) -> str:
-    """'; did you mean ...?', or all that are known."""
-    near = difflib.get_close_matches(str(word), list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
 
 
 def _figures(

@@ -13,7 +13,6 @@ vendor's data sheet, "recalled" not verified.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config.inputs import read_toml
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.units import parse_bytes
 
 
@@ -105,8 +104,7 @@ def find_hardware(name_or_path: str) -> Hardware:
     if len(found) > 1:
         raise InputError(f"hardware {name_or_path!r} is one of {' or '.join(found)}: name one")
     if not found:
-        near = difflib.get_close_matches(wanted, devices, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(devices)}, or a TOML file"
+        hint = did_you_mean(wanted, devices, f"known: {', '.join(devices)}, or a TOML file", quote=str)
         raise InputError(f"unknown hardware {name_or_path!r}: {hint}")
     return devices[found[0]]
 
@@ -122,8 +120,7 @@ def read_hardware(path: str) -> Hardware:
         raise InputError(f"{error}: give a TOML file with {', '.join(KEYS)}") from None
     for key in values:
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(KEYS)}"
+            hint = did_you_mean(key, KEYS, f"known keys: {', '.join(KEYS)}")
             raise InputError(f"hardware {path}: unknown key {key!r}: {hint}")
     if missing := [key for key in KEYS if key not in values]:
         raise InputError(f"hardware {path}: missing {', '.join(missing)}: all of {', '.join(KEYS)} are needed")

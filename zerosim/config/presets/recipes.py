@@ -6,12 +6,11 @@ is in `analysis/formulas/`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 
 NAMES = ("paper", "deepspeed", "fsdp2", "megatron")
 
@@ -111,8 +110,7 @@ def find_recipe(name: str) -> Recipe:
     for recipe in recipes():
         if recipe.name == name.strip().lower():
             return recipe
-    near = difflib.get_close_matches(name.strip().lower(), NAMES, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(NAMES)}"
+    hint = did_you_mean(name.strip().lower(), NAMES, f"expected one of {', '.join(NAMES)}", quote=str)
     raise InputError(f"unknown recipe {name!r}: {hint}")
 
 
