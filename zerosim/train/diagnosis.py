@@ -112,17 +112,19 @@ def diagnose() -> Diagnosis:
     try:
         backends = [_backend("numpy"), _backend("meta")]
         blas = _blas()
-        cuda = cuda_installed if cuda_asked is None else _cuda_answer(_answer(cuda_asked, until), cuda_installed)
-        mpi = mpi_installed if mpi_asked is None else _mpi_answer(_answer(mpi_asked, until), mpi_installed)
+        cuda = cuda_installed if cuda_asked is None else _cuda_facts(_answer(cuda_asked, until), cuda_installed)
+        mpi = mpi_installed if mpi_asked is None else _mpi_facts(_answer(mpi_asked, until), mpi_installed)
     finally:
         for process in (cuda_asked, mpi_asked):
             if process is not None:
                 _end(process)
+    faults = cuda_faults(cuda)
+    nccl = [] if faults else [_availability("nccl", nccl_fault(cuda))]  # without CUDA there is nothing to say
     return Diagnosis(
         zerosim=__version__,
         python=platform.python_version(),
         executable=sys.executable,
-        standings=(*backends, *_cuda_availability(cuda), _availability("mpi", mpi_fault(mpi))),
+        standings=(*backends, _availability("cuda", *faults), *nccl, _availability("mpi", mpi_fault(mpi))),
         libraries=tuple(_library(name, package) for name, package in LIBRARIES.items()),
         blas=blas,
         machine=_machine(),
@@ -134,12 +136,6 @@ def diagnose() -> Diagnosis:
 def _availability(name: str, *faults: tuple[str, str] | None) -> Availability:
     found = tuple(Fault(*fault) for fault in faults if fault is not None)
     return Availability(name, not found, found)
-
-
-def _cuda_availability(cuda: CudaFacts) -> list[Availability]:
-    """CUDA, and NCCL where CUDA can be used: without it there is nothing to say."""
-    faults = cuda_faults(cuda)
-    return [_availability("cuda", *faults)] + ([_availability("nccl", nccl_fault(cuda))] if not faults else [])
 
 
 def _backend(name: str) -> Availability:
@@ -166,7 +162,7 @@ def _blas() -> tuple[Blas, ...]:
 
         pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
         return tuple(Blas(pool["internal_api"], pool["version"], int(pool["num_threads"])) for pool in pools)
-    except Exception:  # what it cannot tell is not told
+    except Exception:  # a library that it does not know is left out
         return ()
 
 
@@ -242,12 +238,12 @@ def _end(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-def _cuda_answer(answer: dict[str, Any] | str, installed: CudaFacts) -> CudaFacts:
+def _cuda_facts(answer: dict[str, Any] | str, installed: CudaFacts) -> CudaFacts:
     if isinstance(answer, str):
         return replace(installed, look_error=answer)
     gpus = tuple(Gpu(**gpu) for gpu in answer.pop("gpus"))
     return CudaFacts(**{**answer, "distributions": tuple(answer["distributions"]), "gpus": gpus})
 
 
-def _mpi_answer(answer: dict[str, Any] | str, installed: MpiFacts) -> MpiFacts:
+def _mpi_facts(answer: dict[str, Any] | str, installed: MpiFacts) -> MpiFacts:
     return replace(installed, look_error=answer) if isinstance(answer, str) else MpiFacts(**answer)
