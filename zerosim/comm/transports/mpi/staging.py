@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Protocol
 
-from zerosim.backends.kernels import Array, Backend, Lane
+from zerosim.backends.kernels import Array, Backend, Stream
 from zerosim.device.device import Device
 from zerosim.dtypes import DType
 
@@ -57,7 +57,7 @@ class HostMemory:
 
 
 class ThroughHost:
-    """For backends whose arrays are on a GPU: their bytes pass through the host's memory, on the ranks' own lanes."""
+    """For backends whose arrays are on a GPU: their bytes pass through the host's memory, on the ranks' own streams."""
 
     is_copy = True
     inline_bytes = INLINE_BYTES
@@ -66,14 +66,14 @@ class ThroughHost:
         self._devices = devices
 
     def outgoing(self, array: Array, rank: int) -> Any:
-        return lane_of(self._devices, rank).download(array)
+        return stream_of(self._devices, rank).download(array)
 
     def incoming(self, shape: tuple[int, ...], dtype: DType, rank: int) -> tuple[Any, Any]:
         data = memoryview(bytearray(prod(shape) * dtype.itemsize))
         return (data, shape, dtype), data
 
     def landed(self, kept: Any, rank: int) -> Array:
-        return lane_of(self._devices, rank).upload(*kept)
+        return stream_of(self._devices, rank).upload(*kept)
 
 
 class GpuAware:
@@ -87,24 +87,24 @@ class GpuAware:
         self._devices = devices
 
     def outgoing(self, array: Array, rank: int) -> Any:
-        lane_of(self._devices, rank).synchronize()
+        stream_of(self._devices, rank).synchronize()
         return bytes_of(array)
 
     def incoming(self, shape: tuple[int, ...], dtype: DType, rank: int) -> tuple[Array, Any]:
-        lane = lane_of(self._devices, rank)
-        with lane.use():
+        stream = stream_of(self._devices, rank)
+        with stream.use():
             array = self._devices[rank].backend.empty(shape, dtype)
-        lane.synchronize()  # kernels that used this memory before may still be queued
+        stream.synchronize()  # kernels that used this memory before may still be queued
         return array, bytes_of(array)
 
     def landed(self, kept: Array, rank: int) -> Array:
         return kept
 
 
-def lane_of(devices: Mapping[int, Device], rank: int) -> Lane:
-    lane = devices[rank].lane
-    assert lane is not None
-    return lane
+def stream_of(devices: Mapping[int, Device], rank: int) -> Stream:
+    stream = devices[rank].stream
+    assert stream is not None
+    return stream
 
 
 def bytes_of(array: Array) -> Any:

@@ -44,7 +44,7 @@ class LocalScheduler(Scheduler):
 
 
 def _staging(devices: dict[int, Device], first: Device) -> Staging:
-    if first.lane is None:
+    if first.stream is None:
         return HostMemory(first.backend)
     return GpuAware(devices) if is_gpu_aware() else ThroughHost(devices)
 
@@ -93,8 +93,8 @@ class MpiTransport(ThreadTransport):
         if len(members) == len(group):
             return super().join(rank, group, sequence, call, exchange, number)
         self.scheduler.check(rank)
-        lane = self.devices[rank].lane
-        fence = None if lane is None else lane.fence()
+        stream = self.devices[rank].stream
+        event = None if stream is None else stream.record_event()
         key: Key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
@@ -104,8 +104,8 @@ class MpiTransport(ThreadTransport):
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
             round.exchanges[group.index(rank)] = exchange
-            if fence is not None:
-                round.fences.append(fence)
+            if event is not None:
+                round.events.append(event)
             round.num_missing -= 1
             self._num_joins += 1
             if not round.num_missing:
