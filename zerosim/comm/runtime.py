@@ -190,7 +190,7 @@ def device_of(world: World, rank: int, backend: Backend, switch: Switch, readers
         allocator=Exact(world.capacity),
         recorder=Recorder(readers, keep=world.keep_events, enabled=world.record),
         switch=switch,
-        lane=backend.open_lane(rank),
+        stream=backend.open_stream(rank),
     )
 
 
@@ -277,8 +277,8 @@ class Ranks(Generic[T]):
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
-            lane = context.device.lane
-            with nullcontext() if lane is None else lane.use():
+            stream = context.device.stream
+            with nullcontext() if stream is None else stream.use():
                 self.outcomes[index] = self._program(context)
             context.device.recorder.drain()
             self.transport.finish(rank)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
-from zerosim.backends.kernels import Fence
+from zerosim.backends.kernels import StreamEvent
 from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler, State
@@ -33,8 +33,8 @@ class ThreadRound:
         "_transport",
         "call",
         "done",
+        "events",
         "exchanges",
-        "fences",
         "first",
         "group",
         "num_missing",
@@ -51,7 +51,7 @@ class ThreadRound:
         self.call = call
         self.first = first  # who fixed the call, and where in its program that was
         self.exchanges: list[Exchange | None] = [None] * len(group)
-        self.fences: list[Fence] = []  # where the members' queues stood when they joined
+        self.events: list[StreamEvent] = []  # where the members' queues stood when they joined
         self.num_missing = len(group)
         self.sleepers: list[int] = []
         self.done = False
@@ -94,8 +94,8 @@ class ThreadTransport:
         number: int = 0,
     ) -> ThreadRound:
         self.scheduler.check(rank)
-        lane = self.devices[rank].lane
-        fence = None if lane is None else lane.fence()
+        stream = self.devices[rank].stream
+        event = None if stream is None else stream.record_event()
         key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
@@ -105,8 +105,8 @@ class ThreadTransport:
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
             round.exchanges[group.index(rank)] = exchange
-            if fence is not None:
-                round.fences.append(fence)
+            if event is not None:
+                round.events.append(event)
             round.num_missing -= 1
             self._num_joins += 1
             if round.num_missing:
@@ -127,10 +127,10 @@ class ThreadTransport:
 
     def _move(self, rank: int, round: ThreadRound) -> None:
         exchanges = [exchange for exchange in round.exchanges if exchange is not None]
-        lanes = [lane for lane in (self.devices[peer].lane for peer in round.group) if lane is not None]
-        if lanes:
-            meet(lanes, round.fences)
-        round.exchanges, round.fences = [], []
+        streams = [stream for stream in (self.devices[peer].stream for peer in round.group) if stream is not None]
+        if streams:
+            meet(streams, round.events)
+        round.exchanges, round.events = [], []
         native = exchanges[0].native
         if native is not None:
             inputs, outputs = zip(
@@ -138,14 +138,14 @@ class ThreadTransport:
                 strict=True,
             )
             backend = self.devices[rank].backend
-            backend.native_collective(lanes, native.op, inputs, outputs, native.reduction, native.root)
+            backend.native_collective(streams, native.op, inputs, outputs, native.reduction, native.root)
         for member, exchange in enumerate(exchanges):
             if exchange.move is not None:
                 self.scheduler.check(rank)
-                with lanes[member].use() if lanes else nullcontext():
+                with streams[member].use() if streams else nullcontext():
                     exchange.move(partial(_posted_for, exchanges, member))
-        if lanes:
-            meet(lanes, [lane.fence() for lane in lanes])
+        if streams:
+            meet(streams, [stream.record_event() for stream in streams])
 
     def sleep(self, rank: int, round: ThreadRound) -> None:
         """Pass the turn on until `round` is done.

@@ -148,23 +148,23 @@ class Queues:
 
     def _moved(self, round: RemoteRound) -> bool:
         """Run the moves, in rank order. False: one failed, and the run ends."""
-        own = [self._devices[round.group[member]].lane for member in round.local]
-        lanes = [lane for lane in own if lane is not None]
+        own = [self._devices[round.group[member]].stream for member in round.local]
+        streams = [stream for stream in own if stream is not None]
         round.land()
-        if lanes:
-            meet(lanes, round.fences)
+        if streams:
+            meet(streams, round.events)
         for index, member in enumerate(round.local):
             exchange = round.exchanges[member]
             if exchange is None or exchange.move is None:
                 continue
             try:
-                with lanes[index].use() if lanes else nullcontext():
+                with streams[index].use() if streams else nullcontext():
                     exchange.move(partial(round.posted_for, member))
             except Exception as error:
                 self._scheduler.abort(_explained(round, member, error))
                 return False
-        if lanes:
-            meet(lanes, [lane.fence() for lane in lanes])
+        if streams:
+            meet(streams, [stream.record_event() for stream in streams])
         return True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from zerosim.backends.kernels import Array, Lane
+from zerosim.backends.kernels import Array, Stream
 from zerosim.device.device import Device
 from zerosim.dtypes import DType
 
@@ -38,26 +38,26 @@ class Staging:
         """The array that `rank`'s moves read, once the bytes are filled."""
         return kept
 
-    def _lane(self, rank: int) -> Lane:
-        lane = self._devices[rank].lane
-        assert lane is not None
-        return lane
+    def _stream(self, rank: int) -> Stream:
+        stream = self._devices[rank].stream
+        assert stream is not None
+        return stream
 
 
 class ThroughHost(Staging):
-    """For backends whose arrays are on a GPU: their bytes pass through the host's memory, on the ranks' own lanes."""
+    """For backends whose arrays are on a GPU: their bytes pass through the host's memory, on the ranks' own streams."""
 
     is_copy = True
 
     def outgoing(self, array: Array, rank: int) -> Any:
-        return self._lane(rank).download(array)
+        return self._stream(rank).download(array)
 
     def incoming(self, shape: tuple[int, ...], dtype: DType, rank: int) -> tuple[Any, Any]:
         data = memoryview(bytearray(prod(shape) * dtype.itemsize))
         return (data, shape, dtype), data
 
     def landed(self, kept: Any, rank: int) -> Array:
-        return self._lane(rank).upload(*kept)
+        return self._stream(rank).upload(*kept)
 
 
 class GpuAware(Staging):
@@ -67,14 +67,14 @@ class GpuAware(Staging):
     inline_bytes = 0
 
     def outgoing(self, array: Array, rank: int) -> Any:
-        self._lane(rank).synchronize()
+        self._stream(rank).synchronize()
         return bytes_of(array)
 
     def incoming(self, shape: tuple[int, ...], dtype: DType, rank: int) -> tuple[Any, Any]:
-        lane = self._lane(rank)
-        with lane.use():
+        stream = self._stream(rank)
+        with stream.use():
             found = super().incoming(shape, dtype, rank)
-        lane.synchronize()  # kernels that used this memory before may still be queued
+        stream.synchronize()  # kernels that used this memory before may still be queued
         return found
 
 

@@ -64,7 +64,7 @@ class MpiTransport(ThreadTransport):
         super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
         self._session = session
         self.wire = session.wire
-        how = Staging if devices[0].lane is None else GpuAware if is_gpu_aware() else ThroughHost
+        how = Staging if devices[0].stream is None else GpuAware if is_gpu_aware() else ThroughHost
         self.staging = how(own)
         self.is_staged = self.staging.is_copy
         self.sent_bytes = dict.fromkeys(own, 0)  # by rank, to other processes: payload, without headers
@@ -89,8 +89,8 @@ class MpiTransport(ThreadTransport):
         if len(members) == len(group):
             return super().join(rank, group, sequence, call, exchange, number)
         self.scheduler.check(rank)
-        lane = self.devices[rank].lane
-        fence = None if lane is None else lane.fence()
+        stream = self.devices[rank].stream
+        event = None if stream is None else stream.record_event()
         key: Key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
@@ -100,8 +100,8 @@ class MpiTransport(ThreadTransport):
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
             round.exchanges[group.index(rank)] = exchange
-            if fence is not None:
-                round.fences.append(fence)
+            if event is not None:
+                round.events.append(event)
             round.num_missing -= 1
             self._num_joins += 1
             if not round.num_missing:
