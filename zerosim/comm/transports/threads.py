@@ -25,6 +25,9 @@ from zerosim.errors import Mismatch
 
 POLL_S = 0.05
 
+Key = tuple[bool, tuple[int, ...], int, int]
+"""(pair, group, sequence, number) of a round."""
+
 
 class ThreadRound:
     """One round between the first to join it and the last to be woken."""
@@ -80,7 +83,7 @@ class ThreadTransport:
     def __init__(self, devices: Sequence[Device], permits: int = 1, scheduler: Scheduler | None = None) -> None:
         self.devices = devices
         self.scheduler = scheduler or Scheduler(len(devices), permits, devices[0].switch)
-        self._rounds: dict[tuple[bool, tuple[int, ...], int, int], ThreadRound] = {}
+        self._rounds: dict[Key, ThreadRound] = {}
         self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
         self._num_joins = 0
 
@@ -96,12 +99,11 @@ class ThreadTransport:
         self.scheduler.check(rank)
         stream = self.devices[rank].stream
         event = None if stream is None else stream.record_event()
-        key = (call.pair, group, sequence, number)
+        key: Key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
             if round is None:
-                round = ThreadRound(self, group, sequence, call, (rank, self.devices[rank].where))
-                self._rounds[key] = round
+                round = self._rounds[key] = self._new_round(key, call, (rank, self.devices[rank].where))
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
             round.exchanges[group.index(rank)] = exchange
@@ -112,8 +114,17 @@ class ThreadTransport:
             if round.num_missing:
                 return round
             del self._rounds[key]
+            if self._hand_over(round):
+                return round
         self._run(rank, round)
         return round
+
+    def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
+        return ThreadRound(self, key[1], key[2], call, first)
+
+    def _hand_over(self, round: ThreadRound) -> bool:
+        """All have joined; in the mutex. True: its moves are for another thread than that of the last to join."""
+        return False
 
     def _run(self, rank: int, round: ThreadRound) -> None:
         """Every move, on the thread of the last to join; outside the mutex, so that other groups go on.

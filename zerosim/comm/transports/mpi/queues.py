@@ -18,9 +18,10 @@ from zerosim.comm import diagnostics
 from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.mpi.native import NativeCall, NativeEngine
-from zerosim.comm.transports.mpi.rounds import Header, Key, RemoteRound
+from zerosim.comm.transports.mpi.rounds import Header, RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession
 from zerosim.comm.transports.rounds import meet
+from zerosim.comm.transports.threads import Key
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.errors import Deadlock, RankFailed, ZerosimError, described

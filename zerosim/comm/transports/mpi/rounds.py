@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.comm.transports.mpi.wire import NO_TAG
 from zerosim.comm.transports.rounds import Call, Copied, Parts
-from zerosim.comm.transports.threads import ThreadRound
+from zerosim.comm.transports.threads import Key, ThreadRound
 from zerosim.device.events import Scope
 from zerosim.dtypes import dtype as get_dtype
 
 if TYPE_CHECKING:
     from zerosim.comm.transports.mpi.native import NativeCall
     from zerosim.comm.transports.mpi.transport import MpiTransport
-
-Key = tuple[bool, tuple[int, ...], int, int]
-"""(pair, group, sequence, number), as in a ThreadTransport."""
 
 
 class Part(NamedTuple):

@@ -20,14 +20,15 @@ from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.transports.mpi.check import is_gpu_aware
 from zerosim.comm.transports.mpi.queues import Queues
-from zerosim.comm.transports.mpi.rounds import Key, RemoteRound
+from zerosim.comm.transports.mpi.rounds import RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession, unpack
 from zerosim.comm.transports.mpi.staging import GpuAware, Staging, ThroughHost
 from zerosim.comm.transports.mpi.watch import ProcessStatus, Watch
 from zerosim.comm.transports.mpi.wire import Pause
-from zerosim.comm.transports.rounds import Call, Exchange
-from zerosim.comm.transports.threads import ThreadRound, ThreadTransport
+from zerosim.comm.transports.rounds import Call
+from zerosim.comm.transports.threads import Key, ThreadRound, ThreadTransport
 from zerosim.device.device import Device, Switch
+from zerosim.device.events import Scope
 
 LAST_MESSAGES_S = 0.2
 """MPI keeps messages between two processes in order, but not the moments at which sends are found to be done."""
@@ -82,34 +83,18 @@ class MpiTransport(ThreadTransport):
 
     # -- on the ranks' threads ----------------------------------------------------------------------
 
-    def join(
-        self, rank: int, group: tuple[int, ...], sequence: int, call: Call, exchange: Exchange, number: int = 0
-    ) -> ThreadRound:
-        members = [member for member, peer in enumerate(group) if peer in self.local]
-        if len(members) == len(group):
-            return super().join(rank, group, sequence, call, exchange, number)
-        self.scheduler.check(rank)
-        stream = self.devices[rank].stream
-        event = None if stream is None else stream.record_event()
-        key: Key = (call.pair, group, sequence, number)
-        with self.scheduler.mutex:
-            round = self._rounds.get(key)
-            if round is None:
-                first = rank, self.devices[rank].where
-                round = self._rounds[key] = RemoteRound(self, key, call, first, members)
-            elif round.call != call:
-                raise self._mismatch(rank, call, round)
-            round.exchanges[group.index(rank)] = exchange
-            if event is not None:
-                round.events.append(event)
-            round.num_missing -= 1
-            self._num_joins += 1
-            if not round.num_missing:
-                del self._rounds[key]
-                assert isinstance(round, RemoteRound)
-                self._outbox.append(round)
-                self._pause.ring()
-        return round
+    def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
+        members = [member for member, peer in enumerate(key[1]) if peer in self.local]
+        if len(members) == len(key[1]):
+            return super()._new_round(key, call, first)
+        return RemoteRound(self, key, call, first, members)
+
+    def _hand_over(self, round: ThreadRound) -> bool:
+        if not isinstance(round, RemoteRound):
+            return False
+        self._outbox.append(round)
+        self._pause.ring()
+        return True
 
     def finish(self, rank: int) -> None:
         super().finish(rank)
