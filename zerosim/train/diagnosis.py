@@ -219,10 +219,10 @@ def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | st
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
                 return dict(json.loads(line))
-    said = [line.strip() for line in err.splitlines() if line.strip(" -=*")]
+    printed = [line.strip() for line in err.splitlines() if line.strip(" -=*")]
     if process.returncode < 0:
         return f"the process that asked was ended by {signal.Signals(-process.returncode).name}"
-    return said[-1] if said else f"the process that asked ended with {process.returncode}"
+    return printed[-1] if printed else f"the process that asked ended with {process.returncode}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:

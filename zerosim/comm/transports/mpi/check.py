@@ -141,8 +141,8 @@ def is_gpu_aware() -> bool | None:
             continue
         query.restype, query.argtypes = ctypes.c_int, []
         return bool(query())
-    said = [os.environ[name] for name in GPU_AWARE if name in os.environ]
-    return said[0] not in ("", "0") if said else None
+    answers = [os.environ[name] for name in GPU_AWARE if name in os.environ]
+    return answers[0] not in ("", "0") if answers else None
 
 
 def library_line(mpi: Any) -> str:

@@ -37,7 +37,7 @@ class Queues:
         backend = next(iter(devices.values())).backend
         self.native = NativeEngine(session.wire, backend)
         self.open: dict[Key, RemoteRound] = {}  # changed in the scheduler's mutex, for ranks look at it too
-        self.num_told = self.num_heard = 0
+        self.num_sent = self.num_received = 0
         self._session = session
         self._scheduler = scheduler
         self._devices = devices
@@ -54,7 +54,7 @@ class Queues:
 
     def read(self, process: int, header: Header) -> None:
         """A header: for a round under way here, for one to come, or of a call that does not fit."""
-        self.num_heard += 1
+        self.num_received += 1
         round = self.open.get(header.key)
         if header.key in self._calls:
             self._clash(header, self._calls[header.key])
@@ -104,7 +104,7 @@ class Queues:
     def _start(self, round: RemoteRound) -> None:
         for process, header in round.open():
             self._session.tell(process, "header", header)
-            self.num_told += 1
+            self.num_sent += 1
         for process, header in self._early.pop(round.key, ()):
             self._take(round, process, header)
 

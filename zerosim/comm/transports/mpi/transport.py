@@ -112,15 +112,15 @@ class MpiTransport(ThreadTransport):
 
     def serve(self, timeout_s: float) -> None:
         """Carry rounds until every process has ended, or this one or another one has failed."""
-        watch, queues, told = Watch(self, self._session, timeout_s), self._queues, False
+        watch, queues, is_end_sent = Watch(self, self._session, timeout_s), self._queues, False
         while not self.scheduler.switch.aborted:
             happened = self._collect() | self._hear(watch) | queues.advance()
             self._look_for_the_ended()
             has_ended = self.scheduler.ended.is_set() and not self.scheduler.switch.aborted
-            if has_ended and not told and not self._owes():
+            if has_ended and not is_end_sent and not self._owes():
                 self._session.tell_all("ended", None)
-                told = True
-            if told and self._all_ended():
+                is_end_sent = True
+            if is_end_sent and self._all_ended():
                 return
             watch.step(time.monotonic())
             moving = queues.is_moving() or not self._session.wire.is_quiet()
@@ -219,8 +219,8 @@ class MpiTransport(ThreadTransport):
                 progress=self.progress(),
                 is_stuck=not (self._outbox or self._is_busy() or any(round.is_landing for round in rounds)),
                 num_waiting=[self.scheduler.states[rank] for rank in self.local].count(State.WAITING),
-                num_told=self._queues.num_told,
-                num_heard=self._queues.num_heard,
+                num_sent=self._queues.num_sent,
+                num_received=self._queues.num_received,
                 stands=[self.stand(rank) for rank in self.local],
             )
 

@@ -28,8 +28,8 @@ class ProcessStatus(NamedTuple):
     progress: int
     is_stuck: bool
     num_waiting: int
-    num_told: int
-    num_heard: int
+    num_sent: int
+    num_received: int
     stands: list[str]
 
 
@@ -96,7 +96,7 @@ class Watch:
         num_waiting = sum(answer.num_waiting for answer in answers)
         if not num_waiting:
             return
-        nothing_between = sum(a.num_told for a in answers) == sum(a.num_heard for a in answers)
+        nothing_between = sum(a.num_sent for a in answers) == sum(a.num_received for a in answers)
         if nothing_between and all(answer.is_stuck for answer in answers):
             self._transport.scheduler.abort(diagnostics.deadlock(num_waiting, _table(answers)))
         elif now - self._since >= self._timeout_s:
