@@ -41,27 +41,27 @@ class Heads(NamedTuple):
         return self.queries + 2 * self.keys
 
 
-Fence = Any
-"""A point in a lane: all that was queued on it so far."""
+StreamEvent = Any
+"""A point in a stream: all that was queued on it so far."""
 
 
-class Lane(Protocol):
+class Stream(Protocol):
     """Where one rank's kernels queue and its memory comes from, for a backend that queues them (a GPU's stream)."""
 
     def use(self) -> AbstractContextManager[object]:
-        """`with lane.use():` any thread works as that rank."""
+        """`with stream.use():` any thread works as that rank."""
 
-    def fence(self) -> Fence:
-        """All that was queued on this lane so far."""
+    def record_event(self) -> StreamEvent:
+        """All that was queued on this stream so far."""
 
-    def wait_for(self, fence: Fence) -> None:
-        """What is queued on this lane from here on runs after `fence`, another lane's perhaps. Returns at once."""
+    def wait_event(self, event: StreamEvent) -> None:
+        """What is queued on this stream from here on runs after `event`, another stream's perhaps. Returns at once."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes of this rank's memory pool: in use, and held."""
 
     def synchronize(self) -> None:
-        """The host waits until the lane has nothing left to do."""
+        """The host waits until the stream has nothing left to do."""
 
     def download(self, array: Array) -> Any:
         """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
@@ -70,7 +70,7 @@ class Lane(Protocol):
         """A new array of this rank with these bytes, which may be dropped at once."""
 
     def gpu_bytes(self) -> GpuBytes:
-        """The GPU that the lane is on. Waits for it."""
+        """The GPU that the stream is on. Waits for it."""
 
 
 class Backend(Protocol):
@@ -78,12 +78,12 @@ class Backend(Protocol):
 
     name: str
 
-    def open_lane(self, rank: int) -> Lane | None:
+    def open_stream(self, rank: int) -> Stream | None:
         """The queue of one rank, or None where kernels run when they are called."""
 
     def native_collective(
         self,
-        lanes: Sequence[Lane],
+        streams: Sequence[Stream],
         op: str,
         inputs: Sequence[Sequence[Array]],
         outputs: Sequence[Sequence[Array]],

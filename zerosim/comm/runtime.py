@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import ALGORITHMS
-from zerosim.comm.rank_status import place
+from zerosim.comm.rank_status import scope_text
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.fake import FakeTransport
 from zerosim.comm.transports.rounds import Transport
@@ -190,7 +190,7 @@ def device_of(world: World, rank: int, backend: Backend, switch: Switch, readers
         allocator=Exact(world.capacity),
         recorder=Recorder(readers, keep=world.keep_events, enabled=world.record),
         switch=switch,
-        lane=backend.open_lane(rank),
+        stream=backend.open_stream(rank),
     )
 
 
@@ -277,8 +277,8 @@ class Ranks(Generic[T]):
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
-            lane = context.device.lane
-            with nullcontext() if lane is None else lane.use():
+            stream = context.device.stream
+            with nullcontext() if stream is None else stream.use():
                 self.outcomes[index] = self._program(context)
             context.device.recorder.drain()
             self.transport.finish(rank)
@@ -291,7 +291,7 @@ def _explained(context: Context, error: BaseException) -> ZerosimError:
     """A rank's failure as the caller sees it."""
     if isinstance(error, ZerosimError):
         return error
-    where = place(error.__dict__.get("zerosim_scope", context.device.where))
+    where = scope_text(error.__dict__.get("zerosim_scope", context.device.where))
     failed = RankFailed(f"rank {context.rank} failed in {where}: {described(error)}", rank=context.rank)
     failed.__cause__ = error
     return failed

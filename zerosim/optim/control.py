@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from zerosim.errors import NonFiniteGradient
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class StepControl:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: LRSchedule,
         *,
         scaler: LossScaler | None = None,
         clip_norm: float | None = None,

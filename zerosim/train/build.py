@@ -20,9 +20,9 @@ from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
@@ -125,7 +125,7 @@ def build_updater(config: RunConfig, steps: int, make_control: Callable[..., Ste
     """Optimizer, learning rates and loss scaling of a run; one per rank, all alike."""
     optim = config.optim
     control = make_control(
-        Schedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
+        LRSchedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
         scaler=_scaler(config.precision),
         clip_norm=optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,

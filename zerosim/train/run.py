@@ -118,7 +118,7 @@ class Experiment:
             sample = None if config.data.sample is None else _sample(config, model, strategy, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in model.flats]
-        gpu = None if device.lane is None else device.lane.gpu_bytes()
+        gpu = None if device.stream is None else device.stream.gpu_bytes()
         return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu)
 
     def result(

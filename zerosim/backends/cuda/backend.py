@@ -21,8 +21,8 @@ from zerosim.backends.cuda import products as cuda_products
 from zerosim.backends.cuda import tokens as cuda_tokens
 from zerosim.backends.cuda import update as cuda_update
 from zerosim.backends.cuda.host import Transfers
-from zerosim.backends.cuda.lane import CudaLane
 from zerosim.backends.cuda.nccl import Nccl
+from zerosim.backends.cuda.stream import CudaStream
 
 
 class CudaBackend:
@@ -38,9 +38,9 @@ class CudaBackend:
         self.to_host = transfers.to_host
         self.to_host_later = transfers.to_host_later
 
-    def open_lane(self, rank: int) -> CudaLane:
+    def open_stream(self, rank: int) -> CudaStream:
         """Ranks are dealt out to the visible GPUs in turn."""
-        return CudaLane(rank % cp.cuda.runtime.getDeviceCount())
+        return CudaStream(rank % cp.cuda.runtime.getDeviceCount())
 
     empty = staticmethod(cuda_arrays.empty)
     fill = staticmethod(cuda_arrays.fill)

@@ -37,7 +37,7 @@ class NumpyBackend:
     def __init__(self) -> None:
         keep_freed_memory()
 
-    def open_lane(self, rank: int) -> None:
+    def open_stream(self, rank: int) -> None:
         """None: kernels run when they are called."""
 
     def native_collective(self, *args: object) -> None:
