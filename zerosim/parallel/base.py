@@ -24,7 +24,7 @@ from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.optim.updater import Updater
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
-from zerosim.placement.mesh import DATA, Mesh
+from zerosim.placement.mesh import COPIES, DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
 from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
@@ -76,7 +76,7 @@ class Strategy:
         """
         self.layout = Layout(groups.mesh, [], self.rows())
         self.mesh_rank = self.device.rank
-        self.data, self.replicas = groups(*DATA), groups("dp_replicate")
+        self.data, self.replicas = groups(*DATA), groups(*COPIES)
         self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
 
     # -- what comes, and what is under way ----------------------------------------------------------
