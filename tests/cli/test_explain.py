@@ -15,6 +15,7 @@ import pytest
 import zerosim
 from zerosim.analysis.formulas import TABLE_1, block_activations
 from zerosim.cli.main import main
+from zerosim.config import OPTIONS
 
 ASKED = ["explain", "--stage", "2", "--params", "7.5B", "--ranks", "64"]
 SIZES = ["--hidden", "1600", "--layers", "48", "--heads", "25", "--seq", "1024", "--micro-batch", "32"]
@@ -132,6 +133,15 @@ def test_a_stage_that_the_framework_lacks_is_said(capsys: pytest.CaptureFixture[
 )
 def test_what_the_optimizer_keeps(capsys: pytest.CaptureFixture[str], words: list[str], kept: str) -> None:
     assert f"The optimizer keeps {kept} ZeRO paper" in flat(shown(capsys, [*ASKED, *words]))
+
+
+@pytest.mark.parametrize("optimizer", OPTIONS["optimizer"].choices)
+def test_every_optimizer_costs_what_a_plan_counts(capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
+    asked = ["explain", "--stage", "2", "--params", "6400", "--ranks", "64", "--optimizer", optimizer]
+    explained = terms(figures(capsys, asked), "model_states")
+    same = zerosim.plan_config(model="flat", params=6400, units=1, stage=2, ranks=64, optimizer=optimizer)
+    counted = zerosim.plan(same).memory[0].model_states()
+    assert explained == {**counted, "total": sum(counted.values())}
 
 
 def test_one_rank_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
