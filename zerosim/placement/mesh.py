@@ -48,10 +48,12 @@ class Mesh:
 
     @property
     def sizes(self) -> Mapping[str, int]:
+        """Ranks along each axis, by its name."""
         return {axis: self.size(axis) for axis in AXES}
 
     @property
     def world_size(self) -> int:
+        """All ranks: the product of the axes."""
         return self.size(*AXES)
 
     def size(self, *axes: str) -> int:
