@@ -44,6 +44,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
     """y = x @ weight + bias.
 
     Shapes: x (..., I), weight (I, O) or, transposed, (O, I); bias (O); y (..., O).
+
+    Raises: InputError where the weight does not take x's columns.
     """
     width, wide = weight.shape[::-1] if transposed else weight.shape
     if x.shape[-1] != width:

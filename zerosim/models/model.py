@@ -83,6 +83,7 @@ def _some(names: list[str]) -> str:
 
 
 def load_flat(flat: Flat, weights: Mapping[str, Any], *, exact_master: bool) -> None:
+    """Store full host arrays by name in what this rank holds of one flat; see `Flat.write`."""
     for index, weight in enumerate(flat.spec.weights):
         flat.write(index, weights[weight.name], exact_master=exact_master)
 
@@ -94,6 +95,7 @@ def draw_flat(flat: Flat, seed: int, *, exact_master: bool) -> None:
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:
+    """A parameter's initial values, a host array of its shape in float32: normals of its std, or its fill."""
     import numpy as np
 
     if weight.std is None:

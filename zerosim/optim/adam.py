@@ -18,7 +18,7 @@ from zerosim.device.device import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32."""
+    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32. What its members are: `Optimizer`."""
 
     beta1: float = 0.9
     beta2: float = 0.999

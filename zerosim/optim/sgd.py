@@ -10,7 +10,7 @@ from zerosim.device.device import Buffer
 
 @dataclass(frozen=True, slots=True)
 class SGD:
-    """Without momentum it keeps no state: K is the master alone."""
+    """Without momentum it keeps no state: K is the master alone. What its members are: `Optimizer`."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0

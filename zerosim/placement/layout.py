@@ -48,7 +48,10 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """A mesh, the flat buffers that lie on it, and the rows that say who holds what of them."""
+    """A mesh, the flat buffers that lie on it, and the rows that say who holds what of them.
+
+    In what it is asked, `state` is one of STATES, `name` that of a flat, `rank` one of the mesh's.
+    """
 
     def __init__(self, mesh: Mesh, flats: Sequence[FlatSpec], rows: Rows) -> None:
         self.mesh = mesh

@@ -25,6 +25,7 @@ class WeightSpec:
 
     @property
     def numel(self) -> int:
+        """Its elements."""
         return math.prod(self.shape)
 
 
@@ -39,6 +40,7 @@ class Overlap(NamedTuple):
 
     @property
     def numel(self) -> int:
+        """Elements of the weight that the part holds."""
         return self.stop - self.start
 
 

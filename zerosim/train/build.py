@@ -33,7 +33,7 @@ from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import DATA
+from zerosim.placement.mesh import COPIES, DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 
@@ -110,7 +110,7 @@ def build_rank(
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     model = build_model(config, ctx.device, first_micro_batch=data_rank * config.data.accumulate)
     strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
-    if config.mesh.dp_replicate > 1:
+    if config.mesh.axes.size(*COPIES) > 1:
         strategy.replicate(groups, at_each_micro_batch=config.parallel.replica_reduction == "micro_batch")
     return model, strategy
 

@@ -40,6 +40,8 @@ def plan(
 ) -> RunResult:
     """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or one step.
 
+    The result has no losses, norms and weights. `plan_config` makes a configuration with a plan's defaults.
+
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
     `config` (data, weights, tokens, sample) is not read.
