@@ -7,6 +7,7 @@ NumPy's and CUDA's in turn: one set of promises holds both. What only NumPy's bl
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,14 @@ def room_for(backend: Backend, probs: Any) -> Any:
 
 def bits(backend: Backend, array: Any) -> bytes:
     return bytes(backend.to_host(array).tobytes())
+
+
+def test_kernels_are_called_as_the_contract_has_it(backend: Backend) -> None:
+    for name, declared in vars(Backend).items():
+        if callable(declared) and not name.startswith("_") and name != "native_collective":
+            _, *expected = inspect.signature(declared).parameters.values()
+            found = list(inspect.signature(getattr(backend, name)).parameters.values())
+            assert found == expected, name
 
 
 # -- the table of cases ------------------------------------------------------------------------------------
