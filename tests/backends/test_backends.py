@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import Backend, Heads
+from zerosim.backends.kernels import AdamStep, Backend, Heads, SGDStep
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
@@ -323,16 +323,16 @@ def cases() -> Iterator[Case]:
     for name, decoupled in (("adam", False), ("adamw", True)):
         yield Case(
             name,
-            lambda k, *a, d=decoupled: k.adam(*a, **ADAM, decoupled=d),
+            lambda k, *a, d=decoupled: k.adam(*a, AdamStep(**ADAM, decoupled=d)),
             adam(decoupled),
             states,
             states=(0, 2, 3),
             in_place=(0, 2, 3),
         )
-    yield Case("sgd", lambda k, *a: k.sgd(*a, **SGD, step=2), sgd, states[:3], states=(0, 2), in_place=(0, 2))
+    yield Case("sgd", lambda k, *a: k.sgd(*a, SGDStep(**SGD, step=2)), sgd, states[:3], states=(0, 2), in_place=(0, 2))
     yield Case(
         "sgd first step",
-        lambda k, *a: k.sgd(*a, **SGD, step=1),
+        lambda k, *a: k.sgd(*a, SGDStep(**SGD, step=1)),
         lambda p, g, b: sgd(p, g, 0 * b),
         states[:3],
         states=(0, 2),
@@ -340,7 +340,7 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         "sgd plain",
-        lambda k, p, g: k.sgd(p, g, None, **SGD, step=2),
+        lambda k, p, g: k.sgd(p, g, None, SGDStep(**SGD, step=2)),
         lambda p, g: p - 0.1 * (g * 0.5 + 0.01 * p),
         states[:2],
         states=(0,),
@@ -656,8 +656,8 @@ def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> N
         g, x, out = put(backend, values[1], dtype), put(backend, values[0], dtype), place(backend, (6, size), dtype)
         for start, end in zip((0, *cuts), (*cuts, size), strict=True):
             s = slice(start, end)
-            backend.adam(p[s], g[s], m[s], v[s], **ADAM, decoupled=True)
-            backend.sgd(p[s], g[s], m[s], **SGD, step=2)
+            backend.adam(p[s], g[s], m[s], v[s], AdamStep(**ADAM, decoupled=True))
+            backend.sgd(p[s], g[s], m[s], SGDStep(**SGD, step=2))
             backend.reduce([x[s], g[s], x[s]], "avg", out[0, s])
             backend.copy(p[s], out[1, s])
             backend.add(x[s], g[s], out[2, s])
@@ -837,7 +837,7 @@ def test_dropout_mask_statistics(backend: Backend) -> None:
 def test_nothing_is_something_too(backend: Backend) -> None:
     """A rank beyond the last parameter owns an empty shard."""
     p, g, m, v = (backend.empty((0,), fp32) for _ in range(4))
-    backend.adam(p, g, m, v, **ADAM, decoupled=True)
-    backend.sgd(p, g, m, **SGD, step=1)
+    backend.adam(p, g, m, v, AdamStep(**ADAM, decoupled=True))
+    backend.sgd(p, g, m, SGDStep(**SGD, step=1))
     backend.reduce([p, g], "avg", m)
     backend.add(p, g, m)
