@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import AdamStep, Backend, Heads, SGDStep
+from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, SGDStep
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
@@ -450,7 +450,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         label = f"{' dropout' if dropout else ''}{name}"
         yield Case(
             f"flash_attention{label}",
-            lambda k, q, o, z, p=dropout: k.flash_attention(q, n, FLASH_KEY, p, o, z),
+            lambda k, q, o, z, p=dropout: k.flash_attention(q, n, Dropout(FLASH_KEY, p), o, z),
             lambda q, c=chance: [attention(q, *n, *c)[0], log_sum_exp(attention_scores(q, *n))],
             [qkv],
             [grad.shape, shape[:3]],
@@ -459,7 +459,9 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         )
         yield Case(
             f"flash_attention_backward{label}",
-            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(g, q, n, FLASH_KEY, p, o, z, d, dq),
+            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(
+                g, q, n, Dropout(FLASH_KEY, p), o, z, d, dq
+            ),
             lambda g, q, o, z, c=chance: flash_backward(g, q, o, z, *n, *c),
             [grad, qkv, out, log_sum_exp(scores)],
             [shape[:3], qkv.shape],
@@ -734,7 +736,7 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
         probs, lse = place(backend, (2, 4, 150, 150), dtype), place(backend, (2, 4, 150), compute_dtype(dtype))
         backend.attention(sent, Heads(4, 4), None, 1.0, out, probs, None)
         assert not np.triu(backend.to_host(probs), 1).any()
-        backend.flash_attention(sent, Heads(4, 4), FLASH_KEY, 0.0, flash, lse)
+        backend.flash_attention(sent, Heads(4, 4), Dropout(FLASH_KEY, 0.0), flash, lse)
         outs.append([bits(backend, a) for a in (out[:, :90], flash[:, :90], lse[:, :, :90])])
     assert outs[0] == outs[1]
 

@@ -41,6 +41,13 @@ class Heads(NamedTuple):
         return self.queries + 2 * self.keys
 
 
+class Dropout(NamedTuple):
+    """A dropout whose mask is not kept but drawn again: the key of its random numbers, and a value's chance to go."""
+
+    key: tuple[int, int]
+    chance: float
+
+
 class AdamStep(NamedTuple):
     """The numbers of one step of Adam, steps counted from 1; `decoupled` makes it AdamW."""
 
@@ -226,23 +233,12 @@ class Backend(Protocol):
         the compute dtype. dropped, where it was kept, is read in place of probs * mask. workspace has the shape
         of probs: room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
 
-    def flash_attention(
-        self, qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array
-    ) -> None:
+    def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
-        query's scores. With dropout > 0 the mask is that of `dropout_mask(key, dropout)` over (B, H, T, T)."""
+        query's scores. Where the chance is not 0 the mask is that of `dropout_mask(*dropout)` over (B, H, T, T)."""
 
     def flash_attention_backward(
-        self,
-        grad: Array,
-        qkv: Array,
-        heads: Heads,
-        key: tuple[int, int],
-        dropout: float,
-        out: Array,
-        lse: Array,
-        delta: Array,
-        dqkv: Array,
+        self, grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
     ) -> None:
         """dqkv from grad, with probabilities made again from lse, and the mask from its key.
 
