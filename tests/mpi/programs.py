@@ -193,7 +193,7 @@ def main(name: str, per_process: str, asked: str, left: str) -> int:
     session = mpi_session()
     ranks = session.processes * int(per_process)
     try:
-        mine = launch(program(name, **own), World(ranks=ranks, kind="mpi", per_process=int(per_process), **world))
+        mine = launch(program(name, **own), World(ranks=ranks, transport="mpi", per_process=int(per_process), **world))
         found = session.exchange(mine)
     except ZerosimError as error:
         if session.process == 0:

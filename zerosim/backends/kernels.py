@@ -41,6 +41,36 @@ class Heads(NamedTuple):
         return self.queries + 2 * self.keys
 
 
+class Dropout(NamedTuple):
+    """A dropout whose mask is not kept but drawn again: the key of its random numbers, and a value's chance to go."""
+
+    key: tuple[int, int]
+    chance: float
+
+
+class AdamStep(NamedTuple):
+    """The numbers of one step of Adam, steps counted from 1; `decoupled` makes it AdamW."""
+
+    grad_scale: float
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    step: int
+
+
+class SGDStep(NamedTuple):
+    """The numbers of one step of SGD, steps counted from 1."""
+
+    grad_scale: float
+    lr: float
+    momentum: float
+    weight_decay: float
+    step: int
+
+
 StreamEvent = Any
 """A point in a stream: all that was queued on it so far."""
 
@@ -203,23 +233,12 @@ class Backend(Protocol):
         the compute dtype. dropped, where it was kept, is read in place of probs * mask. workspace has the shape
         of probs: room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
 
-    def flash_attention(
-        self, qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array
-    ) -> None:
+    def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
-        query's scores. With dropout > 0 the mask is that of `dropout_mask(key, dropout)` over (B, H, T, T)."""
+        query's scores. Where the chance is not 0 the mask is that of `dropout_mask(*dropout)` over (B, H, T, T)."""
 
     def flash_attention_backward(
-        self,
-        grad: Array,
-        qkv: Array,
-        heads: Heads,
-        key: tuple[int, int],
-        dropout: float,
-        out: Array,
-        lse: Array,
-        delta: Array,
-        dqkv: Array,
+        self, grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
     ) -> None:
         """dqkv from grad, with probabilities made again from lse, and the mask from its key.
 
@@ -294,22 +313,7 @@ class Backend(Protocol):
     def finite_probe(self, a: Array, out: Array) -> None:
         """out (1), fp64: 0 where every value of a (1-D) is finite, else nan. Probes may be added up."""
 
-    def adam(
-        self,
-        param: Array,
-        grad: Array,
-        exp_avg: Array,
-        exp_avg_sq: Array,
-        *,
-        grad_scale: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        step: int,
-    ) -> None:
+    def adam(self, param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
         """One step of Adam (Kingma and Ba) on flat arrays of one length, in place; see optim/adam.py.
 
         g = grad * grad_scale; decoupled: param *= 1 - lr*weight_decay (AdamW), else g += weight_decay*param;
@@ -318,17 +322,6 @@ class Backend(Protocol):
         grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
         """
 
-    def sgd(
-        self,
-        param: Array,
-        grad: Array,
-        momentum_buffer: Array | None,
-        *,
-        grad_scale: float,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        step: int,
-    ) -> None:
+    def sgd(self, param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
         """One step of SGD, in place; momentum as PyTorch has it: buf = momentum*buf + g (no 1 - momentum;
         at step 1 buf = g), param -= lr * buf. g = grad * grad_scale + weight_decay * param."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zerosim.backends.kernels import SGDStep
 from zerosim.device.device import Buffer
 
 
@@ -36,9 +37,5 @@ class SGD:
             weights.array,
             grad.array,
             states["momentum_buffer"].array if self.momentum else None,
-            grad_scale=grad_scale,
-            lr=lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay if decays else 0.0,
-            step=step,
+            SGDStep(grad_scale, lr, self.momentum, self.weight_decay if decays else 0.0, step),
         )

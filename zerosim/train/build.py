@@ -88,11 +88,11 @@ def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
     """The world that a run asks for."""
     return World(
         ranks=config.mesh.ranks,
-        parallel=config.world.max_running,
+        max_running=config.world.max_running,
         backend=config.world.backend,
-        kind=config.world.transport,
+        transport=config.world.transport,
         per_process=config.world.ranks_per_process,
-        collective=config.world.algorithm,
+        algorithm=config.world.algorithm,
         bucket_bytes=config.parallel.bucket_bytes,
         capacity=config.memory.capacity,
         keep_events=keep_events,

@@ -94,7 +94,7 @@ def _run_rank(
             ledgers.events = ctx.device.recorder.history
 
     asked = world_of(config, keep_events=keep_events)
-    world = replace(asked, backend="meta", kind="threads", per_process=1, parallel=1)
+    world = replace(asked, backend="meta", transport="threads", per_process=1, max_running=1)
     try:
         return launch_alone(program, world, ledgers.rank, (*ledgers.readers, uneven))
     except OutOfMemory as error:
