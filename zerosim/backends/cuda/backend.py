@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cupy as cp
 
-from zerosim.backends.cuda import arrays, attention, columns, flash, fused, llama, norm, ops, products, tokens, update
+from zerosim.backends.cuda import arrays, attention, flash, fused, llama, norm, ops, products, tokens, update
 from zerosim.backends.cuda.host import Transfers
 from zerosim.backends.cuda.nccl import Nccl
 from zerosim.backends.cuda.stream import CudaStream
@@ -19,7 +19,7 @@ KERNELS = (
     arrays.empty, arrays.fill, arrays.copy,
     ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.log, ops.sqrt, ops.tanh,
     ops.sum_to, ops.max_to, ops.mask_future, products.matmul,
-    products.linear, columns.column_sum, norm.layer_norm, norm.layer_norm_stats, norm.layer_norm_backward,
+    products.linear, norm.column_sum, norm.layer_norm, norm.layer_norm_stats, norm.layer_norm_backward,
     fused.gelu, fused.gelu_backward, fused.dropout_mask, fused.dropout,
     attention.attention, attention.attention_backward, flash.flash_attention, flash.flash_attention_backward,
     llama.rms_norm, llama.rms_norm_stats, llama.rms_norm_backward,

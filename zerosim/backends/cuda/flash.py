@@ -23,10 +23,10 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, landing
-from zerosim.backends.cuda.attention import NULL, by_group, common, softmax, split, within
+from zerosim.backends.cuda.attention import by_group, common, softmax, split, within
 from zerosim.backends.cuda.fused import mask_rows
 from zerosim.backends.cuda.products import multiply
-from zerosim.backends.cuda.types import raw, run_rows
+from zerosim.backends.cuda.types import NULL, raw, run_rows
 from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.cast import wide
 
