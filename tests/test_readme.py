@@ -67,6 +67,12 @@ def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -
         assert line in lines
 
 
+def test_the_course_lists_every_notebook_in_its_order() -> None:
+    listed = re.findall(r"^(\d+)\. \[.*?\]\(notebooks/(.*?)\)", README, re.MULTILINE)
+    there = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert listed == [(str(number), name) for number, name in enumerate(there, 1)]
+
+
 def test_the_picture_is_that_of_the_command_below_it(tmp_path: Path) -> None:
     """Both themes, text by text: how a letter is drawn is the reader's affair, and matplotlib's versions differ in
     what lies around it."""

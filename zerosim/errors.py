@@ -24,6 +24,9 @@ reader of its output went away.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
+
 DIFFERENCE = 1
 INTERNAL = 6
 HUNG_UP = 129
@@ -34,6 +37,14 @@ BROKEN_PIPE = 141
 def printable(text: str) -> str:
     """Lines of text, and spelled out (\\x1b) what would move a terminal's cursor or is in no encoding."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def did_you_mean(
+    word: object, known: Iterable[str], otherwise: str, *, most: int = 1, quote: Callable[[str], str] = repr
+) -> str:
+    """ "did you mean 'ranks'?" with the nearest of the known words or, where none is near, `otherwise`."""
+    near = difflib.get_close_matches(str(word), list(known), most)
+    return f"did you mean {' or '.join(map(quote, near))}?" if near else otherwise
 
 
 class ZerosimError(Exception):

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zerosim.analysis.expect.keys import KEYS
 
 from zerosim.analysis import formulas
 from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.figures import parse_figure, printed_like
+from zerosim.analysis.expect.quantities import COUNTS, FORMULAS
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
@@ -38,6 +40,15 @@ def read(name: str) -> ScenarioFile:
 
 def tables_of(file: ScenarioFile, runs: Runs) -> list[Judged]:
     return [judge(table, runs) for table in read_expectations(file)]
+
+
+def test_the_readme_names_every_key_and_every_quantity() -> None:
+    rows = [line.split("|") for line in (FOLDER / "README.md").read_text("utf-8").splitlines() if line.startswith("|")]
+    named = {word for row in rows for word in re.findall(r"`(\w+)`", row[1])}
+    said = {key: set(re.findall(r"`(\w+)`", row[2])) for row in rows for key in re.findall(r"`(\w+)`", row[1])}
+    assert named == set(KEYS)
+    assert said["quantity"] == set(COUNTS)
+    assert said["formula"] == set(FORMULAS)
 
 
 @pytest.mark.parametrize("name", FILES)

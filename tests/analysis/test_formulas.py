@@ -17,7 +17,6 @@ from zerosim.analysis.formulas import (
     block_parts,
     bytes_per_parameter,
     bytes_per_parameter_at,
-    flops_per_step,
     gpt2_parameters,
     largest_model,
     llama_parameters,
@@ -26,7 +25,6 @@ from zerosim.analysis.formulas import (
     model_states_text,
     optimizer_step_states,
     printed,
-    smallest_fit,
     twelve_l_h_squared,
     volume,
 )
@@ -67,18 +65,6 @@ def test_all_54_cells_of_table_1_are_printed_as_the_paper_does() -> None:
 )
 def test_below_100_is_rounded_half_up_and_from_100_cut(value: str, like: str, text: str) -> None:
     assert printed(Fraction(value), like) == text
-
-
-def test_exactly_five_cells_are_bold() -> None:
-    """The smallest number of ranks per column that fits into 32 GB; 32.0 fits (read from the PDF's fonts)."""
-    bold = {
-        (psi // GB, stage): smallest_fit({ranks: total(stage, psi, ranks) / GB for ranks in TABLE_1[psi]})
-        for psi in TABLE_1
-        for stage in (1, 2, 3)
-    }
-    assert {cell: ranks for cell, ranks in bold.items() if ranks} == {
-        (7, 1): 64, (7, 2): 16, (7, 3): 4, (128, 3): 64, (1000, 3): 1024,
-    }  # fmt: skip
 
 
 def test_where_the_paper_prints_a_question() -> None:
@@ -294,7 +280,7 @@ def test_the_zero_papers_estimate() -> None:
     assert "scores" in formulas.WHY_ESTIMATES_DIFFER
 
 
-# -- parameters and operations ------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------
 def test_gpt2_sizes() -> None:
     """What the released checkpoints hold: 124,439,808 to 1,557,611,200."""
     sizes = [(12, 768), (24, 1024), (36, 1280), (48, 1600)]
@@ -329,32 +315,6 @@ def test_megatrons_table_1(layers: int, hidden: int, billions: str) -> None:
     exact = megatron_parameters(layers, hidden, 51_200, 2_048) / GB
     assert f"{float(exact):.1f}" == billions
     assert twelve_l_h_squared(layers, hidden) < exact * GB
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_flops_are_the_sum_of_the_matrix_products(recompute: bool) -> None:
-    rows, s, layers, h, v = 3, 128, 4, 64, 1000
-
-    def product(m: int, k: int, n: int) -> int:
-        return 2 * m * k * n
-
-    block = rows * (
-        product(s, h, 3 * h) + product(s, h, s) + product(s, s, h) + product(s, h, h)
-        + product(s, h, 4 * h) + product(s, 4 * h, h)
-    )  # fmt: skip
-    head = rows * product(s, h, v)
-    assert flops_per_step(rows, s, layers, h, v, recompute=recompute) == (
-        (4 if recompute else 3) * layers * block + 3 * head
-    )
-    factor, sixteen = (96, 16) if recompute else (72, 12)
-    whole = 1 + Fraction(s, 6 * h) + Fraction(v, sixteen * layers * h)
-    assert flops_per_step(rows, s, layers, h, v, recompute=recompute) == factor * rows * s * layers * h**2 * whole
-
-
-def test_days_of_training() -> None:
-    """2104.04473, section 5.1: 34 days for 175B on 300B tokens and 1024 GPUs at 140 TFLOPs."""
-    seconds = formulas.training_seconds(300 * GB, 175 * GB, 1024, 140 * 10**12)
-    assert f"{float(seconds) / 86_400:.1f}" == "33.9"
 
 
 # -- calculators that disagree ------------------------------------------------------------------------

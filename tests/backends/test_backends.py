@@ -7,6 +7,7 @@ NumPy's and CUDA's in turn: one set of promises holds both. What only NumPy's bl
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import Backend, Heads
+from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, SGDStep
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
@@ -49,6 +50,14 @@ def room_for(backend: Backend, probs: Any) -> Any:
 
 def bits(backend: Backend, array: Any) -> bytes:
     return bytes(backend.to_host(array).tobytes())
+
+
+def test_kernels_are_called_as_the_contract_has_it(backend: Backend) -> None:
+    for name, declared in vars(Backend).items():
+        if callable(declared) and not name.startswith("_") and name != "native_collective":
+            _, *expected = inspect.signature(declared).parameters.values()
+            found = list(inspect.signature(getattr(backend, name)).parameters.values())
+            assert found == expected, name
 
 
 # -- the table of cases ------------------------------------------------------------------------------------
@@ -314,16 +323,16 @@ def cases() -> Iterator[Case]:
     for name, decoupled in (("adam", False), ("adamw", True)):
         yield Case(
             name,
-            lambda k, *a, d=decoupled: k.adam(*a, **ADAM, decoupled=d),
+            lambda k, *a, d=decoupled: k.adam(*a, AdamStep(**ADAM, decoupled=d)),
             adam(decoupled),
             states,
             states=(0, 2, 3),
             in_place=(0, 2, 3),
         )
-    yield Case("sgd", lambda k, *a: k.sgd(*a, **SGD, step=2), sgd, states[:3], states=(0, 2), in_place=(0, 2))
+    yield Case("sgd", lambda k, *a: k.sgd(*a, SGDStep(**SGD, step=2)), sgd, states[:3], states=(0, 2), in_place=(0, 2))
     yield Case(
         "sgd first step",
-        lambda k, *a: k.sgd(*a, **SGD, step=1),
+        lambda k, *a: k.sgd(*a, SGDStep(**SGD, step=1)),
         lambda p, g, b: sgd(p, g, 0 * b),
         states[:3],
         states=(0, 2),
@@ -331,7 +340,7 @@ def cases() -> Iterator[Case]:
     )
     yield Case(
         "sgd plain",
-        lambda k, p, g: k.sgd(p, g, None, **SGD, step=2),
+        lambda k, p, g: k.sgd(p, g, None, SGDStep(**SGD, step=2)),
         lambda p, g: p - 0.1 * (g * 0.5 + 0.01 * p),
         states[:2],
         states=(0,),
@@ -441,7 +450,7 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         label = f"{' dropout' if dropout else ''}{name}"
         yield Case(
             f"flash_attention{label}",
-            lambda k, q, o, z, p=dropout: k.flash_attention(q, n, FLASH_KEY, p, o, z),
+            lambda k, q, o, z, p=dropout: k.flash_attention(q, n, Dropout(FLASH_KEY, p), o, z),
             lambda q, c=chance: [attention(q, *n[:2], *c)[0], log_sum_exp(attention_scores(q, *n[:2]))],
             [qkv],
             [grad.shape, shape[:3]],
@@ -450,7 +459,9 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
         )
         yield Case(
             f"flash_attention_backward{label}",
-            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(g, q, n, FLASH_KEY, p, o, z, d, dq),
+            lambda k, g, q, o, z, d, dq, p=dropout: k.flash_attention_backward(
+                g, q, n, Dropout(FLASH_KEY, p), o, z, d, dq
+            ),
             lambda g, q, o, z, c=chance: flash_backward(g, q, o, z, *n[:2], *c),
             [grad, qkv, out, log_sum_exp(scores)],
             [shape[:3], qkv.shape],
@@ -647,8 +658,8 @@ def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> N
         g, x, out = put(backend, values[1], dtype), put(backend, values[0], dtype), place(backend, (6, size), dtype)
         for start, end in zip((0, *cuts), (*cuts, size), strict=True):
             s = slice(start, end)
-            backend.adam(p[s], g[s], m[s], v[s], **ADAM, decoupled=True)
-            backend.sgd(p[s], g[s], m[s], **SGD, step=2)
+            backend.adam(p[s], g[s], m[s], v[s], AdamStep(**ADAM, decoupled=True))
+            backend.sgd(p[s], g[s], m[s], SGDStep(**SGD, step=2))
             backend.reduce([x[s], g[s], x[s]], "avg", out[0, s])
             backend.copy(p[s], out[1, s])
             backend.add(x[s], g[s], out[2, s])
@@ -725,7 +736,7 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
         probs, lse = place(backend, (2, 4, 150, 150), dtype), place(backend, (2, 4, 150), compute_dtype(dtype))
         backend.attention(sent, Heads(4, 4), None, 1.0, out, probs, None)
         assert not np.triu(backend.to_host(probs), 1).any()
-        backend.flash_attention(sent, Heads(4, 4), FLASH_KEY, 0.0, flash, lse)
+        backend.flash_attention(sent, Heads(4, 4), Dropout(FLASH_KEY, 0.0), flash, lse)
         outs.append([bits(backend, a) for a in (out[:, :90], flash[:, :90], lse[:, :, :90])])
     assert outs[0] == outs[1]
 
@@ -828,7 +839,7 @@ def test_dropout_mask_statistics(backend: Backend) -> None:
 def test_nothing_is_something_too(backend: Backend) -> None:
     """A rank beyond the last parameter owns an empty shard."""
     p, g, m, v = (backend.empty((0,), fp32) for _ in range(4))
-    backend.adam(p, g, m, v, **ADAM, decoupled=True)
-    backend.sgd(p, g, m, **SGD, step=1)
+    backend.adam(p, g, m, v, AdamStep(**ADAM, decoupled=True))
+    backend.sgd(p, g, m, SGDStep(**SGD, step=1))
     backend.reduce([p, g], "avg", m)
     backend.add(p, g, m)

@@ -17,7 +17,7 @@ from cuda_arrays import Values, assert_close, both, junk, rounded, strided, to_d
 from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import flash as cuda_flash
 from zerosim.backends.cuda import fused as cuda_fused
-from zerosim.backends.kernels import Heads
+from zerosim.backends.kernels import Dropout, Heads
 from zerosim.backends.numpy import attention as numpy_attention
 from zerosim.backends.numpy import flash as numpy_flash
 from zerosim.backends.numpy import fused as numpy_fused
@@ -50,7 +50,7 @@ class Case:
         self.out, self.probs = np.empty_like(self.grad), np.empty(self.scores, self.qkv.dtype)
         self.lse = np.empty(self.scores[:3], np.float64 if dtype.itemsize == 8 else np.float32)
         numpy_attention.attention(self.qkv, self.heads, self.mask, self.keep, self.out, self.probs, None)
-        numpy_flash.flash_attention(self.qkv, self.heads, KEY, dropout, self.out, self.lse)
+        numpy_flash.flash_attention(self.qkv, self.heads, Dropout(KEY, dropout), self.out, self.lse)
 
     def junk(self, *like: Values) -> list[Values]:
         return [junk(x.shape, x.dtype) for x in like]
@@ -147,7 +147,7 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch, dtype: DType, drop
 @every_chance
 def test_flash_attention(shape: Shape, dtype: DType, dropout: float) -> None:
     case = Case(shape, dtype, dropout)
-    inputs = [case.qkv, case.heads, KEY, dropout]
+    inputs = [case.qkv, case.heads, Dropout(KEY, dropout)]
     out, lse = both(numpy_flash.flash_attention, cuda_flash.flash_attention, inputs, case.junk(case.out, case.lse))
     assert_close(*out, dtype, case.loose(largest(case.qkv)))
     assert_close(*lse, compute_dtype(dtype), 64 * compute_dtype(dtype).eps)
@@ -157,7 +157,7 @@ def test_flash_attention(shape: Shape, dtype: DType, dropout: float) -> None:
 @every_chance
 def test_flash_attention_backward(shape: Shape, dtype: DType, dropout: float) -> None:
     case = Case(shape, dtype, dropout)
-    inputs = [case.grad, case.qkv, case.heads, KEY, dropout, case.out, case.lse]
+    inputs = [case.grad, case.qkv, case.heads, Dropout(KEY, dropout), case.out, case.lse]
     delta, dqkv = both(
         numpy_flash.flash_attention_backward,
         cuda_flash.flash_attention_backward,
@@ -196,8 +196,8 @@ def test_flash_never_holds_scores_of_all_queries(monkeypatch: pytest.MonkeyPatch
         return pool.malloc(size)
 
     with cp.cuda.using_allocator(malloc):
-        cuda_flash.flash_attention(sent[1], case.heads, KEY, 0.25, out, lse)
-        cuda_flash.flash_attention_backward(sent[0], sent[1], case.heads, KEY, 0.25, *sent[2:], delta, dqkv)
+        cuda_flash.flash_attention(sent[1], case.heads, Dropout(KEY, 0.25), out, lse)
+        cuda_flash.flash_attention_backward(sent[0], sent[1], case.heads, Dropout(KEY, 0.25), *sent[2:], delta, dqkv)
     assert asked
     assert max(asked) <= 4 * scores
     assert pool.total_bytes() < 2 * tokens * tokens
@@ -208,7 +208,7 @@ def test_rows_of_a_mask_are_the_masks() -> None:
         whole = np.empty((5, tokens, tokens), np.uint8)
         numpy_fused.dropout_mask(KEY, 0.3, whole)
         mask = to_device(junk((3, run, keys), whole.dtype))
-        cuda_fused.mask_rows(KEY, 0.3, mask, 2 * tokens * tokens + start * tokens, tokens * tokens, tokens)
+        cuda_fused.mask_rows(Dropout(KEY, 0.3), mask, 2 * tokens * tokens + start * tokens, tokens * tokens, tokens)
         assert np.array_equal(mask.get(), whole[2:, start : start + run, :keys])
 
 
@@ -223,7 +223,7 @@ def test_arrays_may_be_strided_and_results_wider(dtype: DType) -> None:
         stored = fp32 if outputs is not wide[:3] and outputs[0].dtype == np.float32 else dtype
         for got, wanted in found:
             assert_close(got, wanted, stored, case.loose(largest(case.qkv)))
-    inputs = [case.grad, case.qkv, case.heads, KEY, 0.25, case.out, case.lse]
+    inputs = [case.grad, case.qkv, case.heads, Dropout(KEY, 0.25), case.out, case.lse]
     for dqkv in (case.qkv, wide[3]):
         _, (got, wanted) = both(
             numpy_flash.flash_attention_backward,
@@ -244,5 +244,5 @@ def test_no_sequences_and_no_tokens(shape: tuple[int, int]) -> None:
     )
     cuda_attention.attention(qkv, Heads(2, 2), None, 1.0, out, probs, None)
     cuda_attention.attention_backward(out, qkv, Heads(2, 2), probs, None, None, 1.0, probs, qkv)
-    cuda_flash.flash_attention(qkv, Heads(2, 2), KEY, 0.5, out, lse)
-    cuda_flash.flash_attention_backward(out, qkv, Heads(2, 2), KEY, 0.5, out, lse, lse, qkv)
+    cuda_flash.flash_attention(qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse)
+    cuda_flash.flash_attention_backward(out, qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse, lse, qkv)

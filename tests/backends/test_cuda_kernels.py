@@ -17,6 +17,7 @@ import pytest
 
 from zerosim.backends.cuda.backend import CudaBackend
 from zerosim.backends.cuda.host import Transfers
+from zerosim.backends.kernels import AdamStep, SGDStep
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
@@ -548,14 +549,13 @@ def states(backend: Any, size: int, dtype: DType, half: DType) -> list[Any]:
 def test_adam_has_numpys_bits_and_a_slice_the_wholes(
     dtype: DType, half: DType, decoupled: bool, weight_decay: float
 ) -> None:
-    options = {"grad_scale": 1 / 3, "lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "step": 3}
-    options |= {"weight_decay": weight_decay, "decoupled": decoupled}
+    hyper = AdamStep(1 / 3, 3e-3, 0.9, 0.95, 1e-8, weight_decay, decoupled, step=3)
     for size in (0, 1, 1000):
         whole, cut, numpys = (states(b, size, dtype, half) for b in (CUDA, CUDA, NUMPY))
-        CUDA.adam(*whole, **options)
-        NUMPY.adam(*numpys, **options)
+        CUDA.adam(*whole, hyper)
+        NUMPY.adam(*numpys, hyper)
         for part in (slice(0, 333), slice(333, 1000)):
-            CUDA.adam(*(array[part] for array in cut), **options)
+            CUDA.adam(*(array[part] for array in cut), hyper)
         for mine, sliced, numpy in zip(whole, cut, numpys, strict=True):
             same((CUDA.to_host(mine), NUMPY.to_host(numpy)))
             same((CUDA.to_host(mine), CUDA.to_host(sliced)))
@@ -570,8 +570,7 @@ def test_sgd_has_numpys_bits(dtype: DType, half: DType, weight_decay: float, mom
         for backend in (CUDA, NUMPY):
             param, grad, buffer, _ = states(backend, 500, dtype, half)
             buffer = None if momentum is None else buffer
-            options = {"grad_scale": 0.3, "lr": 0.01, "momentum": momentum or 0.0, "weight_decay": weight_decay}
-            backend.sgd(param, grad, buffer, **options, step=step)
+            backend.sgd(param, grad, buffer, SGDStep(0.3, 0.01, momentum or 0.0, weight_decay, step))
             results.append([backend.to_host(array) for array in (param, buffer) if array is not None])
         for pair in zip(*results, strict=True):
             same(pair)

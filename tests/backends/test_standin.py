@@ -194,7 +194,7 @@ def test_races_are_those_of_the_whole_order() -> None:
 
 
 def test_a_run_whose_streams_do_not_wait_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerosim.backends.cuda.lane import CudaLane
+    from zerosim.backends.cuda.stream import CudaStream
 
     text = tmp_path / "text"
     text.write_bytes(bytes(range(16)) * 16)
@@ -202,7 +202,7 @@ def test_a_run_whose_streams_do_not_wait_is_caught(tmp_path: Path, monkeypatch: 
     config = RunConfig(**sizes, data=str(text), backend="cuda")
     run(config)
     cp.standin.reset()
-    monkeypatch.setattr(CudaLane, "wait_for", lambda self, fence: None)
+    monkeypatch.setattr(CudaStream, "wait_event", lambda self, event: None)
     with pytest.raises(RankFailed, match="no event or wait orders stream"):
         run(config)
 

@@ -23,7 +23,7 @@ import pytest
 
 from zerosim.backends.cuda import check as cuda_check
 from zerosim.backends.cuda.facts import CudaFacts, Gpu
-from zerosim.backends.cuda.lane import CudaLane, LaneTimer
+from zerosim.backends.cuda.stream import CudaStream, StreamTimer
 from zerosim.backends.meta import MetaBackend
 from zerosim.bench import figures, machine, pytorch, suite
 from zerosim.bench.contest import Budget, Contestant, Rounds, Timing, take_turn
@@ -123,26 +123,26 @@ def test_seconds_come_from_device_events(
     assert held.step().device_s == SquareProduct(16, "fp16", 1).step().device_s == 0.007
 
 
-def test_a_timer_stops_behind_the_work_of_its_lane() -> None:
-    lane = CudaLane(0)
-    timer = LaneTimer(lane)
-    with lane.use():
+def test_a_timer_stops_behind_the_work_of_its_stream() -> None:
+    stream = CudaStream(0)
+    timer = StreamTimer(stream)
+    with stream.use():
         out = cp.empty((1 << 16,), np.float32)
         timer.start()
         out.fill(1)
     assert timer.stop() >= 0
-    assert lane.stream.done
+    assert stream.cupy_stream.done
     timer.start()
     assert timer.stop() >= 0
 
 
 def test_a_step_of_four_ranks_ends_when_all_have(held: TrainingRun) -> None:
-    lanes = list(held._lanes.values())
-    assert len(lanes) == 4
+    streams = list(held._streams.values())
+    assert len(streams) == 4
     for _ in range(2):
         held.step()
-        time.sleep(0.01)  # a real GPU's other lanes still pass the event that rank 0's has passed
-        assert all(lane.stream.done for lane in lanes)
+        time.sleep(0.01)  # a real GPU's other streams still pass the event that rank 0's has passed
+        assert all(stream.cupy_stream.done for stream in streams)
 
 
 def test_a_turn_is_the_median_of_its_timed_steps() -> None:
@@ -199,9 +199,9 @@ def test_flops_are_those_of_the_record(weights: dict[str, Any], tokens: Any) -> 
 
 def test_memory_is_given_back_between_turns(held: TrainingRun) -> None:
     held.step()
-    before = [lane.memory() for lane in held._lanes.values()]
+    before = [stream.memory() for stream in held._streams.values()]
     held.release()
-    after = [lane.memory() for lane in held._lanes.values()]
+    after = [stream.memory() for stream in held._streams.values()]
     for (used, held_bytes), (used_after, held_after) in zip(before, after, strict=True):
         assert used_after == used
         assert held_after < held_bytes
@@ -210,7 +210,7 @@ def test_memory_is_given_back_between_turns(held: TrainingRun) -> None:
 def test_a_run_that_ends_leaves_nothing(weights: dict[str, Any], tokens: Any) -> None:
     with TrainingRun(TINY, weights, tokens) as held:
         held.step()
-    assert [lane.memory() for lane in held._lanes.values()] == [(0, 0)]
+    assert [stream.memory() for stream in held._streams.values()] == [(0, 0)]
 
 
 def test_a_run_that_fails_says_why(tokens: Any) -> None:

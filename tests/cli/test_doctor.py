@@ -25,14 +25,14 @@ from zerosim.config.launcher import LAUNCHED
 from zerosim.report.doctor import doctor_report
 from zerosim.report.look import emit
 from zerosim.train import diagnosis as doctor
-from zerosim.train.diagnosis import Blas, Diagnosis, Fault, Library, Machine, Standing, diagnose
+from zerosim.train.diagnosis import Availability, Blas, Diagnosis, Fault, Library, Machine, diagnose
 
 ROOT = str(Path(zerosim.__file__).parents[1])
 WELL = Diagnosis(
     zerosim="0.1.0",
     python="3.12.4",
     executable="/usr/bin/python",
-    standings=tuple(Standing(name, True) for name in ("numpy", "meta", "cuda", "nccl", "mpi")),
+    standings=tuple(Availability(name, True) for name in ("numpy", "meta", "cuda", "nccl", "mpi")),
     libraries=(Library("numpy", "2.4.6", None), Library("torch", None, "pip install torch")),
     blas=(Blas("openblas", "0.3.31", 16),),
     machine=Machine("Linux 6.8", "x86_64", 16, 137_000_000_000, 120_000_000_000),
@@ -77,8 +77,8 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
     return found
 
 
-def standing(found: Diagnosis, name: str) -> Standing:
-    return next(standing for standing in found.standings if standing.name == name)
+def availability(found: Diagnosis, name: str) -> Availability:
+    return next(one for one in found.standings if one.name == name)
 
 
 def printed(found: Diagnosis, capsys: pytest.CaptureFixture[str]) -> str:
@@ -125,9 +125,9 @@ def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.Monkey
     monkeypatch.setattr(doctor, "mpi_facts", lambda *, start: MpiFacts())
     monkeypatch.setattr(subprocess, "Popen", refuse)
     found = diagnose()
-    assert [standing.name for standing in found.standings if standing.is_usable] == ["numpy", "meta"]
-    assert standing(found, "cuda").faults == (Fault("CuPy is not installed", "pip install 'zerosim[cuda]'"),)
-    assert "pip install 'zerosim[mpi]'" in standing(found, "mpi").faults[0].mend
+    assert [one.name for one in found.standings if one.is_usable] == ["numpy", "meta"]
+    assert availability(found, "cuda").faults == (Fault("CuPy is not installed", "pip install 'zerosim[cuda]'"),)
+    assert "pip install 'zerosim[mpi]'" in availability(found, "mpi").faults[0].mend
 
 
 def test_what_it_asks_is_not_imported_here() -> None:
@@ -145,8 +145,8 @@ def test_what_it_asks_is_not_imported_here() -> None:
 # -- what is broken ---------------------------------------------------------------------------------
 def test_a_cupy_that_fails_to_import(broken: Callable[[str, str], Diagnosis]) -> None:
     found = broken("cupy", "raise ImportError('libcudart.so.13: cannot open shared object file')")
-    assert "libcudart.so.13" in standing(found, "cuda").faults[0].what
-    assert standing(found, "numpy").is_usable
+    assert "libcudart.so.13" in availability(found, "cuda").faults[0].what
+    assert availability(found, "numpy").is_usable
 
 
 def test_a_cupy_that_prints_and_warns(broken: Callable[[str, str], Diagnosis]) -> None:
@@ -157,7 +157,7 @@ def test_a_cupy_that_prints_and_warns(broken: Callable[[str, str], Diagnosis]) -
 def test_a_cupy_that_takes_its_process_down(broken: Callable[[str, str], Diagnosis]) -> None:
     found = broken("cupy", "import os; os.kill(os.getpid(), 11)")
     assert found.cuda.look_error == "the process that asked was ended by SIGSEGV"
-    assert not standing(found, "cuda").is_usable
+    assert not availability(found, "cuda").is_usable
 
 
 @pytest.mark.parametrize("package", ["cupy", "mpi4py"])
@@ -191,7 +191,7 @@ def test_mpi_that_aborts_says_why(broken: Callable[[str, str], Diagnosis]) -> No
     source = "import os, sys; print('-----', 'Abort(16): no network', '-----', sep='\\n', file=sys.stderr); "
     found = broken("mpi4py", source + "sys.stderr.flush(); os._exit(16)")
     assert found.mpi.look_error == "Abort(16): no network"
-    assert "MPI does not start (Abort(16): no network)" in standing(found, "mpi").faults[0].what
+    assert "MPI does not start (Abort(16): no network)" in availability(found, "mpi").faults[0].what
 
 
 def test_the_one_that_asks_does_not_know_its_launcher(
@@ -220,7 +220,9 @@ def test_nothing_is_wider_than_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     driver = Fault("there is no NVIDIA driver (libcuda.so.1 does not load)", "install NVIDIA's driver")
-    ill = replace(WELL, standings=(*WELL.standings[:2], Standing("cuda", False, (driver,)), Standing("mpi", True)))
+    ill = replace(
+        WELL, standings=(*WELL.standings[:2], Availability("cuda", False, (driver,)), Availability("mpi", True))
+    )
     for found in (WELL, ill):
         lines = printed(found, capsys).splitlines()
         assert max(map(len, lines)) <= width

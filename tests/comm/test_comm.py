@@ -88,11 +88,11 @@ def chunk_edges(numel: int, n: int) -> list[int]:
 # -- values -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("dtype", dtypes.FLOATING, ids=str)
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_values(algorithm: str, dtype: DType, n: int, parallel: int) -> None:
+def test_values(algorithm: str, dtype: DType, n: int, max_running: int) -> None:
     c, odd = 5, 7 * n - 3
     whole, uneven = rows(n, n * c, dtype), rows(n, odd, dtype, seed=1)
 
@@ -134,7 +134,7 @@ def test_values(algorithm: str, dtype: DType, n: int, parallel: int) -> None:
             comm.broadcast(buffer, src=src)
             assert same(buffer.array, uneven[src])
 
-    launch(program, World(n, parallel, collective=algorithm))
+    launch(program, World(n, max_running, algorithm=algorithm))
 
 
 def test_any_shape_and_empty_buffers() -> None:
@@ -150,7 +150,7 @@ def test_any_shape_and_empty_buffers() -> None:
         assert list(ctx.comm.all_reduce(tokens, op="sum").array) == [12, 16]
 
     for algorithm in ("direct", "ring"):
-        launch(program, World(4, collective=algorithm))
+        launch(program, World(4, algorithm=algorithm))
 
 
 def test_half_sums_gather_in_fp32_and_round_once() -> None:
@@ -158,8 +158,8 @@ def test_half_sums_gather_in_fp32_and_round_once() -> None:
         value = 2048.0 if ctx.rank == 0 else 0.75  # 2048 + 0.75 is 2048 in fp16, at every hop
         return float(ctx.comm.all_reduce(make(ctx, [value], fp16), op="sum").array[0])
 
-    assert launch(program, World(4, collective="direct")) == [2050.0] * 4
-    assert launch(program, World(4, collective="ring")) == [2050.0] * 4  # 0.75 * 3 first, then 2048
+    assert launch(program, World(4, algorithm="direct")) == [2050.0] * 4
+    assert launch(program, World(4, algorithm="ring")) == [2050.0] * 4  # 0.75 * 3 first, then 2048
 
     def overflow(ctx: Context) -> float:
         return float(ctx.comm.all_reduce(make(ctx, [60000.0], fp16), op="sum").array[0])
@@ -193,7 +193,7 @@ def traffic(algorithm: str, n: int, call: Any) -> list[Traffic]:
         call(ctx)
         return Traffic(ctx, before)
 
-    return launch(program, World(n, collective=algorithm))
+    return launch(program, World(n, algorithm=algorithm))
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -358,10 +358,10 @@ def test_launch_says_what_and_for_whom() -> None:
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3),
     bucket_bytes=st.one_of(st.none(), st.integers(1, 200)),
     algorithm=st.sampled_from(["direct", "ring"]),
-    parallel=st.integers(1, 2),
+    max_running=st.integers(1, 2),
 )
 def test_buckets_never_change_results(
-    n: int, lengths: list[int], bucket_bytes: int | None, algorithm: str, parallel: int
+    n: int, lengths: list[int], bucket_bytes: int | None, algorithm: str, max_running: int
 ) -> None:
     data = [rows(n, n * c, fp32, seed=i) for i, c in enumerate(lengths)]
     item = 4
@@ -388,14 +388,14 @@ def test_buckets_never_change_results(
                 np.allclose(out.array, combined(d, "sum"), atol=1e-5) for out, d in zip(reduced, data, strict=True)
             )
         launches = [e for e in recorder.events[before:] if isinstance(e, Launch)]
-        assert len(launches) == max(1, -(-n * sum(lengths) * item // (limit - limit % item)))
+        assert len(launches) == max(1, -(-n * sum(lengths) * item // (limit - limit % (n * item))))
         one = make(ctx, data[0][r])
         comm.broadcast(one, src=n - 1)
         assert same(one.array, data[0][n - 1])
         comm.reduce(one, dst=0, op="max")
         assert same(one.array, data[0][n - 1])
 
-    launch(program, World(n, parallel, collective=algorithm, bucket_bytes=bucket_bytes))
+    launch(program, World(n, max_running, algorithm=algorithm, bucket_bytes=bucket_bytes))
 
 
 def test_a_list_is_one_call() -> None:
@@ -420,7 +420,7 @@ def test_ring_takes_two_temporaries_at_most() -> None:
             ctx.comm.all_reduce(make(ctx, np.ones(n * 6)))
             return [e.nbytes for e in ctx.device.recorder.events if isinstance(e, Alloc) and e.kind == "comm"]
 
-        return launch(program, World(n, collective="ring", bucket_bytes=bucket_bytes))[0]
+        return launch(program, World(n, algorithm="ring", bucket_bytes=bucket_bytes))[0]
 
     assert [temporaries(n, None) for n in (1, 2, 3, 4, 8)] == [[], [], [24], [24, 24], [24, 24]]
     assert temporaries(4, 4 * 4 * 4) == [16, 16]  # buckets of 4 elements per slice share them
@@ -456,9 +456,9 @@ def test_cuts_cover_everything_once(lengths: list[int], n: int, data: st.DataObj
 # -- works ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_handles_may_be_waited_in_any_order(algorithm: str, parallel: int) -> None:
+def test_handles_may_be_waited_in_any_order(algorithm: str, max_running: int) -> None:
     data = rows(4, 16, fp32)
 
     def program(ctx: Context) -> None:
@@ -485,7 +485,7 @@ def test_handles_may_be_waited_in_any_order(algorithm: str, parallel: int) -> No
         assert waited == [w for i in order for w in launched[2 * i : 2 * i + 2]]
 
     # 64 bytes of payload in buckets of 32: two calls each
-    launch(program, World(4, parallel, collective=algorithm, bucket_bytes=32))
+    launch(program, World(4, max_running, algorithm=algorithm, bucket_bytes=32))
 
 
 def test_work_holds_its_buffers_until_it_is_waited_for() -> None:
@@ -497,7 +497,7 @@ def test_work_holds_its_buffers_until_it_is_waited_for() -> None:
         out = work.wait()
         assert used.used_bytes == out.nbytes == 16  # type: ignore[attr-defined]
 
-    launch(program, World(4, collective="ring"))
+    launch(program, World(4, algorithm="ring"))
 
 
 def test_a_round_drops_what_was_posted() -> None:
@@ -522,9 +522,9 @@ def test_a_round_drops_what_was_posted() -> None:
     n=st.integers(1, 6),
     seed=st.integers(0, 1000),
     algorithm=st.sampled_from(["direct", "ring"]),
-    parallel=st.integers(1, 2),
+    max_running=st.integers(1, 2),
 )
-def test_any_subsets_in_any_order(n: int, seed: int, algorithm: str, parallel: int) -> None:
+def test_any_subsets_in_any_order(n: int, seed: int, algorithm: str, max_running: int) -> None:
     rng = np.random.default_rng(seed)
     subsets = [sorted(rng.choice(n, size=rng.integers(1, n + 1), replace=False).tolist()) for _ in range(6)]
 
@@ -538,7 +538,7 @@ def test_any_subsets_in_any_order(n: int, seed: int, algorithm: str, parallel: i
             assert list(gathered.array) == [float(r) for r in ranks]
             assert comm.all_reduce(make(ctx, [float(ctx.rank)]), op="sum").array[0] == sum(ranks)
 
-    launch(program, World(n, parallel, collective=algorithm))
+    launch(program, World(n, max_running, algorithm=algorithm))
 
 
 def test_equal_groups_are_one_group() -> None:
@@ -567,8 +567,8 @@ def test_groups_are_checked() -> None:
 # -- messages ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-def test_messages_of_a_line_of_stages(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_messages_of_a_line_of_stages(max_running: int) -> None:
     def program(ctx: Context) -> None:
         r, comm = ctx.rank, ctx.comm
         if r > 0:
@@ -583,11 +583,11 @@ def test_messages_of_a_line_of_stages(parallel: int) -> None:
         assert launches == [recvs] * (r > 0) + [sends] * (r < 2)
         assert [(e.peer, e.nbytes, e.count) for e in events if isinstance(e, Message)] == [(r + 1, 12, 1)] * (r < 2)
 
-    launch(program, World(3, parallel))
+    launch(program, World(3, max_running))
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-def test_crossing_messages_and_many_in_flight(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_crossing_messages_and_many_in_flight(max_running: int) -> None:
     def program(ctx: Context) -> None:
         comm, peer = ctx.comm, 1 - ctx.rank
         sent = [comm.launch_send(make(ctx, [10.0 * ctx.rank + i]), dst=peer) for i in range(4)]
@@ -599,7 +599,7 @@ def test_crossing_messages_and_many_in_flight(parallel: int) -> None:
         for i in reversed(order):
             sent[i].wait()
 
-    launch(program, World(2, parallel))
+    launch(program, World(2, max_running))
 
 
 def test_members_of_a_subgroup_send_by_index() -> None:

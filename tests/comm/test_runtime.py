@@ -72,9 +72,9 @@ def test_results_come_in_rank_order() -> None:
         {"ranks": -1},
         {"ranks": 2.0},
         {"ranks": True},
-        {"ranks": 2, "parallel": 0},
+        {"ranks": 2, "max_running": 0},
         {"ranks": 2, "backend": "torch"},
-        {"ranks": 2, "collective": "tree"},
+        {"ranks": 2, "algorithm": "tree"},
         {"ranks": 2, "bucket_bytes": 0},
         {"ranks": 2, "capacity": 0},
         {"ranks": 2, "timeout_s": 0.0},
@@ -91,7 +91,7 @@ def test_world_reaches_the_ranks() -> None:
     def program(ctx: Context) -> tuple[Any, ...]:
         return ctx.comm.algorithm, ctx.comm.bucket_bytes, ctx.device.allocator.capacity, ctx.device.recorder.enabled
 
-    world = World(2, collective="ring", bucket_bytes=64, capacity=1000, record=False)
+    world = World(2, algorithm="ring", bucket_bytes=64, capacity=1000, record=False)
     assert launch(program, world) == [("ring", 64, 1000, False)] * 2
 
 
@@ -160,8 +160,8 @@ def test_one_permit_gives_one_order() -> None:
     assert len({tuple(trace()) for _ in range(5)}) == 1
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 3])
-def test_no_more_than_k_run_side_by_side(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2, 3])
+def test_no_more_than_k_run_side_by_side(max_running: int) -> None:
     lock = threading.Lock()
     running, most = 0, 0
 
@@ -176,8 +176,8 @@ def test_no_more_than_k_run_side_by_side(parallel: int) -> None:
                 running -= 1
             ctx.comm.barrier()
 
-    launch(program, World(5, parallel))
-    assert most == parallel
+    launch(program, World(5, max_running))
+    assert most == max_running
 
 
 def busy(ctx: Context) -> None:
@@ -203,14 +203,14 @@ def history(device: Device) -> list[Event]:
     return device.recorder.history + device.recorder.events
 
 
-@pytest.mark.parametrize("collective", ["direct", "ring"])
-def test_a_ranks_record_does_not_depend_on_turns(collective: str) -> None:
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_a_ranks_record_does_not_depend_on_turns(algorithm: str) -> None:
     def program(ctx: Context) -> Device:
         busy(ctx)
         return ctx.device
 
-    def records(parallel: int) -> list[list[Event]]:
-        world = World(4, parallel, collective=collective, bucket_bytes=16, keep_events=True)
+    def records(max_running: int) -> list[list[Event]]:
+        world = World(4, max_running, algorithm=algorithm, bucket_bytes=16, keep_events=True)
         return [history(device) for device in launch(program, world)]
 
     taking_turns = records(1)
@@ -220,9 +220,9 @@ def test_a_ranks_record_does_not_depend_on_turns(collective: str) -> None:
     assert records(4) == taking_turns
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-@pytest.mark.parametrize("collective", ["direct", "ring"])
-def test_every_byte_dies_without_the_garbage_collector(collective: str, parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_every_byte_dies_without_the_garbage_collector(algorithm: str, max_running: int) -> None:
     def program(ctx: Context) -> Device:
         busy(ctx)
         ctx.comm.launch_all_reduce(make(ctx, np.ones(9)))  # never waited for
@@ -231,7 +231,7 @@ def test_every_byte_dies_without_the_garbage_collector(collective: str, parallel
     gc.collect()
     gc.disable()
     try:
-        devices = launch(program, World(4, parallel, collective=collective, keep_events=True))
+        devices = launch(program, World(4, max_running, algorithm=algorithm, keep_events=True))
         assert [device.allocator.used_bytes for device in devices] == [0] * 4  # type: ignore[attr-defined]
         for device in devices:
             born = {event.id for event in history(device) if isinstance(event, Alloc)}
@@ -245,8 +245,8 @@ def test_every_byte_dies_without_the_garbage_collector(collective: str, parallel
 # -- failures -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 4])
-def test_a_rank_that_dies_ends_the_run(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2, 4])
+def test_a_rank_that_dies_ends_the_run(max_running: int) -> None:
     aborted: list[int] = []
 
     def program(ctx: Context) -> None:
@@ -261,7 +261,7 @@ def test_a_rank_that_dies_ends_the_run(parallel: int) -> None:
                 raise
 
     with within(2), pytest.raises(RankFailed) as caught:
-        launch(program, World(5, parallel))
+        launch(program, World(5, max_running))
     assert str(caught.value) == "rank 2 failed in backward of h.1: ValueError: no such thing"
     assert caught.value.rank == 2
     assert isinstance(caught.value.__cause__, ValueError)
@@ -279,7 +279,7 @@ def test_running_ranks_see_the_end_at_their_next_kernel() -> None:
             work(ctx, buffer)
 
     with within(1), pytest.raises(RankFailed, match="rank 0 failed in init: ValueError: enough"):
-        launch(program, World(3, parallel=3))
+        launch(program, World(3, max_running=3))
     assert rank_threads() == []
 
 
@@ -357,9 +357,9 @@ MISMATCHES: dict[str, tuple[Verb, Verb, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("collective", ["direct", "ring"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
 @pytest.mark.parametrize("what", MISMATCHES)
-def test_mismatch_names_both_ranks_and_what_each_called(what: str, collective: str) -> None:
+def test_mismatch_names_both_ranks_and_what_each_called(what: str, algorithm: str) -> None:
     one, other, said_one, said_other = MISMATCHES[what]
 
     def program(ctx: Context) -> None:
@@ -367,7 +367,7 @@ def test_mismatch_names_both_ranks_and_what_each_called(what: str, collective: s
             (other if ctx.rank == 1 else one)(ctx)
 
     with within(2), pytest.raises(Mismatch) as caught:
-        launch(program, World(2, collective=collective))
+        launch(program, World(2, algorithm=algorithm))
     text = str(caught.value)
     assert f"rank 1 called {said_other} in backward of h.1" in text
     assert f"rank 0 called {said_one} in backward of h.0" in text
@@ -375,15 +375,15 @@ def test_mismatch_names_both_ranks_and_what_each_called(what: str, collective: s
     assert isinstance(caught.value, CommError)
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-def test_a_rank_that_returns_early_is_a_deadlock(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_a_rank_that_returns_early_is_a_deadlock(max_running: int) -> None:
     def program(ctx: Context) -> None:
         if ctx.rank != 2:
             with ctx.device.scope(phase=Phase.FORWARD, unit="wte"):
                 ctx.comm.all_gather(make(ctx, np.ones(3), fp16))
 
     with within(2), pytest.raises(Deadlock) as caught:
-        launch(program, World(4, parallel))
+        launch(program, World(4, max_running))
     text = str(caught.value)
     assert "3 ranks wait" in text
     assert "ranks 0-1, 3: waiting in all_gather of fp16 (3,) in forward of wte" in text
@@ -391,8 +391,8 @@ def test_a_rank_that_returns_early_is_a_deadlock(parallel: int) -> None:
     assert "rank 2: finished" in text
 
 
-@pytest.mark.parametrize("parallel", [1, 3])
-def test_crossed_order_is_a_deadlock(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 3])
+def test_crossed_order_is_a_deadlock(max_running: int) -> None:
     def program(ctx: Context) -> None:
         if ctx.rank == 0:
             ctx.comm.send(make(ctx, np.ones(2)), dst=1)
@@ -403,7 +403,7 @@ def test_crossed_order_is_a_deadlock(parallel: int) -> None:
         ctx.comm.barrier()
 
     with within(2), pytest.raises(Deadlock) as caught:
-        launch(program, World(3, parallel))
+        launch(program, World(3, max_running))
     text = str(caught.value)
     assert "rank 0: waiting in send of fp32 (2,) in init (number 0 of group 0, 1) for rank 1" in text.replace(
         "0-1", "0, 1"
@@ -412,8 +412,8 @@ def test_crossed_order_is_a_deadlock(parallel: int) -> None:
     assert "rank 2: waiting in barrier in init (number 0 of group 0-2) for ranks 0-1" in text
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 4])
-def test_a_late_rank_is_named(parallel: int) -> None:
+@pytest.mark.parametrize("max_running", [1, 2, 4])
+def test_a_late_rank_is_named(max_running: int) -> None:
     stop = threading.Event()
 
     def program(ctx: Context) -> None:
@@ -423,7 +423,7 @@ def test_a_late_rank_is_named(parallel: int) -> None:
             ctx.comm.all_reduce(make(ctx, np.ones(2)))
 
     with within(4), pytest.raises(LateRank) as caught:
-        launch(program, World(4, parallel, timeout_s=0.3))
+        launch(program, World(4, max_running, timeout_s=0.3))
     stop.set()
     text = str(caught.value)
     assert "did not arrive" in text.splitlines()[0]
@@ -442,8 +442,8 @@ def test_a_slow_rank_is_not_late() -> None:
                 work(ctx, buffer)  # slow, but something happens
         ctx.comm.barrier()
 
-    launch(program, World(2, parallel=2, timeout_s=0.3))
-    launch(lambda ctx: time.sleep(0.4), World(2, parallel=2, timeout_s=0.1))  # nobody waits for anybody
+    launch(program, World(2, max_running=2, timeout_s=0.3))
+    launch(lambda ctx: time.sleep(0.4), World(2, max_running=2, timeout_s=0.1))  # nobody waits for anybody
 
 
 def test_a_rank_that_keeps_its_turn_is_late_before_anyone_could_arrive() -> None:
@@ -479,11 +479,11 @@ class Quits(Exception):
         raise SystemExit(3)
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("error", [Unsayable(), KeyError(Unsayable()), Quits()], ids=lambda error: type(error).__name__)
 def test_an_exception_that_cannot_be_shown_ends_the_run_like_any_other(
-    error: Exception, ranks: int, parallel: int
+    error: Exception, ranks: int, max_running: int
 ) -> None:
     def program(ctx: Context) -> None:
         if ctx.rank == ranks - 1:
@@ -491,7 +491,7 @@ def test_an_exception_that_cannot_be_shown_ends_the_run_like_any_other(
         ctx.comm.barrier()
 
     with within(4), pytest.raises(RankFailed) as caught:
-        launch(program, World(ranks, parallel))
+        launch(program, World(ranks, max_running))
     assert caught.value.rank == ranks - 1
     assert caught.value.__cause__ is error
     said = str(caught.value)
@@ -514,7 +514,7 @@ def test_interrupt_ends_all_ranks_within_a_second() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here, as under nohup
     try:
         with within(1), pytest.raises(KeyboardInterrupt):
-            launch(program, World(4, parallel=2))
+            launch(program, World(4, max_running=2))
     finally:
         signal.signal(signal.SIGINT, before)
     assert rank_threads() == []
@@ -533,7 +533,7 @@ def program(ctx):
         time.sleep(60)  # hears nothing
     ctx.comm.barrier()
 
-launch(program, World(4, parallel=4))
+launch(program, World(4, max_running=4))
 """
     pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
     with ended(subprocess.Popen([sys.executable, "-c", program], **pipes)) as process:

@@ -165,16 +165,16 @@ def program(name: str, **settings: Any) -> Any:
     return lambda ctx: PROGRAM[name](ctx, **settings)
 
 
-class HostLane:
-    """The lane of a device whose memory MPI must not touch: every byte goes through `download` and `upload`."""
+class HostStream:
+    """The stream of a device whose memory MPI must not touch: every byte goes through `download` and `upload`."""
 
     def use(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def fence(self) -> None:
+    def record_event(self) -> None:
         return None
 
-    def wait_for(self, fence: None) -> None:
+    def wait_event(self, event: None) -> None:
         return None
 
     def download(self, array: Any) -> Any:
@@ -188,12 +188,12 @@ def main(name: str, per_process: str, asked: str, left: str) -> int:
     settings = pickle.loads(Path(asked).read_bytes())
     world, own = settings.get("world", {}), settings.get("own", {})
     if settings.get("staged"):
-        NumpyBackend.open_lane = lambda self, rank: HostLane()  # type: ignore[method-assign, assignment, return-value]
+        NumpyBackend.open_stream = lambda self, rank: HostStream()  # type: ignore[method-assign, assignment, return-value]
     mpi_session_module.ANSWER_S = settings.get("answer_s", mpi_session_module.ANSWER_S)
     session = mpi_session()
     ranks = session.processes * int(per_process)
     try:
-        mine = launch(program(name, **own), World(ranks=ranks, kind="mpi", per_process=int(per_process), **world))
+        mine = launch(program(name, **own), World(ranks=ranks, transport="mpi", per_process=int(per_process), **world))
         found = session.exchange(mine)
     except ZerosimError as error:
         if session.process == 0:

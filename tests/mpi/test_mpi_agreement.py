@@ -44,7 +44,7 @@ try:
 except ZerosimError as error:
     print(me, error, flush=True)
 print(me, session.exchange(("second", me)) == [("second", p) for p in range(3)], flush=True)
-print(me, launch(lambda ctx: ctx.comm.rank, World(ranks=3, kind="mpi")), flush=True)
+print(me, launch(lambda ctx: ctx.comm.rank, World(ranks=3, transport="mpi")), flush=True)
 """
     told = ("True", "[{me}]", "no (in process 1, of 3)")
     assert said(3, body, tmp_path) == sorted(f"{me} {line.format(me=me)}" for me in range(3) for line in told)
@@ -77,7 +77,7 @@ def program(ctx):
     ctx.comm.barrier()
 for _ in range(2):
     try:
-        launch(program, World(ranks=3, kind="mpi", capacity=1000))
+        launch(program, World(ranks=3, transport="mpi", capacity=1000))
     except OutOfMemory as error:
         print(me, error.rank, error.requested, error.kind, error.capacity, error.exit_code, flush=True)
     except InputError as error:
@@ -101,7 +101,7 @@ def program(ctx):
     ctx.comm.barrier()
 for _ in range(2):
     try:
-        launch(program, World(ranks=2, kind="mpi"))
+        launch(program, World(ranks=2, transport="mpi"))
     except ZerosimError as error:
         print(me, type(error).__name__, error, flush=True)
 try:
@@ -127,10 +127,10 @@ def program(ctx):
     if ctx.rank == 0:
         ctx.comm.{verb}
 try:
-    launch(program, World(ranks=2, kind="mpi"))
+    launch(program, World(ranks=2, transport="mpi"))
 except ZerosimError as error:
     print(me, type(error).__name__, flush=True)
-print(me, launch(lambda ctx: ctx.comm.rank, World(ranks=2, kind="mpi")), flush=True)
+print(me, launch(lambda ctx: ctx.comm.rank, World(ranks=2, transport="mpi")), flush=True)
 """
     assert said(2, body, tmp_path) == ["0 Deadlock", "0 [0]", "1 Deadlock", "1 [1]"]
 
@@ -169,7 +169,7 @@ def program(ctx):
     ctx.device.backend.fill(b.array, 1.0)
     ctx.comm.all_reduce(b)
     return float(b.array.sum())
-print(me, launch(program, World(ranks=2, kind="mpi", bucket_bytes=8)), flush=True)
+print(me, launch(program, World(ranks=2, transport="mpi", bucket_bytes=8)), flush=True)
 """
     assert said(2, body, tmp_path) == ["0 [6000.0]", "1 [6000.0]"]
     assert time.monotonic() - began < 40  # it was quadratic once: minutes

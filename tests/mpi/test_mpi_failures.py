@@ -83,7 +83,7 @@ def test_a_long_wait_is_no_failure_while_a_rank_works(tmp_path: Path) -> None:
         "        time.sleep(0.1)\n"
         "        ctx.device.count(KernelWork('kernel', 'vector', 1, 1, 0))\n"
         "    ctx.comm.barrier()\n"
-        "launch(program, World(ranks=2, kind='mpi', timeout_s=0.6))\n",
+        "launch(program, World(ranks=2, transport='mpi', timeout_s=0.6))\n",
         "utf-8",
     )
     job = run(2, str(program))

@@ -27,7 +27,7 @@ def numbers(data: bytes, fmt: str) -> Any:
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_native_collectives_agree_with_direct(processes: int, tmp_path: Path) -> None:
     direct = launch(program("collectives"), World(ranks=processes, record=False))
-    native = results(processes, 1, "collectives", tmp_path, world={"collective": "native", "keep_events": True})
+    native = results(processes, 1, "collectives", tmp_path, world={"algorithm": "native", "keep_events": True})
     for (expected, _, _), (found, history, _) in zip(direct, native, strict=True):
         assert found.keys() == expected.keys()
         for name, data in found.items():
@@ -49,14 +49,14 @@ def test_native_collectives_agree_with_direct(processes: int, tmp_path: Path) ->
 
 def test_works_under_way_may_be_waited_for_in_any_order(tmp_path: Path) -> None:
     direct = launch(program("out_of_order"), World(ranks=4, record=False))
-    native = results(4, 1, "out_of_order", tmp_path, world={"collective": "native"})
+    native = results(4, 1, "out_of_order", tmp_path, world={"algorithm": "native"})
     for (expected, _, _), (found, _, _) in zip(direct, native, strict=True):
         assert [len(data) for data in found] == [len(data) for data in expected]
         assert found[::2] == expected[::2]  # all_gather; the last one first
 
 
 def test_ranks_that_share_a_process_have_no_native_collective(tmp_path: Path) -> None:
-    (tmp_path / "settings").write_bytes(b"\x80\x04}\x94\x8c\x05world\x94}\x94\x8c\ncollective\x94\x8c\x06native\x94ss.")
+    (tmp_path / "settings").write_bytes(b"\x80\x04}\x94\x8c\x05world\x94}\x94\x8c\talgorithm\x94\x8c\x06native\x94ss.")
     job = run(2, str(PROGRAMS), "out_of_order", "2", str(tmp_path / "settings"), str(tmp_path / "left"))
     assert job.returncode == 2
     assert "InputError: collective native with 2 ranks per process" in job.stderr

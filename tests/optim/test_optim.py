@@ -17,9 +17,9 @@ from zerosim.dtypes import DType, bf16, compute_dtype, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted, NonFiniteGradient
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.tensor.flat import Flat, Slice, slice_of, whole
@@ -132,16 +132,16 @@ def test_slices_give_the_bits_of_the_whole(numel: int, ranks: int, optimizer: Op
 
 # -- schedules -----------------------------------------------------------------------------------------------
 def test_constant() -> None:
-    assert [Schedule(0.5)(t) for t in (0, 1, 10**6)] == [0.5] * 3
+    assert [LRSchedule(0.5)(t) for t in (0, 1, 10**6)] == [0.5] * 3
 
 
 def test_warmup_reaches_the_rate_at_its_last_update() -> None:
-    assert [Schedule(1.0, warmup=4)(t) for t in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [LRSchedule(1.0, warmup=4)(t) for t in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
 def test_cosine() -> None:
     """From lr, right after warm-up, to min_lr at `total` and for good; half way between them half way there."""
-    rates = [Schedule(1.0, "cosine", warmup=2, min_lr=0.2, total=12)(t) for t in range(15)]
+    rates = [LRSchedule(1.0, "cosine", warmup=2, min_lr=0.2, total=12)(t) for t in range(15)]
     assert rates[:3] == [0.5, 1, 1]
     assert rates[7] == pytest.approx(0.6)
     assert rates[12:] == pytest.approx([0.2] * 3)
@@ -151,7 +151,7 @@ def test_cosine() -> None:
 
 
 def test_a_schedule_that_is_all_warmup() -> None:
-    assert [Schedule(1.0, "cosine", warmup=2, total=2)(t) for t in range(2)] == [0.5, 1]
+    assert [LRSchedule(1.0, "cosine", warmup=2, total=2)(t) for t in range(2)] == [0.5, 1]
 
 
 # -- the updater ---------------------------------------------------------------------------------------------
@@ -182,20 +182,20 @@ def test_decay_of_all_or_of_matrices_only(cuts: list[int], decay: str, expected:
     """A gradient of zero, rate 1, decay 1/2: what decays halves, wherever the slice was cut."""
     result = []
     for start, stop in itertools.pairwise(cuts):
-        updater = Updater(Adam(weight_decay=0.5, decoupled=True), StepControl(Schedule(1.0)), decay=decay)
+        updater = Updater(Adam(weight_decay=0.5, decoupled=True), StepControl(LRSchedule(1.0)), decay=decay)
         result += updated(updater, flat_of(cpu(), Slice(start, stop, 15)), norm=0.0)
     assert result == expected
 
 
 def test_padding_is_not_updated() -> None:
-    updater = Updater(SGD(), StepControl(Schedule(1.0)))
+    updater = Updater(SGD(), StepControl(LRSchedule(1.0)))
     result = updated(updater, flat_of(cpu(), Slice(12, 18, 15)), norm=1.0, gradient=1.0)
     assert result == [0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.5, 1.0, 4.0, 1e10])
 def test_clipping_multiplies_by_at_most_1(norm: float) -> None:
-    updater = Updater(SGD(), StepControl(Schedule(1.0), clip_norm=1.0))
+    updater = Updater(SGD(), StepControl(LRSchedule(1.0), clip_norm=1.0))
     factor = min(1.0, 1.0 / (norm + 1e-6))
     assert updated(updater, flat_of(cpu()), norm, gradient=1.0) == [1 - factor] * 15
     assert updater.control.reports[0].grad_norm == norm
@@ -203,7 +203,7 @@ def test_clipping_multiplies_by_at_most_1(norm: float) -> None:
 
 def test_gradients_are_divided_by_the_scale_they_were_made_with() -> None:
     """Also on the step that raises it, where DeepSpeed's come out halved."""
-    updater = Updater(SGD(), StepControl(Schedule(1.0), scaler=LossScaler(8.0, window=1), clip_norm=2.0))
+    updater = Updater(SGD(), StepControl(LRSchedule(1.0), scaler=LossScaler(8.0, window=1), clip_norm=2.0))
     assert updated(updater, flat_of(cpu()), norm=8.0, gradient=8.0) == [0.0] * 15  # no raise: norm 1, gradient 1
     assert updater.control.loss_scale == 8
     assert updated(updater, flat_of(cpu()), norm=8.0, gradient=8.0) == [0.0] * 15
@@ -214,7 +214,7 @@ def test_gradients_are_divided_by_the_scale_they_were_made_with() -> None:
 
 
 def test_a_skipped_step_does_not_count() -> None:
-    control = StepControl(Schedule(1.0, warmup=4), scaler=LossScaler(8.0, hysteresis=1))
+    control = StepControl(LRSchedule(1.0, warmup=4), scaler=LossScaler(8.0, hysteresis=1))
     assert control.decide(1.0) is not None
     assert control.decide(math.inf) is None
     assert control.decide(math.nan) is None
@@ -227,16 +227,16 @@ def test_a_skipped_step_does_not_count() -> None:
 
 def test_what_is_not_finite_stops_skips_or_exhausts() -> None:
     with pytest.raises(NonFiniteGradient):
-        StepControl(Schedule(1.0)).decide(math.nan)
-    skips = StepControl(Schedule(1.0), skip_nonfinite=True)
+        StepControl(LRSchedule(1.0)).decide(math.nan)
+    skips = StepControl(LRSchedule(1.0), skip_nonfinite=True)
     assert skips.decide(math.inf) is None
     assert (skips.updates, skips.reports[0].skipped) == (0, True)
     with pytest.raises(LossScaleExhausted):
-        StepControl(Schedule(1.0), scaler=LossScaler(1.0, hysteresis=1)).decide(math.inf)
-    static = StepControl(Schedule(1.0), scaler=LossScaler(64.0, dynamic=False))
+        StepControl(LRSchedule(1.0), scaler=LossScaler(1.0, hysteresis=1)).decide(math.inf)
+    static = StepControl(LRSchedule(1.0), scaler=LossScaler(64.0, dynamic=False))
     assert static.decide(math.inf) is None
     assert static.loss_scale == 64
-    assert [StepControl(Schedule(1.0), skip_nonfinite=skip).stops_at_nonfinite for skip in (False, True)] == [
+    assert [StepControl(LRSchedule(1.0), skip_nonfinite=skip).stops_at_nonfinite for skip in (False, True)] == [
         True,
         False,
     ]
@@ -248,7 +248,7 @@ def test_states_are_allocated_once_padding_named(
 ) -> None:
     flat = flat_of(device, Slice(12, 18, 15), dtype)
     before = live()
-    Updater(Adam(), StepControl(Schedule(1.0))).allocate(flat)
+    Updater(Adam(), StepControl(LRSchedule(1.0))).allocate(flat)
     assert live() - before == 6 * per_element
     assert set(flat.states) == {"exp_avg", "exp_avg_sq"}
     assert (flat.master is not None) == dtype.is_half
@@ -259,7 +259,7 @@ def test_states_are_allocated_once_padding_named(
 def test_a_half_type_is_updated_in_its_master() -> None:
     """An update of 1/3 of the weight's last place is lost in fp16 and adds up in the master."""
     flat = flat_of(cpu(), dtype=fp16)
-    updater = Updater(SGD(), StepControl(Schedule(2.0**-10 / 3)))
+    updater = Updater(SGD(), StepControl(LRSchedule(2.0**-10 / 3)))
     seen = []
     updated(updater, flat, 1.0, gradient=-1.0)
     for _ in range(3):
@@ -272,7 +272,7 @@ def test_a_half_type_is_updated_in_its_master() -> None:
 
 def test_a_rank_that_owns_nothing_has_nothing_to_do() -> None:
     flat = flat_of(cpu(), Slice(0, 0, 15))
-    updater = Updater(Adam(), StepControl(Schedule(1.0)))
+    updater = Updater(Adam(), StepControl(LRSchedule(1.0)))
     updater.allocate(flat)
     updater.decide(1.0)
     updater.update(flat, 1.0)
@@ -281,4 +281,4 @@ def test_a_rank_that_owns_nothing_has_nothing_to_do() -> None:
 
 def test_the_old_name_of_decide_keeps_working() -> None:
     with pytest.warns(DeprecationWarning, match="decide"):
-        assert Updater(SGD(), StepControl(Schedule(1.0), clip_norm=1.0)).judge(2.0) == 1 / (2 + 1e-6)
+        assert Updater(SGD(), StepControl(LRSchedule(1.0), clip_norm=1.0)).judge(2.0) == 1 / (2 + 1e-6)

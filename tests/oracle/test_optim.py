@@ -22,8 +22,8 @@ from zerosim.device.device import Kind
 from zerosim.dtypes import dtype
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
-from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
@@ -150,7 +150,7 @@ def test_twenty_steps(name: str, precision: str, clip_norm: float | None) -> Non
     assert clip_norm is None or 3 < sum(norm > clip_norm for norm in expected_norms) < STEPS - 3
     for stage, ranks in ((0, 1), (2, 3)):
         final, norms = run_zerosim(
-            lambda: Updater(ours, StepControl(Schedule(LR), clip_norm=clip_norm)),
+            lambda: Updater(ours, StepControl(LRSchedule(LR), clip_norm=clip_norm)),
             precision,
             weights,
             grads,
@@ -176,7 +176,7 @@ def test_decay_of_matrices_only_is_two_parameter_groups() -> None:
     ours = Adam(weight_decay=0.3, decoupled=True)
     for stage, ranks in ((0, 1), (2, 4)):
         final, _ = run_zerosim(
-            lambda: Updater(ours, StepControl(Schedule(LR)), decay="matrices"), "fp32", weights, grads, stage, ranks
+            lambda: Updater(ours, StepControl(LRSchedule(LR)), decay="matrices"), "fp32", weights, grads, stage, ranks
         )
         weights_within(f"matrices, stage {stage} x {ranks}", final, expected, ATOL["fp32"])
 
@@ -194,5 +194,5 @@ def test_cosine_schedule(warmup: int) -> None:
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    ours = Schedule(LR, "cosine", warmup, low, total)
+    ours = LRSchedule(LR, "cosine", warmup, low, total)
     within(f"cosine after {warmup}", [ours(done) for done in range(total)], expected, rtol=1e-12)

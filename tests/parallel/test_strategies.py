@@ -15,7 +15,7 @@ from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.runtime import launch
 from zerosim.comm.transports.fake import FakeTransport
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.device.device import Kind
 from zerosim.device.events import Alloc, Free, Launch
 from zerosim.dtypes import DType, fp32, fp64
@@ -109,6 +109,16 @@ def test_options_keep_the_references_bits(train: Any, options: dict[str, Any]) -
     assert equal(ddp.weights, weights)
     for stage, partition in ZERO:
         assert equal(train(stage=stage, partition=partition, ranks=3, **options).weights, weights), (stage, partition)
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("optimizer", OPTIONS["optimizer"].choices)
+def test_every_optimizer_takes_the_same_step_in_every_stage(train: Any, optimizer: str) -> None:
+    """The reference knows Adam alone: of others a slice's step must be the whole's."""
+    options = dict(ranks=3, precision="bf16", optimizer=optimizer, weight_decay=0.1, clip_norm=0.1)
+    ddp = train(stage=0, **options)
+    for stage, partition in ZERO:
+        assert equal(train(stage=stage, partition=partition, **options).weights, ddp.weights), (stage, partition)
 
 
 @pytest.mark.bits

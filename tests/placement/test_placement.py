@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.layout import STATES, Layout, Piece, Row
-from zerosim.placement.mesh import AXES, Mesh
+from zerosim.placement.mesh import AXES, COPIES, DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
@@ -43,6 +43,14 @@ def test_coordinates_name_a_rank(mesh: Mesh) -> None:
     assert list(seen.values()) == list(range(mesh.world_size))
     assert list(seen) == sorted(seen)  # the last axis is the fastest
     assert mesh.group(0, *AXES) == tuple(range(mesh.world_size))
+
+
+@given(MESHES)
+def test_shards_and_copies_are_all_ranks_that_share_a_batch(mesh: Mesh) -> None:
+    """Gradients that are averaged over shards and then over copies are averaged over every rank that has rows."""
+    for rank in range(mesh.world_size):
+        met = [peer for holder in mesh.group(rank, "dp_shard") for peer in mesh.group(holder, *COPIES)]
+        assert sorted(met) == list(mesh.group(rank, *DATA))
 
 
 def test_a_mesh_by_hand() -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import MARK, check_states, check_traffic, cost_of, last_whole_step
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.ledger.traffic import TrafficRow
@@ -89,7 +89,7 @@ def test_counts_and_formulas_agree(stage: int, partition: str, collective: str) 
         dict(precision="fp32"),
         dict(precision="fp64", stage=2),
         dict(precision="fp16", loss_scale=1.0),
-        dict(optimizer="sgd"),
+        *(dict(optimizer=name) for name in OPTIONS["optimizer"].choices),
         dict(optimizer="sgd", momentum=0.9, precision="fp32"),
         dict(optimizer="sgd", precision="fp32", stage=1),
         dict(model="mlp", keep_last_unit=True),

@@ -83,7 +83,7 @@ class TrafficCheck:
 
 def cost_of(config: RunConfig) -> BytesPerParameter:
     """Bytes per parameter of each model state in this run."""
-    moments = 2 if config.optim.optimizer != "sgd" else int(config.optim.momentum != 0)
+    moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
     cast = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards
     return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
-from zerosim.config.presets.recipes import Recipe
+from zerosim.config.presets.recipes import Recipe, RecipeChoices
 from zerosim.dtypes import dtype
 
 
@@ -47,31 +47,34 @@ class Question:
         return self.ranks // self.replicas
 
     @property
+    def choices(self) -> RecipeChoices:
+        return self.recipe.choices(self.stage)
+
+    @property
     def param_bytes(self) -> int:
         return dtype(self.precision).itemsize
 
     @property
     def grad_bytes(self) -> int:
-        return dtype(str(self.recipe.resolved(self.stage)["grad_dtype"] or self.precision)).itemsize
+        return dtype(self.choices.grad_dtype or self.precision).itemsize
 
     @property
     def moments(self) -> int:
-        return 2 if self.optimizer != "sgd" else int(self.momentum != 0)
+        return formulas.num_moments(self.optimizer, self.momentum)
 
     @property
     def cost(self) -> BytesPerParameter:
         """Bytes per parameter under the recipe."""
-        cast = bool(self.recipe.resolved(self.stage)["cast_shards"])
-        return formulas.bytes_per_parameter(self.param_bytes, self.grad_bytes, self.moments, cast_shards=cast)
+        cast_shards = self.choices.cast_shards
+        return formulas.bytes_per_parameter(self.param_bytes, self.grad_bytes, self.moments, cast_shards=cast_shards)
 
     @property
     def volume(self) -> Volume:
         """Elements per step under the recipe."""
-        fields = self.recipe.resolved(self.stage)
         return formulas.volume(
             self.stage,
             micro_batches=self.micro_batches,
-            grad_reduction=str(fields["grad_reduction"]),
-            keep_root_units=bool(fields["keep_root_units"]),
-            persistent=bool(fields["persistent_numel"]),
+            grad_reduction=self.choices.grad_reduction,
+            keep_root_units=self.choices.keep_root_units,
+            persistent=self.choices.persistent_numel > 0,
         )

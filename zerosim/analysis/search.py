@@ -45,43 +45,33 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
     blocks again (a third more arithmetic), all of them, more ranks (more devices).
     """
+    order = ("none", "selective", "full")
+    more = order[order.index(config.memory.recompute) + 1 :] if config.model.has_blocks else ()
     for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage), f"--stage {stage}"
     if config.memory.attention == "eager" and config.model.has_blocks:
         yield config.replace(attention="flash"), "--attention flash"
-    for recompute in _more_recompute(config, "selective"):
-        yield config.replace(recompute=recompute), f"--recompute {recompute}"
+    if "selective" in more:
+        yield config.replace(recompute="selective"), "--recompute selective"
     yield from _smaller(config)
-    for recompute in _more_recompute(config, "full"):
-        yield config.replace(recompute=recompute), f"--recompute {recompute}"
-    least = config
-    flags: list[str] = []
-    if config.parallel.zero_stage < 3:
-        least, flags = least.replace(stage=3), [*flags, "--stage 3"]
+    if "full" in more:
+        yield config.replace(recompute="full"), "--recompute full"
+    least, flags = config, ""
+    extremes: dict[str, object] = {"stage": 3} if config.parallel.zero_stage < 3 else {}
+    extremes |= {"recompute": "full"} if "full" in more else {}
+    for field, value in extremes.items():
+        least = least.replace(**{field: value})
+        if flags:  # alone it was tried above
+            yield least, f"{flags} --{field} {value}"
+        flags = f"{flags} --{field} {value}".strip()
         for changed, words in _smaller(least):
-            yield changed, " ".join([*flags, words])
-    for recompute in _more_recompute(config, "full"):
-        least, flags = least.replace(recompute=recompute), [*flags, f"--recompute {recompute}"]
-        if len(flags) > 1:  # alone it was tried above
-            yield least, " ".join(flags)
-        for changed, words in _smaller(least):
-            yield changed, " ".join([*flags, words])
+            yield changed, f"{flags} {words}"
     ranks = 2 * config.mesh.ranks
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
         accumulate = max(1, config.global_batch // ranks)
-        more = f"--micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
-        yield (
-            least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks),
-            " ".join([*(flags or ["--stage 3"]), more]),
-        )
+        changed = least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks)
+        yield changed, f"{flags or '--stage 3'} --micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
         ranks *= 2
-
-
-def _more_recompute(config: RunConfig, recompute: str) -> list[str]:
-    """`recompute`, if the configuration's model has blocks and runs less of them again than that."""
-    order = ("none", "selective", "full")
-    more = order.index(recompute) > order.index(config.memory.recompute)
-    return [recompute] if config.model.has_blocks and more else []
 
 
 def _smaller(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
@@ -94,7 +84,7 @@ def _smaller(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
 
 
 class Tried(NamedTuple):
-    """One value that was run, and its peak."""
+    """A value that was run, and its peak."""
 
     value: int
     peak_bytes: int

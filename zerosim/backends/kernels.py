@@ -59,27 +59,57 @@ class Window(NamedTuple):
     stride: int
 
 
-Fence = Any
-"""A point in a lane: all that was queued on it so far."""
+class Dropout(NamedTuple):
+    """A dropout whose mask is not kept but drawn again: the key of its random numbers, and a value's chance to go."""
+
+    key: tuple[int, int]
+    chance: float
 
 
-class Lane(Protocol):
+class AdamStep(NamedTuple):
+    """The numbers of one step of Adam, steps counted from 1; `decoupled` makes it AdamW."""
+
+    grad_scale: float
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+    step: int
+
+
+class SGDStep(NamedTuple):
+    """The numbers of one step of SGD, steps counted from 1."""
+
+    grad_scale: float
+    lr: float
+    momentum: float
+    weight_decay: float
+    step: int
+
+
+StreamEvent = Any
+"""A point in a stream: all that was queued on it so far."""
+
+
+class Stream(Protocol):
     """Where one rank's kernels queue and its memory comes from, for a backend that queues them (a GPU's stream)."""
 
     def use(self) -> AbstractContextManager[object]:
-        """`with lane.use():` any thread works as that rank."""
+        """`with stream.use():` any thread works as that rank."""
 
-    def fence(self) -> Fence:
-        """All that was queued on this lane so far."""
+    def record_event(self) -> StreamEvent:
+        """All that was queued on this stream so far."""
 
-    def wait_for(self, fence: Fence) -> None:
-        """What is queued on this lane from here on runs after `fence`, another lane's perhaps. Returns at once."""
+    def wait_event(self, event: StreamEvent) -> None:
+        """What is queued on this stream from here on runs after `event`, another stream's perhaps. Returns at once."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes of this rank's memory pool: in use, and held."""
 
     def synchronize(self) -> None:
-        """The host waits until the lane has nothing left to do."""
+        """The host waits until the stream has nothing left to do."""
 
     def download(self, array: Array) -> Any:
         """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
@@ -88,7 +118,7 @@ class Lane(Protocol):
         """A new array of this rank with these bytes, which may be dropped at once."""
 
     def gpu_bytes(self) -> GpuBytes:
-        """The GPU that the lane is on. Waits for it."""
+        """The GPU that the stream is on. Waits for it."""
 
 
 class Backend(Protocol):
@@ -96,12 +126,12 @@ class Backend(Protocol):
 
     name: str
 
-    def open_lane(self, rank: int) -> Lane | None:
+    def open_stream(self, rank: int) -> Stream | None:
         """The queue of one rank, or None where kernels run when they are called."""
 
     def native_collective(
         self,
-        lanes: Sequence[Lane],
+        streams: Sequence[Stream],
         op: str,
         inputs: Sequence[Sequence[Array]],
         outputs: Sequence[Sequence[Array]],
@@ -221,23 +251,12 @@ class Backend(Protocol):
         the compute dtype. dropped, where it was kept, is read in place of probs * mask. workspace has the shape
         of probs: room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
 
-    def flash_attention(
-        self, qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array
-    ) -> None:
+    def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
-        query's scores. With dropout > 0 the mask is that of `dropout_mask(key, dropout)` over (B, H, T, T)."""
+        query's scores. Where the chance is not 0 the mask is that of `dropout_mask(*dropout)` over (B, H, T, T)."""
 
     def flash_attention_backward(
-        self,
-        grad: Array,
-        qkv: Array,
-        heads: Heads,
-        key: tuple[int, int],
-        dropout: float,
-        out: Array,
-        lse: Array,
-        delta: Array,
-        dqkv: Array,
+        self, grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
     ) -> None:
         """dqkv from grad, with probabilities made again from lse, and the mask from its key.
 
@@ -318,22 +337,7 @@ class Backend(Protocol):
     def finite_probe(self, a: Array, out: Array) -> None:
         """out (1), fp64: 0 where every value of a (1-D) is finite, else nan. Probes may be added up."""
 
-    def adam(
-        self,
-        param: Array,
-        grad: Array,
-        exp_avg: Array,
-        exp_avg_sq: Array,
-        *,
-        grad_scale: float,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        step: int,
-    ) -> None:
+    def adam(self, param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
         """One step of Adam (Kingma and Ba) on flat arrays of one length, in place; see optim/adam.py.
 
         g = grad * grad_scale; decoupled: param *= 1 - lr*weight_decay (AdamW), else g += weight_decay*param;
@@ -342,17 +346,6 @@ class Backend(Protocol):
         grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
         """
 
-    def sgd(
-        self,
-        param: Array,
-        grad: Array,
-        momentum_buffer: Array | None,
-        *,
-        grad_scale: float,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        step: int,
-    ) -> None:
+    def sgd(self, param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
         """One step of SGD, in place; momentum as PyTorch has it: buf = momentum*buf + g (no 1 - momentum;
         at step 1 buf = g), param -= lr * buf. g = grad * grad_scale + weight_decay * param."""

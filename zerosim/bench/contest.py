@@ -51,12 +51,12 @@ def timed(work: Callable[[], object], timer: Timer | None = None) -> Timing:
     return Timing(device_s, time.perf_counter() - started)
 
 
-def stream_timer(lane: object) -> Timer:
+def stream_timer(stream: object) -> Timer:
     """A timer of a rank's stream on a GPU."""
-    from zerosim.backends.cuda.lane import CudaLane, LaneTimer
+    from zerosim.backends.cuda.stream import CudaStream, StreamTimer
 
-    assert isinstance(lane, CudaLane)
-    return LaneTimer(lane)
+    assert isinstance(stream, CudaStream)
+    return StreamTimer(stream)
 
 
 class Contestant(ABC):

@@ -107,22 +107,22 @@ class SquareProduct(Contestant):
         self._flops = 2 * n**3 * repeats
         self._repeats = repeats
         self._backend = make_backend("cuda")
-        lane: Any = self._backend.open_lane(0)
-        self._lane = lane
-        self._timer = stream_timer(lane)
+        stream: Any = self._backend.open_stream(0)
+        self._stream = stream
+        self._timer = stream_timer(stream)
         values = np.random.default_rng(0).standard_normal((n, n), np.float32)
-        with lane.use():
+        with stream.use():
             self._left, self._right, self._out = (self._backend.empty((n, n), dtype(precision)) for _ in range(3))
             self._backend.from_host(values, self._left)
             self._backend.from_host(values, self._right)
-        lane.synchronize()
+        stream.synchronize()
 
     @property
     def flops(self) -> Mapping[str, int]:
         return {"matmul": self._flops}
 
     def step(self) -> Timing:
-        with self._lane.use():
+        with self._stream.use():
             return timed(self._multiply, self._timer)
 
     def _multiply(self) -> None:

@@ -124,7 +124,7 @@ class TrainingRun(Contestant):
         self._tokens = tokens
         self._record = record
         self._last = [LastStep() for _ in range(config.mesh.ranks)]
-        self._lanes: dict[int, Any] = {}
+        self._streams: dict[int, Any] = {}
         self._timer: Timer | None = None
         self._gate = Gate()
         self._failure: BaseException | None = None
@@ -134,8 +134,8 @@ class TrainingRun(Contestant):
         self._thread.start()
         try:
             self._advance()
-            if self._lanes:
-                self._timer = stream_timer(self._lanes[0])
+            if self._streams:
+                self._timer = stream_timer(self._streams[0])
                 self._timer.start()
                 self._timer.stop()  # the first step's work is done: the next one finds an idle device
             self.release()
@@ -153,9 +153,9 @@ class TrainingRun(Contestant):
         return timed(self._advance, self._timer)
 
     def release(self) -> None:
-        for lane in self._lanes.values():
-            with lane.device:
-                lane.pool.free_all_blocks()
+        for stream in self._streams.values():
+            with stream.device:
+                stream.pool.free_all_blocks()
 
     @property
     def flops(self) -> Mapping[str, int]:
@@ -194,8 +194,8 @@ class TrainingRun(Contestant):
         config = self.config
         model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
         place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, self._weights, group, exact_master=False))
-        if ctx.device.lane is not None:
-            self._lanes[ctx.rank] = ctx.device.lane
+        if ctx.device.stream is not None:
+            self._streams[ctx.rank] = ctx.device.stream
         for losses in engine.train(model, self._batches(ctx), strategy, ctx.device, pipeline=pipeline):
             self.losses[ctx.rank] += losses
 

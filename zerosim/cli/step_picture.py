@@ -17,7 +17,7 @@ from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
 from zerosim.report.html import LETTERS, ordered
 from zerosim.report.words import headline
-from zerosim.stepper.match import numbered, place
+from zerosim.stepper.match import numbered, where_in_step
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _standing(view: RankView, rounds: Sequence[PendingCollective]) -> tuple[str,
     coming = view.next_event
     if coming is not None:
         scope = coming.event.scope
-        stands = f"before {coming.text.removesuffix(', ' + place(scope))}"
+        stands = f"before {coming.text.removesuffix(', ' + where_in_step(scope))}"
     else:
         events = view.events
         scope = events[-1].scope if events else Scope()
@@ -195,7 +195,7 @@ def _standing(view: RankView, rounds: Sequence[PendingCollective]) -> tuple[str,
             if _has_joined(view.rank, round)
         )
         stands = next(waits, view.status)
-    return "finished" if stands == "finished" else place(scope._replace(step=-1)), stands
+    return "finished" if stands == "finished" else where_in_step(scope._replace(step=-1)), stands
 
 
 def _number_line(name: Text, number: str, width: int, style: str = "bold") -> Text:

@@ -22,7 +22,7 @@ class Caller(NamedTuple):
 
     def describe(self, group: Sequence[int]) -> str:
         called = self.call.describe(self.rank == group[0])
-        return f"rank {self.rank} called {called} in {rank_status.place(self.where)}"
+        return f"rank {self.rank} called {called} in {rank_status.scope_text(self.where)}"
 
 
 def mismatch(second: Caller, first: Caller, group: Sequence[int], sequence: int) -> Mismatch:

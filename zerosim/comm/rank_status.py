@@ -12,7 +12,7 @@ from zerosim.device.events import Scope
 MAX_LINES = 32
 
 
-def place(where: Scope) -> str:
+def scope_text(where: Scope) -> str:
     """'backward of h.1', or the phase alone outside any unit."""
     return f"{where.phase} of {where.unit}" if where.unit else where.phase
 

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import ALGORITHMS
-from zerosim.comm.rank_status import place
+from zerosim.comm.rank_status import scope_text
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.fake import FakeTransport
 from zerosim.comm.transports.rounds import Transport
@@ -43,7 +43,7 @@ BACKENDS = {
 }
 """Class names; each lives in `backends/`, imported when it is used."""
 
-KINDS = ("threads", "mpi")
+TRANSPORTS = ("threads", "mpi")
 
 GRACE_S = 0.8
 """How long the ranks of a failed run may take to end; a rank that does not listen is left behind."""
@@ -57,24 +57,24 @@ class World:
     """How many ranks, and how they run.
 
     ranks          how many
-    parallel       how many run side by side; 1: they take turns, in an order that never changes
+    max_running    how many run side by side; 1: they take turns, in an order that never changes
     backend        which array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes alone)
-    kind           'threads', or 'mpi': ranks in several processes that mpirun started
-    per_process    of kind mpi: ranks in each process, as threads; ranks = processes x per_process
-    collective     'direct', 'ring' or 'native': a file each in `comm/algorithms/`
+    transport      'threads', or 'mpi': ranks in several processes that mpirun started
+    per_process    of transport mpi: ranks in each process, as threads; ranks = processes x per_process
+    algorithm      'direct', 'ring' or 'native': a file each in `comm/algorithms/`
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
-    timeout_s     seconds without any progress after which a rank that others wait for is late
+    timeout_s      seconds without any progress after which a rank that others wait for is late
     record         keep events for readers
     keep_events    keep every event in `device.recorder.history`
     """
 
     ranks: int
-    parallel: int = 1
+    max_running: int = 1
     backend: str = "numpy"
-    kind: str = "threads"
+    transport: str = "threads"
     per_process: int = 1
-    collective: str = "direct"
+    algorithm: str = "direct"
     bucket_bytes: int | None = None
     capacity: int | None = None
     timeout_s: float = 30.0
@@ -83,14 +83,14 @@ class World:
 
     def __post_init__(self) -> None:
         _at_least_one("ranks", self.ranks)
-        _at_least_one("parallel", self.parallel)
+        _at_least_one("max_running", self.max_running)
         _at_least_one("per_process", self.per_process)
         for name in ("bucket_bytes", "capacity"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         _one_of("backend", self.backend, tuple(BACKENDS))
-        _one_of("kind", self.kind, KINDS)
-        _one_of("collective", self.collective, ALGORITHMS)
+        _one_of("transport", self.transport, TRANSPORTS)
+        _one_of("algorithm", self.algorithm, ALGORITHMS)
         if not self.timeout_s > 0:
             raise InputError(f"timeout_s is {self.timeout_s}: expected more than 0 seconds")
 
@@ -122,7 +122,7 @@ def launch(
 ) -> list[T]:
     """Run `program` once per rank; the results, in rank order. `readers(rank)` get that rank's events.
 
-    In a world of kind mpi every process calls this, and gets the results of its own ranks.
+    In a world of transport mpi every process calls this, and gets the results of its own ranks.
 
     Raises: the first failure of any rank, on every process. A ZerosimError as it is, anything else as the
     cause of a RankFailed. KeyboardInterrupt ends all ranks. InputError where the processes are not the world's.
@@ -164,7 +164,7 @@ def assemble(
     `scheduler` hands out turns in a way of its own (`comm/stepping.py`).
     """
     mine, session = range(world.ranks), None
-    if world.kind == "mpi":
+    if world.transport == "mpi":
         from zerosim.comm.transports.mpi.session import mpi_session
 
         session = mpi_session()
@@ -174,11 +174,11 @@ def assemble(
     backend, switch = make_backend(world.backend), scheduler.switch if scheduler else Switch()
     devices = [make_device(rank, backend, switch) for rank in mine]
     if session is None:
-        transport = ThreadTransport(devices, world.parallel, scheduler)
+        transport = ThreadTransport(devices, world.max_running, scheduler)
     else:
         from zerosim.comm.transports.mpi.transport import MpiTransport
 
-        transport = MpiTransport(session, world.ranks, devices, world.parallel)
+        transport = MpiTransport(session, world.ranks, devices, world.max_running)
     return Ranks(program, transport, [_context(world, device, transport) for device in devices])
 
 
@@ -190,14 +190,14 @@ def device_of(world: World, rank: int, backend: Backend, switch: Switch, readers
         allocator=Exact(world.capacity),
         recorder=Recorder(readers, keep=world.keep_events, enabled=world.record),
         switch=switch,
-        lane=backend.open_lane(rank),
+        stream=backend.open_stream(rank),
     )
 
 
 def _context(world: World, device: Device, transport: Transport) -> Context:
     """What a rank's program is given; all ranks share one group."""
     group = tuple(range(world.ranks))
-    comm = Comm(device, transport, group, algorithm=world.collective, bucket_bytes=world.bucket_bytes)
+    comm = Comm(device, transport, group, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
     return Context(device.rank, world.ranks, device, comm)
 
 
@@ -211,12 +211,12 @@ def make_backend(name: str) -> Backend:
 def _check_mpi(world: World) -> None:
     if world.backend == "meta":
         raise InputError("backend meta on --world mpi: shapes need no peers; use zerosim plan, or backend numpy")
-    if world.collective == "native" and world.per_process > 1:
+    if world.algorithm == "native" and world.per_process > 1:
         raise InputError(
             f"collective native with {world.per_process} ranks per process: MPI's collectives are between processes; "
             "start one process per rank, or choose direct or ring"
         )
-    if world.collective == "native" and world.backend != "numpy":
+    if world.algorithm == "native" and world.backend != "numpy":
         raise InputError(
             f"collective native with backend {world.backend} on --world mpi: MPI would add on the host; choose direct "
             "or ring, or --world threads for NCCL's own collectives"
@@ -277,8 +277,8 @@ class Ranks(Generic[T]):
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
-            lane = context.device.lane
-            with nullcontext() if lane is None else lane.use():
+            stream = context.device.stream
+            with nullcontext() if stream is None else stream.use():
                 self.outcomes[index] = self._program(context)
             context.device.recorder.drain()
             self.transport.finish(rank)
@@ -291,7 +291,7 @@ def _explained(context: Context, error: BaseException) -> ZerosimError:
     """A rank's failure as the caller sees it."""
     if isinstance(error, ZerosimError):
         return error
-    where = place(error.__dict__.get("zerosim_scope", context.device.where))
+    where = scope_text(error.__dict__.get("zerosim_scope", context.device.where))
     failed = RankFailed(f"rank {context.rank} failed in {where}: {described(error)}", rank=context.rank)
     failed.__cause__ = error
     return failed

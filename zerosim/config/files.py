@@ -6,12 +6,11 @@ A file has the keys of a run on top, a table [sweep] and one or several tables [
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config.inputs import read_toml
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 
 TABLES = ("sweep", "expect")
 
@@ -36,13 +35,16 @@ def read_scenario(path: str) -> dict[str, Any]:
 
 def read_scenario_file(path: str) -> ScenarioFile:
     """All of a scenario. Raises: InputError as `read_scenario`."""
-    values = _read(path)
-    for key, value in values.items():
-        if key in TABLES or not _is_table(value):
-            continue
-        near = difflib.get_close_matches(key, TABLES, 1)
-        hint = f"did you mean [{near[0]}]?" if near else f"the tables are {' and '.join(f'[{t}]' for t in TABLES)}"
-        raise InputError(f"scenario {path}: unknown table [{key}]; {hint}")
+    values: dict[str, Any] = {}
+    for key, value in read_toml(path, "scenario").items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise InputError(f"scenario {path}: {name} is there twice, with - and with _: keep one")
+        is_table = any(isinstance(item, dict) for item in (value if isinstance(value, list) else [value]))
+        if is_table and name not in TABLES:
+            hint = did_you_mean(name, TABLES, "the tables are [sweep] and [expect]", quote=lambda table: f"[{table}]")
+            raise InputError(f"scenario {path}: unknown table [{name}]; {hint}")
+        values[name] = value
     sweep, expect = values.pop("sweep", {}), values.pop("expect", [])
     if not isinstance(sweep, dict):
         raise InputError(f"scenario {path}: sweep {sweep!r}: expected a table, [sweep]")
@@ -50,18 +52,3 @@ def read_scenario_file(path: str) -> ScenarioFile:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"scenario {path}: expect {expect!r}: expected a table, [expect], or several, [[expect]]")
     return ScenarioFile(path, values, sweep, tuple({**table} for table in tables))
-
-
-def _read(path: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in read_toml(path, "scenario").items():
-        name = key.replace("-", "_")
-        if name in values:
-            raise InputError(f"scenario {path}: {name} is there twice, with - and with _: keep one")
-        values[name] = value
-    return values
-
-
-def _is_table(value: object) -> bool:
-    items = value if isinstance(value, list) else [value]
-    return any(isinstance(item, dict) for item in items)

@@ -60,7 +60,12 @@ def read_config_json(path: str | Path) -> ModelPreset:
     not modelled, a key that is missing, and a value of the wrong type or that fits no other.
     """
     name = str(path)
-    config = _Config(name, _read(Path(path)))
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a directory: pass the file, {Path(path) / 'config.json'}")
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds a JSON {type(values).__name__}: expected an object, {{'model_type': ...}}")
+    config = _Config(name, values)
     model_type = config.values.get("model_type")
     if model_type == "gpt2":
         return _gpt2(config)
@@ -72,15 +77,6 @@ def read_config_json(path: str | Path) -> ModelPreset:
     lacking = NOT_MODELLED.get(model_type) if isinstance(model_type, str) else None
     because = f" ({lacking})" if lacking else ""
     raise InputError(f"{name}: model_type {model_type!r} is not modelled{because}; {known}")
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    if os.path.isdir(path):
-        raise InputError(f"{path} is a directory: pass the file, {path / 'config.json'}")
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise InputError(f"{path} holds a JSON {type(values).__name__}: expected an object, {{'model_type': ...}}")
-    return values
 
 
 class _Config:

@@ -257,6 +257,14 @@ class DataConfig(Part):
     sample: str | None = option(None, "let the trained model continue this text", metavar="TEXT", shown="no sample")
     sample_tokens: int = option(200, "tokens to continue it with", low=1, metavar="COUNT")
 
+    def _check(self) -> None:
+        if self.sample == "":
+            raise InputError("sample '': expected at least one character to continue")
+        try:
+            (self.sample or "").encode()
+        except UnicodeEncodeError:
+            raise InputError(f"sample {self.sample!r}: expected text in UTF-8") from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MemoryConfig(Part):

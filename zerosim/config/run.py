@@ -6,12 +6,11 @@ Every field of a part (`parts.py`, `model.py`) is a keyword of `RunConfig(...)`,
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 from warnings import warn
 
 from zerosim.config.launcher import mpirun_size
@@ -27,27 +26,9 @@ from zerosim.config.parts import (
     WorldConfig,
 )
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
 from zerosim.placement.stages import cut_layers
-
-PARTS: Mapping[str, type[Part]] = MappingProxyType(
-    {
-        "model": ModelConfig,
-        "mesh": MeshConfig,
-        "parallel": ParallelConfig,
-        "precision": PrecisionConfig,
-        "optim": OptimConfig,
-        "data": DataConfig,
-        "memory": MemoryConfig,
-        "world": WorldConfig,
-    }
-)
-_HOMES = {flat: part for part, kind in PARTS.items() for flat in kind.options()}
-OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {flat: option for kind in PARTS.values() for flat, option in kind.options().items()}
-)
-"""Every field of a run by its flat name."""
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
@@ -82,13 +63,10 @@ class RunConfig:
     @property
     def recipe_choices(self) -> RecipeChoices:
         """What is sent, kept and cast: as given or, where nothing is, as the recipe has it for the stage."""
-        values: dict[str, Any] = find_recipe(self.parallel.recipe).resolved(self.parallel.zero_stage)
-        for name in values:
-            given = getattr(getattr(self, _HOMES[name]), name)
-            if given is not None:
-                values[name] = given
-        values["grad_dtype"] = values["grad_dtype"] or self.precision.param_dtype
-        return RecipeChoices(**values)
+        choices = find_recipe(self.parallel.recipe).choices(self.parallel.zero_stage)
+        own = {"grad_dtype": choices.grad_dtype or self.precision.param_dtype}
+        values = {field.name: getattr(getattr(self, _HOMES[field.name]), field.name) for field in fields(choices)}
+        return replace(choices, **own | {name: value for name, value in values.items() if value is not None})
 
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
@@ -130,6 +108,12 @@ class RunConfig:
             return getattr(getattr(self, part), attribute)
 
 
+PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(RunConfig))
+_HOMES = {flat: part for part, kind in PARTS.items() for flat in kind.options()}
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {flat: option for kind in PARTS.values() for flat, option in kind.options().items()}
+)
+"""Every field of a run by its flat name."""
 setattr(  # noqa: B010  # what help() and a notebook show: every flat keyword and its default
     RunConfig,
     "__signature__",
@@ -154,9 +138,8 @@ def _fill(config: RunConfig, parts: Mapping[str, Part], values: Mapping[str, Any
         elif name in PARTS:
             raise InputError(f"{name} {value!r}: expected a {PARTS[name].__name__}")
         else:
-            near = difflib.get_close_matches(name, [*OPTIONS, *PARTS], 1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"RunConfig got an unexpected keyword argument {name!r}{hint}")
+            hint = did_you_mean(name, [*OPTIONS, *PARTS], "see help(RunConfig)")
+            raise TypeError(f"RunConfig got an unexpected keyword argument {name!r}: {hint}")
 
     def built(name: str) -> Any:
         part = filled.get(name)
@@ -190,7 +173,8 @@ def _check_together(config: RunConfig) -> None:
             f"ranks {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
             f"of {world.ranks_per_process}, or leave ranks out"
         )
-    _check_sample(config.data.sample, model.vocab)
+    if (text := config.data.sample) is not None and max(text.encode()) >= model.vocab:
+        raise InputError(f"sample {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
 
 
 def _check_tensor_parallel(config: RunConfig) -> None:
@@ -261,24 +245,10 @@ def _divisors(wanted: int, size: int) -> str:
     return f"tp {below}" + (f" or {above}" if above else "")
 
 
-def _check_sample(text: str | None, vocab: int) -> None:
-    if text is None:
-        return
-    try:
-        prompt = text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"sample {text!r}: expected text in UTF-8") from None
-    if not prompt:
-        raise InputError("sample '': expected at least one character to continue")
-    if max(prompt) >= vocab:
-        raise InputError(f"sample {text!r} holds byte {max(prompt)}: vocab {vocab} is too small, use 256")
-
-
 def _check_known(names: Iterable[str], known: Collection[str], source: str) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+            hint = did_you_mean(name, known, f"known keys: {', '.join(sorted(known))}")
             raise InputError(f"{source}: unknown key {name!r}; {hint}")
 
 

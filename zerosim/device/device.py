@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from typing import Any, ParamSpec
 
-from zerosim.backends.kernels import Array, Backend, Lane
+from zerosim.backends.kernels import Array, Backend, Stream
 from zerosim.device.events import Alloc, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
 from zerosim.device.memory import Allocator, Exact
 from zerosim.device.work import KernelWork, work_of
@@ -124,11 +124,11 @@ class Device:
         allocator: Allocator | None = None,
         recorder: Recorder | None = None,
         switch: Switch | None = None,
-        lane: Lane | None = None,
+        stream: Stream | None = None,
     ) -> None:
         self.rank = rank
         self.backend = backend
-        self.lane = lane  # where kernels queue, for a backend that queues them
+        self.stream = stream  # where kernels queue, for a backend that queues them
         self.allocator = allocator or Exact()
         self.recorder = recorder or Recorder()
         self.switch = switch or Switch()
@@ -226,8 +226,8 @@ class Device:
     def mark(self, name: str) -> None:
         """Name this point of the program in the record, with what a real memory pool says of it."""
         self.recorder.add(Mark(self.where, name))
-        if self.lane is not None:
-            self.recorder.add(Pool(self.where, *self.lane.memory()))
+        if self.stream is not None:
+            self.recorder.add(Pool(self.where, *self.stream.memory()))
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:

@@ -32,8 +32,8 @@ FILLS: dict[str, tuple[int, ...]] = {
     "cross_entropy_backward": (5,),
     "layer_norm_backward": (5, 6, 7),
     "cross_entropy_shares": (4, 5),
-    "flash_attention": (4, 5),
-    "flash_attention_backward": (7, 8),
+    "flash_attention": (3, 4),
+    "flash_attention_backward": (6, 7),
 }
 # Those that it reads and fills.
 UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "sgd": (0, 2)}

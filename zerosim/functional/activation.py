@@ -23,7 +23,10 @@ class Gelu:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in its tanh form (GPT-2's)."""
+    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GELU as GPT-2 has it. Shapes: x and result any, the same.
+
+    Source: arXiv 1606.08415.
+    """
     out = like(x)
     x.device.kernel(8 * out.numel, x.device.backend.gelu, x.array, out.array)
     return apply(Gelu(x), out, x, op="gelu", saved={"input": x})

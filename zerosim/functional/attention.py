@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from zerosim.backends.kernels import Heads, Window
+from zerosim.backends.kernels import Dropout, Heads, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward
 from zerosim.dtypes import compute_dtype
@@ -140,8 +140,7 @@ class Flash:
             grad.array,
             self.qkv.array,
             core.heads,
-            core.key,
-            core.dropout,
+            Dropout(core.key, core.dropout),
             self.out.array,
             self.lse.array,
             delta.array,
@@ -159,8 +158,7 @@ def _flash(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
         device.backend.flash_attention,
         qkv.array,
         core.heads,
-        core.key,
-        core.dropout,
+        Dropout(core.key, core.dropout),
         out.array,
         lse.array,
     )

@@ -21,4 +21,5 @@ def like(x: Tensor, *shape: int, dtype: DType | None = None) -> Buffer:
 
 
 def grad_like(x: Buffer) -> Buffer:
+    """A new gradient of an activation, of x's shape and dtype."""
     return x.device.alloc(x.shape, x.dtype, Kind.ACTIVATION_GRAD)

@@ -35,6 +35,10 @@ def check_chance(probability: float) -> None:
 def dropout_mask(
     x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int], window: Window | None = None
 ) -> Buffer | None:
+    """A mask of this shape on x's device, uint8, 1 where an element is kept; None where none is dropped.
+
+    Raises: InputError for what is no chance.
+    """
     check_chance(probability)
     if probability == 0.0:
         return None
@@ -49,7 +53,10 @@ def dropout(
     """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
 
     Which ones is a function of `key` and the position alone (`tensor/rng.py`). Probability 0 is x itself.
-    `op` is its name within the unit. Of an x that is part of a whole, `window` says which.
+    `op` is its name within the unit. Of an x that is part of a whole, `window` says which. Shapes: x and result any,
+    the same.
+
+    Raises: InputError for what is no chance.
     """
     mask = dropout_mask(x, x.shape, probability, key, window)
     if mask is None:

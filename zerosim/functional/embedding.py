@@ -26,7 +26,7 @@ class Embedding:
 
 
 def embedding(ids: Buffer, weight: Operand) -> Tensor:
-    """Rows of `weight` (V, D) by `ids` (...), int64 in [0, V): (..., D)."""
+    """Rows of a table by token. Shapes: ids (...), int64 in [0, V), weight (V, D); result (..., D)."""
     out = embedding_result(ids, weight)
     saved: Saved = {"ids": ids, "weight": weight}
     return apply(Embedding(ids, weight), out, weight, op=layer_of(weight, "embedding"), saved=saved)
@@ -57,7 +57,10 @@ class AddRows:
 
 
 def add_rows(x: Tensor, rows: Operand) -> Tensor:
-    """x (B, T, D) + the first T of `rows` (at least T, D): learned positions."""
+    """x and the first T of `rows` added up: learned positions. Shapes: x and result (B, T, D), rows (T or more, D).
+
+    Raises: InputError where there are fewer rows than tokens, or of another width.
+    """
     if x.shape[-2:] != (min(x.shape[-2], rows.shape[0]), rows.shape[1]):
         raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
     device, out = x.device, like(x)

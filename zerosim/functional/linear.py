@@ -44,6 +44,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
     """y = x @ weight + bias.
 
     Shapes: x (..., I), weight (I, O) or, transposed, (O, I); bias (O); y (..., O).
+
+    Raises: InputError where the weight does not take x's columns.
     """
     out = linear_result(x, weight, bias, transposed=transposed)
     inputs = (x, weight) if bias is None else (x, weight, bias)

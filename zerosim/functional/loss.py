@@ -40,6 +40,8 @@ def cross_entropy(logits: Tensor, targets: Buffer) -> Tensor:
 def cross_entropy_and_grad(logits: Tensor, targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, Buffer]:
     """The SUM of the rows' losses (1), and `scale / count` times its gradient (..., V): a training step's.
 
+    Shapes: logits (..., V), targets (...) int64 in [0, V). The sum is in the compute dtype, the gradient in logits'.
+
     The gradient is made at once, so that logits can die before backward begins. The loss stays a
     sum because its mean is taken on the host, in fp64, when the step is over.
     """

@@ -59,7 +59,10 @@ class LayerNorm:
 def layer_norm(
     x: Tensor, weight: Operand, bias: Operand, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D)."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D).
+
+    Source: arXiv 1607.06450.
+    """
     out, rows, keeps = like(x), rows_of(x.array), policy.saves == "lean"
     kind = Kind.ACTIVATION if keeps else Kind.TEMP
     mean, rstd = _statistic(x, kind), _statistic(x, kind)

@@ -16,7 +16,7 @@ import numpy as np
 
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
-from zerosim.comm.rank_status import place, ranks_text
+from zerosim.comm.rank_status import ranks_text, scope_text
 from zerosim.comm.runtime import Context, assemble
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.config import RunConfig
@@ -39,7 +39,7 @@ from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
-from zerosim.stepper.match import place as place_in_step
+from zerosim.stepper.match import where_in_step
 from zerosim.tensor.flat import Flat
 from zerosim.train.build import build_strategy, world_of
 from zerosim.train.result import RunResult
@@ -231,7 +231,7 @@ class _Run:
         for rank in running:
             self.ranks[rank].line = line_of_frame(frames.get(self.ranks[rank].thread))
         first = running[0]
-        text = f"{ranks_text(running)} {why.text}, in {place(self.devices[first].where)}"
+        text = f"{ranks_text(running)} {why.text}, in {scope_text(self.devices[first].where)}"
         self._stopped = Failure(why.reason, text, self.ranks[first].line, first)
         scheduler.abort(LateRank(text, rank=first))
         raise_in(self.ranks[rank].thread for rank in running)
@@ -256,7 +256,7 @@ def _in_words(error: BaseException, rank: int, line: str, models: list[Model]) -
     text = text_of(error) if isinstance(error, InputError) else error_words(error)
     scope = error.__dict__.get("zerosim_scope")
     if scope is not None:
-        text = f"in {place_in_step(scope)}: {text}"
+        text = f"in {where_in_step(scope)}: {text}"
     return Failure("error", text + _too_small(models), line, rank)
 
 

@@ -43,7 +43,7 @@ def record(program: Callable[[Context], Any], ranks: int, collective: str = "dir
         recorders[ctx.rank] = ctx.device.recorder
         return program(ctx)
 
-    results = launch(recorded, World(ranks=ranks, collective=collective, keep_events=True))
+    results = launch(recorded, World(ranks=ranks, algorithm=collective, keep_events=True))
     return Recording(results, [recorders[rank].history for rank in range(ranks)])
 
 

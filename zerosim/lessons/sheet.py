@@ -12,10 +12,10 @@ from typing import Any, Literal
 from zerosim.errors import InputError
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import Page, Picture, dress, finish, frame, open_page
-from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, contrast, find_theme
+from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, contrast
 
 Place = tuple[float, float]
-THEME = find_theme("light")
+THEME = THEMES["light"]
 
 
 class Sheet:

@@ -33,7 +33,10 @@ STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class FlatConfig:
-    """`params` in `units` as equal as can be: the first ones hold one more where it does not divide."""
+    """`params` in `units` as equal as can be: the first ones hold one more where it does not divide.
+
+    Raises: InputError for sizes below 1, and for more units than parameters.
+    """
 
     params: int = 1_000_000
     units: int = 8
@@ -48,11 +51,13 @@ class FlatConfig:
 
     @property
     def unit_sizes(self) -> list[int]:
+        """Parameters of each unit."""
         size, more = divmod(self.params, self.units)
         return [size + (i < more) for i in range(self.units)]
 
     @property
     def scale(self) -> float:
+        """What a column's sum is multiplied by."""
         return GAIN / max(1.0, self.params / self.vocab)
 
 

@@ -21,7 +21,10 @@ from zerosim.tensor.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class MLPConfig:
-    """Sizes of an MLP: `layers` maps (hidden, hidden) between an embedding and a head."""
+    """Sizes of an MLP: `layers` maps (hidden, hidden) between an embedding and a head.
+
+    Raises: InputError for sizes below 1.
+    """
 
     layers: int = 2
     hidden: int = 64

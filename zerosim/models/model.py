@@ -128,7 +128,7 @@ def _some(names: list[str]) -> str:
 
 
 def load_flat(flat: Flat, weights: Mapping[str, Any], group: Alone = ALONE, *, exact_master: bool) -> None:
-    """Whole weights by name, of which this rank keeps its part."""
+    """Store whole host arrays by name in what this rank holds of one flat; see `Flat.write`."""
     for index, weight in enumerate(flat.spec.weights):
         flat.write(index, _own(weight, weights[weight.name], group), exact_master=exact_master)
 
@@ -145,7 +145,7 @@ def _own(weight: WeightSpec, whole: Any, group: Alone) -> Any:
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:
-    """The whole weight before training, a host array."""
+    """A whole parameter's initial values, a host array in float32: normals of its std, or its fill."""
     import numpy as np
 
     if weight.std is None:

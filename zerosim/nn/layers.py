@@ -1,5 +1,5 @@
-"""GPT-2's layers: each declares its parameters in a flat buffer (`sharding.Flat`) under GPT-2's names,
-and is then a function of tensors.
+"""GPT-2's layers: each declares its parameters in a flat buffer (`tensor/flat.py`) under GPT-2's names, and is then a
+function of tensors: of x (..., D), D its width, which gives y of the same shape where nothing else is said.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from zerosim.tensor.tensor import Tensor
 
 
 class Linear:
-    """y = x @ weight + bias. weight (I, O), bias (O)."""
+    """y = x @ weight + bias. Shapes: x (..., I), weight (I, O), bias (O), y (..., O); I is `width`, O is `wide`.
+
+    `std` is that of the weight's initial normals; the bias starts at 0.
+    """
 
     def __init__(self, flat: Flat, name: str, width: int, wide: int, *, std: float) -> None:
         self.weight = flat.declare(f"{name}.weight", (width, wide), std=std)
@@ -52,7 +55,7 @@ class RowLinear:
 
 
 class LayerNorm:
-    """weight (D) starts at 1, bias (D) at 0."""
+    """`functional.layer_norm` of the last dim; weight (D) starts at 1, bias (D) at 0."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class LayerNorm:
 
 
 class Dropout:
-    """`op` names its random numbers within the unit."""
+    """Drops by `probability` in training, and nothing elsewhere; `op` names its random numbers within the unit."""
 
     def __init__(self, op: str, probability: float, keys: DropoutKeys, group: Alone = ALONE) -> None:
         self.op = op
@@ -91,7 +94,8 @@ class Dropout:
 class Attention:
     """Causal self-attention between two linear maps: c_attn (D, 3D), columns q|k|v, and c_proj (D, D).
 
-    A tensor-parallel group divides the heads.
+    A tensor-parallel group divides the heads. Shapes: x and y (B, T, D). `std`: of c_attn's and of c_proj's initial
+    normals.
     """
 
     def __init__(
@@ -146,7 +150,8 @@ class FeedForward:
 class Block:
     """GPT-2's pre-LN block: x + attn(ln_1(x)), then x + mlp(ln_2(x)), dropout on both branches.
 
-    `inner` is the feed-forward's width.
+    Shapes: x and y (B, T, D). `inner` is the feed-forward's width; `std`: of the first and of the last maps' initial
+    normals.
     """
 
     def __init__(

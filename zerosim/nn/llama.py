@@ -14,7 +14,7 @@ from zerosim.tensor.tensor import Tensor
 
 
 class RMSNorm:
-    """weight (D) starts at 1."""
+    """`functional.rms_norm` of the last dim; weight (D) starts at 1."""
 
     def __init__(
         self, flat: Flat, name: str, width: int, eps: float, policy: ActivationPolicy, *, summed: bool = False
@@ -31,7 +31,7 @@ class LlamaAttention:
     """q_proj (D, D), k_proj and v_proj (D K/H, D), rotary positions, causal attention, o_proj (D, D).
 
     H query heads share K key and value heads, H/K neighbours each. A tensor-parallel group divides both; where it has
-    more members than K, neighbours hold copies of one key-value head.
+    more members than K, neighbours hold copies of one key-value head. Shapes: x and y (B, T, D).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LlamaAttention:
 
 
 class LlamaFeedForward:
-    """down_proj (D, F) of silu(gate_proj x) * up_proj x, both (F, D)."""
+    """down_proj (D, F) of silu(gate_proj x) * up_proj x, both (F, D). Shapes: x and y (..., D); F is `wide`."""
 
     def __init__(
         self, flat: Flat, name: str, width: int, wide: int, std: tuple[float, float], group: Alone = ALONE
@@ -91,7 +91,7 @@ class LlamaFeedForward:
 
 
 class LlamaBlock:
-    """x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x))."""
+    """x + self_attn(input_layernorm(x)), then x + mlp(post_attention_layernorm(x)). Shapes: x and y (B, T, D)."""
 
     def __init__(
         self,

@@ -40,5 +40,6 @@ class Recompute(Unit):
         self.unit.backward(grads, slot)
 
     def forget(self) -> None:
+        """Drop kept inputs, and graphs, that no backward will want."""
         self._kept.clear()
         self.unit.forget()

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zerosim.backends.kernels import AdamStep
 from zerosim.device.device import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32."""
+    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32. What its members are: `Optimizer`."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -41,6 +42,7 @@ class Adam:
         step: int,
         decays: bool,
     ) -> None:
+        weight_decay = self.weight_decay if decays else 0.0
         weights.device.kernel(
             15 * weights.numel,
             weights.device.backend.adam,
@@ -48,12 +50,5 @@ class Adam:
             grad.array,
             states["exp_avg"].array,
             states["exp_avg_sq"].array,
-            grad_scale=grad_scale,
-            lr=lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay if decays else 0.0,
-            decoupled=self.decoupled,
-            step=step,
+            AdamStep(grad_scale, lr, self.beta1, self.beta2, self.eps, weight_decay, self.decoupled, step),
         )

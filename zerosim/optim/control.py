@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from zerosim.errors import NonFiniteGradient
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class StepControl:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: LRSchedule,
         *,
         scaler: LossScaler | None = None,
         clip_norm: float | None = None,
@@ -40,10 +40,12 @@ class StepControl:
 
     @property
     def stops_at_nonfinite(self) -> bool:
+        """Whether `decide` raises for a norm that is not finite, rather than skip the step."""
         return self.scaler is None and not self.skip_nonfinite
 
     @property
     def loss_scale(self) -> float:
+        """What the loss of the coming step is multiplied by: 1 without a scaler."""
         return self.scaler.scale if self.scaler is not None else 1.0
 
     @property
@@ -53,6 +55,8 @@ class StepControl:
 
     def decide(self, scaled_norm: float) -> float | None:
         """What gradients are to be multiplied by, or None when this step is skipped; recorded.
+
+        `scaled_norm` is that of all ranks' gradients as they are, still times the loss scale.
 
         Raises: NonFiniteGradient without a scaler (unless `skip_nonfinite`), LossScaleExhausted.
         """

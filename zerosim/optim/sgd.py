@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zerosim.backends.kernels import SGDStep
 from zerosim.device.device import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class SGD:
-    """Without momentum it keeps no state: K is the master alone."""
+    """Without momentum it keeps no state: K is the master alone. What its members are: `Optimizer`."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -36,9 +37,5 @@ class SGD:
             weights.array,
             grad.array,
             states["momentum_buffer"].array if self.momentum else None,
-            grad_scale=grad_scale,
-            lr=lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay if decays else 0.0,
-            step=step,
+            SGDStep(grad_scale, lr, self.momentum, self.weight_decay if decays else 0.0, step),
         )

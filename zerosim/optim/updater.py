@@ -26,7 +26,7 @@ class Updater:
         self.upcast_grads = upcast_grads
 
     def decide(self, scaled_norm: float) -> float | None:
-        """As `StepControl.decide`."""
+        """As `StepControl.decide`, and raises what it raises."""
         return self.control.decide(scaled_norm)
 
     def judge(self, scaled_norm: float) -> float | None:
@@ -44,7 +44,7 @@ class Updater:
         flat.master = flat.states.pop("master", None)
 
     def update(self, flat: Flat, grad_scale: float) -> None:
-        """Move the own slice of one flat by one step."""
+        """Move the own slice of one flat by one step; `grad_scale` is what `decide` gave."""
         weights, grad = flat.weights(), flat.grad_shard
         if grad is None:
             assert flat.own.size == 0

@@ -17,6 +17,8 @@ from zerosim.tensor.flat import Flat
 
 
 class AllReduceZero1(Zero1):
+    """ZeRO-1 with an all_reduce in the place of its reduce_scatter."""
+
     def reduce(self, flats: list[Flat]) -> None:
         if flats:
             self.comm.all_reduce([flat.whole_grad() for flat in flats])
@@ -25,6 +27,8 @@ class AllReduceZero1(Zero1):
 
 
 class AllReduceZero2(Zero2):
+    """ZeRO-2 with an all_reduce in the place of its reduce_scatter."""
+
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         self.comm.all_reduce(grad)
         shard = flat.new_grad_shard()

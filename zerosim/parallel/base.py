@@ -24,7 +24,7 @@ from zerosim.optim.precision import NormRow, norm_partials, total_norm
 from zerosim.optim.updater import Updater
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
-from zerosim.placement.mesh import DATA, Mesh
+from zerosim.placement.mesh import COPIES, DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole
 from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
@@ -36,7 +36,11 @@ RENAMED = MappingProxyType({"spread": "publish_params", "agree": "reduce_grad_no
 
 
 class Strategy:
-    """The points, all empty. `last`: this is the step's last micro-batch."""
+    """The points, all empty. `last`: this is the step's last micro-batch.
+
+    `comm` is the group that divides the model states, of N ranks; all its members call the same collectives in the
+    same order.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -84,13 +88,13 @@ class Strategy:
         self.layout = layout
         self.mesh_rank = self.device.rank
         self.data, self.everyone = groups(*DATA), groups("pp", *DATA, "tp")
-        if groups.mesh.dp_replicate > 1:
-            self.replicas = groups("dp_replicate")
+        if groups.mesh.size(*COPIES) > 1:
+            self.replicas = groups(*COPIES)
         self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
 
     # -- what comes, and what is under way ----------------------------------------------------------
     def begin(self, uses: Sequence[Use]) -> None:
-        """A step begins, in which units are used in this order."""
+        """A step begins, in which units are used in this order, those of `schedule.uses_of`."""
         self._uses, self._at = uses, 0
 
     def enter(self) -> None:
@@ -120,12 +124,23 @@ class Strategy:
             then(work.wait())
 
     # -- the points -------------------------------------------------------------------------------
-    def pre_forward(self, unit: Unit) -> None: ...
-    def post_forward(self, unit: Unit) -> None: ...
-    def pre_backward(self, unit: Unit) -> None: ...
-    def post_backward(self, unit: Unit) -> None: ...
-    def end_backward(self) -> None: ...
-    def publish_params(self, flat: Flat) -> None: ...
+    def pre_forward(self, unit: Unit) -> None:
+        """Before a unit's forward: its whole parameters must be there."""
+
+    def post_forward(self, unit: Unit) -> None:
+        """After it: they may go."""
+
+    def pre_backward(self, unit: Unit) -> None:
+        """Before its backward: they must be there again."""
+
+    def post_backward(self, unit: Unit) -> None:
+        """After it: where `unit.reduces`, the flat's gradient of this micro-batch is complete (`Flat.take_grad`)."""
+
+    def end_backward(self) -> None:
+        """After the last micro-batch's backward: what still waits to be reduced."""
+
+    def publish_params(self, flat: Flat) -> None:
+        """After the update of a flat's own slice: bring it to the ranks that hold the whole."""
 
     def keep_shard(self, flat: Flat, grad: Buffer | None) -> None:
         """Keep the own part of a micro-batch's reduced gradient (None: there is none)."""
@@ -165,7 +180,10 @@ class Strategy:
                     self.groups.neighbours("tp", sharers).all_reduce(windows, op="sum")
 
     def step(self) -> None:
-        """Decide by the norm; then flat by flat update the own slice and publish the new parameters. Or skip."""
+        """Decide by the norm; then flat by flat update the own slice and publish the new parameters. Or skip.
+
+        Raises: NonFiniteGradient, LossScaleExhausted.
+        """
         scale = self.reduce_grad_norm()
         if scale is not None:
             if self.updater.upcast_grads:
@@ -241,6 +259,9 @@ class Strategy:
 
         One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any
         overflow.
+
+        Raises: NonFiniteGradient naming rank and unit, where nothing says that such steps are skipped;
+        LossScaleExhausted.
         """
         partials = norm_partials(self.device, self.flats, self.comm.size, *self._norm_rows())
         if not self.sees_all_grads:

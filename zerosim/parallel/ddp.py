@@ -20,6 +20,8 @@ from zerosim.tensor.flat import Flat
 
 
 class DDP(Strategy):
+    """Every rank holds everything."""
+
     partition = Whole()
     sees_all_grads = True
 
@@ -37,6 +39,7 @@ class DDP(Strategy):
         self.reduce(self.bucket.flush())
 
     def reduce(self, flats: list[Flat]) -> None:
+        """Average these flats' whole gradients in one call, in place."""
         if flats:
             self.comm.all_reduce([flat.whole_grad() for flat in flats])
             for flat in flats:

@@ -31,9 +31,11 @@ class OwnerPartition(Strategy):
         return owner
 
     def owns(self, flat: Flat) -> bool:
+        """Whether it is this rank."""
         return self.owner(flat) == self.comm.rank
 
     def broadcast(self, flat: Flat) -> None:
+        """The owner's whole parameters to all ranks, over the old ones."""
         self.comm.broadcast(flat.whole_param(), src=self.owner(flat))
 
     def reduce_to_owner(self, flat: Flat, grad: Buffer) -> Buffer | None:
@@ -46,6 +48,8 @@ class OwnerPartition(Strategy):
 
 
 class OwnerZero1(OwnerPartition, Zero1):
+    """ZeRO-1 with whole units per rank."""
+
     def reduce(self, flats: list[Flat]) -> None:
         for flat in flats:
             flat.grad_shard = self.reduce_to_owner(flat, flat.whole_grad())
@@ -55,6 +59,8 @@ class OwnerZero1(OwnerPartition, Zero1):
 
 
 class OwnerZero2(OwnerPartition, Zero2):
+    """ZeRO-2 with whole units per rank."""
+
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.reduce_to_owner(flat, grad)
 
@@ -63,6 +69,8 @@ class OwnerZero2(OwnerPartition, Zero2):
 
 
 class OwnerZero3(OwnerPartition, Zero3):
+    """ZeRO-3 with whole units per rank."""
+
     def gather(self, flat: Flat) -> Buffer:
         """The owner uses its own copy; the others receive one for the time of use."""
         if self.owns(flat):

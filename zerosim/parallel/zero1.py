@@ -20,6 +20,8 @@ from zerosim.tensor.flat import Flat
 
 
 class Zero1(Strategy):
+    """Every rank holds all parameters and gradients, and the optimizer states of its slice."""
+
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         super().__init__(comm, device, updater)
         self.bucket = Bucket(comm.bucket_bytes)
@@ -34,6 +36,7 @@ class Zero1(Strategy):
         self.reduce(self.bucket.flush())
 
     def reduce(self, flats: list[Flat]) -> None:
+        """Average these flats' gradients in one call: each own slice, where it stands."""
         if flats:
             grads = [flat.whole_grad() for flat in flats]
             own = [flat.whole_grad()[flat.own.start : flat.own.stop] for flat in flats]

@@ -16,6 +16,8 @@ from zerosim.tensor.flat import Flat
 
 
 class Zero2(Strategy):
+    """Every rank holds all parameters, and gradients and optimizer states of its slice."""
+
     keeps_grads = False
 
     def post_backward(self, unit: Unit) -> None:
@@ -23,6 +25,7 @@ class Zero2(Strategy):
             self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
+        """The own slice of a whole gradient, averaged; None on a rank that has no part of it."""
         return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())
 
     def publish_params(self, flat: Flat) -> None:

@@ -29,6 +29,8 @@ from zerosim.tensor.flat import Flat
 
 
 class Zero3(Strategy):
+    """Every rank holds its slice of everything. The keywords are the header's choices: units and buffers by name."""
+
     keeps_params = False
     keeps_grads = False
 
@@ -67,6 +69,7 @@ class Zero3(Strategy):
             self.reshard(unit.flat)
 
     def is_used_next(self, unit: Unit) -> bool:
+        """Whether the use after the one that is on is this unit's again."""
         return any(use.unit is unit for use in Strategy.coming(self))
 
     def pre_backward(self, unit: Unit) -> None:
@@ -96,14 +99,18 @@ class Zero3(Strategy):
             flat.unshard(self.gather(flat))
 
     def reshard(self, flat: Flat) -> None:
+        """The whole parameters go, unless they stay for good."""
         if flat.name not in self.persistent:
             flat.reshard()
 
     def shard(self, flat: Flat, kind: Kind = Kind.COMM) -> Buffer:
+        """The own slice of the parameters, to be sent; a buffer of `kind` where it is cast for that."""
         return flat.cast_shard(kind) if self.cast_shards and flat.master is not None else flat.shard()
 
     def gather(self, flat: Flat) -> Buffer:
+        """The whole parameters, padding included, in a new buffer."""
         return self.comm.all_gather(self.shard(flat))
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
+        """The own slice of a whole gradient, averaged; None on a rank that has no part of it."""
         return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())

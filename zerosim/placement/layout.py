@@ -50,6 +50,7 @@ class Piece(NamedTuple):
 class Layout:
     """A mesh, the flat buffers that lie on it, and the rows that say who holds what of them.
 
+    In what it is asked, `state` is one of STATES, `name` that of a flat, `rank` one of the mesh's.
     `stages` are the buffers of each pipeline stage by name, in its order; without it, every one is on all of them.
     """
 

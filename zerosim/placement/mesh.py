@@ -24,6 +24,8 @@ from zerosim.errors import InputError
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DATA = ("dp_replicate", "dp_shard")
 """The axes over which the rows of a batch are dealt out."""
+COPIES = tuple(axis for axis in DATA if axis != "dp_shard")
+"""Those of them that cut no model state: along these a part is held in copies, whose gradients are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,12 @@ class Mesh:
 
     @property
     def sizes(self) -> Mapping[str, int]:
+        """Ranks along each axis, by its name."""
         return {axis: self.size(axis) for axis in AXES}
 
     @property
     def world_size(self) -> int:
+        """All ranks: the product of the axes."""
         return self.size(*AXES)
 
     def size(self, *axes: str) -> int:

@@ -23,10 +23,12 @@ class Slice:
 
     @property
     def size(self) -> int:
+        """Elements, padding included."""
         return self.stop - self.start
 
     @property
     def padding(self) -> int:
+        """How many of them are padding."""
         return self.stop - max(self.start, min(self.stop, self.numel))
 
 
@@ -48,6 +50,8 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
+    """Every member holds all of every buffer."""
+
     def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
         return whole(numels[which])
 
@@ -60,6 +64,8 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class EvenSlices:
+    """Every buffer is cut into slices of one length, one for each member in turn."""
+
     def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
         return slice_of(numels[which], index, size)
 
@@ -114,10 +120,12 @@ def slice_of(numel: int, rank: int, world_size: int) -> Slice:
 
 
 def whole(numel: int) -> Slice:
+    """All `numel` elements."""
     return Slice(0, numel, numel)
 
 
 def nothing(numel: int) -> Slice:
+    """None of `numel` elements."""
     return Slice(0, 0, numel)
 
 

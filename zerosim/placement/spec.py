@@ -94,6 +94,7 @@ class WeightSpec:
 
     @property
     def numel(self) -> int:
+        """Its elements."""
         return math.prod(self.shape)
 
     @property
@@ -123,6 +124,7 @@ class Overlap(NamedTuple):
 
     @property
     def numel(self) -> int:
+        """Elements of the weight that the part holds."""
         return self.stop - self.start
 
 

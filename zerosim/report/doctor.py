@@ -9,7 +9,7 @@ from rich.text import Text
 from zerosim.backends.cuda.check import version_text
 from zerosim.report.look import Adaptive, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import counted, listed
-from zerosim.train.diagnosis import Diagnosis, Standing
+from zerosim.train.diagnosis import Availability, Diagnosis
 from zerosim.units import format_bytes
 
 ROOMS = {
@@ -50,7 +50,7 @@ def _standings_table(found: Diagnosis) -> RenderableType:
     return Adaptive(grid, grid.without("asked for by"))
 
 
-def _about(standing: Standing, found: Diagnosis) -> str:
+def _about(standing: Availability, found: Diagnosis) -> str:
     if standing.faults:
         return "; ".join(fault.what for fault in standing.faults)
     if standing.name == "numpy":

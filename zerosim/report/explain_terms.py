@@ -55,7 +55,7 @@ class Section:
 def sections(question: Question) -> tuple[Section, ...]:
     """Every formula that answers the question."""
     found = [_states(question)]
-    if question.recipe.resolved(question.stage)["upcast_grads"] and question.grad_bytes < formulas.MASTER_BYTES:
+    if question.choices.upcast_grads and question.grad_bytes < formulas.MASTER_BYTES:
         found.append(_optimizer_step(question))
     found.append(_traffic(question))
     if question.shape is not None:
@@ -135,7 +135,7 @@ def _optimizer_step(asked: Question) -> Section:
 def _traffic(asked: Question) -> Section:
     psi, ranks, moved = asked.num_parameters, asked.shards, asked.volume
     reduce_op, gather_op = _OPERATIONS[asked.stage]
-    reduce_op = reduce_op or str(asked.recipe.resolved(asked.stage)["grad_reduction"])
+    reduce_op = reduce_op or asked.choices.grad_reduction
     grads, params = moved.sent_grad_bytes(psi, ranks, asked.grad_bytes), Fraction(0)
     terms = [Term(reduce_op, moved.grads_text(), _sent(asked, moved.grads, asked.grad_bytes), grads)]
     if gather_op:

@@ -103,7 +103,7 @@ def names(event: Event) -> tuple[str, ...]:
     return (own,)
 
 
-def place(scope: Scope) -> str:
+def where_in_step(scope: Scope) -> str:
     """'step 0, forward of h.1'."""
     between = scope.step >= 0 and scope.phase == "init"  # the last frees of a step, when its phases are over
     where = "between phases" if between else scope.phase + (f" of {scope.unit}" if scope.unit else "")
@@ -118,7 +118,7 @@ def numbered(op: str, sequence: int) -> str:
 
 def describe(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
     """An event in words. `live` are the allocs of what is live, by id; `before` is its rank's record up to it."""
-    return f"{_what(event, live, before)}, {place(event.scope)}"
+    return f"{_what(event, live, before)}, {where_in_step(event.scope)}"
 
 
 def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:

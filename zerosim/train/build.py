@@ -22,9 +22,9 @@ from zerosim.models.model import Model
 from zerosim.nn import Alone
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
-from zerosim.optim.schedule import Schedule
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
@@ -116,11 +116,11 @@ def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
     """The world that a run asks for."""
     return World(
         ranks=config.mesh.ranks,
-        parallel=config.world.max_running,
+        max_running=config.world.max_running,
         backend=config.world.backend,
-        kind=config.world.transport,
+        transport=config.world.transport,
         per_process=config.world.ranks_per_process,
-        collective=config.world.algorithm,
+        algorithm=config.world.algorithm,
         bucket_bytes=config.parallel.bucket_bytes,
         capacity=config.memory.capacity,
         keep_events=keep_events,
@@ -177,7 +177,7 @@ def build_updater(config: RunConfig, steps: int, make_control: Callable[..., Ste
     """Optimizer, learning rates and loss scaling of a run; one per rank, all alike."""
     optim = config.optim
     control = make_control(
-        Schedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
+        LRSchedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
         scaler=_scaler(config.precision),
         clip_norm=optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,

@@ -76,7 +76,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Availability:
     """Whether a backend or a world can be used; if not, all that is wrong, each with the command that mends it."""
 
     name: str
@@ -91,7 +91,7 @@ class Diagnosis:
     zerosim: str
     python: str
     executable: str
-    standings: tuple[Standing, ...]
+    standings: tuple[Availability, ...]  # the name that its JSON has
     libraries: tuple[Library, ...]
     blas: tuple[Blas, ...]
     machine: Machine
@@ -112,17 +112,19 @@ def diagnose() -> Diagnosis:
     try:
         backends = [_backend("numpy"), _backend("meta")]
         blas = _blas()
-        cuda = cuda_installed if cuda_asked is None else _cuda_answer(_answer(cuda_asked, until), cuda_installed)
-        mpi = mpi_installed if mpi_asked is None else _mpi_answer(_answer(mpi_asked, until), mpi_installed)
+        cuda = cuda_installed if cuda_asked is None else _cuda_facts(_answer(cuda_asked, until), cuda_installed)
+        mpi = mpi_installed if mpi_asked is None else _mpi_facts(_answer(mpi_asked, until), mpi_installed)
     finally:
         for process in (cuda_asked, mpi_asked):
             if process is not None:
                 _end(process)
+    faults = cuda_faults(cuda)
+    nccl = [] if faults else [_availability("nccl", nccl_fault(cuda))]  # without CUDA there is nothing to say
     return Diagnosis(
         zerosim=__version__,
         python=platform.python_version(),
         executable=sys.executable,
-        standings=(*backends, *_cuda_standings(cuda), _standing("mpi", mpi_fault(mpi))),
+        standings=(*backends, _availability("cuda", *faults), *nccl, _availability("mpi", mpi_fault(mpi))),
         libraries=tuple(_library(name, package) for name, package in LIBRARIES.items()),
         blas=blas,
         machine=_machine(),
@@ -131,25 +133,19 @@ def diagnose() -> Diagnosis:
     )
 
 
-def _standing(name: str, *faults: tuple[str, str] | None) -> Standing:
+def _availability(name: str, *faults: tuple[str, str] | None) -> Availability:
     found = tuple(Fault(*fault) for fault in faults if fault is not None)
-    return Standing(name, not found, found)
+    return Availability(name, not found, found)
 
 
-def _cuda_standings(cuda: CudaFacts) -> list[Standing]:
-    """CUDA, and NCCL where CUDA can be used: without it there is nothing to say."""
-    faults = cuda_faults(cuda)
-    return [_standing("cuda", *faults)] + ([_standing("nccl", nccl_fault(cuda))] if not faults else [])
-
-
-def _backend(name: str) -> Standing:
+def _backend(name: str) -> Availability:
     """A backend that needs no more than zerosim's own packages."""
     try:
         make_backend(name)
     except Exception as error:  # a broken NumPy fails in many ways
         why = (message_of(error).strip().splitlines() or [type(error).__name__])[0]
-        return _standing(name, (why, "pip install --force-reinstall numpy ml_dtypes"))
-    return _standing(name)
+        return _availability(name, (why, "pip install --force-reinstall numpy ml_dtypes"))
+    return _availability(name)
 
 
 def _library(name: str, package: str) -> Library:
@@ -166,7 +162,7 @@ def _blas() -> tuple[Blas, ...]:
 
         pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
         return tuple(Blas(pool["internal_api"], pool["version"], int(pool["num_threads"])) for pool in pools)
-    except Exception:  # what it cannot tell is not told
+    except Exception:  # a library that it does not know is left out
         return ()
 
 
@@ -223,10 +219,10 @@ def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | st
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
                 return dict(json.loads(line))
-    said = [line.strip() for line in err.splitlines() if line.strip(" -=*")]
+    printed = [line.strip() for line in err.splitlines() if line.strip(" -=*")]
     if process.returncode < 0:
         return f"the process that asked was ended by {signal.Signals(-process.returncode).name}"
-    return said[-1] if said else f"the process that asked ended with {process.returncode}"
+    return printed[-1] if printed else f"the process that asked ended with {process.returncode}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -242,12 +238,12 @@ def _end(process: subprocess.Popen[str]) -> None:
             stream.close()
 
 
-def _cuda_answer(answer: dict[str, Any] | str, installed: CudaFacts) -> CudaFacts:
+def _cuda_facts(answer: dict[str, Any] | str, installed: CudaFacts) -> CudaFacts:
     if isinstance(answer, str):
         return replace(installed, look_error=answer)
     gpus = tuple(Gpu(**gpu) for gpu in answer.pop("gpus"))
     return CudaFacts(**{**answer, "distributions": tuple(answer["distributions"]), "gpus": gpus})
 
 
-def _mpi_answer(answer: dict[str, Any] | str, installed: MpiFacts) -> MpiFacts:
+def _mpi_facts(answer: dict[str, Any] | str, installed: MpiFacts) -> MpiFacts:
     return replace(installed, look_error=answer) if isinstance(answer, str) else MpiFacts(**answer)

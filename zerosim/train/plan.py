@@ -40,6 +40,8 @@ def plan(
 ) -> RunResult:
     """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or one step.
 
+    The result has no losses, norms and weights. `plan_config` makes a configuration with a plan's defaults.
+
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
     `config` (data, weights, tokens, sample) is not read.
@@ -91,7 +93,7 @@ def _run_rank(
             ledgers.events = ctx.device.recorder.history
 
     asked = world_of(config, keep_events=keep_events)
-    world = replace(asked, backend="meta", kind="threads", per_process=1, parallel=1)
+    world = replace(asked, backend="meta", transport="threads", per_process=1, max_running=1)
     try:
         return launch_alone(program, world, ledgers.rank, (*ledgers.readers, uneven))
     except OutOfMemory as error:

@@ -36,11 +36,12 @@ class RankMemory:
         return f"RankMemory({marks}, peak {self.peak.total_bytes:,} B)"
 
     def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
-        """Bytes of param, grad and optim at a mark, padding included."""
+        """Bytes of param, grad and optim at a mark, padding included. Raises: KeyError for a mark that never came."""
         by_kind = self.marks[mark].by_kind
         return {kind: by_kind.get(kind, 0) for kind in ("param", "grad", "optim")}
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON form: bytes by kind at each mark, padding, the peak."""
         scope = self.peak.scope
         return {
             **{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks},
@@ -77,9 +78,18 @@ class UnitInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """`losses` is [step][data rank]; `memory`, `traffic` and `events` are by rank; `weights` are full, by name.
+    """What a run, or a plan, leaves. Bytes are whole numbers, padding included; `to_dict()` is its JSON.
 
-    `saved` and `saved_again` are rank 0's activations by unit and op (`ledger.ActivationLedger`).
+    num_parameters     Psi: a tied table once, padding not; `tied_numel` are that table's elements
+    losses             [step][data rank], means over its tokens, in nats; `mean_losses` is over data ranks
+    steps              what each step decided: norm, loss scale, learning rate, whether it was skipped
+    memory, traffic    by rank: live bytes at each mark and at the peak; bytes sent and received, a row an operation
+    weights            full host arrays by name, the fp32 masters where there are any
+    sample             what the model continued `config.data.sample` with, None where there was none
+    live_bytes_after   by rank, when its program had ended: 0 unless something leaks
+    events             by rank the whole record, empty unless `keep_events` was given
+    saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
+    gpus               GPUs and what was in use on them, with backend cuda on threads
 
     On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
     `stands_for` names it for each rank, and their entries are the same objects.

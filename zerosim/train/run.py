@@ -90,6 +90,8 @@ class Experiment:
     """One run, its inputs read and checked: the program of each rank, and the result of what they return.
 
     `make_strategy` takes the place of the strategy that the configuration's stage names.
+
+    Raises: InputError for what cannot be read, does not fit the run, or cannot run on this machine.
     """
 
     def __init__(self, config: RunConfig, make_strategy: MakeStrategy | None = None) -> None:
@@ -103,6 +105,7 @@ class Experiment:
 
     @property
     def steps(self) -> int:
+        """How many there are to train: given, or as many as the tokens hold."""
         return self._inputs.steps
 
     def train_rank(
@@ -117,7 +120,7 @@ class Experiment:
             sample = None if config.data.sample is None else _sample(config, trained, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in trained.model.flats]
-        gpu = None if device.lane is None else device.lane.gpu_bytes()
+        gpu = None if device.stream is None else device.stream.gpu_bytes()
         return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu)
 
     def result(

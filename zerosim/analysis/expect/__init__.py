@@ -1,6 +1,6 @@
 """Scenarios that check themselves: what a source prints, read, and judged against what is counted.
 
-reading.py       the table [expect] of a file; keys.py: its keys
+reading.py       the table [expect] of a file
 sweeps.py        the grid of runs that a table spans
 figures.py       printed figures: units, bold type, rounding
 quantities.py    what can be counted on a run, what can be computed from its values, and the runs that are needed

@@ -7,7 +7,7 @@ right one and must not be the printed one, so that neither claim can go stale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -70,49 +70,42 @@ class Judged:
 
 def judge(expectation: Expectation, runs: Runs) -> Judged:
     """Count, put numbers into formulas, compare. Raises: InputError, naming the file and the cell; what runs raise."""
-    quantity = None if expectation.quantity is None else COUNTS[expectation.quantity]
-    formula = None if expectation.formula is None else FORMULAS[expectation.formula]
-    beside = None if expectation.beside is None else COUNTS[expectation.beside]
-    rows = [
-        [_read(expectation, cell, read, runs) for read in (quantity, formula, beside)] for cell in expectation.cells
-    ]
-    values = [row[0] if quantity is not None else row[1] for row in rows]
-    bold = _bold_failures(expectation, values)
+    counted = _read(expectation, expectation.quantity, COUNTS, runs)
+    formula = _read(expectation, expectation.formula, FORMULAS, runs)
+    beside = _read(expectation, expectation.beside, COUNTS, runs)
+    bold = _bold_failures(expectation, formula if expectation.quantity is None else counted)
     cells = []
-    for cell, (counted, closed, shown), more in zip(expectation.cells, rows, bold, strict=True):
-        failures = [
-            failure
-            for what, value in (("counted", counted), ("formula", closed))
-            if value is not None and (failure := _compare(expectation, cell, what, value)) is not None
-        ]
-        cells.append(JudgedCell(cell.labels, cell.printed, cell.instead, counted, closed, shown, (*failures, *more)))
+    for cell, count, closed, shown in zip(expectation.cells, counted, formula, beside, strict=True):
+        failures = [_compare(expectation, cell, "counted", count), _compare(expectation, cell, "formula", closed)]
+        failures.append(bold.get(cell.labels))
+        found = tuple(failure for failure in failures if failure is not None)
+        cells.append(JudgedCell(cell.labels, cell.printed, cell.instead, count, closed, shown, found))
     return Judged(expectation, tuple(cells))
 
 
-def _read(expectation: Expectation, cell: Cell, quantity: Quantity | None, runs: Runs) -> Fraction | None:
-    if quantity is None:
-        return None
-    asked = Asked(
-        cell.config,
-        runs,
-        expectation.counted_on,
-        cell.mp,
-        expectation.at,
-        expectation.memory,
-        expectation.calculator,
-    )
-    where = f"scenario {expectation.path}: expect {_name(expectation, cell)}".rstrip()
-    try:
-        value = quantity.read(asked)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    if value is None:
-        raise InputError(f'{where}: {expectation.calculator} has no answer here; write "-" in printed')
-    return Fraction(value)
+def _read(
+    expectation: Expectation, name: str | None, known: Mapping[str, Quantity], runs: Runs
+) -> list[Fraction] | list[None]:
+    """A quantity's exact numbers, by cell."""
+    if name is None:
+        return [None] * len(expectation.cells)
+    e, values = expectation, []
+    for cell in e.cells:
+        where = f"scenario {e.path}: expect {_name(e, cell)}".rstrip()
+        try:
+            value = known[name].read(Asked(cell.config, runs, e.counted_on, cell.mp, e.at, e.memory, e.calculator))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        if value is None:
+            raise InputError(f'{where}: {e.calculator} has no answer here; write "-" in printed')
+        values.append(Fraction(value))
+    return values
 
 
-def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction) -> str | None:
+def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction | None) -> str | None:
     """What is wrong with one number, or None."""
+    if value is None:
+        return None
     printed, right = cell.printed, cell.instead or cell.printed
     if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
         return f"{what} {printed.in_unit(value)} is what is printed: drop instead"
@@ -149,32 +142,28 @@ def _first_row(expectation: Expectation, cell: Cell) -> Figure:
     )
 
 
-def _bold_failures(expectation: Expectation, values: Sequence[Fraction | None]) -> list[list[str]]:
-    """By cell: bold where the rule sets none, or the other way round."""
-    rule = expectation.bold
+def _bold_failures(expectation: Expectation, values: Sequence[Fraction | None]) -> dict[tuple[str, ...], str]:
+    """By a cell's labels: bold where the rule sets none, or the other way round."""
+    rule, found = expectation.bold, dict[tuple[str, ...], str]()
     if rule is None:
-        return [[] for _ in values]
-    axis = next(i for i, axis in enumerate(expectation.axes) if axis.name == rule.smallest)
-    bold: dict[tuple[str, ...], int] = {}
+        return found
+    axis = [axis.name for axis in expectation.axes].index(rule.smallest)
+    smallest_of: dict[tuple[str, ...], int] = {}  # by column
     for cell, value in zip(expectation.cells, values, strict=True):
         column, at = cell.labels[:axis] + cell.labels[axis + 1 :], int(cell.labels[axis])
         if value is not None and value <= rule.at_most:
-            bold[column] = min(bold.get(column, at), at)
-    found: list[list[str]] = []
+            smallest_of[column] = min(smallest_of.get(column, at), at)
     for cell, value in zip(expectation.cells, values, strict=True):
-        smallest = bold.get(cell.labels[:axis] + cell.labels[axis + 1 :])
+        smallest = smallest_of.get(cell.labels[:axis] + cell.labels[axis + 1 :])
         should = smallest == int(cell.labels[axis])
         if should == cell.printed.is_bold or value is None:
-            found.append([])
             continue
         by_rule = "this one is" if should else "none is" if smallest is None else f"{rule.smallest}={smallest} is"
         how = "in bold" if cell.printed.is_bold else "not in bold"
         what = "formula" if expectation.quantity is None else "counted"
-        found.append(
-            [
-                f"printed {cell.printed.with_unit} {how}, {what} {cell.printed.in_unit(value)}: by the rule "
-                f"(smallest {rule.smallest} with at most {format_bytes(rule.at_most)}) {by_rule}"
-            ]
+        found[cell.labels] = (
+            f"printed {cell.printed.with_unit} {how}, {what} {cell.printed.in_unit(value)}: by the rule "
+            f"(smallest {rule.smallest} with at most {format_bytes(rule.at_most)}) {by_rule}"
         )
     return found
 

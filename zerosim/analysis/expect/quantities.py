@@ -17,7 +17,7 @@ from zerosim.analysis.advice import run
 from zerosim.analysis.compare import cost_of, gathers_of, volume_of
 from zerosim.analysis.search import most_that_fits
 from zerosim.comm.runtime import make_backend
-from zerosim.config import RunConfig
+from zerosim.config import ModelConfig, RunConfig
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -101,10 +101,6 @@ def _counted_states(asked: Asked) -> int:
     return max(sum(memory.model_states(asked.at).values()) for memory in asked.result.memory)
 
 
-def _counted_peak(asked: Asked) -> int:
-    return max(memory.peak.total_bytes for memory in asked.result.memory)
-
-
 def _counted_sent(asked: Asked) -> int:
     result = asked.result
     return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
@@ -142,7 +138,11 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
         "model_states_bytes": Quantity(
             _counted_states, "bytes", "param + grad + optim on the rank with the most, padding included", takes=("at",)
         ),
-        "peak_bytes": Quantity(_counted_peak, "bytes", "the most live bytes at once, on the rank with the most"),
+        "peak_bytes": Quantity(
+            lambda asked: max(memory.peak.total_bytes for memory in asked.result.memory),
+            "bytes",
+            "the most live bytes at once, on the rank with the most",
+        ),
         "sent_bytes": Quantity(_counted_sent, "bytes", "model states sent in the last step, by the rank with the most"),
         "sent_over_psi": Quantity(
             _counted_volume, "volume", "elements of model states sent in the last step, x N/(N-1), over Ψ"
@@ -155,11 +155,7 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
         ),
         "parameters": Quantity(_counted_parameters, "count", "parameters that the model declares, a tied table once"),
         "largest_model": Quantity(
-            _counted_largest,
-            "count",
-            "most parameters whose counted states fit, x mp",
-            needs=("memory",),
-            takes=("mp",),
+            _counted_largest, "count", "most parameters whose counted states fit, x mp", ("memory",), ("mp",)
         ),
     }
 )
@@ -168,29 +164,17 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
 # -- formulas -----------------------------------------------------------------------------------------
 def _psi(config: RunConfig) -> int:
     """Parameters by the formula of the model's family."""
-    c = config
-    if c.model.family == "flat":
-        assert c.model.params is not None  # scenario has filled it in
-        return c.model.params
-    if c.model.family == "gpt":
-        return formulas.gpt2_parameters(
-            c.model.layers,
-            c.model.hidden,
-            c.model.vocab,
-            c.model.positions,
-            ffn=c.model.ffn,
-            tied=c.model.tie_embeddings,
-        )
-    if c.model.family == "llama":
-        sizes = c.model.layers, c.model.hidden, c.model.ffn, c.model.vocab, c.model.heads, c.model.kv_heads
-        return formulas.llama_parameters(*sizes, tied=c.model.tie_embeddings)
-    raise InputError(f"model {c.model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
-
-
-def _with_blocks(asked: Asked) -> RunConfig:
-    if asked.config.model.family not in ("gpt", "llama"):
-        raise InputError(f"model {asked.config.model.name} has no blocks: choose a gpt")
-    return asked.config
+    model = config.model
+    if model.family == "flat":
+        assert model.params is not None  # its family fills it in
+        return model.params
+    if model.family == "gpt":
+        sizes = model.layers, model.hidden, model.vocab, model.positions
+        return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
+    if model.family == "llama":
+        llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
+        return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
+    raise InputError(f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
 
 
 def _formula_states(asked: Asked) -> Fraction:
@@ -207,56 +191,54 @@ def _formula_volume(asked: Asked) -> Fraction:
     return volume_of(result).sent_bytes(psi, asked.config.mesh.ranks, 1, 1, *gathers_of(result)) / share / psi
 
 
-def _formula_block(asked: Asked) -> Fraction:
-    c = _with_blocks(asked)
-    return formulas.block_activations(
-        c.model.seq, c.data.micro_batch, c.model.hidden, c.model.heads, ffn=c.model.ffn, recompute=c.memory.recompute
-    )
-
-
 def _formula_largest(asked: Asked) -> Fraction:
     c = asked.config
     return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.dp_shard, cost_of(c), asked.mp)
 
 
+def _with_blocks(asked: Asked) -> ModelConfig:
+    if not asked.config.model.has_blocks:
+        raise InputError(f"model {asked.config.model.name} has no blocks: choose a gpt")
+    return asked.config.model
+
+
+def _formula_block(asked: Asked) -> Fraction:
+    model, rows, recompute = _with_blocks(asked), asked.config.data.micro_batch, asked.config.memory.recompute
+    return formulas.block_activations(model.seq, rows, model.hidden, model.heads, ffn=model.ffn, recompute=recompute)
+
+
 def _twelve_bytes(asked: Asked) -> int:
-    c = _with_blocks(asked)
-    return (
-        formulas.zero_paper_elements(c.model.seq, c.data.micro_batch, c.model.hidden, c.model.layers)
-        * dtype(c.precision.param_dtype).itemsize
-    )
+    model, rows = _with_blocks(asked), asked.config.data.micro_batch
+    return formulas.zero_paper_elements(model.seq, rows, model.hidden, model.layers) * _param_bytes(asked)
 
 
 def _checkpoint_elements(asked: Asked) -> Fraction:
-    c = _with_blocks(asked)
-    return Fraction(
-        formulas.checkpoint_elements(c.model.seq, c.data.micro_batch, c.model.hidden, c.model.layers), asked.mp
-    )
+    model, rows = _with_blocks(asked), asked.config.data.micro_batch
+    return Fraction(formulas.checkpoint_elements(model.seq, rows, model.hidden, model.layers), asked.mp)
 
 
 def _checkpoint_bytes(asked: Asked) -> Fraction:
-    return _checkpoint_elements(asked) * dtype(asked.config.precision.param_dtype).itemsize
+    return _checkpoint_elements(asked) * _param_bytes(asked)
 
 
-def _checkpoints_and_block(asked: Asked) -> Fraction:
-    return _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.model.layers)
+def _param_bytes(asked: Asked) -> int:
+    return dtype(asked.config.precision.param_dtype).itemsize
 
 
 def _megatron_parameters(asked: Asked) -> Fraction:
-    c = _with_blocks(asked)
-    return formulas.megatron_parameters(c.model.layers, c.model.hidden, c.model.vocab, c.model.positions)
+    model = _with_blocks(asked)
+    return formulas.megatron_parameters(model.layers, model.hidden, model.vocab, model.positions)
 
 
 def _twelve_l_h_squared(asked: Asked) -> int:
-    c = _with_blocks(asked)
-    return formulas.twelve_l_h_squared(c.model.layers, c.model.hidden)
+    model = _with_blocks(asked)
+    return formulas.twelve_l_h_squared(model.layers, model.hidden)
 
 
 def _calculator(asked: Asked) -> Fraction | None:
-    known = {calculator.name: calculator for calculator in formulas.calculators()}
-    return known[asked.calculator].model_states(
-        asked.config.parallel.zero_stage, _psi(asked.config), asked.config.mesh.dp_shard
-    )
+    c = asked.config
+    (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
+    return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.dp_shard)
 
 
 FORMULAS: Mapping[str, Quantity] = MappingProxyType(
@@ -274,7 +256,9 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
         "checkpoint_elements": Quantity(_checkpoint_elements, "count", "hbsL elements, over mp", takes=("mp",)),
         "checkpoint_bytes": Quantity(_checkpoint_bytes, "bytes", "hbsL elements, over mp", takes=("mp",)),
         "checkpoints_and_block_bytes": Quantity(
-            _checkpoints_and_block, "bytes", "hbsL elements and the 12 hbs of one live block"
+            lambda asked: _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.model.layers),
+            "bytes",
+            "hbsL elements and the 12 hbs of one live block",
         ),
         "megatron_parameters": Quantity(_megatron_parameters, "count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))"),
         "twelve_l_h_squared": Quantity(_twelve_l_h_squared, "count", "12Lh²"),

@@ -18,18 +18,42 @@ Whatever can be wrong with a file is found here, before anything runs. Keys:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from zerosim.analysis.expect.figures import Figure, parse_figure
-from zerosim.analysis.expect.keys import check_keys, check_options, find_known
-from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES
+from zerosim.analysis.expect.figures import ROUNDINGS, Figure, parse_figure
+from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES, TRAINING, Quantity
 from zerosim.analysis.expect.sweeps import MP, Axis, Point, describe, grid, read_axes
+from zerosim.analysis.formulas import calculators
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
+from zerosim.ledger.memory import MARKS
 from zerosim.units import LONGEST_NUMBER, parse_bytes
+
+TEXTS = ("source", "title", "unit", "note", "why")
+TABLES = ("with", "sweep", "bold")
+QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
+WORDS: Mapping[str, Collection[str]] = MappingProxyType(
+    {
+        **QUANTITIES,
+        "rounding": ROUNDINGS,
+        "at": MARKS,
+        "counted_on": (SHAPES, TRAINING),
+        "calculator": [calculator.name for calculator in calculators()],
+    }
+)
+"""The keys that take one of some words."""
+KEYS = (*TEXTS, *TABLES, *WORDS, "printed", "instead", "memory")
+REQUIRED: Mapping[str, str] = MappingProxyType(
+    {
+        "source": "name the paper and the section or table that prints it",
+        "printed": "the figures as they are printed, as strings",
+        "rounding": f"one of {', '.join(ROUNDINGS)}",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,39 +113,29 @@ def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
 
 
 def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
-    check_keys(table)
-    judged = [find_known(table, "quantity", COUNTS), find_known(table, "formula", FORMULAS)]
-    beside = find_known(table, "beside", COUNTS)
-    quantities = [quantity for quantity in (*judged, beside) if quantity is not None]
-    if not any(judged):
-        raise InputError(f"quantity or formula is missing: say what is printed; counts are {', '.join(COUNTS)}")
-    if len({quantity.dimension for quantity in quantities}) > 1:
-        raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
-    check_options(table, quantities)
+    _check_keys(table)
+    asked = {key: known[table[key]] for key, known in QUANTITIES.items() if key in table}
+    _check_options(table, asked)
     given = table.get("with", {}) if "sweep" in table else {**file.run, **table.get("with", {})}
     axes = read_axes(table.get("sweep", file.sweep), given)
     names = [axis.name for axis in axes]
-    for key, quantity in zip(("quantity", "formula"), judged, strict=True):
-        if MP in names and quantity is not None and MP not in quantity.takes:
+    for key, quantity in asked.items():
+        if MP in names and key != "beside" and MP not in quantity.takes:
             raise InputError(f"sweep: mp says nothing about {key} {table[key]!r}: leave it out")
     rounding = table["rounding"]
     if rounding == "multiples-of-first-row" and names[:1] != [MP]:
         raise InputError(f"rounding {rounding!r}: the first axis of [sweep] must be mp")
-    points = grid(axes)
-    unit, dimension = table.get("unit", ""), quantities[0].dimension
-    printed = _figures(table, "printed", axes, len(points), dimension, unit)
-    instead: list[Figure | None] = [None] * len(points)
-    if "instead" in table:
-        instead = _figures(table, "instead", axes, len(points), dimension, unit)
+    points, dimension = grid(axes), next(iter(asked.values())).dimension
+    printed, instead = (_figures(table, key, axes, points, dimension) for key in ("printed", "instead"))
     for point, figure, right in zip(points, printed, instead, strict=True):
         if figure is None and right is not None:
             raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is printed there")
     counted_on = table.get("counted_on", SHAPES)
-    judged_names: dict[str, Any] = {key: table.get(key) for key in ("quantity", "formula", "beside")}
+    names_asked: dict[str, Any] = {key: table.get(key) for key in QUANTITIES}
     texts: dict[str, str] = {key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator")}
     expectation = Expectation(
         path=file.path,
-        **judged_names,
+        **names_asked,
         **texts,
         rounding=rounding,
         bold=_bold(table, axes, dimension, printed),
@@ -140,27 +154,70 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     return expectation
 
 
+def _check_keys(table: Mapping[str, Any]) -> None:
+    """Raises: InputError for an unknown key, a missing one, a value of another kind, and one without its companion."""
+    for key in table:
+        if key not in KEYS:
+            hint = did_you_mean(key, KEYS, f"expected one of {', '.join(KEYS)}")
+            raise InputError(f"unknown key {key!r}; {hint}")
+    for key, what in REQUIRED.items():
+        if key not in table:
+            raise InputError(f"{key} is missing: {what}")
+    for key, value in table.items():
+        if key in TEXTS and not (isinstance(value, str) and value.strip()):
+            raise InputError(f"{key} {value!r}: expected text")
+        if key in TABLES and not isinstance(value, dict):
+            raise InputError(f"{key} {value!r}: expected a table")
+        if key in WORDS and not (isinstance(value, str) and value in WORDS[key]):
+            hint = did_you_mean(value, WORDS[key], f"expected one of {', '.join(WORDS[key])}")
+            raise InputError(f"{key} {value!r} is not known; {hint}")
+    if "instead" in table and "note" not in table:
+        raise InputError("note is missing: say why the source's figures are not what its rule gives, or drop instead")
+    if ("beside" in table) != ("why" in table):
+        raise InputError("beside and why go together: a count that is not judged, and why it differs")
+    if "quantity" not in table and "formula" not in table:
+        raise InputError(f"quantity or formula is missing: say what is printed; counts are {', '.join(COUNTS)}")
+
+
+def _check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> None:
+    """Whether quantities go together, and with the keys that only some of them take. Raises: InputError."""
+    if len({quantity.dimension for quantity in asked.values()}) > 1:
+        raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
+    for key in ("at", "memory", "calculator"):
+        needed = any(key in quantity.needs for quantity in asked.values())
+        if needed and key not in table:
+            raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")
+        if key in table and not needed and not any(key in quantity.takes for quantity in asked.values()):
+            raise InputError(f"{key} {table[key]!r}: nothing here takes it; leave it out")
+    if table.get("counted_on") == TRAINING and not ("quantity" in table or "beside" in table):
+        raise InputError(f'counted_on "{TRAINING}": nothing here is counted; leave it out')
+    if table.get("counted_on") == TRAINING and table.get("quantity") in ("largest_model", "parameters"):
+        raise InputError(f'counted_on "{TRAINING}": {table["quantity"]} is not read off training; leave it out')
+
+
 def _figures(
-    table: Mapping[str, Any], key: str, axes: Sequence[Axis], places: int, dimension: str, unit: str
+    table: Mapping[str, Any], key: str, axes: Sequence[Axis], points: Sequence[Point], dimension: str
 ) -> list[Figure | None]:
     """The figures of all places in the grid's order. Raises: InputError where cells are missing or too many."""
+    if key not in table:
+        return [None] * len(points)
     value = table[key]
     cells = value if isinstance(value, list) else [value]
     if axes and len(cells) != len(axes[0].labels):
         raise InputError(f"{key} has {len(cells)} rows, expected {len(axes[0].labels)}: one for each {axes[0].name}")
     if len(axes) > 1:
-        width, across = places // len(cells), " x ".join(axis.name for axis in axes[1:])
+        width, across = len(points) // len(cells), " x ".join(axis.name for axis in axes[1:])
         for label, row in zip(axes[0].labels, cells, strict=True):
             if not isinstance(row, list) or len(row) != width:
                 got = f"{len(row)} cells" if isinstance(row, list) else repr(row)
                 raise InputError(f"{key}: row {axes[0].name}={label} is {got}, expected {width}: {across}")
         cells = [cell for row in cells for cell in row]
-    if len(cells) != places:
-        raise InputError(f"{key} has {len(cells)} figures, expected {places}: there is no [sweep]")
+    if len(cells) != len(points):
+        raise InputError(f"{key} has {len(cells)} figures, expected {len(points)}: there is no [sweep]")
     figures = []
-    for point, cell in zip(grid(axes), cells, strict=True):
+    for point, cell in zip(points, cells, strict=True):
         try:
-            figures.append(parse_figure(cell, dimension, unit))
+            figures.append(parse_figure(cell, dimension, table.get("unit", "")))
         except InputError as error:
             where = f" at {describe(axes, point.labels)}" if axes else ""
             raise InputError(f"{key}{where}: {error}") from None

@@ -7,7 +7,6 @@ others across, the last one fastest.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config import OPTIONS
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 
 MP = "mp"
 """An axis that is no field: the model-parallel degree, over which parameters or checkpoints are divided."""
@@ -81,10 +80,7 @@ def _axis(name: str, values: object) -> Axis:
             raise InputError(f'sweep.{name}: expected cases, each a name and the fields it sets, "a" = {{ stage = 1 }}')
         return Axis(name, tuple(values), tuple(values.values()))
     if name not in (*OPTIONS, MP):
-        near = difflib.get_close_matches(name, [*OPTIONS, MP], 1)
-        raise InputError(
-            f"sweep: unknown field {name!r}; {f'did you mean {near[0]!r}?' if near else 'see zerosim run'}"
-        )
+        raise InputError(f"sweep: unknown field {name!r}; {did_you_mean(name, [*OPTIONS, MP], 'see zerosim run')}")
     if not isinstance(values, list) or not values:
         raise InputError(f"sweep: {name} {values!r}: expected a list of values")
     if len(values) > MOST_PLACES:

@@ -6,7 +6,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     traffic.py      elements and bytes that a rank sends per step
     printed.py      what the ZeRO paper prints, how it rounds, the largest model that fits
     activations.py  what forward keeps, by two papers that differ
-    parameters.py   parameters and floating-point operations of GPT-2 and Llama
+    parameters.py   parameters of GPT-2 and Llama
     calculators.py  published calculators that disagree
 """
 
@@ -21,13 +21,10 @@ from zerosim.analysis.formulas.activations import checkpoint_elements as checkpo
 from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements
 from zerosim.analysis.formulas.calculators import Calculator as Calculator
 from zerosim.analysis.formulas.calculators import calculators as calculators
-from zerosim.analysis.formulas.parameters import flops_per_step as flops_per_step
 from zerosim.analysis.formulas.parameters import gpt2_parameters as gpt2_parameters
 from zerosim.analysis.formulas.parameters import llama_parameters as llama_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
-from zerosim.analysis.formulas.parameters import training_seconds as training_seconds
 from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared
-from zerosim.analysis.formulas.printed import DEVICE_GB as DEVICE_GB
 from zerosim.analysis.formulas.printed import FIGURE_1 as FIGURE_1
 from zerosim.analysis.formulas.printed import MIXED_ADAM as MIXED_ADAM
 from zerosim.analysis.formulas.printed import TABLE_1 as TABLE_1
@@ -36,7 +33,6 @@ from zerosim.analysis.formulas.printed import Printed as Printed
 from zerosim.analysis.formulas.printed import largest_model as largest_model
 from zerosim.analysis.formulas.printed import printed as printed
 from zerosim.analysis.formulas.printed import printed_states as printed_states
-from zerosim.analysis.formulas.printed import smallest_fit as smallest_fit
 from zerosim.analysis.formulas.states import MASTER_BYTES as MASTER_BYTES
 from zerosim.analysis.formulas.states import STATES as STATES
 from zerosim.analysis.formulas.states import BytesPerParameter as BytesPerParameter
@@ -45,6 +41,7 @@ from zerosim.analysis.formulas.states import bytes_per_parameter_at as bytes_per
 from zerosim.analysis.formulas.states import first_partitioned as first_partitioned
 from zerosim.analysis.formulas.states import model_states as model_states
 from zerosim.analysis.formulas.states import model_states_text as model_states_text
+from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
 from zerosim.analysis.formulas.states import state_text as state_text

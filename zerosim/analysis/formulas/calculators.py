@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from zerosim.analysis.formulas.states import BytesPerParameter, bytes_per_parameter_at
+
 Rule = Callable[[int, int, int, int], Fraction | None]
 """(stage, parameters, ranks, parameters of the largest layer) -> bytes per rank, None where it says nothing."""
 
@@ -84,11 +86,7 @@ def calculators() -> tuple[Calculator, ...]:
 
 def _staged(stage: int, psi: int, ranks: int, *, grad: int) -> Fraction:
     """The plain rule with Adam's 12 bytes: each kind is divided from its stage on."""
-    return psi * (
-        Fraction(2, ranks if stage >= 3 else 1)
-        + Fraction(grad, ranks if stage >= 2 else 1)
-        + Fraction(12, ranks if stage >= 1 else 1)
-    )
+    return psi * bytes_per_parameter_at(stage, ranks, BytesPerParameter(2, grad, 12))
 
 
 def _deepspeed_code(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:

@@ -1,7 +1,6 @@
-"""How many parameters a model has, and how many floating-point operations a step takes.
+"""How many parameters a model has, by its shape; what zerosim's own models hold is counted.
 
-These follow from a transformer's shape; what zerosim's own models hold is counted.
-L blocks, h width, V vocabulary, s learned positions, f width of the MLP, B rows, a heads.
+L blocks, h width, V vocabulary, s learned positions, f width of the MLP, a heads.
 Source of the approximations: ZeRO paper (arXiv 1910.02054) 12Lh², Megatron (arXiv 2104.04473, section 5).
 """
 
@@ -45,19 +44,3 @@ def megatron_parameters(layers: int, hidden: int, vocab: int, positions: int) ->
     """P = 12Lh² (1 + 13/(12h) + (V+s)/(12Lh)) (2104.04473, section 5): all but the last norm's 2h."""
     factor = 1 + Fraction(13, 12 * hidden) + Fraction(vocab + positions, 12 * layers * hidden)
     return twelve_l_h_squared(layers, hidden) * factor
-
-
-def flops_per_step(rows: int, seq: int, layers: int, hidden: int, vocab: int, *, recompute: bool = True) -> Fraction:
-    """Matrix products of one step over B rows, all ranks together: 96BsLh² (1 + s/(6h) + V/(16Lh)).
-
-    A block's forward takes 24Bsh² + 4Bs²h, its backward twice that, recomputing it once more; the head
-    takes 6BshV (2104.04473, section 5 and appendix). Without recompute it is 72BsLh² (1 + s/(6h) + V/(12Lh)).
-    """
-    passes = 4 if recompute else 3
-    block = 24 * passes * rows * seq * hidden**2 * (1 + Fraction(seq, 6 * hidden))
-    return layers * block + 6 * rows * seq * hidden * vocab
-
-
-def training_seconds(tokens: int, num_parameters: int, gpus: int, flops_per_gpu: int) -> Fraction:
-    """8TP/(nX): with recompute, each parameter takes 8 operations per token (2104.04473, section 5.1)."""
-    return Fraction(8 * tokens * num_parameters, gpus * flops_per_gpu)

@@ -6,7 +6,6 @@ GB is 1e9 bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -49,9 +48,6 @@ TABLE_1 = {
 }
 """GB per device of stages 1, 2 and 3, by parameters and ranks."""
 
-DEVICE_GB = Fraction(32)
-"""The devices of Tables 1 and 2."""
-
 
 @dataclass(frozen=True, slots=True)
 class Printed:
@@ -82,14 +78,6 @@ def printed(value: Fraction, like: str, *, cut_from: int | None = 100) -> str:
     is_cut = cut_from is not None and value >= cut_from
     whole, part = divmod(math.floor(scaled if is_cut else scaled + Fraction(1, 2)), 10**decimals)
     return f"{whole}.{part:0{decimals}d}" if decimals else str(whole)
-
-
-def smallest_fit(cells: Mapping[int, Fraction], limit_gb: Fraction = DEVICE_GB) -> int | None:
-    """The smallest number of ranks of a column of Table 1 that fits: the cell the paper sets in bold.
-
-    A cell of exactly the limit fits. `cells` are GB by ranks; None where none fits.
-    """
-    return min((ranks for ranks, gigabytes in cells.items() if gigabytes <= limit_gb), default=None)
 
 
 def largest_model(memory_bytes: int, stage: int, ranks: int, cost: BytesPerParameter, mp: int = 1) -> Fraction:

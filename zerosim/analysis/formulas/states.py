@@ -28,10 +28,15 @@ class BytesPerParameter:
         return self.param + self.grad + self.optim
 
 
+def num_moments(optimizer: str, momentum: float) -> int:
+    """The numbers that an optimizer keeps per parameter: 2 for Adam, 0 or 1 for SGD."""
+    return 2 if optimizer != "sgd" else int(momentum != 0)
+
+
 def bytes_per_parameter(
     param_bytes: int, grad_bytes: int, moments: int, *, cast_shards: bool = False
 ) -> BytesPerParameter:
-    """The cost of an optimizer that keeps `moments` numbers per parameter: 2 for Adam, 0 or 1 for SGD.
+    """The cost of an optimizer that keeps `moments` numbers per parameter.
 
     2-byte parameters have an fp32 master beside them, and their moments are fp32 too: K = 4 + 8 = 12
     for Adam (ZeRO paper, section 3.1). Moments of fp32 and fp64 parameters are of their own size.

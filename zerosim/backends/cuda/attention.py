@@ -22,14 +22,12 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, landing, room_like
 from zerosim.backends.cuda.products import multiply
-from zerosim.backends.cuda.types import elementwise, raw, run_rows
+from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows
 from zerosim.backends.kernels import Array, Heads
 from zerosim.backends.numpy.cast import wide
 
 SCORES = 16 * 1024 * 1024
 """Scores in scratch at a time, about: 64 MB in float32. A sequence of 12 heads and 1,024 tokens is one part."""
-
-NULL = np.uint64(0)  # passed in place of an array: 8 bytes of zeros
 
 _SOFTMAX = r"""
 // The causal softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each. probs or

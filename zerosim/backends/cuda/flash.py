@@ -23,11 +23,11 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, landing
-from zerosim.backends.cuda.attention import NULL, by_group, common, softmax, split, within
+from zerosim.backends.cuda.attention import by_group, common, softmax, split, within
 from zerosim.backends.cuda.fused import mask_rows
 from zerosim.backends.cuda.products import multiply
-from zerosim.backends.cuda.types import raw, run_rows
-from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.cuda.types import NULL, raw, run_rows
+from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.cast import wide
 
 SCORES = 4 * 1024 * 1024
@@ -75,12 +75,12 @@ template <class S, class P> __global__ void flash_backward_rows(
 """
 
 
-def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array) -> None:
+def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
     if not qkv.size:
         return
     stored, compute = common(qkv, out), wide(qkv)
     q, k, v = split(dense(qkv, stored), heads)
-    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 1, compute, stored, dropout)
+    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 1, compute, stored, dropout.chance > 0)
     with landing(out, stored) as result, landing(lse, compute) as sums:
         y = by_group(result, heads)
         for b, group in _heads(q.shape):
@@ -89,21 +89,13 @@ def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: flo
                 keys = slice(0, rows.stop)
                 scores, after = (within(room, (*q[b, group, :, rows].shape[:3], rows.stop)) for room in rooms[:2])
                 multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
-                mask = _mask(key, dropout, rooms[-1], scores, heads.number(b, own.start), rows, lse.shape[-1])
+                mask = _mask(dropout, rooms[-1], scores, heads.number(b, own.start), rows, lse.shape[-1])
                 softmax(scores, mask, dropped=after, lse=sums[b, own], first=rows.start)
-                multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout))
+                multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout.chance))
 
 
 def flash_attention_backward(
-    grad: Array,
-    qkv: Array,
-    heads: Heads,
-    key: tuple[int, int],
-    dropout: float,
-    out: Array,
-    lse: Array,
-    delta: Array,
-    dqkv: Array,
+    grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
 ) -> None:
     """As `attention_backward`, with sum(dp * p) per query as sum(grad * out): `delta`, before blocks begin."""
     if not qkv.size:
@@ -111,8 +103,8 @@ def flash_attention_backward(
     stored, compute, tokens = common(grad, qkv, out, dqkv), wide(grad, qkv), qkv.shape[1]
     gradient, y, sums = dense(grad, stored), dense(out, stored), dense(lse, compute)
     q, k, v = split(dense(qkv, stored), heads)
-    g, chance, scale = by_group(gradient, heads), 1.0 / (1.0 - dropout), q.shape[-1] ** -0.5
-    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 2, compute, stored, dropout)
+    g, chance, scale = by_group(gradient, heads), 1.0 / (1.0 - dropout.chance), q.shape[-1] ** -0.5
+    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 2, compute, stored, dropout.chance > 0)
     with landing(dqkv, stored) as result, landing(delta, compute) as deltas:
         width = gradient.shape[2] // heads.queries
         kernel = raw(_DELTA, "delta_rows", (compute, stored))
@@ -127,7 +119,7 @@ def flash_attention_backward(
                 scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
                 multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
                 multiply(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
-                mask = _mask(key, dropout, rooms[-1], scores, heads.number(b, own.start), rows, tokens)
+                mask = _mask(dropout, rooms[-1], scores, heads.number(b, own.start), rows, tokens)
                 kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // rows.stop
                 arrays = scores, NULL if mask is None else mask, sums[b, own], deltas[b, own], dp, after, ds
                 run_rows(kernel, count, rows.stop, *arrays, count, shape[2], rows.start, rows.stop, tokens)
@@ -160,7 +152,7 @@ def _blocks(shape: tuple[int, ...]) -> list[slice]:
 
 
 def _rooms(
-    shape: tuple[int, ...], count: int, compute: np.dtype[Any], stored: np.dtype[Any], dropout: float
+    shape: tuple[int, ...], count: int, compute: np.dtype[Any], stored: np.dtype[Any], has_mask: bool
 ) -> list[Array]:
     """Flat scratch for the largest block: `count` of scores, as many of what the products read (the same memory where
     the types are one), and with dropout one of the mask."""
@@ -168,16 +160,14 @@ def _rooms(
     size = shape[2] * (group.stop - group.start) * max((rows.stop - rows.start) * rows.stop for rows in _blocks(shape))
     wide_rooms = [cp.empty((size,), compute) for _ in range(count)]
     rooms = wide_rooms if stored == compute else [cp.empty((size,), stored) for _ in range(count)]
-    return [*wide_rooms, *rooms, *([cp.empty((size,), np.dtype(np.uint8))] if dropout else [])]
+    return [*wide_rooms, *rooms, *([cp.empty((size,), np.dtype(np.uint8))] if has_mask else [])]
 
 
-def _mask(
-    key: tuple[int, int], dropout: float, room: Array, scores: Array, head: int, rows: slice, tokens: int
-) -> Array | None:
+def _mask(dropout: Dropout, room: Array, scores: Array, head: int, rows: slice, tokens: int) -> Array | None:
     """The part of `dropout_mask` over (B, H, T, T) for `scores`, whose first head is number `head` of all B H."""
-    if not dropout:
+    if not dropout.chance:
         return None
     *lead, queries, keys = scores.shape
     mask = within(room, (lead[0] * lead[1], queries, keys))
-    mask_rows(key, dropout, mask, (head * tokens + rows.start) * tokens, tokens * tokens, tokens)
+    mask_rows(dropout, mask, (head * tokens + rows.start) * tokens, tokens * tokens, tokens)
     return mask

@@ -11,7 +11,7 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import landing
 from zerosim.backends.cuda.types import elementwise, raw, run_threads
-from zerosim.backends.kernels import Array, Window
+from zerosim.backends.kernels import Array, Dropout, Window
 from zerosim.backends.numpy.fused import GELU_CUBIC, GELU_SCALE
 
 MASKS = r"""
@@ -117,20 +117,23 @@ def dropout_mask(key: tuple[int, int], probability: float, out: Array, window: W
     if window is not None:
         with landing(out) as target:
             rows = target.reshape(-1, 1, window.run)
-            mask_rows(key, probability, rows, window.first, window.stride, 0)
+            mask_rows(Dropout(key, probability), rows, window.first, window.stride, 0)
         return
     words, kernel = map(np.uint64, key), raw(MASKS, "dropout_mask", (out.dtype,))
     with landing(out) as target:
         run_threads(kernel, -(-out.size // 8), *words, round(probability * 2**32), target, out.size)
 
 
-def mask_rows(key: tuple[int, int], dropout: float, mask: Array, first: int, jump: int, step: int) -> None:
+def mask_rows(dropout: Dropout, mask: Array, first: int, jump: int, step: int) -> None:
     """mask (heads, queries, columns), uint8 and contiguous: 1 where word first + head * jump + query * step + column
-    of key's stream is at least dropout * 2**32, so that a mask's rows need not be whole."""
+    of the key's stream is at least chance * 2**32, so that a mask's rows need not be whole."""
     heads, run, columns = mask.shape
     if not mask.size:
         return
     blocks = (columns + 6) // 8 + 1
-    kernel, words = raw(MASKS, "mask_rows", (mask.dtype,)), map(np.uint64, (*key, round(dropout * 2**32)))
+    kernel, words = (
+        raw(MASKS, "mask_rows", (mask.dtype,)),
+        map(np.uint64, (*dropout.key, round(dropout.chance * 2**32))),
+    )
     places = first, run, jump, step, heads * run, columns, blocks
     run_threads(kernel, heads * run * blocks, mask, *words, *places)

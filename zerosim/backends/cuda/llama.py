@@ -10,11 +10,11 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, landing
-from zerosim.backends.cuda.types import elementwise, raw, run_rows, run_threads
+from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows, run_threads
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import wide
 
-_STATS = r"""
+_NORM = r"""
 // 1 / sqrt(average of squares + eps) of one row; every thread of the row gets it.
 template <class T> __device__ inline typename wide<T>::type row_rstd(
     const T* x, long long columns, double eps, typename wide<T>::type* shared) {
@@ -24,15 +24,7 @@ template <class T> __device__ inline typename wide<T>::type row_rstd(
     return V(1) / sqrt(row_sum(sum, shared) / V(columns) + V(eps));
 }
 
-template <class T> __global__ void rms_norm_stats(
-    const T* x, typename wide<T>::type* rstd, long long rows, long long columns, double eps) {
-    __shared__ typename wide<T>::type shared[32];
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    const typename wide<T>::type scale = row_rstd(x + row * columns, columns, eps, shared);
-    if (threadIdx.x == 0) rstd[row] = scale;
-}
-
+// out null: the statistics alone.
 template <class T, class W, class U> __global__ void rms_norm(
     const T* x, const W* weight, U* out, typename wide<T>::type* rstd, long long rows, long long columns, double eps) {
     __shared__ typename wide<T>::type shared[32];
@@ -40,6 +32,7 @@ template <class T, class W, class U> __global__ void rms_norm(
     if (row >= rows) return;
     const typename wide<T>::type scale = row_rstd(x + row * columns, columns, eps, shared);
     if (threadIdx.x == 0) rstd[row] = scale;
+    if (!out) return;
     for (long long j = threadIdx.x; j < columns; j += blockDim.x)
         store(wide_of(x[row * columns + j]) * scale * wide_of(weight[j]), out[row * columns + j]);
 }
@@ -141,7 +134,7 @@ _swiglu_backward = elementwise(
 def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
     if not x.size:
         return
-    kernel = raw(_STATS, "rms_norm", (x.dtype, weight.dtype, out.dtype))
+    kernel = raw(_NORM, "rms_norm", (x.dtype, weight.dtype, out.dtype))
     with landing(out) as result, landing(rstd, wide(x)) as stats:
         run_rows(kernel, *x.shape, dense(x), dense(weight), result, stats, *x.shape, float(eps))
 
@@ -149,8 +142,9 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> No
 def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
     if not x.size:
         return
+    kernel = raw(_NORM, "rms_norm", (x.dtype, x.dtype, x.dtype))
     with landing(rstd, wide(x)) as stats:
-        run_rows(raw(_STATS, "rms_norm_stats", (x.dtype,)), *x.shape, dense(x), stats, *x.shape, float(eps))
+        run_rows(kernel, *x.shape, dense(x), NULL, NULL, stats, *x.shape, float(eps))
 
 
 def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.cuda.lane import CudaLane
 from zerosim.backends.cuda.ops import divide
+from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import BFLOAT16
 from zerosim.errors import InputError
@@ -43,7 +43,7 @@ class Nccl:
 
     def perform(
         self,
-        lanes: Sequence[CudaLane],
+        streams: Sequence[CudaStream],
         op: str,
         inputs: Sequence[Sequence[Array]],
         outputs: Sequence[Sequence[Array]],
@@ -53,20 +53,20 @@ class Nccl:
         """Queue inputs[r][i] to outputs[r][i] for every member r. Raises: InputError where two share a GPU."""
         from cupy.cuda import nccl
 
-        communicators = self._of(tuple(lane.gpu for lane in lanes))
+        communicators = self._of(tuple(stream.gpu for stream in streams))
         for i in range(len(inputs[0])):
             nccl.groupStart()
-            for lane, communicator, sources, targets in zip(lanes, communicators, inputs, outputs, strict=True):
-                with lane.use():
-                    _call(communicator, op, sources[i], targets[i], reduction, root, lane.stream.ptr)
+            for stream, communicator, sources, targets in zip(streams, communicators, inputs, outputs, strict=True):
+                with stream.use():
+                    _call(communicator, op, sources[i], targets[i], reduction, root, stream.cupy_stream.ptr)
             nccl.groupEnd()
         if reduction == "avg":
-            for member, (lane, targets) in enumerate(zip(lanes, outputs, strict=True)):
+            for member, (stream, targets) in enumerate(zip(streams, outputs, strict=True)):
                 if op == "reduce" and member != root:
                     continue
-                with lane.use():
+                with stream.use():
                     for target in targets:
-                        divide(target, float(len(lanes)), target)
+                        divide(target, float(len(streams)), target)
 
     def _of(self, gpus: tuple[int, ...]) -> list[Any]:
         if len(set(gpus)) < len(gpus):

@@ -1,7 +1,8 @@
-"""Layer norm in CUDA, forward, its statistics alone, and backward. Formulas as in numpy/fused.py.
+"""Layer norm in CUDA, and sums over the rows of a matrix: a bias's gradient, the norm's own. Formulas: numpy/fused.py.
 
-A row is taken by a warp or by a block (`run_rows`); the gradients of weight and bias are column sums in two
-stages (columns.py). The order of every addition depends on shapes alone.
+A row is taken by a warp or by a block (`run_rows`). In a column sum a block adds a patch of 32 columns and `height`
+rows; where there are more rows, the patches' sums go through scratch and are added by a second launch. The order of
+every addition depends on shapes alone.
 """
 
 from __future__ import annotations
@@ -10,10 +11,68 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, landing
-from zerosim.backends.cuda.columns import add_rows, stages_of
-from zerosim.backends.cuda.types import raw, run_rows
+from zerosim.backends.cuda.types import NULL, raw, run_rows
 from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import wide
 
+ROWS_IN_A_STAGE = 128
+"""Rows that a block of a column sum adds: 8,192 rows of 768 columns make 1,536 blocks."""
+MOST_STAGES = 256
+"""Partial sums that a column has at most: what the second stage then adds."""
+
+COLUMN_SUM = r"""
+// out[blockIdx.y] = the sum of rows [blockIdx.y * height, + height): 32 columns and 8 rows of threads a block.
+template <class T, class O>
+__global__ void column_sum(const T* a, O* out, long long rows, int columns, int height) {
+    using W = typename wide<T>::type;
+    __shared__ W sums[8][33];
+    const int c = blockIdx.x * 32 + threadIdx.x;
+    const long long first = static_cast<long long>(blockIdx.y) * height;
+    const long long stop = first + height < rows ? first + height : rows;
+    W total = 0;
+    if (c < columns) {
+        for (long long row = first + threadIdx.y; row < stop; row += 8) total += wide_of(a[row * columns + c]);
+    }
+    sums[threadIdx.y][threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.y != 0 || c >= columns) return;
+    for (int y = 1; y < 8; ++y) total += sums[y][threadIdx.x];
+    store(total, out[static_cast<long long>(blockIdx.y) * columns + c]);
+}
+"""
+
+
+def column_sum(grad: Array, out: Array) -> None:
+    """Scratch: up to MOST_STAGES rows of out's size, in the compute dtype."""
+    (rows, columns), compute = grad.shape, wide(grad)
+    if not columns:
+        return
+    height, stages = stages_of(rows)
+    source = dense(grad)
+    with landing(out) as target:
+        if stages == 1:
+            add_rows(source, target, height)
+        else:
+            partial = cp.empty((stages, columns), compute)
+            add_rows(source, partial, height)
+            add_rows(partial, target, stages)
+
+
+def stages_of(rows: int) -> tuple[int, int]:
+    """Rows in a partial sum, and how many there are: a function of the number of rows alone."""
+    height = max(ROWS_IN_A_STAGE, -(-rows // MOST_STAGES))
+    return height, max(1, -(-rows // height))
+
+
+def add_rows(source: Array, out: Array, height: int) -> None:
+    """out (stages, columns), or (columns): sums of `height` rows of source each."""
+    rows, columns = source.shape
+    grid = (-(-columns // 32), max(1, -(-rows // height)))
+    kernel = raw(COLUMN_SUM, "column_sum", (source.dtype, out.dtype))
+    kernel(grid, (32, 8), (source, out, rows, np.int32(columns), np.int32(height)))
+
+
+# -- layer norm ---------------------------------------------------------------------------------------
 LAYER_NORM = r"""
 // The mean of a row and 1 / sqrt(variance + eps): the one place that computes them. `shared`: 32 values.
 template <class T, class W>
@@ -30,6 +89,7 @@ __device__ inline void row_stats(const T* x, int columns, double eps, W* shared,
     rstd = W(1) / sqrt(variance + W(eps));
 }
 
+// out null: the statistics alone.
 template <class T, class P, class O, class W>
 __global__ void layer_norm(const T* x, const P* weight, const P* bias, double eps, O* out, W* means, W* rstds,
                            long long rows, int columns) {
@@ -37,23 +97,14 @@ __global__ void layer_norm(const T* x, const P* weight, const P* bias, double ep
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
     x += row * columns;
-    out += row * columns;
     W mean, rstd;
     row_stats(x, columns, eps, shared, mean, rstd);
+    if (threadIdx.x == 0) { means[row] = mean; rstds[row] = rstd; }
+    if (!out) return;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-        store((wide_of(x[c]) - mean) * rstd * W(wide_of(weight[c])) + W(wide_of(bias[c])), out[c]);
+        const W normed = (wide_of(x[c]) - mean) * rstd;
+        store(normed * W(wide_of(weight[c])) + W(wide_of(bias[c])), out[row * columns + c]);
     }
-    if (threadIdx.x == 0) { means[row] = mean; rstds[row] = rstd; }
-}
-
-template <class T, class W>
-__global__ void layer_norm_stats(const T* x, double eps, W* means, W* rstds, long long rows, int columns) {
-    __shared__ W shared[32];
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    W mean, rstd;
-    row_stats(x + row * columns, columns, eps, shared, mean, rstd);
-    if (threadIdx.x == 0) { means[row] = mean; rstds[row] = rstd; }
 }
 
 // With n = (x - mean) * rstd and g = grad * weight: dx = rstd * (g - average(g) - n * average(g * n)).
@@ -125,9 +176,9 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mea
 def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
     if not x.size:
         return
-    kernel = raw(LAYER_NORM, "layer_norm_stats", (x.dtype, mean.dtype))
+    (rows, columns), kernel = x.shape, raw(LAYER_NORM, "layer_norm", (x.dtype, x.dtype, x.dtype, mean.dtype))
     with landing(mean) as means, landing(rstd) as rstds:
-        run_rows(kernel, *x.shape, dense(x), float(eps), means, rstds, x.shape[0], np.int32(x.shape[1]))
+        run_rows(kernel, rows, columns, dense(x), NULL, NULL, float(eps), NULL, means, rstds, rows, np.int32(columns))
 
 
 def layer_norm_backward(

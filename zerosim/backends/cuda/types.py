@@ -104,6 +104,9 @@ WARP_COLUMNS = 1024
 
 THREADS = 256
 
+NULL = np.uint64(0)
+"""Passed to a kernel in place of an array: 8 bytes of zeros."""
+
 
 def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
     """A `cp.ElementwiseKernel` with the preamble. Outputs are passed last; nothing is returned."""

@@ -16,7 +16,7 @@ import cupy as cp
 from zerosim.backends.cuda.arrays import dense, fill, landing, local
 from zerosim.backends.cuda.ops import ROWS_TO_ONE, multiply
 from zerosim.backends.cuda.types import elementwise, raw
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import AdamStep, Array, SGDStep
 from zerosim.backends.numpy.cast import FLOAT64, wide
 
 TOGETHER = 8
@@ -129,40 +129,17 @@ def finite_probe(a: Array, out: Array) -> None:
     multiply(out, 0.0, out)
 
 
-def adam(
-    param: Array,
-    grad: Array,
-    exp_avg: Array,
-    exp_avg_sq: Array,
-    *,
-    grad_scale: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-    step: int,
-) -> None:
+def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
+    grad_scale, lr, beta1, beta2, eps, weight_decay, decoupled, step = hyper
     factor, decay = (1.0 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
     step_size, correction = lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step)
     numbers = grad_scale, factor, decay, step_size, 1.0 - beta1, beta2, 1.0 - beta2, correction, eps
     _adam(grad, *map(float, numbers), param, exp_avg, exp_avg_sq)
 
 
-def sgd(
-    param: Array,
-    grad: Array,
-    momentum_buffer: Array | None,
-    *,
-    grad_scale: float,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    step: int,
-) -> None:
-    numbers = float(grad_scale), float(weight_decay), float(lr)
+def sgd(param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
+    numbers = float(hyper.grad_scale), float(hyper.weight_decay), float(hyper.lr)
     if momentum_buffer is None:
         _sgd(grad, *numbers, param)
     else:
-        _sgd_momentum(grad, *numbers, float(momentum), int(step == 1), param, momentum_buffer)
+        _sgd_momentum(grad, *numbers, float(hyper.momentum), int(hyper.step == 1), param, momentum_buffer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.attention import (
     QUERIES,
     Totals,
@@ -28,7 +28,7 @@ from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
 
 
-def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: float, out: Array, lse: Array) -> None:
+def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
     ones = np.ones(tokens, compute)
     future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
@@ -47,24 +47,16 @@ def flash_attention(qkv: Array, heads: Heads, key: tuple[int, int], dropout: flo
             total = product(scores, ones[: rows.stop])
             sums[batch, group, :, rows] = np.log(total) + top[..., 0]
             scores /= total[..., None]
-            if dropout:
-                scores *= _mask(key, dropout, heads, tokens, batch, group, rows, len(qkv))
+            if dropout.chance:
+                scores *= _mask(dropout, heads, tokens, len(qkv), batch, group, rows)
             product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
-        if dropout:
-            result /= 1.0 - dropout
+        if dropout.chance:
+            result /= 1.0 - dropout.chance
         land(result, target)
 
 
 def flash_attention_backward(
-    grad: Array,
-    qkv: Array,
-    heads: Heads,
-    key: tuple[int, int],
-    dropout: float,
-    out: Array,
-    lse: Array,
-    delta: Array,
-    dqkv: Array,
+    grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
 ) -> None:
     """As `attention_backward`, with sum(dp * p) per query as sum(grad * out): `delta`, before blocks begin."""
     compute, tokens = wide(grad, qkv), qkv.shape[1]
@@ -75,8 +67,8 @@ def flash_attention_backward(
         scaled = q * q.shape[-1] ** -0.5
         g, y = (heads_first(raised(by_group(a, heads)[batch, :, group])) for a in (grad, out))
         np.einsum("...d,...d->...", g, y, out=deltas[batch, group])
-        if dropout:
-            g = g / (1.0 - dropout)
+        if dropout.chance:
+            g = g / (1.0 - dropout.chance)
         totals = Totals(dqkv, heads, batch, group, compute)
         for rows in reversed(blocks(tokens)):
             p = causal_scores(scaled, k, rows, future)
@@ -84,8 +76,8 @@ def flash_attention_backward(
             np.exp(p, out=p)
             ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
             dropped = p
-            if dropout:
-                kept = _mask(key, dropout, heads, tokens, batch, group, rows, len(qkv))
+            if dropout.chance:
+                kept = _mask(dropout, heads, tokens, len(qkv), batch, group, rows)
                 ds *= kept
                 dropped = p * kept
             ds -= deltas[batch, group, :, rows, None]
@@ -94,16 +86,7 @@ def flash_attention_backward(
         totals.land()
 
 
-def _mask(
-    key: tuple[int, int],
-    dropout: float,
-    heads: Heads,
-    tokens: int,
-    batch: slice,
-    group: slice,
-    rows: slice,
-    batches: int,
-) -> Array:
+def _mask(dropout: Dropout, heads: Heads, tokens: int, batches: int, batch: slice, group: slice, rows: slice) -> Array:
     """The part of `dropout_mask` over (B, H, T, T) for some sequences, heads and queries, keys up to the last query.
 
     Shape (B, K, H/K, rows, keys), 1 where a probability is kept. Rows of one head lie one after the
@@ -115,5 +98,5 @@ def _mask(
         for h, head in enumerate(shared):
             for i in range(heads.sharing):
                 first = (heads.number(sequence, head * heads.sharing + i) * tokens + rows.start) * tokens
-                mask_run(key, dropout, first, kept[b, h, i].reshape(-1))
+                mask_run(dropout.key, dropout.chance, first, kept[b, h, i].reshape(-1))
     return kept[..., : rows.stop]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import AdamStep, Array, SGDStep
 from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, raised, store, wide, windows
 
 SQUARES = 8 * 1024
@@ -63,66 +63,42 @@ def finite_probe(a: Array, out: Array) -> None:
     out[0] = 0.0 if finite else np.nan
 
 
-def adam(
-    param: Array,
-    grad: Array,
-    exp_avg: Array,
-    exp_avg_sq: Array,
-    *,
-    grad_scale: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-    step: int,
-) -> None:
-    step_size = lr / (1.0 - beta1**step)
-    correction = math.sqrt(1.0 - beta2**step)
+def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
+    step_size = hyper.lr / (1.0 - hyper.beta1**hyper.step)
+    correction = math.sqrt(1.0 - hyper.beta2**hyper.step)
     for p, half, m, v in windows(param, grad, exp_avg, exp_avg_sq):
-        g = np.multiply(raised(half), grad_scale, dtype=p.dtype)
-        if decoupled:
-            p *= 1.0 - lr * weight_decay
-        elif weight_decay:
-            g += weight_decay * p
+        g = np.multiply(raised(half), hyper.grad_scale, dtype=p.dtype)
+        if hyper.decoupled:
+            p *= 1.0 - hyper.lr * hyper.weight_decay
+        elif hyper.weight_decay:
+            g += hyper.weight_decay * p
         scratch = g - m
-        scratch *= 1.0 - beta1
+        scratch *= 1.0 - hyper.beta1
         m += scratch
-        v *= beta2
-        np.multiply(g, 1.0 - beta2, out=scratch)
+        v *= hyper.beta2
+        np.multiply(g, 1.0 - hyper.beta2, out=scratch)
         scratch *= g
         v += scratch
         np.sqrt(v, out=scratch)
         scratch /= correction
-        scratch += eps
+        scratch += hyper.eps
         np.multiply(m, step_size, out=g)
         g /= scratch
         p -= g
 
 
-def sgd(
-    param: Array,
-    grad: Array,
-    momentum_buffer: Array | None,
-    *,
-    grad_scale: float,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    step: int,
-) -> None:
+def sgd(param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
     state = () if momentum_buffer is None else (momentum_buffer,)
     for p, half, *buffer in windows(param, grad, *state):
-        g = np.multiply(raised(half), grad_scale, dtype=p.dtype)
-        if weight_decay:
-            g += weight_decay * p
+        g = np.multiply(raised(half), hyper.grad_scale, dtype=p.dtype)
+        if hyper.weight_decay:
+            g += hyper.weight_decay * p
         for b in buffer:
-            if step == 1:
+            if hyper.step == 1:
                 b[...] = g
             else:
-                b *= momentum
+                b *= hyper.momentum
                 b += g
             g[...] = b
-        g *= lr
+        g *= hyper.lr
         p -= g

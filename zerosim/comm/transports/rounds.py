@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from zerosim.backends.kernels import Array, Fence, Lane
+from zerosim.backends.kernels import Array, Stream, StreamEvent
 
 Parts = Sequence[Array]
 Inbox = Callable[[int], Parts]
@@ -120,11 +120,11 @@ class Transport(Protocol):
         ...
 
 
-def meet(lanes: Sequence[Lane], fences: Sequence[Fence]) -> None:
-    """What any of these lanes is given from here on runs after all the fences. The first stands in for the rest."""
-    first, *others = lanes
-    for fence in fences:
-        first.wait_for(fence)
-    joint = first.fence()
-    for lane in others:
-        lane.wait_for(joint)
+def meet(streams: Sequence[Stream], events: Sequence[StreamEvent]) -> None:
+    """What any of these streams is given from here on runs after all the events. The first stands in for the rest."""
+    first, *others = streams
+    for event in events:
+        first.wait_event(event)
+    joint = first.record_event()
+    for stream in others:
+        stream.wait_event(joint)

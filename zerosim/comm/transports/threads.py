@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
-from zerosim.backends.kernels import Fence
+from zerosim.backends.kernels import StreamEvent
 from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler, State
@@ -25,6 +25,9 @@ from zerosim.errors import Mismatch
 
 POLL_S = 0.05
 
+Key = tuple[int, tuple[int, ...], int, int]
+"""(pair, group, sequence, number) of a round."""
+
 
 class ThreadRound:
     """One round between the first to join it and the last to be woken."""
@@ -33,8 +36,8 @@ class ThreadRound:
         "_transport",
         "call",
         "done",
+        "events",
         "exchanges",
-        "fences",
         "first",
         "group",
         "num_missing",
@@ -51,7 +54,7 @@ class ThreadRound:
         self.call = call
         self.first = first  # who fixed the call, and where in its program that was
         self.exchanges: list[Exchange | None] = [None] * len(group)
-        self.fences: list[Fence] = []  # where the members' queues stood when they joined
+        self.events: list[StreamEvent] = []  # where the members' queues stood when they joined
         self.num_missing = len(group)
         self.sleepers: list[int] = []
         self.done = False
@@ -80,7 +83,7 @@ class ThreadTransport:
     def __init__(self, devices: Sequence[Device], permits: int = 1, scheduler: Scheduler | None = None) -> None:
         self.devices = devices
         self.scheduler = scheduler or Scheduler(len(devices), permits, devices[0].switch)
-        self._rounds: dict[tuple[int, tuple[int, ...], int, int], ThreadRound] = {}
+        self._rounds: dict[Key, ThreadRound] = {}
         self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
         self._num_joins = 0
 
@@ -94,26 +97,34 @@ class ThreadTransport:
         number: int = 0,
     ) -> ThreadRound:
         self.scheduler.check(rank)
-        lane = self.devices[rank].lane
-        fence = None if lane is None else lane.fence()
-        key = (call.pair, group, sequence, number)
+        stream = self.devices[rank].stream
+        event = None if stream is None else stream.record_event()
+        key: Key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
             if round is None:
-                round = ThreadRound(self, group, sequence, call, (rank, self.devices[rank].where))
-                self._rounds[key] = round
+                round = self._rounds[key] = self._new_round(key, call, (rank, self.devices[rank].where))
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
             round.exchanges[group.index(rank)] = exchange
-            if fence is not None:
-                round.fences.append(fence)
+            if event is not None:
+                round.events.append(event)
             round.num_missing -= 1
             self._num_joins += 1
             if round.num_missing:
                 return round
             del self._rounds[key]
+            if self._hand_over(round):
+                return round
         self._run(rank, round)
         return round
+
+    def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
+        return ThreadRound(self, key[1], key[2], call, first)
+
+    def _hand_over(self, round: ThreadRound) -> bool:
+        """All have joined; in the mutex. True: its moves are for another thread than that of the last to join."""
+        return False
 
     def _run(self, rank: int, round: ThreadRound) -> None:
         """Every move, on the thread of the last to join; outside the mutex, so that other groups go on.
@@ -127,10 +138,10 @@ class ThreadTransport:
 
     def _move(self, rank: int, round: ThreadRound) -> None:
         exchanges = [exchange for exchange in round.exchanges if exchange is not None]
-        lanes = [lane for lane in (self.devices[peer].lane for peer in round.group) if lane is not None]
-        if lanes:
-            meet(lanes, round.fences)
-        round.exchanges, round.fences = [], []
+        streams = [stream for stream in (self.devices[peer].stream for peer in round.group) if stream is not None]
+        if streams:
+            meet(streams, round.events)
+        round.exchanges, round.events = [], []
         native = exchanges[0].native
         if native is not None:
             inputs, outputs = zip(
@@ -138,14 +149,14 @@ class ThreadTransport:
                 strict=True,
             )
             backend = self.devices[rank].backend
-            backend.native_collective(lanes, native.op, inputs, outputs, native.reduction, native.root)
+            backend.native_collective(streams, native.op, inputs, outputs, native.reduction, native.root)
         for member, exchange in enumerate(exchanges):
             if exchange.move is not None:
                 self.scheduler.check(rank)
-                with lanes[member].use() if lanes else nullcontext():
+                with streams[member].use() if streams else nullcontext():
                     exchange.move(partial(_posted_for, exchanges, member))
-        if lanes:
-            meet(lanes, [lane.fence() for lane in lanes])
+        if streams:
+            meet(streams, [stream.record_event() for stream in streams])
 
     def sleep(self, rank: int, round: ThreadRound) -> None:
         """Pass the turn on until `round` is done.
@@ -227,7 +238,7 @@ class ThreadTransport:
     def stand(self, rank: int) -> str:
         """Where a rank is and what it waits for, in words."""
         state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
-        place = rank_status.place(device.where)
+        place = rank_status.scope_text(device.where)
         if state is State.FINISHED:
             return "finished"
         if state is State.WAITING and round is not None:

@@ -13,7 +13,6 @@ vendor's data sheet, "recalled" not verified.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config.inputs import read_toml
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.units import parse_bytes
 
 
@@ -57,77 +56,36 @@ MOST = 10**18
 KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
 """The keys of a device's TOML file, all required: sizes like "80GB" or whole bytes, bandwidths per second."""
 
-_HALF_NVLINK = "half of NVLink's total of both directions"
-
 
 def presets() -> tuple[Hardware, ...]:
     """The devices known by name."""
+    titan = "code: torchtitan"
     return (
-        Hardware(
-            "v100-32",
-            32 * 10**9,
-            125 * 10**12,
-            900 * 10**9,
-            150 * 10**9,
-            Sources(
-                "paper: ZeRO (1910.02054), DGX-2",
-                "recalled, consistent with the ZeRO paper: 38 TFLOPs is over 30% of it",
-                "recalled",
-                f"{_HALF_NVLINK}, 300 GB/s (paper: NVSwitch of DGX-2)",
-            ),
+        _device(
+            "v100-32", 32, 125, 900, 150, "paper: ZeRO (1910.02054), DGX-2",
+            "recalled, consistent with the ZeRO paper: 38 TFLOPs is over 30% of it", "recalled",
+            "paper: NVSwitch of DGX-2",
         ),
-        Hardware(
-            "a100-40",
-            40 * 10**9,
-            312 * 10**12,
-            1555 * 10**9,
-            300 * 10**9,
-            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 600 GB/s (sheet)"),
-        ),
-        Hardware(
-            "a100-80",
-            80 * 10**9,
-            312 * 10**12,
-            2039 * 10**9,
-            300 * 10**9,
-            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 600 GB/s (sheet)"),
-        ),
-        Hardware(
-            "h100-80",
-            80 * 10**9,
-            989 * 10**12,
-            3350 * 10**9,
-            450 * 10**9,
-            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 900 GB/s (sheet)"),
-        ),
-        Hardware(
-            "h200-141",
-            141 * 10**9,
-            989 * 10**12,
-            4800 * 10**9,
-            450 * 10**9,
-            Sources("sheet", "code: torchtitan", "sheet", f"{_HALF_NVLINK}, 900 GB/s (code: MLPerf inference v4.1)"),
-        ),
+        _device("a100-40", 40, 312, 1555, 300, "sheet", titan, "sheet", "sheet"),
+        _device("a100-80", 80, 312, 2039, 300, "sheet", titan, "sheet", "sheet"),
+        _device("h100-80", 80, 989, 3350, 450, "sheet", titan, "sheet", "sheet"),
+        _device("h200-141", 141, 989, 4800, 450, "sheet", titan, "sheet", "code: MLPerf inference v4.1"),
         # 192 GB is what Blackwell was announced with. What is sold on HGX and DGX boards is 180: NVIDIA submits it to
         # MLPerf as B200-SXM-180GB, and a device reports 178.35 GiB in all (pytorch/ao#4002).
-        Hardware(
-            "b200",
-            180 * 10**9,
-            2250 * 10**12,
-            7700 * 10**9,
-            900 * 10**9,
-            Sources(
-                "code: MLPerf, B200-SXM-180GB (announced with 192)",
-                "sheet: HGX B200",
-                "sheet: 7.7 TB/s (a device reports 7680 bits at 3996 MHz x 2, pytorch/ao#4002; announced with 8)",
-                f"{_HALF_NVLINK}, 1800 GB/s (sheet)",
-            ),
+        _device(
+            "b200", 180, 2250, 7700, 900, "code: MLPerf, B200-SXM-180GB (announced with 192)", "sheet: HGX B200",
+            "sheet: 7.7 TB/s (a device reports 7680 bits at 3996 MHz x 2, pytorch/ao#4002; announced with 8)", "sheet",
         ),
-    )
+    )  # fmt: skip
 
 
-def hardware_names() -> tuple[str, ...]:
-    return tuple(device.name for device in presets())
+def _device(
+    name: str, gigabytes: int, teraflops: int, hbm: int, link: int, memory: str, peak: str, hbm_source: str, nvlink: str
+) -> Hardware:
+    """Bandwidths in GB/s, `link` in one direction, and where each figure was read; `nvlink` is both directions."""
+    both = f"half of NVLink's total of both directions, {2 * link} GB/s ({nvlink})"
+    figures = gigabytes * 10**9, teraflops * 10**12, hbm * 10**9, link * 10**9
+    return Hardware(name, *figures, Sources(memory, peak, hbm_source, both))
 
 
 def find_hardware(name_or_path: str) -> Hardware:
@@ -146,8 +104,7 @@ def find_hardware(name_or_path: str) -> Hardware:
     if len(found) > 1:
         raise InputError(f"hardware {name_or_path!r} is one of {' or '.join(found)}: name one")
     if not found:
-        near = difflib.get_close_matches(wanted, devices, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(devices)}, or a TOML file"
+        hint = did_you_mean(wanted, devices, f"known: {', '.join(devices)}, or a TOML file", quote=str)
         raise InputError(f"unknown hardware {name_or_path!r}: {hint}")
     return devices[found[0]]
 
@@ -163,8 +120,7 @@ def read_hardware(path: str) -> Hardware:
         raise InputError(f"{error}: give a TOML file with {', '.join(KEYS)}") from None
     for key in values:
         if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(KEYS)}"
+            hint = did_you_mean(key, KEYS, f"known keys: {', '.join(KEYS)}")
             raise InputError(f"hardware {path}: unknown key {key!r}: {hint}")
     if missing := [key for key in KEYS if key not in values]:
         raise InputError(f"hardware {path}: missing {', '.join(missing)}: all of {', '.join(KEYS)} are needed")

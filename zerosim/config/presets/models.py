@@ -9,12 +9,11 @@ arXiv 2407.21783, Table 3.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 
 Size = int | float | bool
 """A size, a rate or a choice, as the field of ModelConfig of that name holds it."""
@@ -81,8 +80,7 @@ def find_model(name: str) -> ModelPreset:
     preset = MODELS.get(name.lower())
     if preset is not None:
         return preset
-    near = difflib.get_close_matches(name.lower(), [*FAMILIES, *MODELS], 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "zerosim zoo lists those that are"
+    hint = did_you_mean(name.lower(), [*FAMILIES, *MODELS], "zerosim zoo lists those that are", most=3, quote=str)
     raise InputError(f"model {name!r} is not known; {hint}")
 
 

@@ -1,27 +1,25 @@
 """Recipes: how frameworks' ZeRO differs from the paper's, as values of a run's fields.
 
-Which fields each recipe sets in which stage, with sources. The strategies implement them (`parallel/`); what they cost
-in bytes is in `analysis/formulas/`.
+What each recipe does in which stage, with sources. The strategies implement it (`parallel/`); what it costs in bytes
+is in `analysis/formulas/`.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 
 NAMES = ("paper", "deepspeed", "fsdp2", "megatron")
-PERSISTENT_NUMEL = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeChoices:
-    """Where published implementations differ from the paper.
+    """Where published implementations differ from the paper, whose own values are the defaults.
 
-    grad_dtype         that gradients are kept and sent in
+    grad_dtype         that gradients are kept and sent in; '' is the parameters' own
     grad_reduction     stages 1 and 2: 'reduce_scatter', or 'all_reduce' of which a rank keeps its slice
     upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
@@ -29,12 +27,12 @@ class RecipeChoices:
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
     """
 
-    grad_dtype: str
-    grad_reduction: str
-    upcast_grads: bool
-    keep_root_units: bool
-    persistent_numel: int
-    cast_shards: bool
+    grad_dtype: str = ""
+    grad_reduction: str = "reduce_scatter"
+    upcast_grads: bool = False
+    keep_root_units: bool = False
+    persistent_numel: int = 0
+    cast_shards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,9 @@ class Recipe:
     approximations: str
     stages: tuple[int, ...]
 
-    def fields(self, stage: int) -> dict[str, object]:
-        """The fields that it sets in this stage and their values; the paper's recipe sets none."""
-        return dict(_FIELDS[self.name][stage])
-
-    def resolved(self, stage: int) -> dict[str, object]:
-        """Every field that any recipe sets, with the paper's value where this one says nothing."""
-        return {**paper_fields(), **self.fields(stage)}
+    def choices(self, stage: int) -> RecipeChoices:
+        """What it does in this stage."""
+        return _CHOICES[self.name][stage]
 
     def note(self, stage: int) -> str | None:
         """What to say of a stage that the framework does not have."""
@@ -63,18 +57,6 @@ class Recipe:
             f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): "
             "this applies its rules to the paper's stage"
         )
-
-
-def paper_fields() -> dict[str, object]:
-    """The paper's values of what any recipe sets. The `grad_dtype` None is the parameters' own."""
-    return {
-        "grad_dtype": None,
-        "grad_reduction": "reduce_scatter",
-        "upcast_grads": False,
-        "keep_root_units": False,
-        "persistent_numel": 0,
-        "cast_shards": False,
-    }
 
 
 def recipes() -> tuple[Recipe, ...]:
@@ -128,19 +110,19 @@ def find_recipe(name: str) -> Recipe:
     for recipe in recipes():
         if recipe.name == name.strip().lower():
             return recipe
-    near = difflib.get_close_matches(name.strip().lower(), NAMES, 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(NAMES)}"
+    hint = did_you_mean(name.strip().lower(), NAMES, f"expected one of {', '.join(NAMES)}", quote=str)
     raise InputError(f"unknown recipe {name!r}: {hint}")
 
 
-_FP32_GRADS: Mapping[str, object] = MappingProxyType({"grad_dtype": "fp32"})
-_ALL_REDUCED: Mapping[str, object] = MappingProxyType({"grad_reduction": "all_reduce", "upcast_grads": True})
-_FIELDS: Mapping[str, tuple[Mapping[str, object], ...]] = MappingProxyType(
+_PAPER = RecipeChoices()
+_FP32_GRADS = RecipeChoices(grad_dtype="fp32")
+_ALL_REDUCED = RecipeChoices(grad_reduction="all_reduce", upcast_grads=True)
+_CHOICES: Mapping[str, tuple[RecipeChoices, ...]] = MappingProxyType(
     {
-        "paper": ({}, {}, {}, {}),
-        "deepspeed": ({}, _ALL_REDUCED, _ALL_REDUCED, {"upcast_grads": True, "persistent_numel": PERSISTENT_NUMEL}),
-        "fsdp2": (*[_FP32_GRADS] * 3, {"grad_dtype": "fp32", "keep_root_units": True, "cast_shards": True}),
+        "paper": (_PAPER,) * 4,
+        "deepspeed": (_PAPER, _ALL_REDUCED, _ALL_REDUCED, RecipeChoices(upcast_grads=True, persistent_numel=100_000)),
+        "fsdp2": (*[_FP32_GRADS] * 3, RecipeChoices("fp32", keep_root_units=True, cast_shards=True)),
         "megatron": (_FP32_GRADS,) * 4,
     }
 )
-"""By recipe, the fields that it sets in stages 0 to 3."""
+"""By recipe, in stages 0 to 3."""

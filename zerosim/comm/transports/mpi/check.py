@@ -8,6 +8,7 @@ Source: `MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -61,15 +62,14 @@ def check_mpi() -> None:
 
     Starts MPI when all else is well. Raises: InputError, one line with the command that mends it.
     """
-    if not _is_installed():
-        raise InputError(f"--world mpi: {_MISSING[0]}: {_MISSING[1]}")
     try:
-        with warnings.catch_warnings():  # mpi4py's guess at a foreign mpirun, which is told below
+        with warnings.catch_warnings():  # mpi4py's guess at a foreign mpirun, which is refused below
             warnings.simplefilter("ignore")
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        what, mend = _no_library(error)
-        raise InputError(f"--world mpi: {what}: {mend}") from None
+        fault = mpi_fault(MpiFacts(_version(), load_error=first_line(error)))
+        assert fault is not None
+        raise InputError(f"--world mpi: {fault[0]}: {fault[1]}") from None
     size, launched = int(MPI.COMM_WORLD.Get_size()), mpirun_size()
     if size > 1:
         return
@@ -104,7 +104,7 @@ def check_world(processes: int, ranks: int | None, ranks_per_process: int = 1) -
 def mpi_fault(facts: MpiFacts) -> Fault | None:
     """The first thing that keeps processes from being a world, in the order in which they are mended."""
     if facts.mpi4py is None:
-        return _MISSING
+        return "mpi4py is not installed", f"{INSTALL}, or 'zerosim[mpi-system]' on a cluster's own MPI"
     if facts.look_error is not None:
         return f"MPI does not start ({facts.look_error})", "mpirun -n 1 python -m mpi4py.bench helloworld says more"
     if facts.library is None:
@@ -114,21 +114,11 @@ def mpi_fault(facts: MpiFacts) -> Fault | None:
     return None
 
 
-_MISSING = ("mpi4py is not installed", f"{INSTALL}, or 'zerosim[mpi-system]' on a cluster's own MPI")
-
-
-def _no_library(error: Exception) -> Fault:
-    return f"mpi4py {_version()} finds no MPI library ({first_line(error)})", BRING_LIBRARY
-
-
 def mpi_facts(*, start: bool = True) -> MpiFacts:
     """Everything about MPI, found without raising. `start` starts MPI: what the library says is known only then."""
     mpirun, other = find_mpirun()
-    facts = MpiFacts(mpirun=mpirun, other_mpirun=other)
-    if not _is_installed():
-        return facts
-    facts = replace(facts, mpi4py=_version())
-    if not start:
+    facts = MpiFacts(_version(), mpirun=mpirun, other_mpirun=other)
+    if facts.mpi4py is None or not start:
         return facts
     try:
         from mpi4py import MPI
@@ -151,8 +141,8 @@ def is_gpu_aware() -> bool | None:
             continue
         query.restype, query.argtypes = ctypes.c_int, []
         return bool(query())
-    said = [os.environ[name] for name in GPU_AWARE if name in os.environ]
-    return said[0] not in ("", "0") if said else None
+    answers = [os.environ[name] for name in GPU_AWARE if name in os.environ]
+    return answers[0] not in ("", "0") if answers else None
 
 
 def library_line(mpi: Any) -> str:
@@ -197,14 +187,11 @@ def _loaded_libraries() -> list[str]:
     return sorted(path for path in paths if Path(path).name.startswith(("libmpi.so", "libmpich.so")))
 
 
-def _is_installed() -> bool:
-    try:
-        return importlib.util.find_spec("mpi4py") is not None
-    except ValueError:  # a module without a spec: somebody put it there
-        return True
-
-
-def _version() -> str:
+def _version() -> str | None:
+    """mpi4py's, None where it is not installed."""
+    with contextlib.suppress(ValueError):  # a module without a spec: somebody put it there
+        if importlib.util.find_spec("mpi4py") is None:
+            return None
     try:
         return importlib.metadata.version("mpi4py")
     except importlib.metadata.PackageNotFoundError:

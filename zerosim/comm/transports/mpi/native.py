@@ -1,13 +1,12 @@
 """MPI's own collectives: Ireduce_scatter_block, Iallgather, Iallreduce, Ibcast, Ireduce.
 
-Before each, the members tell each other what they call (as headers without parts): MPI itself would hang, or
+Before each, the members send each other what they call (as headers without parts): MPI itself would hang, or
 mix up bytes, where calls do not fit. Sums are in MPI's order. fp32 and fp64 are added by MPI; for the half
 types it calls back: two parts are added in fp32 and rounded to the half type, at each of its hops. avg is
 the sum, divided by N at the end; of half types each part is divided first, as a sum of fp16 would leave its
 range where the average does not.
 
-Source: MPI 4.1, chapter 6 (nonblocking collectives) and
-7.4.2 (MPI_Comm_create_group).
+Source: MPI 4.1, chapter 6 (nonblocking collectives) and 7.4.2 (MPI_Comm_create_group).
 """
 
 from __future__ import annotations
@@ -140,11 +139,9 @@ class NativeEngine:
         self._communicators[group] = self.wire.world.Create_group(members, number)
 
     def datatype(self, dtype: DType) -> Any:
-        found = self._datatypes.get(dtype.name)
-        if found is None:
-            found = self.wire.mpi.BYTE.Create_contiguous(dtype.itemsize).Commit()
-            self._datatypes[dtype.name] = found
-        return found
+        if dtype.name not in self._datatypes:
+            self._datatypes[dtype.name] = self.wire.mpi.BYTE.Create_contiguous(dtype.itemsize).Commit()
+        return self._datatypes[dtype.name]
 
     def reduction(self, name: str, dtype: DType) -> Any:
         """MPI's own, or one that calls the backend's kernel. avg adds: it divides later."""
@@ -152,11 +149,10 @@ class NativeEngine:
         mpi = self.wire.mpi
         if not dtype.is_half:
             return mpi.MAX if name == "max" else mpi.SUM
-        found = self._reductions.get((name, dtype.name))
-        if found is None:
-            found = mpi.Op.Create(partial(_reduce, self.backend, name, dtype), commute=True)
-            self._reductions[name, dtype.name] = found
-        return found
+        if (name, dtype.name) not in self._reductions:
+            kernel = partial(_reduce, self.backend, name, dtype)
+            self._reductions[name, dtype.name] = mpi.Op.Create(kernel, commute=True)
+        return self._reductions[name, dtype.name]
 
     def close(self) -> None:
         """Give back what MPI made for the calls, the groups' communicators excepted: they may still be in use."""

@@ -18,10 +18,10 @@ from zerosim.comm import diagnostics
 from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.mpi.native import NativeCall, NativeEngine
-from zerosim.comm.transports.mpi.rounds import Header, Key, RemoteRound
+from zerosim.comm.transports.mpi.rounds import Header, RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession
-from zerosim.comm.transports.mpi.staging import Staging
 from zerosim.comm.transports.rounds import meet
+from zerosim.comm.transports.threads import Key
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.errors import Deadlock, RankFailed, ZerosimError, described
@@ -31,24 +31,16 @@ REMEMBERED = 256
 
 
 class Queues:
-    """The rounds of this process that others have a part in. `devices` by rank, this process's own.
+    """The rounds of this process that others have a part in. `devices` by rank, this process's own."""
 
-    `sent_bytes[rank]`: payload that the rank has sent to other processes, without headers.
-    """
-
-    def __init__(
-        self, session: MpiSession, scheduler: Scheduler, devices: Mapping[int, Device], staging: Staging
-    ) -> None:
+    def __init__(self, session: MpiSession, scheduler: Scheduler, devices: Mapping[int, Device]) -> None:
         backend = next(iter(devices.values())).backend
         self.native = NativeEngine(session.wire, backend)
         self.open: dict[Key, RemoteRound] = {}  # changed in the scheduler's mutex, for ranks look at it too
-        self.sent_bytes = dict.fromkeys(devices, 0)
-        self.num_told = self.num_heard = 0
+        self.num_sent = self.num_received = 0
         self._session = session
-        self._wire = session.wire
         self._scheduler = scheduler
         self._devices = devices
-        self._staging = staging
         self._queues: dict[tuple[int, tuple[int, ...]], deque[RemoteRound]] = {}  # the first of each is under way
         self._early: dict[Key, list[tuple[int, Header]]] = {}
         self._calls: dict[Key, Caller] = {}  # of rounds that are over
@@ -62,7 +54,7 @@ class Queues:
 
     def read(self, process: int, header: Header) -> None:
         """A header: for a round under way here, for one to come, or of a call that does not fit."""
-        self.num_heard += 1
+        self.num_received += 1
         round = self.open.get(header.key)
         if header.key in self._calls:
             self._clash(header, self._calls[header.key])
@@ -93,14 +85,12 @@ class Queues:
 
     def unanswered(self) -> Deadlock | None:
         """What is wrong where a rank elsewhere called something that ranks here have never joined."""
-        for headers in self._early.values():
-            for _, header in headers:
-                _, group, sequence, _ = header.key
-                caller = Caller(header.rank, header.call, header.where)
-                return diagnostics.unanswered(
-                    caller, group, sequence, [rank for rank in group if rank in self._devices]
-                )
-        return None
+        header = next((header for headers in self._early.values() for _, header in headers), None)
+        if header is None:
+            return None
+        _, group, sequence, _ = header.key
+        missing = [rank for rank in group if rank in self._devices]
+        return diagnostics.unanswered(Caller(header.rank, header.call, header.where), group, sequence, missing)
 
     def head_of(self, round: RemoteRound) -> RemoteRound:
         """The round that this one waits for: the first of its group, itself perhaps."""
@@ -112,15 +102,15 @@ class Queues:
         return any(queue[0].needs(process) for queue in self._queues.values() if queue)
 
     def _start(self, round: RemoteRound) -> None:
-        for process, header in round.open(self._wire, self._staging, self.sent_bytes):
+        for process, header in round.open():
             self._session.tell(process, "header", header)
-            self.num_told += 1
+            self.num_sent += 1
         for process, header in self._early.pop(round.key, ()):
             self._take(round, process, header)
 
     def _take(self, round: RemoteRound, process: int, header: Header) -> None:
         if header.call == round.call:
-            round.take(self._wire, self._staging, process, header)
+            round.take(process, header)
         else:
             self._clash(header, _caller(round))
 
@@ -130,7 +120,7 @@ class Queues:
         self._scheduler.abort(diagnostics.mismatch(second, first, header.key[1], header.key[2]))
 
     def _is_over(self, round: RemoteRound) -> bool:
-        if not round.is_complete(self._wire):
+        if not round.is_complete():
             return False
         exchange = round.exchanges[round.local[0]]
         if exchange is None or exchange.native is None:
@@ -159,24 +149,23 @@ class Queues:
 
     def _moved(self, round: RemoteRound) -> bool:
         """Run the moves, in rank order. False: one failed, and the run ends."""
-        lanes = [
-            lane for lane in (self._devices[round.group[member]].lane for member in round.local) if lane is not None
-        ]
-        round.land(self._staging)
-        if lanes:
-            meet(lanes, round.fences)
+        own = [self._devices[round.group[member]].stream for member in round.local]
+        streams = [stream for stream in own if stream is not None]
+        round.land()
+        if streams:
+            meet(streams, round.events)
         for index, member in enumerate(round.local):
             exchange = round.exchanges[member]
             if exchange is None or exchange.move is None:
                 continue
             try:
-                with lanes[index].use() if lanes else nullcontext():
+                with streams[index].use() if streams else nullcontext():
                     exchange.move(partial(round.posted_for, member))
             except Exception as error:
                 self._scheduler.abort(_explained(round, member, error))
                 return False
-        if lanes:
-            meet(lanes, [lane.fence() for lane in lanes])
+        if streams:
+            meet(streams, [stream.record_event() for stream in streams])
         return True
 
 

@@ -13,19 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerosim.comm.transports.mpi.staging import Staging
-from zerosim.comm.transports.mpi.wire import NO_TAG, Wire
+from zerosim.comm.transports.mpi.wire import NO_TAG
 from zerosim.comm.transports.rounds import Call, Copied, Parts
-from zerosim.comm.transports.threads import ThreadRound
+from zerosim.comm.transports.threads import Key, ThreadRound
 from zerosim.device.events import Scope
 from zerosim.dtypes import dtype as get_dtype
 
 if TYPE_CHECKING:
     from zerosim.comm.transports.mpi.native import NativeCall
     from zerosim.comm.transports.mpi.transport import MpiTransport
-
-Key = tuple[int, tuple[int, ...], int, int]
-"""(pair, group, sequence, number), as in a ThreadTransport."""
 
 
 class Part(NamedTuple):
@@ -51,22 +47,6 @@ class Header(NamedTuple):
 class RemoteRound(ThreadRound):
     """A round with members in other processes. `num_missing` counts those of this one."""
 
-    __slots__ = (
-        "_copied",
-        "_held",
-        "_incoming",
-        "_landing",
-        "_outgoing",
-        "_reach",
-        "_sending",
-        "awaited",
-        "inbox",
-        "key",
-        "local",
-        "native",
-        "per_process",
-    )
-
     def __init__(
         self,
         transport: MpiTransport,
@@ -74,13 +54,11 @@ class RemoteRound(ThreadRound):
         call: Call,
         first: tuple[int, Scope],
         local: Sequence[int],
-        per_process: int,
     ) -> None:
         super().__init__(transport, key[1], key[2], call, first)
-        self._reach = transport
+        self._remote = transport
         self.key = key
         self.local = local  # indices in the group of this process's members
-        self.per_process = per_process  # ranks
         self.num_missing = len(local)
         self._copied: dict[int, dict[tuple[str, str], int]] = {}  # by rank and way
         self.native: NativeCall | None = None  # once all members are there
@@ -96,45 +74,44 @@ class RemoteRound(ThreadRound):
         """The ranks whose arrival this round, or an earlier one of its group, waits for."""
         if self.num_missing:
             return [self.group[member] for member in self.local if self.exchanges[member] is None]
-        head = self._reach.head_of(self)
+        head = self._remote.head_of(self)
         return sorted({self.group[source] for source, _ in head.awaited} or head._sending)
 
-    def open(self, wire: Wire, staging: Staging, sent_bytes: dict[int, int]) -> list[tuple[int, Header]]:
-        """Start every send, and say what is awaited; the headers to write, by process.
-
-        `sent_bytes` by rank grows by what goes to other processes.
-        """
+    def open(self) -> list[tuple[int, Header]]:
+        """Start every send, and say what is awaited; the headers to write, by process."""
+        wire, staging = self._remote.wire, self._remote.staging
         parts: dict[int, list[Part]] = {}
         for member in self.local:
-            exchange = self.exchanges[member]
+            exchange, rank = self.exchanges[member], self.group[member]
             assert exchange is not None
             # Before a native collective every member hears from every other one that all are there.
             sources, targets = (
                 (exchange.sources, exchange.to) if exchange.native is None else (range(len(self.group)),) * 2
             )
             self.awaited |= {(source, member) for source in sources if source not in self.local}
-            whole: list[Any] | None = None  # the bytes, where all targets get the same
+            views: list[Any] | None = None
             for target in targets:
                 if target in self.local:
                     continue
                 arrays = exchange.part_for(target)
-                views = self._bytes(staging, member, arrays) if whole is None else whole
-                whole = views if exchange.part is None else None
-                sent_bytes[self.group[member]] += sum(array.nbytes for array in arrays)
-                process = self.group[target] // self.per_process
-                at_once = sum(view.nbytes for view in views) <= staging.inline_bytes
-                send = self._inline if at_once else self._send
-                part = send(wire, process, member, target, [tuple(array.shape) for array in arrays], views)
+                if views is None or exchange.part is not None:  # else all targets get the same
+                    views = [staging.outgoing(array, rank) for array in arrays if array.size]
+                    if staging.is_copy:
+                        self._copy(rank, ("device", "host"), sum(view.nbytes for view in views))
+                self._remote.sent_bytes[rank] += sum(array.nbytes for array in arrays)
+                process, inline, tag = self._remote.process_of(self.group[target]), None, NO_TAG
+                if sum(view.nbytes for view in views) <= staging.inline_bytes:
+                    inline = b"".join(view.tobytes() for view in views)
+                else:
+                    tag = wire.new_tag()
+                    self._sending.add(self.group[target])
+                    self._held += views
+                    for view in views:
+                        self._outgoing += wire.send(process, tag, view)
+                part = Part(member, target, [tuple(array.shape) for array in arrays], inline, tag)
                 parts.setdefault(process, []).append(part)
-        rank, where = self.first
-        return [(process, Header(self.key, self.call, rank, where, mine)) for process, mine in parts.items()]
-
-    def _bytes(self, staging: Staging, member: int, arrays: Parts) -> list[Any]:
-        rank = self.group[member]
-        views = [staging.outgoing(array, rank) for array in arrays if array.size]
-        if staging.is_copy:
-            self._copy(rank, ("device", "host"), sum(view.nbytes for view in views))
-        return views
+        first, where = self.first
+        return [(process, Header(self.key, self.call, first, where, mine)) for process, mine in parts.items()]
 
     def _copy(self, rank: int, way: tuple[str, str], nbytes: int) -> None:
         copied = self._copied.setdefault(rank, {})
@@ -144,41 +121,27 @@ class RemoteRound(ThreadRound):
         """What passed through the host's memory on the rank's own way to others and back."""
         return [(*way, nbytes) for way, nbytes in self._copied.get(rank, {}).items() if nbytes]
 
-    def _inline(
-        self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]
-    ) -> Part:
-        return Part(member, target, shapes, b"".join(view.tobytes() for view in views), NO_TAG)
-
-    def _send(
-        self, wire: Wire, process: int, member: int, target: int, shapes: list[tuple[int, ...]], views: list[Any]
-    ) -> Part:
-        tag = wire.new_tag()
-        self._sending.add(self.group[target])
-        self._held += views
-        for view in views:
-            self._outgoing += wire.send(process, tag, view)
-        return Part(member, target, shapes, None, tag)
-
-    def take(self, wire: Wire, staging: Staging, process: int, header: Header) -> None:
+    def take(self, process: int, header: Header) -> None:
         """What another process announces: take what came along, start receiving the rest."""
         for part in header.parts:
             pair = part.source, part.target
             self.awaited.discard(pair)
             kept, start = [], 0
             for shape in part.shapes:
-                array, data = staging.incoming(shape, get_dtype(self.call.dtype), self.group[part.target])
+                array, data = self._remote.staging.incoming(shape, get_dtype(self.call.dtype), self.group[part.target])
                 kept.append(array)
                 if not data.nbytes:
                     continue
                 if part.inline is None:
-                    self._incoming += wire.receive(process, part.tag, data)
+                    self._incoming += self._remote.wire.receive(process, part.tag, data)
                 else:
                     memoryview(data)[:] = part.inline[start : start + data.nbytes]
                     start += data.nbytes
             self._landing.append((pair, kept))
 
-    def is_complete(self, wire: Wire) -> bool:
+    def is_complete(self) -> bool:
         """Everything has come, and everything sent may be written again."""
+        wire = self._remote.wire
         if self._incoming and wire.are_done(self._incoming):
             self._incoming = []
         if self._outgoing and wire.are_done(self._outgoing):
@@ -189,10 +152,11 @@ class RemoteRound(ThreadRound):
     def needs(self, process: int) -> bool:
         """Something is awaited from this process, or waits until that process takes it."""
         ranks = self._sending | {self.group[source] for source, _ in self.awaited}
-        return any(rank // self.per_process == process for rank in ranks)
+        return any(self._remote.process_of(rank) == process for rank in ranks)
 
-    def land(self, staging: Staging) -> None:
+    def land(self) -> None:
         """The inbox, as the moves read it."""
+        staging = self._remote.staging
         for (source, target), kept in self._landing:
             rank = self.group[target]
             arrays = [staging.landed(array, rank) for array in kept]

@@ -48,7 +48,7 @@ class RemoteTraceback(Exception):
 
 
 class MpiSession:
-    """This process and its peers. To be used from one thread."""
+    """This process and its peers. For one thread alone."""
 
     def __init__(self) -> None:
         self.wire = Wire()
@@ -65,10 +65,9 @@ class MpiSession:
         """Raises: InputError where these processes do not hold so many ranks."""
         check_world(self.processes, ranks, per_process)
 
-    def begin(self) -> int:
-        """Enter the next epoch; its number."""
+    def begin(self) -> None:
+        """Enter the next epoch."""
         self._epoch += 1
-        return self._epoch
 
     def hear(self, ending: bool = False) -> tuple[int, Note] | None:
         """The next note of this epoch, or a failure in any; notes of later epochs wait, those of earlier ones are gone.
@@ -123,7 +122,9 @@ class MpiSession:
                 source, note = heard
                 if note.kind == "ended" and note.body is not None:
                     self._unfinished.append((requests, data, landing))  # MPI may still read and write them
-                    self._raise(source, note.body)
+                    failure = self.settle(None, {source: unpack(note.body)})
+                    assert failure is not None
+                    raise failure
                 if note.kind == "object":
                     tag, size = note.body
                     into = bytearray(size)
@@ -138,12 +139,6 @@ class MpiSession:
                 values[source] = pickle.loads(landing.pop(source)[0])
             pause.rest(heard is not None or bool(landed), expecting=True)
         return values
-
-    def _raise(self, source: int, body: bytes) -> None:
-        """Another process failed while this one was here."""
-        failure = self.settle(None, {source: unpack(body)})
-        assert failure is not None
-        raise failure
 
     # -- how it ends ------------------------------------------------------------------------------
 

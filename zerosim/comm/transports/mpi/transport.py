@@ -20,14 +20,15 @@ from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.transports.mpi.check import is_gpu_aware
 from zerosim.comm.transports.mpi.queues import Queues
-from zerosim.comm.transports.mpi.rounds import Key, RemoteRound
+from zerosim.comm.transports.mpi.rounds import RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession, unpack
-from zerosim.comm.transports.mpi.staging import GpuAware, HostMemory, Staging, ThroughHost
-from zerosim.comm.transports.mpi.watch import Standing, Watch
+from zerosim.comm.transports.mpi.staging import GpuAware, Staging, ThroughHost
+from zerosim.comm.transports.mpi.watch import ProcessStatus, Watch
 from zerosim.comm.transports.mpi.wire import Pause
-from zerosim.comm.transports.rounds import Call, Exchange
-from zerosim.comm.transports.threads import ThreadRound, ThreadTransport
+from zerosim.comm.transports.rounds import Call
+from zerosim.comm.transports.threads import Key, ThreadRound, ThreadTransport
 from zerosim.device.device import Device, Switch
+from zerosim.device.events import Scope
 
 LAST_MESSAGES_S = 0.2
 """MPI keeps messages between two processes in order, but not the moments at which sends are found to be done."""
@@ -41,12 +42,6 @@ class LocalScheduler(Scheduler):
         self.states = [State.READY if rank in local else State.FINISHED for rank in range(ranks)]
         self._ready = deque(local)
         self._num_unfinished = len(local)
-
-
-def _staging(devices: dict[int, Device], first: Device) -> Staging:
-    if first.lane is None:
-        return HostMemory(first.backend)
-    return GpuAware(devices) if is_gpu_aware() else ThroughHost(devices)
 
 
 class MpiTransport(ThreadTransport):
@@ -69,9 +64,12 @@ class MpiTransport(ThreadTransport):
         # By global rank; the places of ranks of other processes are never looked at.
         super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
         self._session = session
-        staging = _staging(own, devices[0])
-        self.is_staged = staging.is_copy
-        self._queues = Queues(session, scheduler, own, staging)
+        self.wire = session.wire
+        how = Staging if devices[0].stream is None else GpuAware if is_gpu_aware() else ThroughHost
+        self.staging = how(own)
+        self.is_staged = self.staging.is_copy
+        self.sent_bytes = dict.fromkeys(own, 0)  # by rank, to other processes: payload, without headers
+        self._queues = Queues(session, scheduler, own)
         self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not yet looked at
         self._pause = Pause()
         self._ended: dict[int, BaseException | None] = {}  # processes, with what failed there
@@ -79,41 +77,24 @@ class MpiTransport(ThreadTransport):
         self._needed_since: float | None = None
         session.begin()
 
-    @property
-    def sent_bytes(self) -> dict[int, int]:
-        """What each rank of this process has sent to other processes: payload, without headers."""
-        return self._queues.sent_bytes
+    def process_of(self, rank: int) -> int:
+        """The process that holds a rank."""
+        return rank // len(self.local)
 
     # -- on the ranks' threads ----------------------------------------------------------------------
 
-    def join(
-        self, rank: int, group: tuple[int, ...], sequence: int, call: Call, exchange: Exchange, number: int = 0
-    ) -> ThreadRound:
-        members = [member for member, peer in enumerate(group) if peer in self.local]
-        if len(members) == len(group):
-            return super().join(rank, group, sequence, call, exchange, number)
-        self.scheduler.check(rank)
-        lane = self.devices[rank].lane
-        fence = None if lane is None else lane.fence()
-        key: Key = (call.pair, group, sequence, number)
-        with self.scheduler.mutex:
-            round = self._rounds.get(key)
-            if round is None:
-                first = rank, self.devices[rank].where
-                round = self._rounds[key] = RemoteRound(self, key, call, first, members, len(self.local))
-            elif round.call != call:
-                raise self._mismatch(rank, call, round)
-            round.exchanges[group.index(rank)] = exchange
-            if fence is not None:
-                round.fences.append(fence)
-            round.num_missing -= 1
-            self._num_joins += 1
-            if not round.num_missing:
-                del self._rounds[key]
-                assert isinstance(round, RemoteRound)
-                self._outbox.append(round)
-                self._pause.ring()
-        return round
+    def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
+        members = [member for member, peer in enumerate(key[1]) if peer in self.local]
+        if len(members) == len(key[1]):
+            return super()._new_round(key, call, first)
+        return RemoteRound(self, key, call, first, members)
+
+    def _hand_over(self, round: ThreadRound) -> bool:
+        if not isinstance(round, RemoteRound):
+            return False
+        self._outbox.append(round)
+        self._pause.ring()
+        return True
 
     def finish(self, rank: int) -> None:
         super().finish(rank)
@@ -131,15 +112,15 @@ class MpiTransport(ThreadTransport):
 
     def serve(self, timeout_s: float) -> None:
         """Carry rounds until every process has ended, or this one or another one has failed."""
-        watch, queues, told = Watch(self, self._session, timeout_s), self._queues, False
+        watch, queues, is_end_sent = Watch(self, self._session, timeout_s), self._queues, False
         while not self.scheduler.switch.aborted:
             happened = self._collect() | self._hear(watch) | queues.advance()
             self._look_for_the_ended()
             has_ended = self.scheduler.ended.is_set() and not self.scheduler.switch.aborted
-            if has_ended and not told and not self._owes():
+            if has_ended and not is_end_sent and not self._owes():
                 self._session.tell_all("ended", None)
-                told = True
-            if told and self._all_ended():
+                is_end_sent = True
+            if is_end_sent and self._all_ended():
                 return
             watch.step(time.monotonic())
             moving = queues.is_moving() or not self._session.wire.is_quiet()
@@ -177,7 +158,7 @@ class MpiTransport(ThreadTransport):
             elif note.kind == "ended":
                 self._end(process, None if note.body is None else unpack(note.body))
             elif note.kind == "ask":
-                self._session.tell(process, "answer", (note.body, self.standing()))
+                self._session.tell(process, "answer", (note.body, self.status()))
             elif note.kind == "answer":
                 watch.answered(process, *note.body)
         return happened
@@ -230,16 +211,16 @@ class MpiTransport(ThreadTransport):
         """A rank of this process runs, or waits for its turn only."""
         return any(self.scheduler.states[rank] in (State.RUNNING, State.READY) for rank in self.local)
 
-    def standing(self) -> Standing:
+    def status(self) -> ProcessStatus:
         """Where this process's ranks are, for whoever watches."""
         with self.scheduler.mutex:
             rounds = self._queues.open.values()
-            return Standing(
+            return ProcessStatus(
                 progress=self.progress(),
                 is_stuck=not (self._outbox or self._is_busy() or any(round.is_landing for round in rounds)),
                 num_waiting=[self.scheduler.states[rank] for rank in self.local].count(State.WAITING),
-                num_told=self._queues.num_told,
-                num_heard=self._queues.num_heard,
+                num_sent=self._queues.num_sent,
+                num_received=self._queues.num_received,
                 stands=[self.stand(rank) for rank in self.local],
             )
 
@@ -249,6 +230,6 @@ class MpiTransport(ThreadTransport):
 
     def _afar(self, rank: int) -> str:
         """A rank of another process, as far as it is known here."""
-        process = rank // len(self.local)
+        process = self.process_of(rank)
         has_finished = process in self._ended and self._ended[process] is None
         return "finished" if has_finished else "in another process"

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 ASK_S = 0.25
 
 
-class Standing(NamedTuple):
+class ProcessStatus(NamedTuple):
     """One process's answer: counters that grow, whether nobody there can run, and its ranks in words."""
 
     progress: int
     is_stuck: bool
     num_waiting: int
-    num_told: int
-    num_heard: int
+    num_sent: int
+    num_received: int
     stands: list[str]
 
 
@@ -45,8 +45,8 @@ class Watch:
         self._next = self._since = self._heard = time.monotonic()
         self._number = 0  # of the question that was asked last
         self._asked: float | None = None  # when, until all have answered
-        self._answers: dict[int, Standing] = {}
-        self._before: list[Standing] = []
+        self._answers: dict[int, ProcessStatus] = {}
+        self._before: list[ProcessStatus] = []
 
     def heard(self, process: int) -> None:
         """Something came from that process."""
@@ -55,7 +55,7 @@ class Watch:
             if self._session.process:
                 self._asked = None
 
-    def answered(self, process: int, number: int, answer: Standing) -> None:
+    def answered(self, process: int, number: int, answer: ProcessStatus) -> None:
         if number == self._number:
             self._answers[process] = answer
 
@@ -73,7 +73,7 @@ class Watch:
             self._watch_first(now)
 
     def _watch_all(self, now: float) -> None:
-        own = self._transport.standing()
+        own = self._transport.status()
         others = self._session.wire.others
         if self._asked is not None:
             silent = [process for process in others if process not in self._answers]
@@ -91,34 +91,29 @@ class Watch:
         self._asked = now
         self._session.tell_all("ask", self._number)
 
-    def _conclude(self, now: float, answers: list[Standing]) -> None:
+    def _conclude(self, now: float, answers: list[ProcessStatus]) -> None:
         """Nothing has happened anywhere between two answers."""
         num_waiting = sum(answer.num_waiting for answer in answers)
         if not num_waiting:
             return
-        nothing_between = sum(a.num_told for a in answers) == sum(a.num_heard for a in answers)
+        nothing_between = sum(a.num_sent for a in answers) == sum(a.num_received for a in answers)
         if nothing_between and all(answer.is_stuck for answer in answers):
             self._transport.scheduler.abort(diagnostics.deadlock(num_waiting, _table(answers)))
         elif now - self._since >= self._timeout_s:
-            running = [process for process, answer in enumerate(answers) if not answer.is_stuck]
-            self._transport.scheduler.abort(
-                diagnostics.late(self._running(running, answers), self._timeout_s, _table(answers))
-            )
+            size = len(self._transport.local)
+            running = [
+                process * size + index
+                for process, answer in enumerate(answers)
+                if not answer.is_stuck
+                for index, text in enumerate(answer.stands)
+                if text.startswith("running")
+            ]
+            self._transport.scheduler.abort(diagnostics.late(running, self._timeout_s, _table(answers)))
 
-    def _running(self, processes: list[int], answers: list[Standing]) -> list[int]:
-        """The ranks of these processes that neither wait nor have finished."""
-        size = len(self._transport.local)
-        return [
-            process * size + index
-            for process in processes
-            for index, text in enumerate(answers[process].stands)
-            if text.startswith("running")
-        ]
-
-    def _late(self, own: Standing, silent: list[int]) -> None:
+    def _late(self, own: ProcessStatus, silent: list[int]) -> None:
         size = len(self._transport.local)
         ranks = [process * size + index for process in silent for index in range(size)]
-        quiet = Standing(0, False, 0, 0, 0, ["its process does not answer"] * size)
+        quiet = ProcessStatus(0, False, 0, 0, 0, ["its process does not answer"] * size)
         answers = [own, *(self._answers.get(process, quiet) for process in self._session.wire.others)]
         if any(answer.num_waiting for answer in answers):
             self._transport.scheduler.abort(diagnostics.late(ranks, self._timeout_s, _table(answers)))
@@ -131,7 +126,7 @@ class Watch:
             self._asked = now
             self._session.tell(0, "ask", 0)
         elif now - self._asked >= self._timeout_s:
-            own = self._transport.standing()
+            own = self._transport.status()
             size = len(self._transport.local)
             if own.num_waiting:
                 stands = ["its process does not answer"] * size
@@ -141,5 +136,5 @@ class Watch:
                 )
 
 
-def _table(answers: list[Standing]) -> str:
+def _table(answers: list[ProcessStatus]) -> str:
     return rank_status.table([text for answer in answers for text in answer.stands])

@@ -9,10 +9,12 @@ from zerosim.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LRSchedule:
     """Linear warm-up over `warmup` updates, then constant, or a cosine from `lr` to `min_lr` at `total`.
 
     Warm-up reaches lr at its last update: lr * (t + 1) / warmup for t = 0 .. warmup - 1.
+
+    Raises: InputError for another shape.
     """
 
     lr: float

@@ -4,7 +4,7 @@ Rank r works on GPU r mod G; ranks that share a GPU have streams of their own th
 Streams know nothing of each other: what one rank may read of another's arrays, and when memory may be
 used again, is ordered by events (`comm/transports/threads.py`). Blocks that a pool took back are handed out again in
 the same stream alone, so that a rank needs no order with itself. A pool per rank tells ranks apart that share a GPU.
-CuPy 14 never frees what a pool holds when the pool is dropped: a lane gives it back as it ends.
+CuPy 14 never frees what a pool holds when the pool is dropped: a stream gives it back as it ends.
 
 Source: CuPy 14.2, `cupy/cuda/memory.pyx` (free chunks and their arena hold one another until `free_all_blocks`);
 CUDA Runtime API, Event Management (times have a resolution of about half a microsecond).
@@ -25,15 +25,15 @@ from zerosim.backends.numpy.ops import NUMPY_TYPES
 from zerosim.dtypes import DType
 
 
-class CudaLane:
-    """Where one rank's kernels queue and its memory comes from. Any thread may work as the rank, `with lane.use():`."""
+class CudaStream:
+    """Where one rank's kernels queue and its memory comes from. Any thread works as the rank, `with stream.use():`."""
 
     def __init__(self, gpu: int) -> None:
         self.gpu = gpu
         self.device = cp.cuda.Device(gpu)
         self.pool = cp.cuda.MemoryPool()
         with self.device:
-            self.stream = cp.cuda.Stream(non_blocking=True)
+            self.cupy_stream = cp.cuda.Stream(non_blocking=True)
         finalize(self, _give_back, self.device, self.pool).atexit = False
 
     def use(self) -> AbstractContextManager[object]:
@@ -41,24 +41,24 @@ class CudaLane:
         stack = ExitStack()
         stack.enter_context(self.device)
         stack.enter_context(cp.cuda.using_allocator(self.pool.malloc))
-        stack.enter_context(self.stream)
+        stack.enter_context(self.cupy_stream)
         return stack
 
-    def fence(self) -> Any:
+    def record_event(self) -> Any:
         """An event behind all that the stream was given so far."""
         with self.device:
             event = cp.cuda.Event(disable_timing=True)
-            event.record(self.stream)
+            event.record(self.cupy_stream)
         return event
 
-    def wait_for(self, fence: Any) -> None:
-        """The stream goes on when `fence` has passed, which may be of another GPU; the host does not wait."""
+    def wait_event(self, event: Any) -> None:
+        """The stream goes on when `event` has passed, which may be of another GPU; the host does not wait."""
         with self.device:
-            self.stream.wait_event(fence)
+            self.cupy_stream.wait_event(event)
 
     def synchronize(self) -> None:
         """The host waits until the stream has nothing left to do."""
-        self.stream.synchronize()
+        self.cupy_stream.synchronize()
 
     def download(self, array: Array) -> Any:
         """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
@@ -91,26 +91,26 @@ def _give_back(device: Any, pool: Any) -> None:
         pool.free_all_blocks()
 
 
-class LaneTimer:
-    """`start()`, work given to the lane, `stop()`: its time by the GPU's own clock. Any thread may call, repeatedly.
+class StreamTimer:
+    """`start()`, work given to the stream, `stop()`: its time by the GPU's own clock. Any thread may call, repeatedly.
 
-    It has two events that hold times; a lane's fences hold none, because that costs less.
+    It has two events that hold times; a stream's events hold none, because that costs less.
     """
 
-    def __init__(self, lane: CudaLane) -> None:
-        self._lane = lane
-        with lane.device:
+    def __init__(self, stream: CudaStream) -> None:
+        self._stream = stream
+        with stream.device:
             self._started = cp.cuda.Event()
             self._stopped = cp.cuda.Event()
 
     def start(self) -> None:
-        """What the lane is given from here on is timed. Returns at once; a lane with work left starts after it."""
-        with self._lane.device:
-            self._started.record(self._lane.stream)
+        """What the stream is given from here on is timed. Returns at once; a stream with work left starts after it."""
+        with self._stream.device:
+            self._started.record(self._stream.cupy_stream)
 
     def stop(self) -> float:
-        """Seconds on the GPU from `start` to the end of what the lane was given so far. Waits for that end."""
-        with self._lane.device:
-            self._stopped.record(self._lane.stream)
+        """Seconds on the GPU from `start` to the end of what the stream was given so far. Waits for that end."""
+        with self._stream.device:
+            self._stopped.record(self._stream.cupy_stream)
             self._stopped.synchronize()
             return float(cp.cuda.get_elapsed_time(self._started, self._stopped)) / 1e3
