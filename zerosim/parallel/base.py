@@ -277,8 +277,8 @@ class Strategy:
             raise self._blame() from None
 
     def _norm_rows(self) -> tuple[list[NormRow | None], int]:
-        """Where in the norm each flat buffer is added up, and how many rows there are: one for each of the whole model's
-        and each tensor-parallel rank. They stand in the model's order, whichever stage holds them."""
+        """Where in the norm each flat buffer is added up, and how many rows there are: one for each of the whole
+        model's and each tensor-parallel rank. They stand in the model's order, whichever stage holds them."""
         layout, tp = self.layout, self.layout.mesh.tp
         stage, index = layout.mesh.index(self.mesh_rank, "pp"), layout.mesh.index(self.mesh_rank, "tp")
         places = {name: place for place, name in enumerate(layout.flats)}
