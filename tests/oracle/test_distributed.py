@@ -52,14 +52,19 @@ def pytorch(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def train_pytorch(folder: Path, *methods: str) -> Results:
     """These methods, which want as many processes, in one start of them."""
-    ranks = range(worker.RANKS[methods[0]])
     (folder / "tasks.pickle").write_bytes(pickle.dumps(TASKS))
+    left = in_processes(worker.RANKS[methods[0]], worker.__name__, folder, *methods)
+    return {key: [results[key] for results in left] for key in left[0]}
+
+
+def in_processes(count: int, module: str, folder: Path, *words: str) -> list[Any]:
+    """What each of `count` processes of `python -m module folder rank words...` leaves in rank<RANK>.pickle."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    logs = [folder / f"rank{rank}.log" for rank in ranks]
+    logs = [folder / f"rank{rank}.log" for rank in range(count)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank, log in enumerate(logs):
-            command = [sys.executable, "-m", worker.__name__, str(folder), str(rank), *methods]
+            command = [sys.executable, "-m", module, str(folder), str(rank), *words]
             with log.open("wb") as file:
                 processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT))
         codes = wait(processes)
@@ -68,9 +73,8 @@ def train_pytorch(folder: Path, *methods: str) -> Results:
             process.kill()
             process.wait(timeout=SECONDS)
     said = "\n".join(log.read_text("utf-8") for log in logs)
-    assert codes == [0] * len(ranks), f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
-    left = [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in ranks]
-    return {key: [results[key] for results in left] for key in left[0]}
+    assert codes == [0] * count, f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
+    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(count)]
 
 
 def wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
