@@ -40,6 +40,12 @@ MESHES: list[dict[str, Any]] = [
     dict(stage=3, precision="fp32", dp_replicate=4, collective="ring"),
 ]
 
+PIPELINES: list[dict[str, Any]] = [
+    dict(stage=0, pp=2, precision="bf16", accumulate=3, sample="ab", sample_tokens=2),
+    dict(stage=1, pp=2, precision="fp32", accumulate=4, pipeline="interleaved", layers=4, tie_embeddings=False),
+    dict(stage=3, pp=2, precision="fp64", accumulate=2, pipeline="gpipe", clip_norm=0.1, recompute="full"),
+]
+
 
 def compared(processes: int, per_process: int, runs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     asked, left = folder / "runs.json", folder / "found.json"
@@ -66,6 +72,11 @@ def test_all_stages_leave_what_threads_leave(
 @pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
 def test_replicas_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
     for fields, found in zip(MESHES, compared(processes, per_process, MESHES, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+def test_pipelines_leave_what_threads_leave(tmp_path: Path) -> None:
+    for fields, found in zip(PIPELINES, compared(2, 1, PIPELINES, tmp_path), strict=True):
         assert found["differences"] == [], fields
 
 

@@ -1,0 +1,162 @@
+"""Meshes, models and schedules at random: a run ends, leaves nothing, is what shapes say and learns what one rank does.
+
+Seeded, and few; `python tests/parallel/test_mesh_fuzz.py 1000` runs as many as one likes, and a second number is the
+first case (`1 417`: that one alone).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import zerosim
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+from zerosim.train.plan import plan
+from zerosim.train.run import run
+
+SEED = 13
+SECONDS = 60  # of one case
+MOST_RANKS = 16
+CLOSE = 1e-11
+ALONE = ("tp", "pp", "dp_replicate", "pipeline", "virtual_stages", "stage_layers", "balance_ends", "sequence_parallel")
+ALONE = (*ALONE, "keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition")
+
+
+def drawn(rng: random.Random) -> RunConfig:
+    """A run that is none, one in some: then it is refused in one line, and the next one is drawn."""
+    while True:
+        fields = _fields(rng)
+        if fields["ranks"] > MOST_RANKS or (fields["ranks"] > 8 and rng.random() < 0.8):  # some, for they take long
+            continue
+        try:
+            return RunConfig(**fields)
+        except InputError as error:
+            if "\n" in str(error):
+                raise
+            REFUSED.update([str(error).split()[0]])
+
+
+REFUSED: Counter[str] = Counter()
+
+
+def _fields(rng: random.Random) -> dict[str, Any]:
+    pp, tp, shards = rng.choice((1, 2, 2, 3, 4)), rng.choice((1, 1, 2, 4)), rng.choice((1, 1, 2, 3))
+    stage = rng.randrange(4)
+    replicas = rng.choice((1, 1, 2)) if stage else 1
+    fields: dict[str, Any] = dict(
+        ranks=pp * tp * shards * replicas, pp=pp, tp=tp, dp_replicate=replicas, stage=stage, steps=2, micro_batch=1
+    )
+    fields |= dict(precision=rng.choice(("fp64", "fp64", "fp64", "fp32", "bf16", "fp16")), seed=rng.randrange(99))
+    fields |= dict(accumulate=rng.choice((1, 2, 3, 4, 6)), partition=rng.choice(("slices", "slices", "owner")))
+    fields |= dict(parallel=rng.choice((1, 1, 3)), collective=rng.choice(("direct", "direct", "ring")))
+    if rng.random() < 0.3:
+        fields |= rng.choice((dict(clip_norm=0.5), dict(bucket_bytes=512), dict(recipe=_recipe(rng))))
+    if fields["precision"] == "fp64":
+        fields |= dict(grad_dtype="fp64")  # some recipes have fp32 gradients
+    if rng.random() < 0.5:
+        fields |= dict(optimizer="sgd", lr=0.1, momentum=0.5)
+    if stage == 3:
+        fields |= rng.choice(({}, {}, dict(reshard_after_forward=False), dict(keep_last_unit=True)))
+    if replicas > 1:
+        fields |= dict(replica_reduction=rng.choice(("step", "micro_batch")))
+    if pp > 1:
+        fields |= rng.choice(
+            ({}, dict(pipeline="gpipe"), dict(pipeline="interleaved", virtual_stages=rng.choice((2, 3))))
+        )
+    chunks = pp * fields.get("virtual_stages", 1)
+    layers = chunks * rng.choice((1, 1, 2) if chunks < 4 else (1,))
+    if rng.random() < 0.4 and pp > 1:
+        cut = [rng.choice((0, 1, 1, 2)) for _ in range(chunks)]
+        fields["stage_layers"], layers = ",".join(map(str, cut)), max(1, sum(cut))
+    model = rng.choice(("gpt", "gpt", "llama", "flat"))
+    if model == "flat":
+        return {**fields, "model": model, "params": rng.choice((840, 1001)), "units": layers, "vocab": 256, "seq": 4}
+    hidden, heads = rng.choice(((8, 4), (12, 2), (16, 4), (24, 4)))
+    fields |= dict(model=model, layers=layers, hidden=hidden, heads=heads, seq=rng.choice((3, 4, 8)), vocab=256)
+    fields |= dict(tie_embeddings=rng.random() < 0.5, recompute=rng.choice(("none", "none", "selective", "full")))
+    fields |= dict(attention=rng.choice(("eager", "eager", "flash")), saves=rng.choice(("lean", "megatron")))
+    if model == "llama":
+        fields |= dict(kv_heads=rng.choice((1, 2)))
+    else:
+        fields |= dict(dropout=rng.choice((0.0, 0.0, 0.1)))
+    if tp > 1:
+        fields |= rng.choice(({}, dict(sequence_parallel=True), dict(sequence_parallel=True, keep_gathered=True)))
+        fields |= dict(pad_vocab=rng.random() < 0.2)
+    return fields
+
+
+def _recipe(rng: random.Random) -> str:
+    return rng.choice(("deepspeed", "fsdp2", "megatron"))
+
+
+def check(config: RunConfig) -> None:
+    real = run(config, keep_events=True)
+    ranks = config.mesh.ranks
+    assert real.live_bytes_after == [0] * ranks
+    skipped = [step for step, report in enumerate(real.steps) if report.skipped]
+    every, few = (plan(config, every_rank=each, skipped=skipped, keep_events=each) for each in (True, False))
+    for rank in range(ranks):
+        assert every.events[rank] == real.events[rank], f"events of rank {rank}"
+        for shapes in (every, few):
+            assert shapes.memory[rank] == real.memory[rank], f"memory of rank {rank}"
+            assert shapes.traffic[rank] == real.traffic[rank], f"traffic of rank {rank}"
+    if config.precision.param_dtype == "fp64":
+        for ours, theirs in zip(real.mean_losses, run(alone(config)).mean_losses, strict=True):
+            assert math.isclose(ours, theirs, rel_tol=CLOSE), (ours, theirs)
+
+
+def alone(config: RunConfig) -> RunConfig:
+    """The same global batch on one rank, micro-batch by micro-batch."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in ALONE}
+    count = config.global_batch // config.data.micro_batch
+    return RunConfig.from_dict({**fields, "ranks": 1, "stage": 0, "accumulate": count})
+
+
+def run_cases(count: int, first: int = 0) -> dict[str, int]:
+    """How many cases had a pipeline, tensor parallelism, ...; what goes wrong is raised, its case named."""
+    seen: Counter[str] = Counter()
+    for case in range(first, first + count):
+        config = drawn(random.Random(f"{SEED} {case}"))
+        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        try:
+            check(config)
+        except BaseException:
+            print(f"case {case}: {config!r}", file=sys.stderr)
+            raise
+        faulthandler.cancel_dump_traceback_later()
+        axes = config.mesh.axes
+        seen.update(axis for axis in ("pp", "tp", "dp_shard", "dp_replicate") if axes.size(axis) > 1)
+        seen.update([config.model.family, config.precision.param_dtype, f"stage {config.parallel.zero_stage}"])
+        if axes.pp > 1:
+            seen.update([config.parallel.pipeline_schedule])
+        if config.parallel.sequence_parallel:
+            seen.update(["sequence_parallel"])
+    return dict(sorted(seen.items()))
+
+
+def test_random_meshes_leave_what_they_should() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
+    words = [sys.executable, "-W", "error", __file__, "25"]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = json.loads(done.stdout)
+    assert set(seen) >= {"pp", "tp", "dp_shard", "dp_replicate", "gpipe", "1f1b", "interleaved", "sequence_parallel"}
+    assert set(seen) >= {"gpt", "llama", "flat", "fp64", "bf16", *(f"stage {stage}" for stage in range(4))}
+
+
+if __name__ == "__main__":
+    count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    began = time.monotonic()
+    print(json.dumps(run_cases(count, first)))
+    if count > 25:
+        print(f"{time.monotonic() - began:.0f} s; refused before: {dict(REFUSED)}", file=sys.stderr)
