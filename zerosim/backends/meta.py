@@ -1,6 +1,6 @@
 """The shape-only backend: arrays that have a shape and a size and hold nothing, kernels that do nothing.
 
-A run on it passes every door of a real one (allocations, kernels, collectives), so the same bytes are
+A run on it makes every call of a real one (allocations, kernels, collectives), so the same bytes are
 counted; no values are there to be computed. What a program reads from its device is 0.
 """
 
@@ -42,11 +42,8 @@ class MetaArray:
 
     @property
     def flags(self) -> Flags:
-        return Flags(self._is_contiguous())
-
-    def _is_contiguous(self) -> bool:
         dims = zip(self.shape, self.strides, _contiguous_strides(self.shape), strict=True)
-        return self.size == 0 or all(length == 1 or stride == expected for length, stride, expected in dims)
+        return Flags(self.size == 0 or all(length == 1 or stride == expected for length, stride, expected in dims))
 
     def __getitem__(self, window: Any) -> MetaArray:
         """Basic slicing, as NumPy's: whole numbers, slices and one Ellipsis."""
@@ -76,7 +73,7 @@ class MetaArray:
             rest = math.prod(length for length in lengths if length != -1)
             lengths[lengths.index(-1)] = self.size // rest if rest else 0
         new = MetaArray(tuple(lengths), self.itemsize)
-        if new.size != self.size or not self._is_contiguous():
+        if new.size != self.size or not self.flags.c_contiguous:
             raise ValueError(f"{self.shape} with strides {self.strides} cannot be seen as {tuple(lengths)}")
         return new
 
