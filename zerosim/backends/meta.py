@@ -21,16 +21,21 @@ class Flags(NamedTuple):
     c_contiguous: bool
 
 
+CONTIGUOUS = Flags(True)
+
+
 class MetaArray:
     """A window of bytes that are not there: `shape` and `strides` in elements, `itemsize` in bytes."""
 
-    __slots__ = ("itemsize", "shape", "size", "strides")
+    __slots__ = ("flags", "itemsize", "shape", "size", "strides")
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None = None) -> None:
         self.shape = shape
         self.itemsize = itemsize
         self.size = math.prod(shape)
-        self.strides = _contiguous_strides(shape) if strides is None else strides
+        contiguous = _contiguous_strides(shape)
+        self.strides = contiguous if strides is None else strides
+        self.flags = CONTIGUOUS if self.strides == contiguous else Flags(self._is_contiguous(contiguous))
 
     @property
     def nbytes(self) -> int:
@@ -40,10 +45,10 @@ class MetaArray:
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
-    def flags(self) -> Flags:
-        dims = zip(self.shape, self.strides, _contiguous_strides(self.shape), strict=True)
-        return Flags(self.size == 0 or all(length == 1 or stride == expected for length, stride, expected in dims))
+    def _is_contiguous(self, contiguous: tuple[int, ...]) -> bool:
+        """Whatever the strides of dims of one element, and of nothing at all."""
+        dims = zip(self.shape, self.strides, contiguous, strict=True)
+        return self.size == 0 or all(length == 1 or stride == expected for length, stride, expected in dims)
 
     def __getitem__(self, window: Any) -> MetaArray:
         """Basic slicing, as NumPy's: whole numbers, slices and one Ellipsis."""
