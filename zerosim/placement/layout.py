@@ -136,8 +136,22 @@ class Layout:
                 values = _joined(flat, parts)
                 for weight, offset in zip(flat.weights, flat.offsets, strict=True):
                     local = values[offset : offset + weight.numel].reshape(weight.shape)
-                    _put(weights, weight, local, index, size)
+                    at = _put(weights, weight, local, index, size)
+                    if at is not None:
+                        raise self._differing_copies(weight, at, parts, offset + at)
         return weights
+
+    def _differing_copies(self, weight: WeightSpec, at: int, parts: Sequence[Piece], place: int) -> PlacementError:
+        """Of a weight whose copy on some tensor-parallel rank has another element `at` than the first one's."""
+        rank = next(piece.rank for piece in parts if piece.part.start <= place < piece.part.stop)
+        group, index = self.mesh.group(rank, "tp"), self.mesh.index(rank, "tp")
+        copies = len(group) if weight.split is None else weight.split.copies(len(group))
+        return PlacementError(
+            f"rank {rank} and rank {group[index // copies * copies]} hold different values of element {at} of their "
+            f"part of {weight.name}: copies of a weight must be the same to the bit; were their gradients added over "
+            "all tensor-parallel ranks that hold one?",
+            rank=rank,
+        )
 
 
 def _shares_within(flat: FlatSpec, part: Slice, tp: int) -> Hashable:
@@ -145,24 +159,21 @@ def _shares_within(flat: FlatSpec, part: Slice, tp: int) -> Hashable:
     return tuple((mine.weight.sharers(tp), mine.numel) for mine in flat.within(part) if mine.weight.sharers(tp) > 1)
 
 
-def _put(weights: dict[str, Any], weight: WeightSpec, local: Any, index: int, size: int) -> None:
-    """Store what member `index` of a tensor-parallel group holds of a weight. Raises: PlacementError."""
+def _put(weights: dict[str, Any], weight: WeightSpec, local: Any, index: int, size: int) -> int | None:
+    """Store what member `index` of a tensor-parallel group holds of a weight, or compare it with what is there already:
+    the first element that differs, None where none does."""
     import numpy as np
 
     if weight.split is not None and index % weight.split.copies(size) == 0:
         if weight.name not in weights:
             weights[weight.name] = np.zeros(weight.whole_shape, local.dtype)
         weight.split.put(local, weights[weight.name], index, size)
-        return
+        return None
     there = weights.setdefault(weight.name, local)
     if weight.split is not None:
         there = weight.split.take(there, index, size)
-    if not np.array_equal(_bits(local), _bits(np.ascontiguousarray(there))):
-        raise PlacementError(
-            f"members {index} and {index - index % (size if weight.split is None else weight.split.copies(size))} of a "
-            f"tensor-parallel group hold different values of {weight.name}: copies of a weight must be the same to the "
-            "bit; were their gradients added over all that hold one?"
-        )
+    differing = np.flatnonzero(_bits(local) != _bits(np.ascontiguousarray(there)))
+    return int(differing[0]) if differing.size else None
 
 
 def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:
