@@ -247,7 +247,7 @@ def test_a_group_of_which_a_member_says_nothing_is_refused() -> None:
 
 # -- classes --------------------------------------------------------------------------------------------
 def test_a_large_world_has_few_classes() -> None:
-    """Norms of 2 elements a slice are shared out over 8 tensor-parallel ranks: three kinds of those, seven of slices."""
+    """Slices of 2 elements of a norm are added over 8 tensor-parallel ranks: these are of three kinds."""
     sizes: dict[str, Any] = dict(layers=2, hidden=512, heads=8, seq=16, vocab=65536, micro_batch=1, steps=1)
     found = plan(RunConfig(**sizes, ranks=4096, tp=8, stage=3, sequence_parallel=True, precision="bf16"))
     assert len(found.ran) <= 21
