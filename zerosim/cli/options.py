@@ -81,7 +81,8 @@ def _add_flag(group: Any, option: Option, defaults: Mapping[str, Any]) -> None:
     if option.kinds[0] == "bool":
         state = "the model's or the recipe's" if option.default is None else "on" if option.default else "off"
         help = f"{option.help} (default: {state})"
-        group.add_argument(flag_of(option.flat), help=help, action=argparse.BooleanOptionalAction, **common)
+        names = flag_of(option.flat), *option.also
+        group.add_argument(*names, help=help, action=argparse.BooleanOptionalAction, **common)
         return
     default = defaults.get(option.flat, option.default if option.shown is None else option.shown)
     group.add_argument(
