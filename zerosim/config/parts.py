@@ -49,9 +49,10 @@ class MeshConfig(Part):
                 "dp_shard ranks"
             )
         if self.ranks % (self.dp_replicate * self.tp):
+            both = f" x dp_replicate {self.dp_replicate}" if self.dp_replicate > 1 else ""
             raise InputError(
-                f"dp_replicate {self.dp_replicate} x tp {self.tp} does not divide ranks {self.ranks}: a world is "
-                f"dp_replicate x dp_shard x tp ranks; {self._nearest()}"
+                f"tp {self.tp}{both} does not divide ranks {self.ranks}: a world is dp_replicate x dp_shard x tp "
+                f"ranks; {self._nearest()}"
             )
 
     def _nearest(self) -> str:
