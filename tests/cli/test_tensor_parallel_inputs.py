@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,26 @@ def test_so_it_is_in_files_and_other_verbs(
 
 def test_names_that_people_type_are_known() -> None:
     assert main(["plan", "--tensor-model-parallel-size", "2", "--ranks", "2", "--sp", "--quiet", "--layers", "1"]) == 0
+
+
+def test_fit_tries_what_tensor_parallelism_divides(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers of ranks, of which there is none below tp, and lengths of rows where these are cut."""
+    small = ["--hidden", "64", "--heads", "8", "--layers", "2", "--quiet", "--json", "-"]
+    for words, step in (
+        ("--find ranks --tp 8 --limit 300KB", 8),
+        ("--find ranks --tp 2 --dp-replicate 2 --limit 600KB", 4),
+        ("--find seq --tp 4 --ranks 4 --sp --limit 1MB", 4),
+    ):
+        assert main(["fit", *words.split(), *small]) == 0
+        values = json.loads(capsys.readouterr().out)
+        assert values["best"] is not None
+        assert all(tried["value"] % step == 0 for tried in values["tried"])
+
+
+def test_what_would_fit_keeps_the_global_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """More ranks are tensor-parallel groups more: rows are dealt to half as many as there are ranks."""
+    words = "plan --ranks 4 --tp 2 --stage 3 --layers 2 --hidden 64 --heads 4 --seq 64 --micro-batch 1 --accumulate 16"
+    assert main([*words.split(), "--limit", "400KB"]) in (0, 3)
+    found = re.search(r"--accumulate (\d+) --ranks (\d+)", " ".join(capsys.readouterr().out.split()))
+    assert found is not None
+    assert int(found[1]) * int(found[2]) // 2 == 32
