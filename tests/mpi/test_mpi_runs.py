@@ -39,6 +39,11 @@ MESHES: list[dict[str, Any]] = [
     dict(stage=1, precision="fp32", dp_replicate=2, partition="owner", dropout=0.2),
     dict(stage=3, precision="fp32", dp_replicate=4, collective="ring"),
 ]
+TENSORS: list[dict[str, Any]] = [
+    dict(tp=2, stage=3, precision="bf16", dropout=0.2, clip_norm=0.1, sample="abc", sample_tokens=2),
+    dict(tp=2, stage=1, precision="fp32", sequence_parallel=True, seq=6, vocab=257, pad_vocab=True, recompute="full"),
+    dict(tp=4, stage=0, precision="fp32", model="llama", heads=4, hidden=16, kv_heads=2, seq=4, collective="ring"),
+]
 
 
 def compared(processes: int, per_process: int, runs: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
@@ -66,6 +71,12 @@ def test_all_stages_leave_what_threads_leave(
 @pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
 def test_replicas_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
     for fields, found in zip(MESHES, compared(processes, per_process, MESHES, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+@pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
+def test_tensor_parallel_ranks_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
+    for fields, found in zip(TENSORS, compared(processes, per_process, TENSORS, tmp_path), strict=True):
         assert found["differences"] == [], fields
 
 
