@@ -290,8 +290,10 @@ class Strategy:
     def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
-        everyone, names = self.everyone, [name for names in self.layout.stages for name in names]
-        first = self.layout.first_row(self.layout.mesh.index(self.mesh_rank, "pp"))
+        everyone, names, first = self.everyone, [flat.name for flat in self.flats], 0
+        if self.groups is not None:
+            names = [name for held in self.layout.stages for name in held]
+            first = self.layout.first_row(self.layout.mesh.index(self.mesh_rank, "pp"))
         flags = self.device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
         for i, flat in enumerate(self.flats, first):
