@@ -74,7 +74,9 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     title = f"{STAGES[config.parallel.zero_stage]:6}"
     if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
-    with progress_on(stream, here, steps, title, quiet=quiet) as progress:
+    stage = config.mesh.ranks // config.mesh.pp
+    reporting = max(0, here - (config.mesh.ranks - stage))  # losses come out on the last stage, the highest ranks
+    with progress_on(stream, reporting, steps, title, quiet=quiet) as progress:
         return run(config, progress=progress)
 
 

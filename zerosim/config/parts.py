@@ -158,7 +158,7 @@ class ParallelConfig(Part):
         if self.stage_layers is None:
             return None
         words = self.stage_layers.split(",")
-        if not all(word.isdigit() and len(word) < 10 for word in words):
+        if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
             raise InputError(f"stage_layers {self.stage_layers!r}: expected numbers with commas, such as 3,4,4,3")
         return [int(word) for word in words]
 

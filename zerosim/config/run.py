@@ -70,8 +70,15 @@ class RunConfig:
 
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
-        parallel, chunks = self.parallel, self.mesh.pp * self.parallel.num_chunks
-        return cut_layers(layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends)
+        parallel, is_flat = self.parallel, self.model.family == "flat"
+        return cut_layers(
+            layers,
+            self.mesh.pp * parallel.num_chunks,
+            given=parallel.layers_given,
+            balance_ends=parallel.balance_ends,
+            has_ends=not is_flat,
+            word="units" if is_flat else "layers",
+        )
 
     def replace(self, **changes: Any) -> RunConfig:
         """A copy with some fields or parts changed, validated again. Another model brings its own sizes."""
@@ -220,13 +227,13 @@ def _check_pipeline(config: RunConfig) -> None:
         return
     if model.family == "mlp":
         raise InputError(f"pp {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
+    if parallel.balance_ends and model.family == "flat":
+        raise InputError("balance_ends: model flat has no table and no head; leave it out, or choose gpt or llama")
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
     chunks = pp * parallel.num_chunks
     if chunks > layers:
         each = f" x virtual_stages {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
-        raise InputError(
-            f"pp {pp}{each}: more than the model's {word}, {layers}; choose pp {max(1, layers // parallel.num_chunks)}"
-        )
+        raise InputError(f"pp {pp}{each}: more than the model's {word}, {layers}; choose {_fewer_stages(config, word)}")
     config.layers_by_chunk(layers)
     if parallel.pipeline == "interleaved" and config.data.accumulate % pp:
         near = max(1, round(config.data.accumulate / pp)) * pp
@@ -235,6 +242,19 @@ def _check_pipeline(config: RunConfig) -> None:
         )
     if parallel.partition == "owner" and model.has_blocks and model.tie_embeddings:
         raise InputError("partition 'owner': a table that is tied across stages has an owner on each; choose slices")
+
+
+def _fewer_stages(config: RunConfig, word: str) -> str:
+    """'pp 2': the most stages that are possible with the rest as it is; if none are, a model of more layers."""
+    mesh, parallel = config.mesh, config.parallel
+    layers = (config.model.units or 0) if word == "units" else config.model.layers
+    ends, interleaves = 2 * parallel.balance_ends, parallel.pipeline == "interleaved"
+    for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
+        divides = mesh.ranks % (mesh.dp_replicate * mesh.tp * pp) == 0 == (layers + ends) % (pp * parallel.num_chunks)
+        if divides and not (interleaves and config.data.accumulate % pp):
+            return f"pp {pp}"
+    chunks = mesh.pp * parallel.num_chunks
+    return f"{word} {2 * chunks - ends if ends else chunks}"
 
 
 def _right_tp(config: RunConfig) -> str:

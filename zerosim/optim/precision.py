@@ -95,7 +95,7 @@ def norm_partials(
 
     Every flat is cut into the same N slices whatever the stage holds of it, each slice is one sum,
     and padding is left out, so that all stages add the same numbers in the same order. There is a row for each flat of
-    every pipeline stage and tensor-parallel rank, of `num_rows` in all; what several of them hold, the first one counts
+    the whole model and each tensor-parallel rank, of `num_rows` in all; what several of them hold, the first one counts
     (None: another one counts this flat). Without `rows`, there are these flats alone.
     """
     rows = rows or [NormRow(i) for i in range(len(flats))]

@@ -277,27 +277,27 @@ class Strategy:
             raise self._blame() from None
 
     def _norm_rows(self) -> tuple[list[NormRow | None], int]:
-        """Where in the norm each flat buffer is added up, and how many rows there are: one for each of every stage and
-        tensor-parallel rank."""
+        """Where in the norm each flat buffer is added up, and how many rows there are: one for each of the whole
+        model's and each tensor-parallel rank. They stand in the model's order, whichever stage holds them."""
         layout, tp = self.layout, self.layout.mesh.tp
         stage, index = layout.mesh.index(self.mesh_rank, "pp"), layout.mesh.index(self.mesh_rank, "tp")
+        places = {name: place for place, name in enumerate(layout.flats)}
         rows = [
-            NormRow(i * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
-            for i, flat in enumerate(self.flats, layout.first_row(stage))
+            NormRow(places[flat.name] * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
+            for flat in self.flats
         ]
-        return rows, layout.first_row(layout.mesh.pp) * tp
+        return rows, len(places) * tp
 
     def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
-        everyone, names, first = self.everyone, [flat.name for flat in self.flats], 0
-        if self.groups is not None:
-            names = [name for held in self.layout.stages for name in held]
-            first = self.layout.first_row(self.layout.mesh.index(self.mesh_rank, "pp"))
+        names = [flat.name for flat in self.flats] if self.groups is None else list(self.layout.flats)
+        everyone = self.everyone
         flags = self.device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
-        for i, flat in enumerate(self.flats, first):
+        for flat in self.flats:
             if flat.probe is not None and flat.probe.flag is not None:
+                i = names.index(flat.name)
                 out = flags.array[everyone.rank, i : i + 1]
                 self.device.kernel(0, self.device.backend.copy, flat.probe.flag.array, out)
         everyone.all_reduce(flags, op="sum", purpose="control")

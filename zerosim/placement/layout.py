@@ -83,10 +83,6 @@ class Layout:
         stage = next(stage for stage, names in enumerate(self.stages) if name in names)
         return row.partition.owner(self._numels[stage], self._which[stage][name], self.mesh.size(*row.axes))
 
-    def first_row(self, stage: int) -> int:
-        """How many flat buffers are on the stages before this one."""
-        return sum(len(names) for names in self.stages[:stage])
-
     def is_counted(self, stage: int, name: str) -> bool:
         """Whether this stage counts a flat buffer: of a tied table on two stages the first one does."""
         return all(name not in names for names in self.stages[:stage])

@@ -9,28 +9,38 @@ from zerosim.errors import InputError
 
 
 def cut_layers(
-    layers: int, chunks: int, *, given: Sequence[int] | None = None, balance_ends: bool = False
+    layers: int,
+    chunks: int,
+    *,
+    given: Sequence[int] | None = None,
+    balance_ends: bool = False,
+    has_ends: bool = True,
+    word: str = "layers",
 ) -> list[int]:
     """Layers of each chunk, in the model's order: those given, or as many on each.
 
-    `balance_ends`: the token table and the head count as a layer each, so that the first and the last chunk have one
-    less. Raises: InputError where they cannot be cut so.
+    `has_ends`: a table comes before all layers and a head after them, so that the first and the last chunk may hold no
+    layer. `balance_ends`: these count as a layer each, so that both chunks have one less. `word` is what the model
+    calls its layers. Raises: InputError where they cannot be cut so.
     """
+    high, more = divmod(layers, chunks)
+    nearest = ",".join(str(high + (i < more)) for i in range(chunks))
     if given is not None:
-        if len(given) != chunks or sum(given) != layers or min(given) < 0:
-            raise InputError(
-                f"stage_layers {','.join(map(str, given))}: expected {chunks} numbers that make up {layers} layers"
-            )
+        shown = f"stage_layers {','.join(map(str, given))}"
+        if len(given) != chunks or sum(given) != layers:
+            raise InputError(f"{shown}: expected {chunks} numbers that make up {layers} {word}, such as {nearest}")
+        if min(given[1:-1] if has_ends else given, default=1) < 1:
+            ends = "; the first and the last may have none" if has_ends else ""
+            raise InputError(f"{shown}: a stage without {word} has nothing to do{ends}; choose {nearest}, for one")
         return list(given)
     counted = layers + 2 * balance_ends
     each, rest = divmod(counted, chunks)
-    if rest or (balance_ends and each < 1):
+    if rest:
         ends = " and two ends" if balance_ends else ""
-        high, more = divmod(layers, chunks)
-        nearest = ",".join(str(high + (i < more)) for i in range(chunks))
+        choice = max(1 + balance_ends, round(counted / chunks)) * chunks - 2 * balance_ends
         raise InputError(
-            f"layers {layers}{ends} do not divide into {chunks} equal chunks: choose layers "
-            f"{max(1, round(counted / chunks)) * chunks - 2 * balance_ends}, or pass --stage-layers {nearest}"
+            f"{word} {layers}{ends} do not divide into {chunks} equal chunks: choose {word} {choice}, "
+            f"or pass --stage-layers {nearest}"
         )
     sizes = [each] * chunks
     if balance_ends:
