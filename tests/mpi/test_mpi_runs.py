@@ -97,12 +97,21 @@ def test_native_collectives_are_close_and_their_wire_is_not_seen(processes: int,
             dict(stage=stage, precision="fp32", collective="native", partition=partition, dp_replicate=2)
             for stage, partition in ((1, "owner"), (2, "slices"), (3, "slices"))
         ]
+        runs.append(dict(stage=3, precision="fp32", collective="native", tp=2, sequence_parallel=True, seq=6))
     for fields, found in zip(runs, compared(processes, 1, runs, tmp_path), strict=True):
         assert found["distance"] < CLOSE[fields["precision"]], fields
         assert found["sent"] == ["None"]
         assert all(isinstance(nbytes, int) for nbytes in found["modelled"])
         assert sum(found["modelled"]) > 0
         assert found["payload"] == found["direct"]
+
+
+def test_native_groups_that_share_members_are_kept_apart(tmp_path: Path) -> None:
+    """Two ranks to each head of keys, four to a row: groups of 2 and of 4 along tp, in turns."""
+    sizes = dict(model="llama", heads=4, hidden=16, kv_heads=2, seq=4)
+    runs = [dict(stage=0, precision="fp32", collective="native", tp=4, sequence_parallel=True, **sizes)]
+    [found] = compared(4, 1, runs, tmp_path)
+    assert found["distance"] < CLOSE["fp32"]
 
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--micro-batch", "1", "--steps", "2"]

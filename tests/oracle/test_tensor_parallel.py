@@ -37,6 +37,7 @@ HEADS = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 ROWS = pytest.mark.parametrize("by_rows", [False, True], ids=["tp", "sp"])
 Results = dict[tuple[bool, bool], list[dict[str, Any]]]
 """By (is sequence parallel, tied), what each rank left."""
+Ours = dict[tuple[bool, bool], RunResult]
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +67,15 @@ def settings(by_rows: bool) -> dict[str, Any]:
     return dict(ranks=tensor_worker.RANKS, tp=tensor_worker.RANKS, stage=0, sequence_parallel=by_rows)
 
 
-def run_zerosim(tied: bool, by_rows: bool, folder: Path) -> RunResult:
+@pytest.fixture(scope="module")
+def zerosim(tmp_path_factory: pytest.TempPathFactory) -> Ours:
     """All rows are both ranks': they are one data-parallel rank."""
-    return train_zerosim(TASKS[tied], folder, lr=tensor_worker.LR, **settings(by_rows))
+    folder = tmp_path_factory.mktemp("zerosim")
+    return {
+        (by_rows, tied): train_zerosim(TASKS[tied], folder, lr=tensor_worker.LR, **settings(by_rows))
+        for by_rows in (False, True)
+        for tied in TASKS
+    }
 
 
 def part(whole: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -79,9 +86,9 @@ def part(whole: dict[str, Any], rank: int) -> dict[str, Any]:
 
 @HEADS
 @ROWS
-def test_same_training(pytorch: Results, by_rows: bool, tied: bool, tmp_path: Path) -> None:
+def test_same_training(pytorch: Results, zerosim: Ours, by_rows: bool, tied: bool) -> None:
     """Losses, and after four steps of Adam the part of every weight that each process holds."""
-    ours = run_zerosim(tied, by_rows, tmp_path)
+    ours = zerosim[by_rows, tied]
     for rank, theirs in enumerate(pytorch[by_rows, tied]):
         within("losses", ours.mean_losses, theirs["losses"], atol=2e-6)
         weights_within("weights", part(dict(ours.weights), rank), theirs["weights"], 2e-6)
@@ -99,9 +106,9 @@ def test_same_first_gradients(pytorch: Results, by_rows: bool, tied: bool, tmp_p
 
 @HEADS
 @ROWS
-def test_same_volume(pytorch: Results, by_rows: bool, tied: bool, tmp_path: Path) -> None:
+def test_same_volume(pytorch: Results, zerosim: Ours, by_rows: bool, tied: bool) -> None:
     """Bytes of what is gathered, scattered and reduced for activations, by collective, in every step."""
-    ours = run_zerosim(tied, by_rows, tmp_path)
+    ours = zerosim[by_rows, tied]
     for rank, results in enumerate(pytorch[by_rows, tied]):
         for step, theirs in enumerate(results["traffic"]):
             payload: Counter[str] = Counter()

@@ -102,10 +102,13 @@ MESHES: list[dict[str, Any]] = [
     mesh_of(2, tp=2),
     mesh_of(4, tp=4, stage=1, **SP),
     mesh_of(4, tp=2, stage=3, **SP),
+]
+OF_EIGHT: list[dict[str, Any]] = [
     mesh_of(8, tp=4, stage=2),
     mesh_of(8, tp=2, dp_replicate=2, stage=3, **KEEP),
 ]
 MORE_MESHES: list[dict[str, Any]] = [
+    *OF_EIGHT,
     mesh_of(4, tp=4),
     mesh_of(4, tp=2, stage=1),
     mesh_of(8, tp=2, stage=2, **SP),
@@ -135,6 +138,12 @@ def check_mesh(model: str, mesh: dict[str, Any]) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_mesh_trains_what_one_rank_trains(model: str) -> None:
     for mesh in MESHES:
+        check_mesh(model, mesh)
+
+
+@pytest.mark.parametrize("model", ["gpt", "padded", "llama, 2 key heads", "flat, nothing divides"])
+def test_meshes_of_eight_do(model: str) -> None:
+    for mesh in OF_EIGHT:
         check_mesh(model, mesh)
 
 
