@@ -1,4 +1,4 @@
-"""Plans of many micro-batches in a pipeline: what is extended from two short runs is what running all of them counts."""
+"""Plans of many micro-batches in a pipeline: what two short runs are extended to is what running all of them counts."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_few_micro_batches_are_run_as_they_are() -> None:
     assert shorter_runs(RunConfig(**BASE, ranks=4, pp=4, accumulate=6)) is None
     assert shorter_runs(RunConfig(**BASE, ranks=4, pp=4, accumulate=7)) == (5, 6)
     assert shorter_runs(RunConfig(**BASE, ranks=4, accumulate=64)) is None
-    assert shorter_runs(RunConfig(**BASE, ranks=2, pp=2, pipeline="interleaved", accumulate=8)) == (4, 6)
+    assert shorter_runs(RunConfig(**BASE, ranks=2, pp=2, pipeline="interleaved", accumulate=10)) == (6, 8)
     gpipe = RunConfig(**BASE, ranks=4, pp=4, pipeline="gpipe", accumulate=64, capacity="1GB")
     assert shorter_runs(gpipe) is None  # which grows, and may be refused at any of them

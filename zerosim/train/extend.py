@@ -1,7 +1,9 @@
 """A pipeline's plan for many micro-batches out of two short ones.
 
-From p + 2 micro-batches on (interleaved: 3p), one more leaves 1F1B's memory as it is, adds one's activations to GPipe's,
-and adds the same traffic. So p + 1 and p + 2 of them are run (interleaved: 2p and 3p) and the rest is extended. Source: derived from the schedules (`parallel/pipeline.py`); tests hold it against plans that run all.
+From p + 1 micro-batches on (interleaved: 3p), one more adds its loss to 1F1B's memory, all that it keeps to GPipe's,
+and the same traffic to both: every figure grows by a constant. So p + 1 and p + 2 of them are run (interleaved: 3p and
+4p) and the rest is extended. Source: derived from the schedules (`parallel/pipeline.py`); tests hold it against plans
+that run all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Key = TypeVar("Key")
 def shorter_runs(config: RunConfig) -> tuple[int, int] | None:
     """How many micro-batches are run in place of `accumulate`; None where all of them are."""
     pp, wanted = config.mesh.pp, config.data.accumulate
-    few, more = (2 * pp, 3 * pp) if config.parallel.pipeline_schedule == "interleaved" else (pp + 1, pp + 2)
+    few, more = (3 * pp, 4 * pp) if config.parallel.pipeline_schedule == "interleaved" else (pp + 1, pp + 2)
     grows = config.parallel.pipeline_schedule == "gpipe" and config.memory.capacity is not None
     return (few, more) if pp > 1 and wanted > more and not grows else None
 
@@ -36,9 +38,7 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
         assert left == 0, "micro-batches add unequal amounts"
         return second + growth
 
-    def counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
-        if config.parallel.pipeline_schedule != "gpipe":
-            return second
+    def counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> dict[Key, int]:
         return {key: grown(first.get(key, 0), nbytes) for key, nbytes in second.items()}
 
     def snapshot(first: Snapshot, second: Snapshot) -> Snapshot:
