@@ -18,7 +18,7 @@ from zerosim.config import RunConfig
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
-CASES = 40
+CASES = 12
 MOST_RANKS = 16
 
 
