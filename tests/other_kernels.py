@@ -1,7 +1,8 @@
 """other_kernels.py [PYTEST ARGUMENTS]: run pytest as older CPUs would, for some BLAS kernels side by side.
 
 OpenBLAS and NumPy choose their kernels by the CPU; both can be told to take older ones. `pytest -m bits` is what
-promises equal bits, and what people read: the notebooks, the README. Exit code 1 where some run failed.
+promises equal bits, and what people read: the notebooks, each under one of the older kernels, and the README. Exit
+code 1 where some run failed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -58,13 +60,23 @@ def versions(kernels: str) -> str:
     return f"NumPy {np.__version__}, OpenBLAS says {shown.stdout.strip()}"
 
 
+def others_notebooks(number: int) -> list[str]:
+    """Arguments that leave out the notebooks of the other kernels: they are dealt out in turn."""
+    paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+    others = [path.stem for i, path in enumerate(paths) if i % len(KERNELS) != number]
+    return [f"--deselect=tests/test_notebooks.py::test_a_clean_run_gives_the_committed_outputs[{n}]" for n in others]
+
+
 def main(arguments: list[str]) -> int:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         print(f"{platform.machine()}: the older kernels are those of x86-64; nothing was run")
         return 0
     failed = []
     with ExitStack() as stack:
-        jobs = {kernels: stack.enter_context(started(kernels, arguments)) for kernels in KERNELS}
+        jobs = {
+            kernels: stack.enter_context(started(kernels, [*arguments, *others_notebooks(number)]))
+            for number, kernels in enumerate(KERNELS)
+        }
         for kernels, (job, output) in jobs.items():
             job.wait(timeout=LIMIT_S)
             output.seek(0)

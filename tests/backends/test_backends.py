@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, SGDStep
+from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, SGDStep, Window
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 
@@ -834,6 +834,114 @@ def test_dropout_mask_statistics(backend: Backend) -> None:
     for probability, value in ((0.0, 1), (1.0, 0)):
         backend.dropout_mask((1, 2), probability, long)
         assert (backend.to_host(long) == value).all()
+
+
+# -- parts of a whole ----------------------------------------------------------------------------------------
+@pytest.mark.bits
+def test_a_window_of_a_mask_is_the_windows_of_the_whole(backend: Backend) -> None:
+    """Runs that start and end anywhere among the 8 words of a counter, back to back, apart, or over each other."""
+    key, probability = (7, 2**63 + 1), 0.4
+    whole = place(backend, (5000,), uint8)
+    backend.dropout_mask(key, probability, whole)
+    expected = backend.to_host(whole)
+    cases = [(first, run, run + gap, 3) for first in range(10) for run in (1, 3, 8, 13) for gap in (0, 1, 7)]
+    cases += [(1, 1025, 1030, 4), (4096, 31, 0, 1), (4099, 16, 40, 9), (0, 5, 2, 6)]
+    for first, run, stride, runs in cases:
+        mask = place(backend, (runs, run), uint8, offset=first % 3)
+        backend.dropout_mask(key, probability, mask, Window(first, run, stride))
+        wanted = [expected[first + i * stride : first + i * stride + run] for i in range(runs)]
+        assert np.array_equal(backend.to_host(mask), wanted), (first, run, stride)
+    backend.dropout_mask(key, probability, place(backend, (0,), uint8), Window(3, 4, 5))
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+def test_parts_of_a_table_add_up_to_the_whole(backend: Backend, dtype: DType) -> None:
+    """Every id is some part's, whose row it gets; the others give zeros, whatever their rows hold."""
+    random = np.random.default_rng(0)
+    table, ids = random.standard_normal((11, 5)), random.integers(0, 11, (3, 7))
+    stored, tokens = put(backend, table, dtype), put(backend, ids, int64)
+    out = place(backend, (3, 7, 5), dtype)
+    backend.embedding(tokens, stored, out)
+    whole = backend.to_host(out).astype(np.float64)
+    grad = put(backend, random.standard_normal((3, 7, 5)), dtype)
+    dtable = place(backend, (11, 5), dtype)
+    backend.embedding_backward(grad, tokens, dtable)
+    total, rows = np.zeros_like(whole), []
+    for first, stop in ((0, 4), (4, 5), (5, 9), (9, 11), (11, 13)):  # the last one is padding
+        part = np.full((stop - first, 5), np.nan)
+        part[: max(0, min(stop, 11) - first)] = table[first:stop]
+        backend.embedding(tokens, put(backend, part, dtype), out, first)
+        own = backend.to_host(out).astype(np.float64)
+        assert np.array_equal(own[(ids < first) | (ids >= stop)], np.zeros_like(own)[(ids < first) | (ids >= stop)])
+        total += own
+        dpart = place(backend, (stop - first, 5), dtype)
+        backend.embedding_backward(grad, tokens, dpart, first)
+        rows.append(backend.to_host(dpart))
+    assert np.array_equal(total, whole)
+    assert np.array_equal(np.concatenate(rows)[:11], backend.to_host(dtable))
+    assert not np.concatenate(rows)[11:].any()
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_shares_of_a_cross_entropy_are_those_of_the_whole(backend: Backend, dtype: DType) -> None:
+    """Sums of exponentials below a top, the target's logit, and columns of the gradient, part by part."""
+    random, compute = np.random.default_rng(1), compute_dtype(dtype)
+    logits, targets = 3 * random.standard_normal((6, 10)), random.integers(0, 10, 6)
+    logits[2] += 900  # exp of it overflows: only less the top of all columns it does not
+    stored, ids = put(backend, logits, dtype), put(backend, targets, int64)
+    logits = backend.to_host(stored).astype(np.float64)
+    top = put(backend, logits.max(1), compute)
+    losses, lse, dlogits = (
+        place(backend, shape, t) for shape, t in (((6,), compute), ((6,), compute), ((6, 10), dtype))
+    )
+    backend.cross_entropy(stored, ids, losses, lse)
+    backend.cross_entropy_backward(stored, ids, lse, 2.0, 7, dlogits)
+    sums, picked, columns = np.zeros(6), np.zeros(6), []
+    for first, stop in ((0, 3), (3, 4), (4, 10), (10, 10)):
+        mine = stored[:, first:stop]
+        share, found = place(backend, (6,), compute, offset=1), place(backend, (6,), compute)
+        backend.cross_entropy_shares(mine, ids, first, top, share, found)
+        sums += backend.to_host(share)
+        here = (targets >= first) & (targets < stop)
+        assert np.array_equal(backend.to_host(found), np.where(here, logits[np.arange(6), targets], 0.0))
+        picked += backend.to_host(found)
+        dmine = place(backend, (6, stop - first), dtype)
+        backend.cross_entropy_backward(mine, ids, lse, 2.0, 7, dmine, first)
+        columns.append(backend.to_host(dmine).astype(np.float64))
+    off = 16 * compute.eps
+    np.testing.assert_allclose(sums, np.exp(logits - logits.max(1, keepdims=True)).sum(1), rtol=off, atol=0)
+    assert np.array_equal(picked, logits[np.arange(6), targets])
+    found = np.log(sums) + logits.max(1) - picked
+    np.testing.assert_allclose(found, backend.to_host(losses), rtol=off, atol=off * 1000)
+    assert np.array_equal(np.concatenate(columns, axis=1), backend.to_host(dlogits).astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+def test_some_heads_drop_what_the_whole_drops(backend: Backend, dtype: DType) -> None:
+    """Flash attention of heads 2 and 3 of 4, two sequences: its masks are those of the whole's heads."""
+    random, key = np.random.default_rng(2), (5, 6)
+    d, tokens = 3, 9
+    q, k, v = (random.standard_normal((2, tokens, 4, d)) for _ in range(3))
+
+    def packed_heads(heads: slice) -> Values:
+        return np.concatenate([x[:, :, heads].reshape(2, tokens, -1) for x in (q, k, v)], axis=-1)
+
+    def run(heads: slice, n: Heads) -> Any:
+        qkv = put(backend, packed_heads(heads), dtype)
+        out = place(backend, (2, tokens, n.queries * d), dtype)
+        lse, delta = (place(backend, (2, n.queries, tokens), compute_dtype(dtype)) for _ in range(2))
+        backend.flash_attention(qkv, n, key, 0.5, out, lse)
+        dqkv = place(backend, qkv.shape, dtype)
+        backend.flash_attention_backward(out, qkv, n, key, 0.5, out, lse, delta, dqkv)
+        shape = (2, tokens, -1, n.queries, d)
+        return [backend.to_host(x).reshape(shape).astype(np.float64) for x in (out, dqkv)]
+
+    whole, part = run(slice(0, 4), Heads(4, 4)), run(slice(2, 4), Heads(2, 2, 2, 4))
+    other = run(slice(2, 4), Heads(2, 2))
+    for ours, theirs, first in zip(part, whole, other, strict=True):
+        np.testing.assert_allclose(ours, theirs[..., 2:4, :], rtol=0, atol=64 * dtype.eps)
+        assert np.abs(first - ours).max() > 1e-2  # the first heads' masks are others
 
 
 def test_nothing_is_something_too(backend: Backend) -> None:

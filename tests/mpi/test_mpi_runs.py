@@ -39,7 +39,11 @@ MESHES: list[dict[str, Any]] = [
     dict(stage=1, precision="fp32", dp_replicate=2, partition="owner", dropout=0.2),
     dict(stage=3, precision="fp32", dp_replicate=4, collective="ring"),
 ]
-
+TENSORS: list[dict[str, Any]] = [
+    dict(tp=2, stage=3, precision="bf16", dropout=0.2, clip_norm=0.1, sample="abc", sample_tokens=2),
+    dict(tp=2, stage=1, precision="fp32", sequence_parallel=True, seq=6, vocab=257, pad_vocab=True, recompute="full"),
+    dict(tp=4, stage=0, precision="fp32", model="llama", heads=4, hidden=16, kv_heads=2, seq=4, collective="ring"),
+]
 PIPELINES: list[dict[str, Any]] = [
     dict(stage=0, pp=2, precision="bf16", accumulate=3, sample="ab", sample_tokens=2),
     dict(stage=1, pp=2, precision="fp32", accumulate=4, pipeline="interleaved", layers=4, tie_embeddings=False),
@@ -80,6 +84,12 @@ def test_pipelines_leave_what_threads_leave(tmp_path: Path) -> None:
         assert found["differences"] == [], fields
 
 
+@pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
+def test_tensor_parallel_ranks_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
+    for fields, found in zip(TENSORS, compared(processes, per_process, TENSORS, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
 CLOSE = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 2e-3, "fp64": 1e-14}
 """Two steps' losses: sums in MPI's own order, half types rounded at each of its hops."""
 
@@ -97,12 +107,21 @@ def test_native_collectives_are_close_and_their_wire_is_not_seen(processes: int,
             dict(stage=stage, precision="fp32", collective="native", partition=partition, dp_replicate=2)
             for stage, partition in ((1, "owner"), (2, "slices"), (3, "slices"))
         ]
+        runs.append(dict(stage=3, precision="fp32", collective="native", tp=2, sequence_parallel=True, seq=6))
     for fields, found in zip(runs, compared(processes, 1, runs, tmp_path), strict=True):
         assert found["distance"] < CLOSE[fields["precision"]], fields
         assert found["sent"] == ["None"]
         assert all(isinstance(nbytes, int) for nbytes in found["modelled"])
         assert sum(found["modelled"]) > 0
         assert found["payload"] == found["direct"]
+
+
+def test_native_groups_that_share_members_are_kept_apart(tmp_path: Path) -> None:
+    """Two ranks to each head of keys, four to a row: groups of 2 and of 4 along tp, in turns."""
+    sizes = dict(model="llama", heads=4, hidden=16, kv_heads=2, seq=4)
+    runs = [dict(stage=0, precision="fp32", collective="native", tp=4, sequence_parallel=True, **sizes)]
+    [found] = compared(4, 1, runs, tmp_path)
+    assert found["distance"] < CLOSE["fp32"]
 
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--micro-batch", "1", "--steps", "2"]

@@ -76,9 +76,9 @@ def _fields(rng: random.Random) -> dict[str, Any]:
     chunks = pp * fields.get("virtual_stages", 1)
     layers = chunks * rng.choice((1, 1, 2) if chunks < 4 else (1,))
     if rng.random() < 0.4 and pp > 1:
-        cut = [rng.choice((0, 1, 1, 2)) for _ in range(chunks)]
+        cut = [rng.choice((1, 1, 2) if 0 < chunk < chunks - 1 else (0, 1, 2)) for chunk in range(chunks)]
         fields["stage_layers"], layers = ",".join(map(str, cut)), max(1, sum(cut))
-    model = rng.choice(("gpt", "gpt", "llama", "flat"))
+    model = rng.choice(("gpt", "gpt", "llama", "llama", "flat"))
     if model == "flat":
         return {**fields, "model": model, "params": rng.choice((840, 1001)), "units": layers, "vocab": 256, "seq": 4}
     hidden, heads = rng.choice(((8, 4), (12, 2), (16, 4), (24, 4)))

@@ -19,7 +19,8 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import MARK, check_states, check_traffic, cost_of, last_whole_step
+from zerosim.analysis.compare import MARK, check_states, check_traffic, last_whole_step
+from zerosim.analysis.shares import cost_of
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot

@@ -3,23 +3,36 @@
 Counts come from the run's ledgers, expectations from `analysis/formulas`; an agreement is an
 equality of exact numbers, never a tolerance. With slices a formula is compared twice: at Psi with
 what was counted less padding (over all ranks), and at Psi padded with every rank's own count.
+
+Ranks of one pipeline stage are compared at a time, for Psi is what each of them holds (`shares.py`). What they send
+for tensor and pipeline parallelism: `exchanges.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
-from zerosim.analysis.formulas import BytesPerParameter, Volume
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.shares import (
+    Gathers,
+    Share,
+    cost_of,
+    gathers_of,
+    is_owned,
+    is_sliced,
+    itemsizes,
+    share_of,
+    shared_grads,
+    volume_of,
+)
 from zerosim.config import RunConfig
-from zerosim.dtypes import dtype
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.partition import slice_size
-from zerosim.train.build import is_block
 from zerosim.train.result import RunResult
 
 MARK = "end_of_backward"
@@ -49,9 +62,9 @@ class StateCheck:
 
 @dataclass(frozen=True, slots=True)
 class TrafficCheck:
-    """One operation's traffic of model states in one step, sent bytes by rank, beside its formula.
+    """One operation's traffic in one step, sent bytes by rank, beside its formula.
 
-    `payload` is rank 0's, the whole tensors. `modelled`: `sent` was not seen, it is what a ring would send.
+    `payload` is the first rank's, the whole tensors. `modelled`: `sent` was not seen, it is what a ring would send.
     """
 
     op: str
@@ -81,76 +94,11 @@ class TrafficCheck:
         return self.mean == self.with_padding and (not self.even or len(set(self.sent)) == 1)
 
 
-def cost_of(config: RunConfig) -> BytesPerParameter:
-    """Bytes per parameter of each model state in this run."""
-    moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
-    cast = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards
-    return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
-
-
-def itemsizes(config: RunConfig) -> tuple[int, int]:
-    """Bytes of a parameter, and of a gradient."""
-    return dtype(config.precision.param_dtype).itemsize, dtype(config.recipe_choices.grad_dtype).itemsize
-
-
-def volume_of(result: RunResult) -> Volume:
-    """The elements that this run's stage moves per step."""
-    config, choices = result.config, result.config.recipe_choices
-    gathers = gathers_of(result)
-    return formulas.volume(
-        config.parallel.zero_stage,
-        micro_batches=config.data.accumulate,
-        tied=gathers.tied > 0,
-        reshard_after_forward=config.parallel.reshard_after_forward,
-        keep_last_unit=config.parallel.keep_last_unit and gathers.last > 0,
-        grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
-        keep_root_units=choices.keep_root_units,
-        persistent=gathers.persistent > 0,
-        last_is_root=not is_block(result.units[-1].name) or result.tied_numel > 0,
-    )
-
-
-class Gathers(NamedTuple):
-    """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order."""
-
-    tied: int
-    last: int
-    root: int
-    persistent: int
-
-
-def gathers_of(result: RunResult, ranks: int = 1) -> Gathers:
-    """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
-    limit = result.config.recipe_choices.persistent_numel
-    tied_name = result.units[0].name if result.tied_numel else ""
-    last = tied_name or result.units[-1].name
-    freed = {unit.name: unit.numel for unit in result.units if unit.numel >= limit}
-
-    def padded(names: Iterable[str]) -> int:
-        return formulas.padded_numel((freed[name] for name in names if name in freed), ranks)
-
-    return Gathers(
-        tied=padded([tied_name]),
-        last=padded([last]),
-        root=padded(name for name in freed if not is_block(name)),
-        persistent=formulas.padded_numel((unit.numel for unit in result.units if unit.numel < limit), ranks),
-    )
-
-
-def is_owned(config: RunConfig) -> bool:
-    """Whole units belong to ranks. Stage 0 divides nothing."""
-    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
-
-
-def is_sliced(config: RunConfig) -> bool:
-    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
-
-
-def check_states(result: RunResult) -> list[StateCheck]:
-    """param, grad, optim, then their total."""
-    config, cost = result.config, cost_of(result.config)
-    snapshots = [memory.marks[MARK] for memory in result.memory]
-    formula = formulas.model_states(config.parallel.zero_stage, result.num_parameters, config.mesh.dp_shard, cost)
+def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
+    """param, grad, optim, then their total, of the ranks of a pipeline stage."""
+    config, cost, share = result.config, cost_of(result.config), share_of(result, stage)
+    snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
+    formula = formulas.model_states(config.parallel.zero_stage, share.num_parameters, config.mesh.dp_shard, cost)
     checks = [
         StateCheck(
             kind=kind,
@@ -158,7 +106,7 @@ def check_states(result: RunResult) -> list[StateCheck]:
             padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
             formula=formula[kind],
             text=formulas.state_text(config.parallel.zero_stage, kind, cost),
-            expected=_expected(result, kind, cost),
+            expected=_expected(result, share, kind, cost),
         )
         for kind in formulas.STATES
     ]
@@ -179,64 +127,37 @@ def last_whole_step(result: RunResult) -> int | None:
     return whole[-1] if whole else None
 
 
-def check_traffic(result: RunResult, step: int) -> list[TrafficCheck]:
-    """Gradients' operation, parameters' operation, then all; an operation that should not be there has a row too."""
-    config, volume = result.config, volume_of(result)
-    psi, ranks, replicas = result.num_parameters, config.mesh.dp_shard, config.mesh.dp_replicate
-    padded, cuts = psi, 1
-    if is_sliced(config):
-        padded, cuts = formulas.padded_numel((unit.numel for unit in result.units), ranks), ranks
-    param_bytes, grad_bytes = itemsizes(config)
-    grads_op, params_op = _operations(config)
-    inside = config.mesh.axes.name("dp_shard")
-
-    def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
-        """A formula at Psi, and at Psi padded."""
-        return of(psi, gathers_of(result)), of(padded, gathers_of(result, cuts))
-
-    forms: dict[tuple[str, str], _Form] = {
-        (grads_op, inside): _Form(
-            *both(lambda numel, _: volume.sent_grad_bytes(numel, ranks, grad_bytes)), volume.grads_text()
-        )
-    }
-    if params_op:
-        forms[params_op, inside] = _Form(
-            *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
-            volume.params_text(),
-        )
-    if replicas > 1:
-        num = num_replica_reductions(config)
-        forms["all_reduce", "dp_replicate"] = _Form(
-            *both(lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num)),
-            formulas.replica_text(num),
-        )
-    sent = [
-        (rank, row)
-        for rank in result.ran
-        for row in result.traffic[rank]
-        if row.step == step and row.purpose == "states"
-    ]
+def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
+    """What the ranks of a pipeline stage sent for model states: gradients' operation, parameters' operation, sums over
+    replicas, over shares and over a tied table's stages, then all; an operation that should not be there has a row too.
+    """
+    config, volume, share = result.config, volume_of(result, stage), share_of(result, stage)
+    ranks, replicas, inside = config.mesh.dp_shard, config.mesh.dp_replicate, config.mesh.axes.name("dp_shard")
+    forms = _forms(result, share)
+    sent = sent_rows(result, step, share, "states")
     for _, row in sent:
-        forms.setdefault((row.op, row.axis), _Form(Fraction(0), Fraction(0), "0"))
+        forms.setdefault((row.op, row.axis), Form(Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
     # An all_reduce of what R does not divide: replicas add unlike shares of a part.
-    shared = even and not any(slice_size(unit.numel, ranks) % replicas for unit in result.units)
+    shared = even and not any(slice_size(numel, ranks) % replicas for numel in share.numels.values())
+    alike = {inside: even, "dp_replicate": shared}
     by_operation = {key: [(rank, row) for rank, row in sent if (row.op, row.axis) == key] for key in forms}
     checks = [
-        _traffic_of(result, by_operation[op, axis], op, axis, form, even if axis == inside else shared)
+        traffic_of(result, share, by_operation[op, axis], op, axis, form, even=alike.get(axis, False))
         for (op, axis), form in forms.items()
     ]
-    texts = [volume.text(), *(form.text for (_, axis), form in forms.items() if axis == "dp_replicate")]
-    total = _Form(
+    texts = [volume.text(), *(form.text for (_, axis), form in forms.items() if axis != inside and form.text != "0")]
+    total = Form(
         sum((form.formula for form in forms.values()), Fraction(0)),
         sum((form.with_padding for form in forms.values()), Fraction(0)),
         " + ".join(texts),
     )
     in_order = [pair for pairs in by_operation.values() for pair in pairs]
-    return [*checks, _traffic_of(result, in_order, "total", "", total, shared)]
+    is_even = shared and all(axis in alike for _, axis in forms)
+    return [*checks, traffic_of(result, share, in_order, "total", "", total, even=is_even)]
 
 
-class _Form(NamedTuple):
+class Form(NamedTuple):
     """Bytes per rank that a closed form gives for an operation, at Psi and at Psi padded; and the form in words."""
 
     formula: Fraction
@@ -244,20 +165,83 @@ class _Form(NamedTuple):
     text: str
 
 
-def _traffic_of(
-    result: RunResult, sent: Sequence[tuple[int, TrafficRow]], op: str, axis: str, form: _Form, even: bool
+def _forms(result: RunResult, share: Share) -> dict[tuple[str, str], Form]:
+    """By operation and axis what a rank of the stage sends for model states."""
+    config, volume = result.config, volume_of(result, share.stage)
+    psi, ranks, replicas = share.num_parameters, config.mesh.dp_shard, config.mesh.dp_replicate
+    padded, cuts = psi, 1
+    if is_sliced(config):
+        padded, cuts = formulas.padded_numel(share.numels.values(), ranks), ranks
+    param_bytes, grad_bytes = itemsizes(config)
+    grads_op, params_op = _operations(config)
+    inside = config.mesh.axes.name("dp_shard")
+
+    def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
+        """A formula at Psi, and at Psi padded."""
+        return of(psi, gathers_of(result, 1, share.stage)), of(padded, gathers_of(result, cuts, share.stage))
+
+    forms = {
+        (grads_op, inside): Form(
+            *both(lambda numel, _: volume.sent_grad_bytes(numel, ranks, grad_bytes)), volume.grads_text()
+        )
+    }
+    if params_op:
+        forms[params_op, inside] = Form(
+            *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
+            volume.params_text(),
+        )
+    if replicas > 1:
+        num = num_replica_reductions(config)
+        forms["all_reduce", "dp_replicate"] = Form(
+            *both(lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num)),
+            formulas.replica_text(num),
+        )
+    parts = ranks if config.parallel.zero_stage else 1
+    of_parts = "/N" if parts > 1 else ""
+    if shared := shared_grads((result.layout.flats[name] for name in share.numels), config.mesh.tp):
+        nbytes = formulas.shared_sent(shared, parts) * grad_bytes
+        forms["all_reduce", "tp"] = Form(nbytes, nbytes, f"2S{of_parts}")
+    if share.ends:
+        numel = share.numels[share.ends]
+        table = formulas.padded_numel([numel], cuts)
+        sent = (formulas.tied_sent(numel, parts) * grad_bytes, formulas.tied_sent(table, parts) * grad_bytes)
+        forms["all_reduce", "pp"] = Form(*sent, f"2E{of_parts}")
+    return forms
+
+
+def sent_rows(result: RunResult, step: int, share: Share, purpose: str) -> list[tuple[int, TrafficRow]]:
+    """The rows of one step and purpose, with their ranks, of those ranks of a stage that were run."""
+    return [
+        (rank, row)
+        for rank in dict.fromkeys(result.stands_for[rank] for rank in share.ranks)
+        for row in result.traffic[rank]
+        if row.step == step and row.purpose == purpose
+    ]
+
+
+def traffic_of(
+    result: RunResult,
+    share: Share,
+    sent: Sequence[tuple[int, TrafficRow]],
+    op: str,
+    axis: str,
+    form: Form,
+    *,
+    even: bool,
 ) -> TrafficCheck:
-    """What ranks `sent`, as (rank, row), beside its form."""
-    sent_bytes = dict.fromkeys(result.ran, 0)
+    """What a stage's ranks `sent`, as (rank, row), beside its form."""
+    stands_for = [result.stands_for[rank] for rank in share.ranks]
+    sent_bytes = dict.fromkeys(stands_for, 0)
     for rank, row in sent:
         sent_bytes[rank] += row.wire_bytes
+    first = stands_for[0]
     return TrafficCheck(
         op=op,
         axis=axis,
         dtypes=tuple(dict.fromkeys(row.dtype for _, row in sent)),
-        calls=sum(row.calls for rank, row in sent if rank == 0),
-        sent=tuple(sent_bytes[rank] for rank in result.stands_for),
-        payload=sum(row.payload_bytes for rank, row in sent if rank == 0),
+        calls=sum(row.calls for rank, row in sent if rank == first),
+        sent=tuple(sent_bytes[rank] for rank in stands_for),
+        payload=sum(row.payload_bytes for rank, row in sent if rank == first),
         modelled=result.is_modelled,
         formula=form.formula,
         text=form.text,
@@ -278,20 +262,20 @@ def peak_rank(result: RunResult) -> int:
     return peaks.index(max(peaks))
 
 
-def _expected(result: RunResult, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
+def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
     config = result.config
     each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
     if is_owned(config) and config.parallel.zero_stage >= formulas.first_partitioned(kind):
         owned: Counter[int | None] = Counter()
-        for unit in result.units:
-            owned[unit.owner] += unit.numel
+        for name, numel in share.numels.items():
+            owned[result.layout.owner(name)] += numel
         index = config.mesh.axes.index
-        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in range(config.mesh.ranks))
-    psi = result.num_parameters
+        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in share.ranks)
+    psi = share.num_parameters
     if is_sliced(config):
-        psi = formulas.padded_numel((unit.numel for unit in result.units), config.mesh.dp_shard)
-    share = formulas.model_states(config.parallel.zero_stage, psi, config.mesh.dp_shard, cost)[kind]
-    return (share,) * config.mesh.ranks
+        psi = formulas.padded_numel(share.numels.values(), config.mesh.dp_shard)
+    held = formulas.model_states(config.parallel.zero_stage, psi, config.mesh.dp_shard, cost)[kind]
+    return (held,) * len(share.ranks)
 
 
 def num_replica_reductions(config: RunConfig) -> int:

@@ -68,7 +68,7 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
             yield changed, f"{flags} {words}"
     ranks = 2 * config.mesh.ranks
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
-        accumulate = max(1, config.global_batch // ranks)
+        accumulate = max(1, config.global_batch // (ranks // (config.mesh.tp * config.mesh.pp)))
         changed = least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks)
         yield changed, f"{flags or '--stage 3'} --micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
         ranks *= 2
@@ -129,7 +129,7 @@ def _search(
 ) -> Found:
     """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
     tried: dict[int, Tried] = {}
-    step = config.mesh.dp_replicate if field == "ranks" else 1  # every replica has as many
+    step = _step(config, field)
 
     def fits(steps: int) -> bool:
         if steps not in tried:
@@ -158,6 +158,14 @@ def _search(
         beyond if beyond is not None and beyond.peak_bytes > capacity else None,
         tuple(tried.values()),
     )
+
+
+def _step(config: RunConfig, field: str) -> int:
+    """What every value tried is a multiple of: every replica has as many ranks, every tensor-parallel rank as many
+    rows under sequence parallelism."""
+    if field == "ranks":
+        return config.mesh.dp_replicate * config.mesh.tp
+    return config.mesh.tp if field == "seq" and config.parallel.sequence_parallel else 1
 
 
 def _highest(field: str) -> int:

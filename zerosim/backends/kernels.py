@@ -1,7 +1,7 @@
 """The contract between zerosim and an array library: about forty kernels, and nothing else.
 
-A kernel fills outputs that were allocated before it was called (`device.alloc` is the only door for
-bytes), so a backend never decides a shape and a shape-only backend has nothing to do. Outputs come
+A kernel fills outputs that were allocated before it was called (all bytes come from
+`device.alloc`), so a backend never decides a shape and a shape-only backend has nothing to do. Outputs come
 last and may be of another dtype than inputs: results are computed in the compute dtype (fp32 for
 half types) and rounded ONCE, when they are stored. Outputs never alias inputs unless the text says
 "in place". A kernel returns None and chooses no path by the data.
@@ -19,6 +19,9 @@ from zerosim.dtypes import DType
 
 Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
+
+Arrays = Sequence[Sequence[Array]]
+"""Of each member of a group, its arrays."""
 
 GpuBytes = tuple[int, str, int]
 """A GPU: its number, its name, and the bytes in use on it, whoever uses them."""
@@ -130,13 +133,7 @@ class Backend(Protocol):
         """The queue of one rank, or None where kernels run when they are called."""
 
     def native_collective(
-        self,
-        streams: Sequence[Stream],
-        op: str,
-        inputs: Sequence[Sequence[Array]],
-        outputs: Sequence[Sequence[Array]],
-        reduction: str,
-        root: int,
+        self, streams: Sequence[Stream], op: str, inputs: Arrays, outputs: Arrays, reduction: str, root: int
     ) -> None:
         """One collective of a vendor's library (NCCL), for all members of a group at once, in its order.
 

@@ -1,6 +1,6 @@
 """The shape-only backend: arrays that have a shape and a size and hold nothing, kernels that do nothing.
 
-A run on it passes every door of a real one (allocations, kernels, collectives), so the same bytes are
+A run on it makes every call of a real one (allocations, kernels, collectives), so the same bytes are
 counted; no values are there to be computed. What a program reads from its device is 0.
 """
 
@@ -21,16 +21,21 @@ class Flags(NamedTuple):
     c_contiguous: bool
 
 
+CONTIGUOUS = Flags(True)
+
+
 class MetaArray:
     """A window of bytes that are not there: `shape` and `strides` in elements, `itemsize` in bytes."""
 
-    __slots__ = ("itemsize", "shape", "size", "strides")
+    __slots__ = ("flags", "itemsize", "shape", "size", "strides")
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None = None) -> None:
         self.shape = shape
         self.itemsize = itemsize
         self.size = math.prod(shape)
-        self.strides = _contiguous_strides(shape) if strides is None else strides
+        contiguous = _contiguous_strides(shape)
+        self.strides = contiguous if strides is None else strides
+        self.flags = CONTIGUOUS if self.strides == contiguous else Flags(self._is_contiguous(contiguous))
 
     @property
     def nbytes(self) -> int:
@@ -40,12 +45,9 @@ class MetaArray:
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
-    def flags(self) -> Flags:
-        return Flags(self._is_contiguous())
-
-    def _is_contiguous(self) -> bool:
-        dims = zip(self.shape, self.strides, _contiguous_strides(self.shape), strict=True)
+    def _is_contiguous(self, contiguous: tuple[int, ...]) -> bool:
+        """Whatever the strides of dims of one element, and of nothing at all."""
+        dims = zip(self.shape, self.strides, contiguous, strict=True)
         return self.size == 0 or all(length == 1 or stride == expected for length, stride, expected in dims)
 
     def __getitem__(self, window: Any) -> MetaArray:
@@ -76,7 +78,7 @@ class MetaArray:
             rest = math.prod(length for length in lengths if length != -1)
             lengths[lengths.index(-1)] = self.size // rest if rest else 0
         new = MetaArray(tuple(lengths), self.itemsize)
-        if new.size != self.size or not self._is_contiguous():
+        if new.size != self.size or not self.flags.c_contiguous:
             raise ValueError(f"{self.shape} with strides {self.strides} cannot be seen as {tuple(lengths)}")
         return new
 

@@ -51,14 +51,6 @@ def timed(work: Callable[[], object], timer: Timer | None = None) -> Timing:
     return Timing(device_s, time.perf_counter() - started)
 
 
-def stream_timer(stream: object) -> Timer:
-    """A timer of a rank's stream on a GPU."""
-    from zerosim.backends.cuda.stream import CudaStream, StreamTimer
-
-    assert isinstance(stream, CudaStream)
-    return StreamTimer(stream)
-
-
 class Contestant(ABC):
     """One of those compared."""
 

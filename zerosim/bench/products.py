@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from zerosim.bench.contest import Contestant, Timing, stream_timer, timed
+from zerosim.bench.contest import Contestant, Timing, timed
 from zerosim.comm.runtime import make_backend
 from zerosim.dtypes import dtype
 
@@ -109,7 +109,7 @@ class SquareProduct(Contestant):
         self._backend = make_backend("cuda")
         stream: Any = self._backend.open_stream(0)
         self._stream = stream
-        self._timer = stream_timer(stream)
+        self._timer = stream.timer()
         values = np.random.default_rng(0).standard_normal((n, n), np.float32)
         with stream.use():
             self._left, self._right, self._out = (self._backend.empty((n, n), dtype(precision)) for _ in range(3))

@@ -223,25 +223,21 @@ def one_rank_on_gpu(case: Case) -> Group:
         contestants = {**ours, "launches": launches, "square": square, **theirs}
         measured = case.interleave(contestants, budgets.one_rank, "one rank")
         notes |= compared_losses(case, {name: ours[kind] for name, kind in names.items()}, theirs)
-    figures = []
+    figures, square_name = [], f"a bare {budgets.square:,} x {budgets.square:,} product"
     for name, kind in names.items():
         rounds, what = measured[kind], f"{kind} attention"
-        peak, bare = "products / published peak", f"products / a bare {budgets.square:,} x {budgets.square:,} product"
         both = "explicit attention in both" if kind == "eager" else "flash against scaled_dot_product_attention"
         figures += [
             step_time(label, f"step, {what}", rounds),
             speed(label, f"speed, {what}", rounds),
-            share_of_peak(label, f"{peak}, {what}", rounds, hardware, case.device["gpu"]),
-            share_of_square(label, f"{bare}, {what}", rounds, measured["square"]),
+            share_of_peak(label, f"products / published peak, {what}", rounds, hardware, case.device["gpu"]),
+            share_of_square(label, f"products / {square_name}, {what}", rounds, measured["square"]),
             ratio(label, f"step / PyTorch eager, {both}", measured, kind, name, case.pytorch_goal, notes[name]),
         ]
-    few_name, note = (
-        f"the same kernels on {few.model.seq} tokens / step, eager attention",
-        "near 1: launching sets the pace",
-    )
+    few_name = f"the same kernels on {few.model.seq} tokens / step, eager attention"
     figures += [
-        speed(label, f"speed, a bare {budgets.square:,} x {budgets.square:,} product", measured["square"]),
-        ratio(label, few_name, measured, "launches", "eager", None, note),
+        speed(label, f"speed, {square_name}", measured["square"]),
+        ratio(label, few_name, measured, "launches", "eager", None, "near 1: launching sets the pace"),
     ]
     return Group(figures, to_json(f"{label}, one rank", config, measured))
 

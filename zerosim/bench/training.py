@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.bench.contest import Contestant, Timer, Timing, stream_timer, timed
+from zerosim.bench.contest import Contestant, Timer, Timing, timed
 from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
@@ -135,9 +135,9 @@ class TrainingRun(Contestant):
         try:
             self._advance()
             if self._streams:
-                self._timer = stream_timer(self._streams[0])
-                self._timer.start()
-                self._timer.stop()  # the first step's work is done: the next one finds an idle device
+                timer = self._timer = self._streams[0].timer()
+                timer.start()
+                timer.stop()  # the first step's work is done: the next one finds an idle device
             self.release()
         except BaseException:
             self._end()

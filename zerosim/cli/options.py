@@ -8,6 +8,7 @@ file that a bad one came from.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,7 +83,8 @@ def _add_flag(group: Any, option: Option, defaults: Mapping[str, Any]) -> None:
     if option.kinds[0] == "bool":
         state = "the model's or the recipe's" if option.default is None else "on" if option.default else "off"
         help = f"{option.help} (default: {state})"
-        group.add_argument(flag_of(option.flat), help=help, action=argparse.BooleanOptionalAction, **common)
+        names = flag_of(option.flat), *option.also
+        group.add_argument(*names, help=help, action=argparse.BooleanOptionalAction, **common)
         return
     default = defaults.get(option.flat, option.default if option.shown is None else option.shown)
     group.add_argument(
@@ -101,7 +103,8 @@ def run_config(
 ) -> RunConfig:
     """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
 
-    `any_ranks`: where no number of ranks is given, as many as `dp_replicate`, which divide any number that is tried.
+    `any_ranks`: where no number of ranks is given, as many as `dp_replicate` x `tp`, which divide any number that is
+    tried.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
@@ -113,9 +116,9 @@ def run_config(
 
         scenario = read_scenario(path)
     values = {**(defaults or {}), **scenario, **given}
-    replicas = values.get("dp_replicate")
-    if any_ranks and "ranks" not in values and isinstance(replicas, int) and replicas > 0:
-        values["ranks"] = replicas
+    axes = [values[name] for name in ("dp_replicate", "tp") if name in values]
+    if any_ranks and "ranks" not in values and axes and all(isinstance(size, int) and size > 0 for size in axes):
+        values["ranks"] = min(math.prod(axes), OPTIONS["ranks"].high or 1)
     try:
         return RunConfig.from_dict(values, source=f"scenario {path}")
     except InputError as error:

@@ -147,7 +147,8 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     mark = args.mark
     lines: dict[str, list[tuple[int, int]]] = {}
     shown: dict[str, RunResult] = {}
-    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % config.mesh.dp_replicate == 0]:
+    each = config.mesh.dp_replicate * config.mesh.tp
+    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % each == 0]:
         results = _by_stage(args, config.replace(ranks=ranks))
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
         for bar in memory_bars(results, mark):

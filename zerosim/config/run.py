@@ -202,16 +202,15 @@ def _check_tensor_parallel(config: RunConfig) -> None:
         return
     for name, size in (("heads", model.heads), ("ffn", model.ffn)):
         if size % tp:
-            raise InputError(f"tp {tp} does not divide {name} {size}: choose {_divisors(tp, size)}")
+            raise InputError(f"tp {tp} does not divide {name} {size}: choose {_right_tp(config)}")
     if model.kv_heads % tp and tp % model.kv_heads:
         raise InputError(
-            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose "
-            f"{_divisors(tp, model.kv_heads)}, or a multiple of {model.kv_heads}"
+            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose {_right_tp(config)}"
         )
     if model.vocab % tp and not parallel.pad_vocab:
         raise InputError(
             f"tp {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
-            f"softmax, or choose {_divisors(tp, model.vocab)}"
+            f"softmax, or choose {_right_tp(config)}"
         )
     if parallel.sequence_parallel and model.seq % tp:
         near = max(1, round(model.seq / tp)) * tp
@@ -258,10 +257,18 @@ def _fewer_stages(config: RunConfig, word: str) -> str:
     return f"{word} {2 * chunks - ends if ends else chunks}"
 
 
-def _divisors(wanted: int, size: int) -> str:
-    """'tp 2 or 4': the divisors of `size` next to what was asked for."""
-    below = max(d for d in range(1, wanted) if size % d == 0)
-    above = next((d for d in range(wanted + 1, size + 1) if size % d == 0), None)
+def _right_tp(config: RunConfig) -> str:
+    """'tp 2 or 4': what this model and its ranks can be cut over, next to what was asked for."""
+    model, parallel, mesh = config.model, config.parallel, config.mesh
+
+    def fits(tp: int) -> bool:
+        cut = [model.heads, model.ffn, mesh.ranks // (mesh.dp_replicate * mesh.pp), max(tp, model.kv_heads)]
+        cut += [] if parallel.pad_vocab else [model.vocab]
+        cut += [model.seq] if parallel.sequence_parallel else []
+        return not any(size % tp for size in cut) and not max(tp, model.kv_heads) % min(tp, model.kv_heads)
+
+    below = max(tp for tp in range(1, mesh.tp) if fits(tp))
+    above = next((tp for tp in range(mesh.tp + 1, model.heads + 1) if fits(tp)), None)
     return f"tp {below}" + (f" or {above}" if above else "")
 
 

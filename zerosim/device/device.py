@@ -50,7 +50,7 @@ class Phase(StrEnum):
 
 
 class Switch:
-    """Thrown once, by whoever ends the run; every rank looks at it before each kernel."""
+    """Set once, by whoever ends the run; every rank looks at it before each kernel."""
 
     __slots__ = ("aborted",)
 

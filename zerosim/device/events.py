@@ -138,7 +138,7 @@ class Mark(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """What a real device's memory pool of this rank said at the mark before: bytes in use, and held."""
+    """What a real device's memory pool of this rank reported at the mark before: bytes in use, and held."""
 
     scope: Scope
     used_bytes: int

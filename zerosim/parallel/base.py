@@ -291,7 +291,8 @@ class Strategy:
     def _blame(self) -> NonFiniteGradient:
         """Which rank's own gradient of which unit was not finite before it was reduced."""
         step = self.device.where.step
-        everyone, names = self.everyone, list(self.layout.flats)
+        names = [flat.name for flat in self.flats] if self.groups is None else list(self.layout.flats)
+        everyone = self.everyone
         flags = self.device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
         self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
         for flat in self.flats:

@@ -158,7 +158,7 @@ class Layout:
             values = _joined(flat, parts)
             for weight, offset in zip(flat.weights, flat.offsets, strict=True):
                 local = values[offset : offset + weight.numel].reshape(weight.shape)
-                whole.put(weight, local, tp, parts[0].rank)
+                whole.put(weight, local, tp, parts, offset)
         return {weight.name: whole.weights[weight.name] for flat in self.flats.values() for weight in flat.weights}
 
 
@@ -173,30 +173,41 @@ class _Whole:
     def __init__(self, size: int) -> None:
         self.size = size
         self.weights: dict[str, Any] = {}
-        self._writers: dict[tuple[str, int], int] = {}  # the rank that a piece of a weight came from
+        self._writers: dict[tuple[str, int], tuple[list[Piece], int]] = {}  # whose a piece of a weight is
 
-    def put(self, weight: WeightSpec, local: Any, index: int, rank: int) -> None:
-        """Store one member's piece. Raises: PlacementError where another rank's copy of it was different."""
+    def put(self, weight: WeightSpec, local: Any, index: int, parts: list[Piece], offset: int) -> None:
+        """Store one member's piece, put together of `parts`, where it begins at `offset`.
+
+        Raises: PlacementError where another member's copy of it was different.
+        """
         import numpy as np
 
         split, piece = weight.split, 0 if weight.split is None else weight.split.piece(index, self.size)
-        first = self._writers.setdefault((weight.name, piece), rank)
-        if first == rank:
+        if (weight.name, piece) not in self._writers:
+            self._writers[weight.name, piece] = parts, offset
             if split is None:
                 self.weights[weight.name] = local
             else:
                 whole = self.weights.setdefault(weight.name, np.zeros(weight.whole_shape, local.dtype))
                 split.put(local, whole, index, self.size)
             return
-        there = self.weights[weight.name]
-        if split is not None:
-            there = split.take(there, index, self.size)
-        if not np.array_equal(_bits(local), _bits(there)):
+        there = self.weights[weight.name] if split is None else split.take(self.weights[weight.name], index, self.size)
+        differing = np.flatnonzero(_bits(local) != _bits(there))
+        if differing.size:
+            at = int(differing[0])
+            first_parts, first_offset = self._writers[weight.name, piece]
+            rank, first = _holder(parts, offset + at), _holder(first_parts, first_offset + at)
             raise PlacementError(
-                f"rank {rank} and rank {first} hold different values of {weight.name}: copies of a weight must be the "
-                "same to the bit; were their gradients added over all ranks that hold one?",
+                f"rank {rank} and rank {first} hold different values of element {at} of their part of {weight.name}: "
+                "copies of a weight must be the same to the bit; were their gradients added over all ranks that hold "
+                "one?",
                 rank=rank,
             )
+
+
+def _holder(parts: Sequence[Piece], at: int) -> int:
+    """The rank whose part of a flat buffer has element `at`."""
+    return next(piece.rank for piece in parts if piece.part.start <= at < piece.part.stop)
 
 
 def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:

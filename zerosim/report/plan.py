@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 from rich.table import Column
 
-from zerosim.analysis.compare import is_owned, peak_rank
+from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.search import SEARCHES, Found, with_value
+from zerosim.analysis.shares import is_owned
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe

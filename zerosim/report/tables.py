@@ -19,10 +19,10 @@ from zerosim.analysis.compare import (
     check_states,
     check_traffic,
     control_bytes,
-    is_owned,
     last_whole_step,
     peak_rank,
 )
+from zerosim.analysis.shares import is_owned
 from zerosim.report import words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, show, spread, stacked, titled
 from zerosim.report.names import KINDS

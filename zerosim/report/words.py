@@ -9,15 +9,8 @@ import math
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import (
-    cost_of,
-    gathers_of,
-    is_owned,
-    itemsizes,
-    last_whole_step,
-    num_replica_reductions,
-    volume_of,
-)
+from zerosim.analysis.compare import last_whole_step, num_replica_reductions
+from zerosim.analysis.shares import cost_of, gathers_of, is_owned, itemsizes, volume_of
 from zerosim.config import RunConfig
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.result import RunResult

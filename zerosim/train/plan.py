@@ -25,6 +25,7 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
+from zerosim.train.extend import extended, shorter_runs
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
 
@@ -44,10 +45,20 @@ def plan(
 
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
-    `config` (data, weights, tokens, sample) is not read.
+    `config` (data, weights, tokens, sample) is not read. Of many micro-batches in a pipeline few are run, and the rest
+    follows (`extend.py`), unless events are kept.
 
     Raises: InputError, OutOfMemory (where the configuration has a capacity).
     """
+    runs = None if keep_events else shorter_runs(config)
+    if runs is None:
+        return _plan(config, every_rank, skipped, keep_events)
+    few, more = (_plan(config.replace(accumulate=count), every_rank, skipped, keep_events=False) for count in runs)
+    return extended(config, few, more)
+
+
+def _plan(config: RunConfig, every_rank: bool, skipped: Collection[int], keep_events: bool) -> RunResult:
+    """`plan` with all of its micro-batches."""
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on its neighbours' shares

@@ -90,6 +90,7 @@ class RunResult:
     events             by rank the whole record, empty unless `keep_events` was given
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and what was in use on them, with backend cuda on threads
+    extended_from      of a pipeline's plan: how many micro-batches were run, twice, all figures extended from them
 
     On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
     `stands_for` names it for each rank, and their entries are the same objects.
@@ -111,6 +112,7 @@ class RunResult:
     saved: dict[str, tuple[SavedRow, ...]]
     saved_again: dict[str, tuple[SavedRow, ...]]
     gpus: tuple[GpuUse, ...] = ()
+    extended_from: tuple[int, int] | None = None
 
     @property
     def units(self) -> tuple[UnitInfo, ...]:

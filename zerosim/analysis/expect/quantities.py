@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from zerosim.analysis import formulas
 from zerosim.analysis.advice import run
-from zerosim.analysis.compare import cost_of, gathers_of, volume_of
 from zerosim.analysis.search import most_that_fits
+from zerosim.analysis.shares import cost_of, gathers_of, volume_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.device.device import Device

@@ -4,6 +4,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
 
     states.py       bytes of parameters, gradients and optimizer states per rank, by stage
     traffic.py      elements and bytes that a rank sends per step
+    parallel.py     what tensor, sequence and pipeline parallelism send beside that
     printed.py      what the ZeRO paper prints, how it rounds, the largest model that fits
     activations.py  what forward keeps, by two papers that differ
     parameters.py   parameters of GPT-2 and Llama
@@ -21,6 +22,17 @@ from zerosim.analysis.formulas.activations import checkpoint_elements as checkpo
 from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements
 from zerosim.analysis.formulas.calculators import Calculator as Calculator
 from zerosim.analysis.formulas.calculators import calculators as calculators
+from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
+from zerosim.analysis.formulas.parallel import all_reduce_sent as all_reduce_sent
+from zerosim.analysis.formulas.parallel import border_sends as border_sends
+from zerosim.analysis.formulas.parallel import bubble as bubble
+from zerosim.analysis.formulas.parallel import gather_sent as gather_sent
+from zerosim.analysis.formulas.parallel import live_micro_batches as live_micro_batches
+from zerosim.analysis.formulas.parallel import live_text as live_text
+from zerosim.analysis.formulas.parallel import sequence_calls as sequence_calls
+from zerosim.analysis.formulas.parallel import shared_sent as shared_sent
+from zerosim.analysis.formulas.parallel import tensor_calls as tensor_calls
+from zerosim.analysis.formulas.parallel import tied_sent as tied_sent
 from zerosim.analysis.formulas.parameters import gpt2_parameters as gpt2_parameters
 from zerosim.analysis.formulas.parameters import llama_parameters as llama_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters

@@ -17,7 +17,7 @@ import numpy as np
 
 from zerosim.backends.cuda.ops import divide
 from zerosim.backends.cuda.stream import CudaStream
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Arrays
 from zerosim.backends.numpy.cast import BFLOAT16
 from zerosim.errors import InputError
 
@@ -42,13 +42,7 @@ class Nccl:
         self._communicators: dict[tuple[int, ...], list[Any]] = {}
 
     def perform(
-        self,
-        streams: Sequence[CudaStream],
-        op: str,
-        inputs: Sequence[Sequence[Array]],
-        outputs: Sequence[Sequence[Array]],
-        reduction: str,
-        root: int,
+        self, streams: Sequence[CudaStream], op: str, inputs: Arrays, outputs: Arrays, reduction: str, root: int
     ) -> None:
         """Queue inputs[r][i] to outputs[r][i] for every member r. Raises: InputError where two share a GPU."""
         from cupy.cuda import nccl

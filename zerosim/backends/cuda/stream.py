@@ -79,6 +79,9 @@ class CudaStream:
         assert gpu is not None, f"GPU {self.gpu} worked a moment ago"
         return gpu.index, gpu.name, gpu.memory_bytes - gpu.free_bytes
 
+    def timer(self) -> StreamTimer:
+        return StreamTimer(self)
+
     def memory(self) -> tuple[int, int]:
         """Bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and held."""
         with self.device:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import control_bytes, itemsizes, last_whole_step
+from zerosim.analysis.compare import control_bytes, last_whole_step
+from zerosim.analysis.shares import itemsizes
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank

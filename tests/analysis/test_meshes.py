@@ -1,0 +1,121 @@
+"""Counts beside closed forms on meshes: model states and traffic of every pipeline stage, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zerosim.analysis.compare import check_states, check_traffic
+from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.formulas import bubble, live_micro_batches
+from zerosim.analysis.shares import alike_stages, extra_of, shares_of
+from zerosim.config import RunConfig, plan_config
+from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.parallel.schedule import Forward
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
+
+SIZES: dict[str, Any] = {"layers": 4, "hidden": 16, "heads": 4, "seq": 8, "vocab": 256, "micro_batch": 2, "steps": 1}
+GPT = {**SIZES, "model": "gpt"}
+LLAMA = {**SIZES, "model": "llama", "kv_heads": 2}
+FLAT: dict[str, Any] = {"model": "flat", "params": 1001, "units": 4, "micro_batch": 2, "steps": 1}
+
+MESHES: list[dict[str, Any]] = [
+    {**GPT, "ranks": 4, "tp": 2, "stage": 0},
+    {**GPT, "ranks": 4, "tp": 4, "stage": 1, "recompute": "full"},
+    {**GPT, "ranks": 8, "tp": 2, "stage": 3, "dp_replicate": 2, "recompute": "selective", "accumulate": 2},
+    {**GPT, "ranks": 4, "tp": 2, "stage": 2, "sequence_parallel": True, "accumulate": 2},
+    {**GPT, "ranks": 4, "tp": 4, "stage": 0, "sequence_parallel": True, "keep_gathered": True, "recompute": "full"},
+    {**GPT, "ranks": 4, "pp": 2, "stage": 0, "accumulate": 4},
+    {**GPT, "ranks": 4, "pp": 2, "stage": 1, "accumulate": 4, "pipeline": "interleaved"},
+    {**GPT, "ranks": 4, "pp": 4, "stage": 1, "accumulate": 2, "pipeline": "gpipe"},
+    {**GPT, "ranks": 6, "pp": 2, "stage": 3, "accumulate": 3, "keep_last_unit": True, "tie_embeddings": False},
+    {**GPT, "ranks": 8, "tp": 2, "pp": 2, "stage": 1, "accumulate": 4},
+    {**GPT, "ranks": 8, "tp": 2, "pp": 2, "stage": 2, "accumulate": 2, "sequence_parallel": True, "vocab": 254},
+    {**GPT, "ranks": 8, "tp": 2, "pp": 4, "stage": 0, "accumulate": 4, "sequence_parallel": True, "pad_vocab": True},
+    {**LLAMA, "ranks": 8, "tp": 4, "stage": 1, "sequence_parallel": True},
+    {**LLAMA, "ranks": 8, "tp": 4, "pp": 2, "stage": 3, "accumulate": 2, "recompute": "full"},
+    {**LLAMA, "ranks": 12, "tp": 2, "pp": 2, "stage": 1, "accumulate": 2, "stage_layers": "3,1"},
+    {**LLAMA, "ranks": 8, "pp": 2, "stage": 3, "dp_replicate": 2, "accumulate": 4, "pipeline": "interleaved"},
+    {**LLAMA, "ranks": 8, "pp": 4, "stage": 3, "accumulate": 4, "recipe": "fsdp2"},
+    {**LLAMA, "ranks": 4, "pp": 2, "stage": 2, "accumulate": 2, "partition": "owner"},
+    {**LLAMA, "ranks": 8, "tp": 2, "pp": 2, "stage": 3, "accumulate": 2, "reshard_after_forward": False},
+    {**FLAT, "ranks": 8, "tp": 2, "pp": 2, "stage": 1, "accumulate": 2},
+]
+
+
+def assert_agrees(result: RunResult) -> None:
+    mesh, whole = result.layout.mesh, 0
+    for share in shares_of(result):
+        for state in check_states(result, share.stage):
+            assert state.agrees, (share.stage, state)
+        for sent in [*check_traffic(result, 0, share.stage), *check_exchanges(result, 0, share.stage)]:
+            assert sent.agrees, (share.stage, sent.op, sent.axis, sent.mean, sent.formula, sent.with_padding)
+        extra = extra_of(result, share.stage)
+        whole += mesh.tp * share.num_parameters - (mesh.tp - 1) * extra.replicated - extra.padding
+        if extra.copied:
+            copies = mesh.tp // result.config.model.kv_heads
+            whole -= mesh.tp * extra.copied * (copies - 1) // copies
+        if share.ends and share.stage:
+            whole -= mesh.tp * share.numels[share.ends] - extra.padding
+    assert whole == result.num_parameters
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_plans_agree(mesh: dict[str, Any]) -> None:
+    assert_agrees(plan(RunConfig(**mesh)))
+
+
+@pytest.mark.parametrize("mesh", MESHES[3::4], ids=str)
+def test_runs_agree(mesh: dict[str, Any]) -> None:
+    assert_agrees(run(RunConfig(**mesh)))
+
+
+def test_ring_agrees() -> None:
+    assert_agrees(plan(RunConfig(**{**MESHES[9], "collective": "ring"})))
+
+
+def test_a_wrong_count_is_seen() -> None:
+    """A byte more on one axis is a disagreement of that row alone."""
+    result = plan(RunConfig(**MESHES[9]))
+    rows = [
+        row._replace(sent_bytes=(row.sent_bytes or 0) + (row.op == "send")) if row.purpose == "activations" else row
+        for row in result.traffic[0]
+    ]
+    wrong = replace(result, traffic=[rows if own is result.traffic[0] else own for own in result.traffic])
+    assert {check.op: check.agrees for check in check_exchanges(wrong, 0)} == {"all_reduce": True, "send": False}
+    assert all(check.agrees for check in check_exchanges(wrong, 0, 1))
+
+
+def test_the_1024_devices_of_a_70b_model() -> None:
+    """Parameters on the ranks of the first, a middle and the last stage; ZeRO-1's bytes of model states there."""
+    result = plan(
+        plan_config(model="llama2-70b", ranks=1024, tp=16, pp=8, stage=1, accumulate=1, recompute="full", seq=128)
+    )
+    shares = shares_of(result)
+    assert [share.num_parameters for share in shares] == [561_807_360, *[545_423_360] * 6, 561_815_552]
+    assert [f"{check_states(result, stage)[-1].counted[0] / 1e9:.2f}" for stage in (0, 1, 7)] == [
+        "3.09",
+        "3.00",
+        "3.09",
+    ]
+    assert_agrees(result)
+    assert alike_stages([share.num_parameters for share in shares]) == [range(1), range(1, 7), range(7, 8)]
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_live_micro_batches_follow_from_the_schedules(kind: str) -> None:
+    """What is alive at once in each stage's list of actions is the closed form."""
+    chunks = 3 if kind == "interleaved" else 1
+    for stages in (2, 3, 4):
+        for micro_batches in (stages, 2 * stages, 4 * stages):
+            for stage in range(stages):
+                live = most = 0
+                for action in SCHEDULES[kind](stages, stage, micro_batches, chunks):
+                    live += 1 if isinstance(action, Forward) else -1
+                    most = max(most, live)
+                assert most == live_micro_batches(kind, stage, stages, micro_batches, chunks)
+    assert bubble(4, 8) == bubble(4, 4, 2)

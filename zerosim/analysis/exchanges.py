@@ -1,0 +1,93 @@
+"""What a run counted of tensor, sequence and pipeline parallelism's traffic, beside the closed forms.
+
+The purpose of that traffic is `activations`: what crosses the borders of cut weights (axis tp) and of pipeline stages
+(axis pp). The closed forms are those of `formulas/parallel.py`, for the layers that a stage holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from zerosim.analysis import formulas
+from zerosim.analysis.compare import Form, TrafficCheck, sent_rows, traffic_of
+from zerosim.analysis.shares import Share, itemsizes, share_of
+from zerosim.config import RunConfig
+from zerosim.dtypes import compute_dtype, dtype
+from zerosim.train.result import RunResult
+
+PURPOSE = "activations"
+
+
+def check_exchanges(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
+    """By operation and axis what the ranks of a pipeline stage sent of activations and their gradients.
+
+    A receipt sends nothing and has no row; an operation that should not be there has one.
+    """
+    share = share_of(result, stage)
+    forms = dict(_forms(result.config, share))
+    sent = [(rank, row) for rank, row in sent_rows(result, step, share, PURPOSE) if row.op != "recv"]
+    for _, row in sent:
+        forms.setdefault((row.op, row.axis), (Form(Fraction(0), Fraction(0), "0"), True))
+    return [
+        traffic_of(result, share, [(r, row) for r, row in sent if (row.op, row.axis) == key], *key, form, even=even)
+        for key, (form, even) in forms.items()
+    ]
+
+
+def border_numel(config: RunConfig) -> int:
+    """bsh: elements of what passes from layer to layer of one micro-batch, over all tensor-parallel ranks."""
+    width = config.model.hidden if config.model.has_blocks else config.model.vocab
+    return config.data.micro_batch * config.model.seq * width
+
+
+def _forms(config: RunConfig, share: Share) -> Iterator[tuple[tuple[str, str], tuple[Form, bool]]]:
+    """By operation and axis the form, and whether every rank sends as much."""
+    mesh = config.mesh.axes
+    if mesh.tp > 1:
+        for op, form in _tensor_forms(config, share).items():
+            yield (op, "tp"), (form, _divides(config))
+    if mesh.pp > 1:
+        count = formulas.border_sends(share.stage, mesh.pp, config.parallel.num_chunks) * config.data.accumulate
+        cut = mesh.tp if config.parallel.sequence_parallel else 1
+        nbytes = Fraction(count * border_numel(config) * itemsizes(config)[0], cut)
+        yield ("send", "pp"), (Form(nbytes, nbytes, _times(count, "bsh/t" if cut > 1 else "bsh")), True)
+
+
+def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
+    mesh, times, each = config.mesh.axes, config.data.accumulate, itemsizes(config)[0]
+    stats = compute_dtype(dtype(config.precision.param_dtype)).itemsize
+    if not config.model.has_blocks:  # the flat model adds up one number for each column
+        calls = share.layers * times
+        nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp) * stats
+        return {"all_reduce": Form(nbytes, nbytes, _times(2 * calls, "V"))}
+    first, last = share.stage == 0, share.stage == mesh.pp - 1
+    again, bsh = config.memory.recompute == "full", border_numel(config)
+    loss = formulas.LOSS_CALLS * times * last
+    of_loss = formulas.all_reduce_sent(loss * bsh // config.model.hidden, mesh.tp) * stats
+    loss_text = _times(2 * loss, "bs") if loss else ""
+    if not config.parallel.sequence_parallel:
+        calls = formulas.tensor_calls(share.layers, first=first, last=last, recompute=again) * times
+        nbytes = formulas.all_reduce_sent(calls * bsh, mesh.tp) * each + of_loss
+        return {"all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (_times(2 * calls, "bsh"), loss_text))))}
+    keeps = config.parallel.keep_gathered
+    counts = formulas.sequence_calls(share.layers, first=first, last=last, recompute=again, keep_gathered=keeps)
+    forms = {}
+    for op, count in zip(("all_gather", "reduce_scatter"), counts, strict=True):
+        nbytes = formulas.gather_sent(count * times * bsh, mesh.tp) * each
+        forms[op] = Form(nbytes, nbytes, _times(count * times, "bsh"))
+    if loss:
+        forms["all_reduce"] = Form(of_loss, of_loss, loss_text)
+    return forms
+
+
+def _divides(config: RunConfig) -> bool:
+    """Whether tensor-parallel ranks add equal shares of all that they reduce."""
+    tokens = config.data.micro_batch * config.model.seq
+    if not config.model.has_blocks:
+        return config.model.vocab % config.mesh.tp == 0
+    return tokens % config.mesh.tp == 0
+
+
+def _times(count: int, name: str) -> str:
+    return name if count == 1 else f"{count:,}{name}" if count else "0"

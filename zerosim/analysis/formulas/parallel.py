@@ -1,0 +1,101 @@
+"""Traffic of tensor, sequence and pipeline parallelism: what a rank sends in a step beside the model states' traffic.
+
+Megatron-LM (arXiv 1909.08053, section 3), sequence parallelism (2205.05198, section 4.2.2), pipelines (2104.04473,
+sections 2.2 and 3.2). Not time.
+
+b rows of a micro-batch, s tokens, h width, m micro-batches; t tensor-parallel ranks, p pipeline stages, v chunks of
+layers on each. A rank that holds `layers` blocks, with the token table (`first`) or the head and the loss (`last`):
+
+                          in a block                          table    head         loss, of bs numbers
+    tensor parallel       4 all-reduces of bsh; recompute 6   1        1            3 all-reduces
+    sequence parallel     6 all-gathers; 8                    1        2            3 all-reduces
+                          4 reduce-scatters; 6                1        1
+      inputs kept whole   4 all-gathers; 6                    1        1            3 all-reduces
+    pipeline              bsh for each micro-batch, border and direction; bsh/t under sequence parallelism
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+LOSS_CALLS = 3
+"""All-reduces of a number per token: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
+
+
+def tensor_calls(layers: int, *, first: bool, last: bool, recompute: bool = False) -> int:
+    """All-reduces of bsh per micro-batch: f in backward and g in forward, of attention and of the feed-forward.
+
+    Full recompute runs g twice.
+    """
+    return (6 if recompute else 4) * layers + first + last
+
+
+def sequence_calls(
+    layers: int, *, first: bool, last: bool, recompute: bool = False, keep_gathered: bool = False
+) -> tuple[int, int]:
+    """All-gathers and reduce-scatters of bsh per micro-batch (2205.05198, section 4.2.2).
+
+    f gathers in forward and scatters in backward, g the other way round: 4 and 4 in a block. Unless they are kept,
+    inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block and 1 of the head.
+    Full recompute runs forward twice.
+    """
+    again = 0 if keep_gathered else 1
+    gathers = (4 + 2 * again + (2 if recompute else 0)) * layers + first + (1 + again) * last
+    scatters = (4 + (2 if recompute else 0)) * layers + first + last
+    return gathers, scatters
+
+
+def all_reduce_sent(numel: int, ranks: int) -> Fraction:
+    """Elements that a rank sends of an all_reduce of `numel`, the mean over ranks: 2 (t-1)/t of them."""
+    return Fraction(2 * numel * (ranks - 1), ranks)
+
+
+def gather_sent(numel: int, ranks: int) -> Fraction:
+    """Of an all_gather or a reduce_scatter of `numel` elements: (t-1)/t of them."""
+    return Fraction(numel * (ranks - 1), ranks)
+
+
+def border_sends(stage: int, stages: int, chunks: int = 1) -> int:
+    """Messages of bsh that a pipeline rank sends for each micro-batch (2104.04473, section 3.2).
+
+    One forward and one backward for each of its chunks; the first chunk of all sends nothing back, the last nothing on.
+    """
+    return 2 * chunks - (stage == 0) - (stage == stages - 1)
+
+
+def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
+    """The most micro-batches whose activations a stage holds at once; of an interleaved schedule chunks of them.
+
+    GPipe (arXiv 1811.06965) m; 1F1B min(m, p-i); interleaved 2(p-i-1) + (v-1)p + 1, of vm in all (2104.04473, 2.2).
+    """
+    if schedule == "gpipe":
+        return micro_batches
+    if schedule == "1f1b":
+        return min(micro_batches, stages - stage)
+    return min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, chunks * micro_batches)
+
+
+def live_text(schedule: str) -> str:
+    """That number in words of m, p, v and stage i from 0."""
+    return {"gpipe": "m", "1f1b": "min(m, p-i)", "interleaved": "2(p-i-1) + (v-1)p + 1"}[schedule]
+
+
+def bubble(stages: int, micro_batches: int, chunks: int = 1) -> Fraction:
+    """Idle time over the time that the slots take, where every slot takes as long: (p-1)/(v m) (2104.04473, 2.2)."""
+    return Fraction(stages - 1, chunks * micro_batches)
+
+
+def shared_sent(shared: Mapping[int, int], parts: int) -> Fraction:
+    """Elements sent per rank and step to add up gradients of which several ranks hold shares, the mean over ranks.
+
+    `shared` are a rank's elements by the number of ranks k that share their gradient (2205.05198, section 4.2.2, for
+    norms and biases: k = t; copied key-value heads: the ranks that hold one), of which it updates one of `parts` parts.
+    """
+    return sum((all_reduce_sent(numel, ranks) / parts for ranks, numel in shared.items()), Fraction(0))
+
+
+def tied_sent(numel: int, parts: int) -> Fraction:
+    """Elements sent by the first and by the last stage to add up a tied table's gradient, of which each updates one of
+    `parts` parts: an all_reduce of two ranks (2104.04473; Megatron-LM's embedding group)."""
+    return all_reduce_sent(numel, 2) / parts

@@ -1,0 +1,224 @@
+"""What the ranks of one pipeline stage hold of a run's model: the formulas' numbers there, of the layout alone.
+
+A rank holds a part of the model, cut by layers over pipeline stages and within weights over tensor-parallel ranks: its
+Psi is that part's. All ranks of a stage hold as much. Without a pipeline there is one stage, of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from zerosim.analysis import formulas
+from zerosim.analysis.formulas import BytesPerParameter, Volume
+from zerosim.config import RunConfig
+from zerosim.dtypes import dtype
+from zerosim.parallel.pipeline import Pipeline
+from zerosim.parallel.schedule import Backward
+from zerosim.placement.spec import FlatSpec
+from zerosim.placement.stages import cut_units
+from zerosim.train.build import is_block
+from zerosim.train.result import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One pipeline stage's part of the model, as each of its `ranks` holds it.
+
+    numels     elements of its flat buffers, in their order
+    tied       the buffer that two of its own units use, '' for none
+    ends       the buffer that the first and the last stage both hold, '' for none
+    chunks     the names of the units that run one after the other
+    """
+
+    stage: int
+    ranks: range
+    numels: Mapping[str, int]
+    tied: str
+    ends: str
+    chunks: tuple[tuple[str, ...], ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """The formulas' Psi on each of these ranks, copies and a vocabulary's padding included."""
+        return sum(self.numels.values())
+
+    @property
+    def layers(self) -> int:
+        return sum(is_block(name) for name in self.numels)
+
+
+def shares_of(result: RunResult) -> list[Share]:
+    """Every pipeline stage's."""
+    return [share_of(result, stage) for stage in range(result.layout.mesh.pp)]
+
+
+def share_of(result: RunResult, stage: int) -> Share:
+    layout, config = result.layout, result.config
+    pp, each = layout.mesh.pp, layout.mesh.world_size // layout.mesh.pp  # stages are the slowest axis
+    units = list(layout.flats)
+    tied = units[0] if result.tied_numel else ""
+    if tied:
+        units.append(tied)
+    chunks = [range(len(units))]
+    if pp > 1:
+        sizes = config.layers_by_chunk(sum(map(is_block, units)))
+        chunks = cut_units(units, sizes, is_block)[stage::pp]
+    names = layout.stages[stage]
+    return Share(
+        stage=stage,
+        ranks=range(stage * each, (stage + 1) * each),
+        numels={name: layout.flats[name].numel for name in names},
+        tied=tied if pp == 1 else "",
+        ends=tied if pp > 1 and tied in names else "",
+        chunks=tuple(tuple(units[i] for i in chunk) for chunk in chunks),
+    )
+
+
+def alike_stages(keys: Sequence[object]) -> list[range]:
+    """Runs of neighbouring stages with equal keys."""
+    runs: list[range] = []
+    for stage, key in enumerate(keys):
+        if runs and keys[runs[-1].start] == key:
+            runs[-1] = range(runs[-1].start, stage + 1)
+        else:
+            runs.append(range(stage, stage + 1))
+    return runs
+
+
+# -- what a parameter costs, and how states are cut ------------------------------------------------
+def cost_of(config: RunConfig) -> BytesPerParameter:
+    """Bytes per parameter of each model state in this run."""
+    moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
+    cast = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards
+    return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
+
+
+def itemsizes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of a parameter, and of a gradient."""
+    return dtype(config.precision.param_dtype).itemsize, dtype(config.recipe_choices.grad_dtype).itemsize
+
+
+def is_owned(config: RunConfig) -> bool:
+    """Whole units belong to ranks. Stage 0 divides nothing."""
+    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
+
+
+def is_sliced(config: RunConfig) -> bool:
+    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
+
+
+def is_mesh(config: RunConfig) -> bool:
+    """Whether ranks hold parts of the model that differ in more than ZeRO's slices."""
+    return config.mesh.tp > 1 or config.mesh.pp > 1
+
+
+# -- ZeRO's volume -------------------------------------------------------------------------------
+class Gathers(NamedTuple):
+    """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order.
+
+    `last` is the last unit or, in a pipeline, all that is saved in a step by units that stay gathered for the next use.
+    """
+
+    tied: int
+    last: int
+    root: int
+    persistent: int
+
+
+def volume_of(result: RunResult, stage: int = 0) -> Volume:
+    """The elements that ranks of a pipeline stage move per step for ZeRO."""
+    config, choices, share = result.config, result.config.recipe_choices, share_of(result, stage)
+    gathers, is_alone = gathers_of(result, stage=stage), config.mesh.pp == 1
+    keeps_last = config.parallel.keep_last_unit and gathers.last > 0
+    volume = formulas.volume(
+        config.parallel.zero_stage,
+        micro_batches=config.data.accumulate,
+        tied=gathers.tied > 0,
+        reshard_after_forward=config.parallel.reshard_after_forward,
+        keep_last_unit=keeps_last and is_alone,
+        grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
+        keep_root_units=choices.keep_root_units,
+        persistent=gathers.persistent > 0,
+        last_is_root=not is_block(share.chunks[-1][-1]) or result.tied_numel > 0,
+    )
+    saves = keeps_last and not is_alone and config.parallel.zero_stage == 3 and config.parallel.reshard_after_forward
+    return replace(volume, kept=1) if saves else volume
+
+
+def gathers_of(result: RunResult, ranks: int = 1, stage: int = 0) -> Gathers:
+    """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
+    share, choices = share_of(result, stage), result.config.recipe_choices
+    limit = choices.persistent_numel
+    freed = {name: numel for name, numel in share.numels.items() if numel >= limit}
+
+    def padded(names: Iterable[str]) -> int:
+        return formulas.padded_numel((freed[name] for name in names if name in freed), ranks)
+
+    last = [share.chunks[-1][-1]]
+    if result.config.mesh.pp > 1:
+        last = [name for name in _used_twice(result, share) if is_block(name) or not choices.keep_root_units]
+    return Gathers(
+        tied=padded([share.tied]),
+        last=padded(last),
+        root=padded(name for name in freed if not is_block(name)),
+        persistent=formulas.padded_numel((numel for numel in share.numels.values() if numel < limit), ranks),
+    )
+
+
+def _used_twice(result: RunResult, share: Share) -> list[str]:
+    """The unit of each forward whose last unit is used next once more, as the stage's schedule has it."""
+    config = result.config
+    kind, chunks = config.parallel.pipeline_schedule, config.parallel.num_chunks
+    actions = Pipeline(config.mesh.pp, share.stage, kind=kind, chunks=chunks).actions(config.data.accumulate)
+    found = []
+    for action, following in pairwise(actions):
+        units = share.chunks[action.chunk]
+        turns = isinstance(following, Backward) or len(units) == 1
+        if not isinstance(action, Backward) and following.chunk == action.chunk and turns:
+            found.append(units[-1])
+    return found
+
+
+# -- what several ranks hold ----------------------------------------------------------------------
+class Extra(NamedTuple):
+    """Elements of a rank's share that are not its own alone, or no parameter at all.
+
+    replicated   whole on every tensor-parallel rank: norms, positions, row-parallel biases
+    copied       key-value heads of which neighbours hold copies
+    padding      rows that a token table (or the end of a flat unit) got so that it can be cut, over all ranks
+    """
+
+    replicated: int
+    copied: int
+    padding: int
+
+
+def extra_of(result: RunResult, stage: int) -> Extra:
+    """What of a stage's share other tensor-parallel ranks hold too."""
+    size = result.layout.mesh.tp
+    if size == 1:
+        return Extra(0, 0, 0)
+    replicated, copied, padding = 0, 0, 0
+    for name in share_of(result, stage).numels:
+        for weight in result.layout.flats[name].weights:
+            if weight.split is None:
+                replicated += weight.numel
+            elif weight.split.copies(size) > 1:
+                copied += weight.numel
+            elif weight.split.padding:
+                rest = weight.numel // weight.split.local_shape[weight.split.dim]
+                padding += weight.split.padding * rest
+    return Extra(replicated, copied, padding)
+
+
+def shared_grads(flats: Iterable[FlatSpec], size: int) -> dict[int, int]:
+    """A rank's elements by the number of tensor-parallel ranks (of `size`) that hold shares of their gradient."""
+    found: dict[int, int] = {}
+    for flat in flats:
+        for weight in flat.weights:
+            if (sharers := weight.sharers(size)) > 1:
+                found[sharers] = found.get(sharers, 0) + weight.numel
+    return found
