@@ -24,19 +24,24 @@ from zerosim.errors import InputError
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
-SEED = 13
+SEED = 20
 SECONDS = 60  # of one case
 MOST_RANKS = 16
+LONG = 128  # ranks x layers x micro-batches; a few are longer
 CLOSE = 1e-11
-ALONE = ("tp", "pp", "dp_replicate", "pipeline", "virtual_stages", "stage_layers", "balance_ends", "sequence_parallel")
-ALONE = (*ALONE, "keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition")
+MESH = {
+    *("tp", "pp", "dp_replicate", "pipeline", "virtual_stages", "stage_layers", "balance_ends", "sequence_parallel"),
+    *("keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition"),
+}
+"""What one rank alone has not."""
 
 
 def drawn(rng: random.Random) -> RunConfig:
     """A run that is none, one in some: then it is refused in one line, and the next one is drawn."""
     while True:
         fields = _fields(rng)
-        if fields["ranks"] > MOST_RANKS or (fields["ranks"] > 8 and rng.random() < 0.8):  # some, for they take long
+        work = fields["ranks"] * fields["accumulate"] * fields.get("layers", fields.get("units"))
+        if fields["ranks"] > MOST_RANKS or (work > LONG and rng.random() < 0.9):
             continue
         try:
             return RunConfig(**fields)
@@ -71,7 +76,7 @@ def _fields(rng: random.Random) -> dict[str, Any]:
         fields |= dict(replica_reduction=rng.choice(("step", "micro_batch")))
     if pp > 1:
         fields |= rng.choice(
-            ({}, dict(pipeline="gpipe"), dict(pipeline="interleaved", virtual_stages=rng.choice((2, 3))))
+            ({}, dict(pipeline="gpipe"), dict(pipeline="interleaved", virtual_stages=rng.choice((2, 2, 3))))
         )
     chunks = pp * fields.get("virtual_stages", 1)
     layers = chunks * rng.choice((1, 1, 2) if chunks < 4 else (1,))
@@ -107,8 +112,10 @@ def check(config: RunConfig) -> None:
     every, few = (plan(config, every_rank=each, skipped=skipped, keep_events=each) for each in (True, False))
     for rank in range(ranks):
         assert every.events[rank] == real.events[rank], f"events of rank {rank}"
+        assert every.memory[rank] == real.memory[rank], f"memory of rank {rank}"
+        # Of many micro-batches few are run: in which of them the peak is, they do not say.
+        assert few.memory[rank].to_dict() == real.memory[rank].to_dict(), f"memory of rank {rank}, by its class"
         for shapes in (every, few):
-            assert shapes.memory[rank] == real.memory[rank], f"memory of rank {rank}"
             assert shapes.traffic[rank] == real.traffic[rank], f"traffic of rank {rank}"
     if config.precision.param_dtype == "fp64":
         for ours, theirs in zip(real.mean_losses, run(alone(config)).mean_losses, strict=True):
@@ -117,7 +124,7 @@ def check(config: RunConfig) -> None:
 
 def alone(config: RunConfig) -> RunConfig:
     """The same global batch on one rank, micro-batch by micro-batch."""
-    fields = {name: value for name, value in config.to_dict().items() if name not in ALONE}
+    fields = {name: value for name, value in config.to_dict().items() if name not in MESH}
     count = config.global_batch // config.data.micro_batch
     return RunConfig.from_dict({**fields, "ranks": 1, "stage": 0, "accumulate": count})
 
