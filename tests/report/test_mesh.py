@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
+from zerosim.analysis.meshes import cheapest_meshes
 from zerosim.config import RunConfig, plan_config
 from zerosim.report.activations import check_block
 from zerosim.report.compare import Comparison
+from zerosim.report.fit_meshes import meshes_report
 from zerosim.report.html import result_html
 from zerosim.report.look import emit
 from zerosim.report.mesh_words import about, by_stage, shape
 from zerosim.report.plan import Limit, plan_report
 from zerosim.report.tables import summary
-from zerosim.train.plan import plan
+from zerosim.train.plan import peak_and_sent, plan
 from zerosim.train.run import run
 
 SIZES: dict[str, Any] = {"layers": 4, "hidden": 16, "heads": 4, "seq": 8, "micro_batch": 1, "steps": 1}
@@ -139,3 +141,14 @@ def test_words() -> None:
     assert shape(RunConfig(**SIZES, ranks=4, tp=4)) == "tp 4"
     assert by_stage([3, 3]) == "3"
     assert by_stage([5, 4, 4, 6]) == "5 on stage 0, 4 on stages 1 to 2, 6 on stage 3"
+
+
+def test_fit_lists_meshes() -> None:
+    config = RunConfig(**SIZES, ranks=1, accumulate=4)
+    found, tried = cheapest_meshes(config, 200_000, 8, peak_and_sent)
+    text = printed(meshes_report(config, found, tried, 8, Limit("", 200_000)))
+    assert "bubble" in text
+    assert f"{found[0].config.mesh.ranks} ranks: --ranks {found[0].config.mesh.ranks}" in text
+    assert all(one.peak_bytes <= 200_000 for one in found)
+    nothing = printed(meshes_report(config, [], tried, 8, Limit("", 10)))
+    assert "Nothing fits on up to 8 ranks" in nothing

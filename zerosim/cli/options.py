@@ -8,6 +8,7 @@ file that a bad one came from.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -101,7 +102,7 @@ def run_config(
 ) -> RunConfig:
     """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
 
-    `any_ranks`: where no number of ranks is given, as many as `dp_replicate`, which divide any number that is tried.
+    `any_ranks`: where no number of ranks is given, as few as the mesh takes, which divide any number that is tried.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
@@ -113,9 +114,9 @@ def run_config(
 
         scenario = read_scenario(path)
     values = {**(defaults or {}), **scenario, **given}
-    replicas = values.get("dp_replicate")
-    if any_ranks and "ranks" not in values and isinstance(replicas, int) and replicas > 0:
-        values["ranks"] = replicas
+    sizes = [size for axis in ("dp_replicate", "tp", "pp") if (size := values.get(axis)) is not None]
+    if any_ranks and "ranks" not in values and sizes and all(isinstance(size, int) and size > 0 for size in sizes):
+        values["ranks"] = math.prod(sizes)
     try:
         return RunConfig.from_dict(values, source=f"scenario {path}")
     except InputError as error:

@@ -185,7 +185,10 @@ def _group(unit: str) -> str:
 def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
     """The answer, then what was run for it."""
     device = limit.name or format_bytes(limit.nbytes)
-    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}, {SEARCHES[what]}"
+    on = f" ({mesh_words.shape(config)})" if is_mesh(config) and what != "ranks" else ""
+    if is_mesh(config) and what == "ranks":
+        on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})"
+    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
     grid = Grid(right(what), right("peak, bytes"), right(""), "fits")
     for tried in sorted(found.tried):
         does = "yes" if tried.peak_bytes <= limit.nbytes else "no"
@@ -213,6 +216,8 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
     )
     if beyond is not None:
         text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
+    elif what == "ranks" and is_mesh(config):
+        text += " One data rank is enough."
     elif what == "ranks":
         text += " One rank is enough." if config.mesh.dp_replicate == 1 else " One rank per replica is enough."
     else:
