@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.compare import check_states, check_traffic
+from zerosim.analysis.compare import check_states
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import bubble, live_micro_batches
 from zerosim.analysis.shares import alike_stages, extra_of, shares_of
+from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig, plan_config
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.parallel.schedule import Forward

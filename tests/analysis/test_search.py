@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from zerosim.analysis.meshes import candidates, cheapest_meshes
 from zerosim.analysis.search import changes, cheapest_fit, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig
 
@@ -116,3 +117,57 @@ def test_a_longer_row_brings_a_longer_table_and_a_shorter_one_keeps_it() -> None
     )
     assert tables == {seq: max(seq, 16) for seq in tables}
     assert min(tables) < 16 < max(tables)
+
+
+@pytest.mark.parametrize(
+    ("field", "mesh", "values"),
+    [
+        ("ranks", {"ranks": 4, "tp": 2, "pp": 2, "layers": 2}, {4, 8}),
+        ("layers", {"ranks": 2, "pp": 2, "layers": 4, "balance_ends": True}, {0, 2, 4, 6}),
+        ("seq", {"ranks": 2, "tp": 2, "sequence_parallel": True}, {2, 4, 6, 8}),
+    ],
+)
+def test_searches_keep_to_what_a_mesh_divides(field: str, mesh: dict[str, Any], values: set[int]) -> None:
+    """Only multiples are tried: the others could not be run."""
+    asked = config(**{"stage": 1, **mesh})
+
+    def trial(changed: RunConfig) -> int:
+        got = {"ranks": changed.mesh.ranks, "layers": changed.model.layers, "seq": changed.model.seq}[field]
+        return 100 * got if field != "ranks" else 800 // got
+
+    if field == "ranks":
+        found = fewest_ranks(asked, 100, trial)
+    else:
+        found = most_that_fits(asked, field, 600, trial)
+    assert found.best is not None
+    assert {tried.value for tried in found.tried} <= values | {8, 10, 14, 16}
+    assert found.best.value == max(values) if field == "ranks" else 6
+
+
+def test_meshes_are_the_fewest_ranks_then_the_least_traffic() -> None:
+    """Ranks are doubled until something fits; of one mesh the least recompute that fits is kept."""
+    ran: list[RunConfig] = []
+
+    def trial(asked: RunConfig, capacity: int) -> tuple[int, int] | None:
+        ran.append(asked)
+        need = 100 // (asked.mesh.tp * asked.mesh.pp) - 10 * ("none", "selective", "full").index(asked.memory.recompute)
+        return (need, 1000 * asked.mesh.tp + asked.mesh.pp) if need <= capacity else None
+
+    found, tried = cheapest_meshes(config(layers=4, heads=4), 40, 64, trial)
+    assert tried == len(ran)
+    assert {one.config.mesh.ranks for one in found} == {2}
+    assert [(one.config.mesh.tp, one.config.mesh.pp, one.config.memory.recompute) for one in found] == [
+        (1, 2, "selective"),
+        (2, 1, "selective"),
+    ]
+    assert cheapest_meshes(config(), 1, 8, lambda asked, capacity: None)[0] == []
+
+
+def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:
+    meshes = {
+        (c[0].mesh.tp, c[0].mesh.pp, c[0].mesh.dp_shard, c[0].parallel.zero_stage)
+        for c in candidates(config(layers=2, heads=2, vocab=257), 4)
+    }
+    assert {mesh[:3] for mesh in meshes} == {(1, 1, 4), (1, 2, 2), (2, 1, 2), (2, 2, 1)}  # not tp 4, not pp 4
+    assert {stage for *mesh, stage in meshes if mesh == [1, 2, 2]} == {0, 1}
+    assert all(c[0].parallel.pad_vocab == (c[0].mesh.tp > 1) for c in candidates(config(layers=2, vocab=257), 4))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.compare import check_states, check_traffic
+from zerosim.analysis.compare import check_states
+from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.models import model_names

@@ -18,7 +18,8 @@ import pytest
 from test_schedule import run_with
 from test_shapes import assert_same_record
 
-from zerosim.analysis.compare import check_states, check_traffic
+from zerosim.analysis.compare import check_states
+from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
 from zerosim.comm.collectives import Comm
 from zerosim.comm.runtime import launch

@@ -19,8 +19,9 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import MARK, check_states, check_traffic, last_whole_step
+from zerosim.analysis.compare import MARK, check_states, last_whole_step
 from zerosim.analysis.shares import cost_of
+from zerosim.analysis.traffic import check_traffic
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot

@@ -4,35 +4,20 @@ Counts come from the run's ledgers, expectations from `analysis/formulas`; an ag
 equality of exact numbers, never a tolerance. With slices a formula is compared twice: at Psi with
 what was counted less padding (over all ranks), and at Psi padded with every rank's own count.
 
-Ranks of one pipeline stage are compared at a time, for Psi is what each of them holds (`shares.py`). What they send
-for tensor and pipeline parallelism: `exchanges.py`.
+Ranks of one pipeline stage are compared at a time, for Psi is what each of them holds (`shares.py`). Traffic:
+`traffic.py`, `exchanges.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.analysis.shares import (
-    Gathers,
-    Share,
-    cost_of,
-    gathers_of,
-    is_owned,
-    is_sliced,
-    itemsizes,
-    share_of,
-    shared_grads,
-    volume_of,
-)
-from zerosim.config import RunConfig
-from zerosim.ledger.traffic import TrafficRow
-from zerosim.placement.partition import slice_size
+from zerosim.analysis.shares import Share, cost_of, is_owned, is_sliced, share_of
 from zerosim.train.result import RunResult
 
 MARK = "end_of_backward"
@@ -58,40 +43,6 @@ class StateCheck:
     @property
     def agrees(self) -> bool:
         return self.mean == self.formula and self.counted == self.expected
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficCheck:
-    """One operation's traffic in one step, sent bytes by rank, beside its formula.
-
-    `payload` is the first rank's, the whole tensors. `modelled`: `sent` was not seen, it is what a ring would send.
-    """
-
-    op: str
-    axis: str
-    dtypes: tuple[str, ...]
-    calls: int
-    sent: tuple[int, ...]
-    formula: Fraction
-    text: str
-    with_padding: Fraction
-    even: bool
-    """Every rank must send the same (slices, alike shares across replicas); else the total alone is fixed."""
-    payload: int
-    modelled: bool
-
-    @property
-    def mean(self) -> Fraction:
-        return Fraction(sum(self.sent), len(self.sent))
-
-    @property
-    def padding(self) -> Fraction:
-        """Per rank."""
-        return self.with_padding - self.formula
-
-    @property
-    def agrees(self) -> bool:
-        return self.mean == self.with_padding and (not self.even or len(set(self.sent)) == 1)
 
 
 def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
@@ -127,129 +78,6 @@ def last_whole_step(result: RunResult) -> int | None:
     return whole[-1] if whole else None
 
 
-def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """What the ranks of a pipeline stage sent for model states: gradients' operation, parameters' operation, sums over
-    replicas, over shares and over a tied table's stages, then all; an operation that should not be there has a row too.
-    """
-    config, volume, share = result.config, volume_of(result, stage), share_of(result, stage)
-    ranks, replicas, inside = config.mesh.dp_shard, config.mesh.dp_replicate, config.mesh.axes.name("dp_shard")
-    forms = _forms(result, share)
-    sent = sent_rows(result, step, share, "states")
-    for _, row in sent:
-        forms.setdefault((row.op, row.axis), Form(Fraction(0), Fraction(0), "0"))
-    even = is_sliced(config)
-    # An all_reduce of what R does not divide: replicas add unlike shares of a part.
-    shared = even and not any(slice_size(numel, ranks) % replicas for numel in share.numels.values())
-    alike = {inside: even, "dp_replicate": shared}
-    by_operation = {key: [(rank, row) for rank, row in sent if (row.op, row.axis) == key] for key in forms}
-    checks = [
-        traffic_of(result, share, by_operation[op, axis], op, axis, form, even=alike.get(axis, False))
-        for (op, axis), form in forms.items()
-    ]
-    texts = [volume.text(), *(form.text for (_, axis), form in forms.items() if axis != inside and form.text != "0")]
-    total = Form(
-        sum((form.formula for form in forms.values()), Fraction(0)),
-        sum((form.with_padding for form in forms.values()), Fraction(0)),
-        " + ".join(texts),
-    )
-    in_order = [pair for pairs in by_operation.values() for pair in pairs]
-    is_even = shared and all(axis in alike for _, axis in forms)
-    return [*checks, traffic_of(result, share, in_order, "total", "", total, even=is_even)]
-
-
-class Form(NamedTuple):
-    """Bytes per rank that a closed form gives for an operation, at Psi and at Psi padded; and the form in words."""
-
-    formula: Fraction
-    with_padding: Fraction
-    text: str
-
-
-def _forms(result: RunResult, share: Share) -> dict[tuple[str, str], Form]:
-    """By operation and axis what a rank of the stage sends for model states."""
-    config, volume = result.config, volume_of(result, share.stage)
-    psi, ranks, replicas = share.num_parameters, config.mesh.dp_shard, config.mesh.dp_replicate
-    padded, cuts = psi, 1
-    if is_sliced(config):
-        padded, cuts = formulas.padded_numel(share.numels.values(), ranks), ranks
-    param_bytes, grad_bytes = itemsizes(config)
-    grads_op, params_op = _operations(config)
-    inside = config.mesh.axes.name("dp_shard")
-
-    def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
-        """A formula at Psi, and at Psi padded."""
-        return of(psi, gathers_of(result, 1, share.stage)), of(padded, gathers_of(result, cuts, share.stage))
-
-    forms = {
-        (grads_op, inside): Form(
-            *both(lambda numel, _: volume.sent_grad_bytes(numel, ranks, grad_bytes)), volume.grads_text()
-        )
-    }
-    if params_op:
-        forms[params_op, inside] = Form(
-            *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
-            volume.params_text(),
-        )
-    if replicas > 1:
-        num = num_replica_reductions(config)
-        forms["all_reduce", "dp_replicate"] = Form(
-            *both(lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num)),
-            formulas.replica_text(num),
-        )
-    parts = ranks if config.parallel.zero_stage else 1
-    of_parts = "/N" if parts > 1 else ""
-    if shared := shared_grads((result.layout.flats[name] for name in share.numels), config.mesh.tp):
-        nbytes = formulas.shared_sent(shared, parts) * grad_bytes
-        forms["all_reduce", "tp"] = Form(nbytes, nbytes, f"2S{of_parts}")
-    if share.ends:
-        numel = share.numels[share.ends]
-        table = formulas.padded_numel([numel], cuts)
-        sent = (formulas.tied_sent(numel, parts) * grad_bytes, formulas.tied_sent(table, parts) * grad_bytes)
-        forms["all_reduce", "pp"] = Form(*sent, f"2E{of_parts}")
-    return forms
-
-
-def sent_rows(result: RunResult, step: int, share: Share, purpose: str) -> list[tuple[int, TrafficRow]]:
-    """The rows of one step and purpose, with their ranks, of those ranks of a stage that were run."""
-    return [
-        (rank, row)
-        for rank in dict.fromkeys(result.stands_for[rank] for rank in share.ranks)
-        for row in result.traffic[rank]
-        if row.step == step and row.purpose == purpose
-    ]
-
-
-def traffic_of(
-    result: RunResult,
-    share: Share,
-    sent: Sequence[tuple[int, TrafficRow]],
-    op: str,
-    axis: str,
-    form: Form,
-    *,
-    even: bool,
-) -> TrafficCheck:
-    """What a stage's ranks `sent`, as (rank, row), beside its form."""
-    stands_for = [result.stands_for[rank] for rank in share.ranks]
-    sent_bytes = dict.fromkeys(stands_for, 0)
-    for rank, row in sent:
-        sent_bytes[rank] += row.wire_bytes
-    first = stands_for[0]
-    return TrafficCheck(
-        op=op,
-        axis=axis,
-        dtypes=tuple(dict.fromkeys(row.dtype for _, row in sent)),
-        calls=sum(row.calls for rank, row in sent if rank == first),
-        sent=tuple(sent_bytes[rank] for rank in stands_for),
-        payload=sum(row.payload_bytes for rank, row in sent if rank == first),
-        modelled=result.is_modelled,
-        formula=form.formula,
-        text=form.text,
-        with_padding=form.with_padding,
-        even=even,
-    )
-
-
 def control_bytes(result: RunResult, step: int) -> tuple[int, ...]:
     """What each rank sent for norms and overflow flags."""
     sent = {rank: result.sent_bytes(rank, step, "control") for rank in result.ran}
@@ -276,24 +104,6 @@ def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParamete
         psi = formulas.padded_numel(share.numels.values(), config.mesh.dp_shard)
     held = formulas.model_states(config.parallel.zero_stage, psi, config.mesh.dp_shard, cost)[kind]
     return (held,) * len(share.ranks)
-
-
-def num_replica_reductions(config: RunConfig) -> int:
-    """How often in a step a rank averages its part of the gradients over replicas."""
-    return (
-        config.data.accumulate
-        if config.parallel.replica_reduction == "micro_batch" and config.parallel.zero_stage >= 2
-        else 1
-    )
-
-
-def _operations(config: RunConfig) -> tuple[str, str]:
-    """What reduces gradients and what brings parameters."""
-    if config.parallel.zero_stage == 0:
-        return "all_reduce", ""
-    if is_owned(config):
-        return "reduce", "broadcast"
-    return config.recipe_choices.grad_reduction if config.parallel.zero_stage < 3 else "reduce_scatter", "all_gather"
 
 
 def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import Form, TrafficCheck, sent_rows, traffic_of
 from zerosim.analysis.shares import Share, itemsizes, share_of
+from zerosim.analysis.traffic import Form, TrafficCheck, sent_rows, traffic_of
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.train.result import RunResult

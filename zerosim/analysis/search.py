@@ -66,9 +66,11 @@ def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
         flags = f"{flags} --{field} {value}".strip()
         for changed, words in _smaller(least):
             yield changed, f"{flags} {words}"
-    ranks = 2 * config.mesh.ranks
+    ranks, at_once = 2 * config.mesh.ranks, config.mesh.tp * config.mesh.pp
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
-        accumulate = max(1, config.global_batch // (ranks // (config.mesh.tp * config.mesh.pp)))
+        accumulate = max(1, config.global_batch * at_once // ranks)
+        if config.parallel.pipeline == "interleaved":
+            accumulate = max(1, accumulate // config.mesh.pp) * config.mesh.pp
         changed = least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks)
         yield changed, f"{flags or '--stage 3'} --micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
         ranks *= 2
@@ -104,6 +106,7 @@ SEARCHES = {
     "params": "the most parameters of a flat model",
     "seq": "the longest rows",
     "ranks": "the fewest ranks",
+    "mesh": "the cheapest meshes: tp, pp, ZeRO stage and recompute on the fewest ranks",
 }
 
 
@@ -129,16 +132,18 @@ def _search(
 ) -> Found:
     """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
     tried: dict[int, Tried] = {}
-    step = _step(config, field)
+    step, less = _steps(config, field)
 
     def fits(steps: int) -> bool:
         if steps not in tried:
-            value = steps * step
+            value = steps * step - less
             tried[steps] = Tried(value, trial(with_value(config, field, value)))
             say(tried[steps])
         return tried[steps].peak_bytes <= capacity
 
-    least = (config.model.units or 1) if field == "params" else 1  # a unit holds one at least
+    least = 1 + -(-less // step)  # a chunk holds a layer at least, as
+    if field == "params":
+        least = config.model.units or 1  # a unit holds a parameter
     low, high, most = least - 1, least, _highest(field) // step
     while fits(high) == wanted:
         low = high
@@ -160,12 +165,15 @@ def _search(
     )
 
 
-def _step(config: RunConfig, field: str) -> int:
-    """What every value tried is a multiple of: every replica has as many ranks, every tensor-parallel rank as many
-    rows under sequence parallelism."""
+def _steps(config: RunConfig, field: str) -> tuple[int, int]:
+    """A field's values are multiples of the first number, less the second: those that a mesh divides."""
     if field == "ranks":
-        return config.mesh.dp_replicate * config.mesh.tp
-    return config.mesh.tp if field == "seq" and config.parallel.sequence_parallel else 1
+        return config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp, 0
+    if field == "layers" and config.mesh.pp > 1:
+        return config.mesh.pp * config.parallel.num_chunks, 2 * config.parallel.balance_ends
+    if field == "seq" and config.parallel.sequence_parallel:
+        return config.mesh.tp, 0
+    return 1, 0
 
 
 def _highest(field: str) -> int:
@@ -186,6 +194,10 @@ def check_search(config: RunConfig, what: str) -> str:
     if what not in SEARCHES:
         raise InputError(f"--find {what!r}: expected one of {', '.join(SEARCHES)}")
     field = what.replace("-", "_")
+    if field == "layers" and config.parallel.stage_layers is not None:
+        raise InputError(
+            f"--find layers: --stage-layers {config.parallel.stage_layers} says how many there are; leave it out"
+        )
     if field == "params" and config.model.family != "flat":
         raise InputError(f"--find params: {config.model.name} has fixed sizes; choose --model flat, or --find layers")
     if field in ("layers", "seq") and config.model.family == "flat":

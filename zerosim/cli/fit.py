@@ -6,12 +6,12 @@ import argparse
 import sys
 import time
 
-from zerosim.analysis.search import SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
+from zerosim.analysis.search import MOST_RANKS, SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import as_json, output, show, written
-from zerosim.cli.parser import Parser
+from zerosim.cli.parser import Parser, flag_of, whole_number
 from zerosim.cli.plan import add_device_flags, device_limit
-from zerosim.config import PLAN_DEFAULTS
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -22,6 +22,13 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)"
     )
+    group.add_argument(
+        "--most-ranks",
+        metavar="N",
+        type=whole_number,
+        default=MOST_RANKS,
+        help=f"with --find mesh: the most ranks that are tried (default: {MOST_RANKS})",
+    )
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     group = parser.add_argument_group("what it leaves")
@@ -31,6 +38,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
+    if args.find == "mesh":
+        return find_meshes(args)
     config = run_config(args, PLAN_DEFAULTS, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
     if hasattr(args, field):
@@ -67,3 +76,47 @@ def main(args: argparse.Namespace) -> int:
 
             show(args, fit_report(config, args.find, found, limit))
     return 0 if found.best is not None else 3
+
+
+SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute", "ranks")
+
+
+def find_meshes(args: argparse.Namespace) -> int:
+    """`--find mesh`: what is looked for may not be given."""
+    for name in SEARCHED:
+        if hasattr(args, name):
+            more = "; the most ranks that are tried: --most-ranks" if name == "ranks" else ""
+            raise InputError(f"{flag_of(name)} {getattr(args, name)}: it is what is looked for; leave it out{more}")
+    config = run_config(args, PLAN_DEFAULTS).replace(ranks=1)
+    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
+    if limit is None:
+        raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
+    if not 1 <= args.most_ranks <= 65536:
+        raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
+    config = config.replace(capacity=None)
+    from zerosim.analysis.meshes import cheapest_meshes
+    from zerosim.train.plan import peak_and_sent
+
+    started = time.perf_counter()
+
+    def say(ranks: int, asked: RunConfig, fits: bool) -> None:
+        if not args.quiet and sys.stderr.isatty():
+            mesh, passed = asked.mesh, time.perf_counter() - started
+            which = f"{ranks:,} ranks, tp {mesh.tp} x pp {mesh.pp}, stage {asked.parallel.zero_stage}"
+            print(f"[{passed:5.1f} s] {which}: {'fits' if fits else 'too much'}", file=sys.stderr)
+
+    found, tried = cheapest_meshes(config, limit.nbytes, args.most_ranks, peak_and_sent, say)
+    values = {
+        "schema": 1,
+        "find": "mesh",
+        "meshes": [one.to_dict() for one in found],
+        "tried": tried,
+        "limit": limit.to_dict(),
+        "config": config.to_dict(),
+    }
+    with written((figures, as_json(lambda: values))):
+        if not args.quiet:
+            from zerosim.report.fit_meshes import meshes_report
+
+            show(args, meshes_report(config, found, tried, args.most_ranks, limit))
+    return 0 if found else 3

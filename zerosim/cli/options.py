@@ -103,8 +103,7 @@ def run_config(
 ) -> RunConfig:
     """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
 
-    `any_ranks`: where no number of ranks is given, as many as `dp_replicate` x `tp`, which divide any number that is
-    tried.
+    `any_ranks`: where no number of ranks is given, as few as the mesh takes, which divide any number that is tried.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
@@ -116,9 +115,9 @@ def run_config(
 
         scenario = read_scenario(path)
     values = {**(defaults or {}), **scenario, **given}
-    axes = [values[name] for name in ("dp_replicate", "tp") if name in values]
-    if any_ranks and "ranks" not in values and axes and all(isinstance(size, int) and size > 0 for size in axes):
-        values["ranks"] = min(math.prod(axes), OPTIONS["ranks"].high or 1)
+    sizes = [size for axis in ("dp_replicate", "tp", "pp") if (size := values.get(axis)) is not None]
+    if any_ranks and "ranks" not in values and sizes and all(isinstance(size, int) and size > 0 for size in sizes):
+        values["ranks"] = min(math.prod(sizes), int(OPTIONS["ranks"].high or 1))
     try:
         return RunConfig.from_dict(values, source=f"scenario {path}")
     except InputError as error:

@@ -12,10 +12,9 @@ class TrafficRow(NamedTuple):
 
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
     are what crossed this rank's links, None where an engine's own collective does not tell (then
-    `modelled_bytes` is a ring's). `purpose` is 'states', 'activations' (tensor and pipeline
-    parallelism), 'control' (norms and overflow flags) or 'staging': messages of a GPU that passed through the host's
-    memory, 'device to host' and 'host to device'. `axis` is the mesh axis of the group, several joined with '+'; ''
-    for staging.
+    `modelled_bytes` is a ring's). `purpose` is 'states', 'activations' (of tp and pp), 'control' (norms and
+    overflow flags) or 'staging': messages of a GPU that passed through the host's memory, 'device to host' and
+    'host to device'. `axis` is the mesh axis of the group, several joined with '+'; '' for staging.
     """
 
     step: int

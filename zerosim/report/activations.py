@@ -45,8 +45,20 @@ def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
     """What one block's forward left, beside 2205.05198's count under the same recompute."""
     because, recompute, model = tuple(_other_premises(config)), config.memory.recompute, config.model
     sizes = (model.seq, config.data.micro_batch, model.hidden, model.heads)
-    formula = None if because else block_activations(*sizes, ffn=model.ffn, recompute=recompute)
-    return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, block_text(recompute), because)
+    rows_cut, whole = config.parallel.sequence_parallel, config.parallel.keep_gathered
+    tp = config.mesh.tp
+    formula = None
+    if not because:
+        formula = block_activations(
+            *sizes,
+            ffn=model.ffn,
+            recompute=recompute,
+            tensor_parallel=tp,
+            sequence_parallel=rows_cut,
+            keep_gathered=whole,
+        )
+    text = block_text(recompute, tensor_parallel=tp > 1, sequence_parallel=rows_cut, keep_gathered=whole)
+    return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, text, because)
 
 
 def _other_premises(config: RunConfig) -> list[str]:
@@ -72,6 +84,11 @@ def _other_premises(config: RunConfig) -> list[str]:
     return found
 
 
+def has_block(saved: Mapping[str, Sequence[SavedRow]]) -> bool:
+    """Whether the first block of a model is among what rank 0 kept. A first pipeline stage may have none."""
+    return any(unit in ("h.0", "layers.0") for unit in saved)
+
+
 def block_unit(saved: Mapping[str, Sequence[SavedRow]]) -> str:
     """The first block of a model, by its unit's name: h.0, layers.0. Raises: InputError where there is none."""
     for unit in saved:
@@ -93,6 +110,7 @@ def activations_table(
     unit = block_unit(saved)
     check = check_block(config, saved[unit])
     sizes = f"s {config.model.seq}, b {config.data.micro_batch}, h {config.model.hidden}, a {config.model.heads}"
+    sizes += f", t {config.mesh.tp}" if config.mesh.tp > 1 else ""
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
     body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
     made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
@@ -149,6 +167,12 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
     elements = zero_paper_elements(config.model.seq, config.data.micro_batch, config.model.hidden, config.model.layers)
     nbytes = elements * dtype(config.precision.param_dtype).itemsize
+    if config.mesh.axes.pp > 1 or config.mesh.axes.tp > 1:
+        of = f"the {len(blocks)} blocks of stage 0 keep" if config.mesh.pp > 1 else f"all {len(blocks)} blocks keep"
+        return (
+            f"For one micro-batch {of} {format_bytes(sum(blocks))} on each rank, all units there "
+            f"{format_bytes(sum(by_unit.values()))}."
+        )
     whose = "The block keeps" if len(blocks) == 1 else f"All {len(blocks)} blocks keep"
     return (
         f"{whose} {format_bytes(sum(blocks))}, the whole model {format_bytes(sum(by_unit.values()))}. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -11,13 +11,16 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from zerosim.analysis.compare import check_states, check_traffic, last_whole_step
+from zerosim.analysis.compare import check_states, last_whole_step
+from zerosim.analysis.shares import is_mesh, shares_of, volume_of
+from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
-from zerosim.report import words
+from zerosim.report import mesh, mesh_words, words
 from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted, listed
 from zerosim.report.notebook import InNotebook
+from zerosim.report.tables import mesh_text
 from zerosim.train.result import RunResult
 
 
@@ -65,9 +68,12 @@ class Comparison(InNotebook):
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        ranks = counted(self.config.mesh.ranks, "rank")
+        ranks += f": {mesh_words.shape(self.config)}" if is_mesh(self.config) else ""
         yield Stack(
-            prose(f"Stages {', '.join(map(str, self.outcomes))} on {counted(self.config.mesh.ranks, 'rank')}", "bold"),
+            prose(f"Stages {', '.join(map(str, self.outcomes))} on {ranks}", "bold"),
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
+            mesh_text(self.config.at_stage(max(self.outcomes))),
             self._table() if self.results else None,
             *(
                 prose(f"Stage {stage}: {'; '.join(filter(None, (str(error), error.advice)))}.", "red")
@@ -79,11 +85,14 @@ class Comparison(InNotebook):
     def _table(self) -> RenderableType:
         stages = [right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes]
         grid = Grid("stage", *stages)
-        for name, *cells in zip(_ROWS, *map(_column, self.outcomes.values()), strict=True):
+        rows = _ROWS if is_mesh(self.config) else [name for name in _ROWS if name != "exchanged"]
+        for name, *cells in zip(rows, *(_column(outcome, rows) for outcome in self.outcomes.values()), strict=True):
             if name in ("peak", "last loss"):
                 grid.rule()
             grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
         note = "Memory is that of the rank with the most of it, padding included; sent is the mean over ranks."
+        if is_mesh(self.config):
+            note += " Ψ_r are the parameters on a rank; exchanged is what tp and pp send of activations."
         if any(outcome.is_modelled for outcome in self.results.values()):
             note += " Native collectives do not tell what they send: sent is what a ring would, modelled."
         title = "Bytes per rank: model states when backward ends, the peak, and what one step sends"
@@ -132,22 +141,41 @@ class Comparison(InNotebook):
         )
 
 
-_ROWS = ("param", "grad", "optim", "states", "formula", "agrees", "peak", "sent", "volume", "agrees", "last loss")
+_ROWS = (
+    "param",
+    "grad",
+    "optim",
+    "states",
+    "formula",
+    "agrees",
+    "peak",
+    "sent",
+    "volume",
+    "exchanged",
+    "agrees",
+    "last loss",
+)
 
 
-def _column(outcome: RunResult | OutOfMemory) -> list[Cell]:
-    """One stage's cells, in the order of _ROWS."""
+def _column(outcome: RunResult | OutOfMemory, rows: Sequence[str]) -> list[Cell]:
+    """One stage's cells, in the order of `rows`, which are _ROWS or those of one axis."""
     if isinstance(outcome, OutOfMemory):
-        return [Text("no memory", style="bold red") if name == "peak" else None for name in _ROWS]
-    states, step = check_states(outcome), last_whole_step(outcome)
-    sent: list[Cell] = [None, None, None]
+        return [Text("no memory", style="bold red") if name == "peak" else None for name in rows]
+    on_mesh, step = is_mesh(outcome.config), last_whole_step(outcome)
+    stages = [check_states(outcome, share.stage) for share in shares_of(outcome)]
+    sent: list[Cell] = [None] * (4 if on_mesh else 3)
     if step is not None:
-        traffic = check_traffic(outcome, step)[-1]
-        sent = [round(traffic.mean), traffic.text, None if traffic.modelled else traffic.agrees]
+        volume = volume_of(outcome).text()
+        states, exchanged, agrees = mesh.mean_sent(outcome, step)
+        moved: list[Cell] = (
+            [mesh_words.local(volume), round(exchanged)] if on_mesh else [check_traffic(outcome, step)[-1].text]
+        )
+        sent = [round(states), *moved, None if outcome.is_modelled else agrees]
+    formula = stages[0][-1].text
     return [
-        *(max(check.counted) for check in states),
-        states[-1].text,
-        all(check.agrees for check in states),
+        *(max(max(checks[kind].counted) for checks in stages) for kind in range(len(stages[0]))),
+        mesh_words.local(formula) if on_mesh else formula,
+        all(check.agrees for checks in stages for check in checks),
         max(memory.peak.total_bytes for memory in outcome.memory),
         *sent,
         f"{outcome.mean_losses[-1]:.4f}",

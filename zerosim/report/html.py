@@ -144,27 +144,44 @@ def traffic_html(rows: Sequence[TrafficRow], title: str = "Traffic of one rank, 
 # -- a run --------------------------------------------------------------------------------------
 def result_html(result: RunResult) -> str:
     """What a run or a plan counted: its loss; by rank model states, peak and what the last step sent."""
-    peaks = {rank: result.memory[rank].peak for rank in result.ran[:MOST_ROWS]}
+    ranks, on_mesh = result.ran, result.config.mesh.tp > 1 or result.config.mesh.pp > 1
+    if on_mesh:  # a row for what differs, not for each rank
+        found = {_figures(result, rank): rank for rank in reversed(ranks)}
+        ranks = sorted(found.values())
+    peaks = {rank: result.memory[rank].peak for rank in ranks[:MOST_ROWS]}
     most = max([peak.total_bytes for peak in peaks.values()], default=0)
     held, moved = [], []  # two tables, so that neither is wider than a page
     for rank, peak in peaks.items():
         states = result.memory[rank].model_states()
         sent = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0
-        held.append([str(rank), *(f"{states[kind]:,}" for kind in _STATES), f"{sum(states.values()):,}"])
-        moved.append([str(rank), f"{sent:,}", f"{peak.total_bytes:,}", bar(peak.by_kind, most)])
+        name = f"{rank} ({result.layout.mesh.place(rank)})" if on_mesh else str(rank)
+        held.append([name, *(f"{states[kind]:,}" for kind in _STATES), f"{sum(states.values()):,}"])
+        moved.append([name, f"{sent:,}", f"{peak.total_bytes:,}", bar(peak.by_kind, most)])
     head = ("rank", "sent in the last step", "peak", "what the peak is made of")
     body = table(("rank", *_STATES, "model states"), held) + table(head, moved, raw=(3,), left=(3,), wide="45%")
     body += legend({kind for peak in peaks.values() for kind in peak.by_kind})
     config = result.config
     replicas = f" in {config.mesh.dp_replicate:,} replicas" if config.mesh.dp_replicate > 1 else ""
+    if on_mesh:
+        sizes = config.mesh.axes.sizes.items()
+        replicas = f" ({' x '.join(f'{axis} {size}' for axis, size in sizes if size > 1)})"
     title = (
         f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{replicas}: "
         f"{result.num_parameters:,} parameters in {config.precision.param_dtype}, {counted(len(result.steps), 'step')}"
     )
     note = "Bytes, as counted; model states as they are when backward ends."
-    if len(result.ran) < config.mesh.ranks:
+    if on_mesh:
+        note += " A row stands for all ranks with the same figures; sent is for model states."
+    elif len(result.ran) < config.mesh.ranks:
         note += " One rank stands for all that cannot differ from it."
     return card(title, _loss_html(result) + body, note)
+
+
+def _figures(result: RunResult, rank: int) -> tuple[object, ...]:
+    """What a row shows of a rank: two ranks with the same need one."""
+    memory = result.memory[rank]
+    sent = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0
+    return sent, *memory.model_states().values(), *sorted(memory.peak.by_kind.items())
 
 
 def _loss_html(result: RunResult) -> str:

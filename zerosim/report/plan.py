@@ -14,17 +14,18 @@ from rich.table import Column
 
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.search import SEARCHES, Found, with_value
-from zerosim.analysis.shares import is_owned
+from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.device.device import Device
 from zerosim.ledger.memory import MARKS
-from zerosim.report import words
-from zerosim.report.activations import activations_table
+from zerosim.placement.mesh import DATA
+from zerosim.report import mesh, mesh_words, words
+from zerosim.report.activations import activations_table, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted
-from zerosim.report.tables import owners_table, states_table, traffic_table
+from zerosim.report.tables import mesh_text, owners_table, states_table, traffic_table
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
@@ -56,15 +57,17 @@ def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> S
     recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
     of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage)) else ""
     return Stack(
-        prose(f"{words.model_name(config)}: {words.headline(config)}{where}", "bold"),
+        prose(f"{words.model_name(config)}: {words.headline(config, where)}", "bold"),
         prose(_what_was_run(result)),
+        mesh_text(config),
         None if limit is None else prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red"),
         None if advice is None else prose(advice),
         memory_table(result),
+        mesh.peaks_table(result),
         holders_table(result),
         owners_table(result) if is_owned(config) else None,
         states_table(result),
-        activations_table(config, result.saved, result.saved_again) if config.model.family in _OF_BLOCKS else None,
+        activations_table(config, result.saved, result.saved_again) if has_block(result.saved) else None,
         traffic_table(result),
         prose(f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}.{of_stage}", "dim"),
         # What a preset's source leaves open, or a config.json asks for that is not modelled.
@@ -98,7 +101,7 @@ def _what_was_run(result: RunResult) -> str:
     config, psi = result.config, result.num_parameters
     model = counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
     batch = (
-        counted(config.mesh.ranks, "rank"),
+        counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank"),
         counted(config.data.accumulate, "micro-batch", "micro-batches"),
         counted(config.data.micro_batch, "row"),
         f"{config.model.seq:,} tokens = {config.global_batch * config.model.seq:,} tokens",
@@ -139,7 +142,7 @@ def memory_table(result: RunResult) -> RenderableType:
     fewer = grid.short().without(*columns.keys() - {"start", "backward", "peak"})
 
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
-    whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}"
+    whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}{mesh_words.place(result, rank)}"
     peak = memory.peak
     note = (
         f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
@@ -182,7 +185,10 @@ def _group(unit: str) -> str:
 def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
     """The answer, then what was run for it."""
     device = limit.name or format_bytes(limit.nbytes)
-    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}, {SEARCHES[what]}"
+    on = f" ({mesh_words.shape(config)})" if is_mesh(config) and what != "ranks" else ""
+    if is_mesh(config) and what == "ranks":
+        on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})"
+    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
     grid = Grid(right(what), right("peak, bytes"), right(""), "fits")
     for tried in sorted(found.tried):
         does = "yes" if tried.peak_bytes <= limit.nbytes else "no"
@@ -210,6 +216,8 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
     )
     if beyond is not None:
         text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
+    elif what == "ranks" and is_mesh(config):
+        text += " One data rank is enough."
     elif what == "ranks":
         text += " One rank is enough." if config.mesh.dp_replicate == 1 else " One rank per replica is enough."
     else:

@@ -13,17 +13,11 @@ from rich.constrain import Constrain
 from rich.table import Column
 from rich.text import Text
 
-from zerosim.analysis.compare import (
-    StateCheck,
-    TrafficCheck,
-    check_states,
-    check_traffic,
-    control_bytes,
-    last_whole_step,
-    peak_rank,
-)
-from zerosim.analysis.shares import is_owned
-from zerosim.report import words
+from zerosim.analysis.compare import StateCheck, check_states, control_bytes, last_whole_step, peak_rank
+from zerosim.analysis.shares import is_mesh, is_owned
+from zerosim.analysis.traffic import TrafficCheck, check_traffic
+from zerosim.config import RunConfig
+from zerosim.report import mesh, mesh_words, words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, show, spread, stacked, titled
 from zerosim.report.names import KINDS
 from zerosim.train.result import RunResult
@@ -39,20 +33,29 @@ def summary(result: RunResult) -> Stack:
     return Stack(
         prose(words.headline(result.config), "bold"),
         prose(words.trained(result)),
+        mesh_text(result.config),
         prose(words.learned(result), "bold green" if has_learned else "bold"),
         None if (text := words.scaled(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
         states_table(result),
         traffic_table(result),
         peak_table(result),
+        mesh.peaks_table(result),
         sample_text(result) if result.sample is not None else None,
         prose(words.closing(result)),
     )
 
 
+def mesh_text(config: RunConfig) -> RenderableType | None:
+    """How a mesh cuts and runs the model."""
+    return prose(mesh_words.about(config)) if is_mesh(config) and mesh_words.about(config) else None
+
+
 # -- memory -------------------------------------------------------------------------------------
 def states_table(result: RunResult) -> RenderableType:
     """Model states per rank at the end of backward beside the paper's formula."""
+    if is_mesh(result.config):
+        return mesh.states_table(result, words.states_note(result))
     checks = check_states(result)
     padding = () if any(checks[-1].padding) else ("padding",)
     body = Adaptive(*(grid.without(*padding) for grid in (_states_by_rank(checks), _states_by_kind(checks))))
@@ -107,7 +110,7 @@ def peak_table(result: RunResult) -> RenderableType:
     peak = result.memory[rank].peak
     total = peak.total_bytes
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
-    where = "each rank" if same and len(result.memory) > 1 else f"rank {rank}"
+    where = "each rank" if same and len(result.memory) > 1 else f"rank {rank}{mesh_words.place(result, rank)}"
     title = f"Peak: {format_bytes(total)} ({total:,} B) on {where}, {words.moment(*peak.scope[:3])}"
     return titled(title, kinds_table(peak.by_kind))
 
@@ -141,24 +144,19 @@ def traffic_table(result: RunResult) -> RenderableType:
     step = last_whole_step(result)
     if step is None:
         return prose(words.traffic_title(result), "bold")
-    checks, control = check_traffic(result, step), control_bytes(result, step)
-    notes = [words.volume_note(result), _control(result, control)]
+    notes = [words.control(result, control_bytes(result, step))]
     # What each rank copied between its device and the host for messages.
     rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
     if any(rows):
         staged = [sum(row.payload_bytes for row in rank) for rank in rows]
         notes.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
-    body = _modelled(checks) if result.is_modelled else _sent_beside_formula(checks)
     if result.is_modelled:
         notes.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
-    return titled(words.traffic_title(result), body, "\n".join(notes))
-
-
-def _control(result: RunResult, sent: Sequence[int]) -> str:
-    if any(sent):
-        return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
-    why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
-    return f"Control traffic: none, for {why}."
+    if is_mesh(result.config):
+        return mesh.traffic_table(result, step, words.traffic_title(result), notes)
+    checks = check_traffic(result, step)
+    body = _modelled(checks) if result.is_modelled else _sent_beside_formula(checks)
+    return titled(words.traffic_title(result), body, "\n".join([words.volume_note(result), *notes]))
 
 
 def _sent_beside_formula(checks: Sequence[TrafficCheck]) -> Adaptive:

@@ -6,24 +6,31 @@ Text only, no layout. Ratios to DDP are of the closed forms, which the tables co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import last_whole_step, num_replica_reductions
-from zerosim.analysis.shares import cost_of, gathers_of, is_owned, itemsizes, volume_of
+from zerosim.analysis.compare import last_whole_step
+from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, is_owned, itemsizes, shares_of, volume_of
+from zerosim.analysis.traffic import num_replica_reductions
 from zerosim.config import RunConfig
+from zerosim.placement.mesh import DATA
+from zerosim.report import mesh_words
+from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.result import RunResult
 
 
-def headline(config: RunConfig) -> str:
-    where = f" ({replicas(config)})" if config.mesh.dp_replicate > 1 else ""
+def headline(config: RunConfig, of: str = "") -> str:
+    """The ZeRO stage, the ranks, `of` which device, and the mesh that they form."""
+    where = f" ({replicas(config)})" if config.mesh.dp_replicate > 1 and not is_mesh(config) else ""
     if config.world.transport == "mpi":
         processes = config.mesh.ranks // config.world.ranks_per_process
         where += f", in {counted(processes, 'process', 'processes')} over MPI"
     if config.world.backend == "cuda":
         where += ", on GPUs"
-    return f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{where}"
+    ranks = f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}"
+    return f"{ranks}{of}: {mesh_words.shape(config)}{where}" if is_mesh(config) else f"{ranks}{where}{of}"
 
 
 def replicas(config: RunConfig) -> str:
@@ -81,6 +88,8 @@ def states_note(result: RunResult) -> str:
     """How to read the formula of the model states."""
     config, cost = result.config, cost_of(result.config)
     parts = f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter"
+    if is_mesh(config):
+        return mesh_words.states_note(result, f"{parts} (param + grad + optim)")
     note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.mesh.dp_shard:,}."
     if config.mesh.dp_replicate > 1:
         note += f" N ranks hold one of R = {config.mesh.dp_replicate:,} replicas together."
@@ -125,10 +134,14 @@ def closing(result: RunResult) -> str:
     ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
     mine = sum(formulas.model_states(stage, result.num_parameters, ranks, cost).values())
     if stage == 0:
+        if is_mesh(config):
+            return mesh_words.ddp(config, cost.total)
         return (
             f"DDP keeps every parameter, gradient and optimizer state on every rank: {cost.total} bytes per parameter, "
             f"however many ranks there are. Stages 1, 2 and 3 divide them: zerosim compare --ranks {ranks}"
         )
+    if ranks == 1 and is_mesh(config) and config.mesh.dp_replicate == 1:
+        return mesh_words.nothing_to_divide(config)
     if ranks == 1:
         return "Each rank is a replica of its own: nothing is divided, and every stage is DDP. Lower --dp-replicate."
     share = f"1/{ranks}"
@@ -138,9 +151,11 @@ def closing(result: RunResult) -> str:
         3: f"{share} of every model state, and gathers a unit's parameters "
         + ("only while it is used" if config.parallel.reshard_after_forward else "once, for forward and backward"),
     }[stage]
+    whole = formulas.model_states_text(0, cost)
+    whole = mesh_words.local(whole) if is_mesh(config) else whole
     owned = " on average" if is_owned(config) else ""
     less = (
-        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {formulas.model_states_text(0, cost)}"
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {whole}"
         if mine < ddp
         else "as many bytes as DDP, for this optimizer keeps nothing that could be divided"
     )
@@ -150,20 +165,28 @@ def closing(result: RunResult) -> str:
 def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
     config, sizes = result.config, itemsizes(result.config)
-    ddp = formulas.volume(0).sent_bytes(result.num_parameters, config.mesh.ranks, *sizes)
-    inside = volume_of(result).sent_bytes(result.num_parameters, config.mesh.dp_shard, *sizes, *gathers_of(result))
-    across = formulas.replica_bytes(
-        result.num_parameters,
-        config.mesh.dp_shard,
-        config.mesh.dp_replicate,
-        sizes[1],
-        reductions=num_replica_reductions(config),
-    )
-    ratio = (inside + across) / ddp
+    data_ranks, num = config.mesh.axes.size(*DATA), num_replica_reductions(config)
+    ddp = sent = Fraction(0)
+    for share in shares_of(result):
+        psi, stage = share.num_parameters, share.stage
+        gathers, volume = gathers_of(result, stage=stage), volume_of(result, stage)
+        ddp += formulas.volume(0).sent_bytes(psi, data_ranks, *sizes)
+        sent += volume.sent_bytes(psi, config.mesh.dp_shard, *sizes, *gathers)
+        parts = (config.mesh.dp_shard, config.mesh.dp_replicate, sizes[1])
+        sent += formulas.replica_bytes(psi, *parts, reductions=num)
+    ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""
     if ratio == 1:
-        return "It sends exactly as much as DDP."
+        return f"It sends exactly as much as DDP{states}."
     price = "The price: it sends" if ratio > 1 else "It sends"
-    return f"{price} {float(ratio):.3g} times as much as DDP."
+    return f"{price} {float(ratio):.3g} times as much as DDP{states}."
+
+
+def control(result: RunResult, sent: Sequence[int]) -> str:
+    """What each rank sent for norms and overflow flags."""
+    if any(sent):
+        return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
+    why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
+    return f"Control traffic: none, for {why}."
 
 
 def traffic_title(result: RunResult) -> str:

@@ -11,6 +11,7 @@ bytes, and one stands for all.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -87,6 +88,20 @@ def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
     except OutOfMemory as error:
         return {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
     return max((rank.peak for rank in memory), key=lambda peak: peak.total_bytes).by_kind
+
+
+def peak_and_sent(config: RunConfig, capacity: int) -> tuple[int, int] | None:
+    """The highest peak over ranks of one step, and what all ranks send in it of model states and activations; None
+    where a rank asks for more than `capacity`."""
+    try:
+        result = plan(config.replace(capacity=capacity, steps=1))
+    except OutOfMemory:
+        return None
+    alike = Counter(result.stands_for)
+    sent = sum(
+        alike[rank] * (result.sent_bytes(rank, 0) + result.sent_bytes(rank, 0, "activations")) for rank in result.ran
+    )
+    return max(memory.peak.total_bytes for memory in result.memory), sent
 
 
 def _run_rank(

@@ -45,11 +45,13 @@ def block_activations(
     recompute: str = "none",
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
+    keep_gathered: bool = False,
 ) -> Fraction:
     """Bytes that one block keeps on one rank (2205.05198, Table 2).
 
     Tensor parallelism leaves 10sbh whole on every rank: the inputs of attention and MLP (4sbh), their
-    dropout masks (2sbh) and the norms' inputs (4sbh). Sequence parallelism divides those too.
+    dropout masks (2sbh) and the norms' inputs (4sbh). Sequence parallelism divides those too; where inputs are
+    kept as they were gathered, 4sbh of them stay whole.
     `selective` computes the attention scores again (5as²b), `full` the whole block from its input (2sbh; that
     sequence parallelism divides it follows from the rest).
     """
@@ -61,12 +63,27 @@ def block_activations(
     scores = 5 * heads * seq * tokens
     divided = sum(block_parts(seq, micro_batch, hidden, heads, ffn).values()) - whole - scores
     kept_scores = 0 if recompute == "selective" else Fraction(scores, t)
-    return Fraction(whole, t if sequence_parallel else 1) + Fraction(divided, t) + kept_scores
+    gathered = 4 * tokens * hidden if sequence_parallel and keep_gathered else 0
+    shared = gathered + Fraction(whole - gathered, t if sequence_parallel else 1)
+    return shared + Fraction(divided, t) + kept_scores
 
 
-def block_text(recompute: str = "none") -> str:
-    """One block's formula with ffn = 4h and one tensor-parallel rank."""
-    return {"none": "34sbh + 5as²b", "selective": "34sbh", "full": "2sbh"}[recompute]
+def block_text(
+    recompute: str = "none",
+    *,
+    tensor_parallel: bool = False,
+    sequence_parallel: bool = False,
+    keep_gathered: bool = False,
+) -> str:
+    """One block's formula with ffn = 4h, on one rank or on each of t."""
+    if recompute == "full":
+        return "2sbh/t" if sequence_parallel else "2sbh"
+    scores = "" if recompute == "selective" else " + 5as²b/t" if tensor_parallel else " + 5as²b"
+    if not tensor_parallel:
+        return f"34sbh{scores}"
+    if not sequence_parallel:
+        return f"10sbh + 24sbh/t{scores}"
+    return f"4sbh + 30sbh/t{scores}" if keep_gathered else f"34sbh/t{scores}"
 
 
 def zero_paper_elements(seq: int, micro_batch: int, hidden: int, layers: int) -> int:

@@ -1,0 +1,154 @@
+"""What is printed about a run or a plan on a mesh: its shape, rows by pipeline stage, every mark an agreement."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import RenderableType
+
+from zerosim.analysis.meshes import cheapest_meshes
+from zerosim.config import RunConfig, plan_config
+from zerosim.report.activations import check_block
+from zerosim.report.compare import Comparison
+from zerosim.report.fit_meshes import meshes_report
+from zerosim.report.html import result_html
+from zerosim.report.look import emit
+from zerosim.report.mesh_words import about, by_stage, shape
+from zerosim.report.plan import Limit, plan_report
+from zerosim.report.tables import summary
+from zerosim.train.plan import peak_and_sent, plan
+from zerosim.train.run import run
+
+SIZES: dict[str, Any] = {"layers": 4, "hidden": 16, "heads": 4, "seq": 8, "micro_batch": 1, "steps": 1}
+
+
+def printed(report: RenderableType) -> str:
+    stream = io.StringIO()
+    emit(report, stream)
+    return stream.getvalue()
+
+
+def on_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_summary_names_the_mesh_and_agrees_everywhere() -> None:
+    config = RunConfig(**SIZES, ranks=8, tp=2, pp=2, stage=1, accumulate=4)
+    text = printed(summary(run(config)))
+    assert text.startswith("ZeRO-1 on 8 ranks: pp 2 x dp 2 x tp 2\n")
+    assert "8 x 8 tokens" in text  # rows of a global batch by data ranks: 2 x 4 x 1
+    assert "≠" not in text
+    assert text.count("✓") == 2 + 2 * 5
+    assert "Ψ_r = 5,552 on each rank of stage 0, 5,456 on each rank of stage 1" in on_one_line(text)
+    for line in ("tp        all_reduce", "pp        send", "dp_shard  reduce_scatter", "72bsh + 24bs", "2E/N"):
+        assert line in text
+    assert "Peak by pipeline stage" in text
+
+
+def test_ranks_that_are_alike_share_a_row() -> None:
+    config = plan_config(model="llama2-70b", ranks=1024, tp=16, pp=8, stage=1, accumulate=8, recompute="full", seq=128)
+    text = printed(plan_report(plan(config), Limit("a100-80", 80 * 10**9), None))
+    assert text.startswith("llama2-70b: ZeRO-1 on 1,024 ranks of a100-80: pp 8 x dp 8 x tp 16\n")
+    flat = on_one_line(text)
+    assert "One step of 8 data ranks x 8 micro-batches x 1 row x 128 tokens = 8,192 tokens" in flat
+    assert "8 key-value heads are fewer than the 16 ranks: 2 neighbours hold a copy of each" in flat
+    assert "Of 1,024 ranks 16 were run" in flat
+    assert "stages 1 to 6" in text
+    assert "≠" not in text
+    assert max(len(line) for line in text.splitlines()) <= 160
+    assert "Live bytes of rank 0 (pp 0, dp_shard 0, tp 0), by kind" in text
+
+
+def test_sequence_parallelism_and_replicas() -> None:
+    config = plan_config(**SIZES, ranks=8, tp=2, dp_replicate=2, stage=3, sequence_parallel=True)
+    text = printed(plan_report(plan(config), None, None))
+    assert "ZeRO-3 on 8 ranks: dp_replicate 2 x dp_shard 2 x tp 2" in text
+    assert "≠" not in text
+    assert "2S/N" in text
+    assert "27bsh" in text
+    assert "norms, positions and biases" in on_one_line(text)
+    assert "stage 0" not in text  # without a pipeline every rank is alike
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_2_and_3_in_a_pipeline_say_what_they_cost(stage: int) -> None:
+    text = about(RunConfig(**SIZES, ranks=4, pp=2, stage=stage, accumulate=4))
+    assert f"ZeRO-{stage} in a pipeline reduces gradients once per micro-batch, 4 times a step" in text
+    assert ("8 times" in text) == (stage == 3)
+    assert "DeepSpeed refuses" in text
+    assert "DeepSpeed" not in about(RunConfig(**SIZES, ranks=4, pp=2, stage=1, accumulate=4))
+
+
+def test_interleaved_pipelines_are_told_in_chunks() -> None:
+    text = about(RunConfig(**SIZES, ranks=2, pp=2, stage=1, accumulate=4, pipeline="interleaved"))
+    assert "Interleaved 1F1B over 2 stages x 2 chunks of 1 layer" in text
+    assert "2(p-i-1) + (v-1)p + 1 chunks" in text
+    assert "(p-1)/(vm) = 1/8" in text
+
+
+def test_a_first_stage_without_layers_is_planned() -> None:
+    config = plan_config(**SIZES, ranks=2, pp=2, stage=1, stage_layers="0,4")
+    text = printed(plan_report(plan(config), None, None))
+    assert "keeps for backward" not in text
+    assert "≠" not in text
+
+
+def test_compare_on_a_mesh() -> None:
+    config = RunConfig(**SIZES, ranks=8, tp=2, pp=2, accumulate=2)
+    comparison = Comparison(config, {stage: run(config.at_stage(stage)) for stage in (0, 1)})
+    text = printed(comparison)
+    assert text.startswith("Stages 0, 1 on 8 ranks: pp 2 x dp 2 x tp 2\n")
+    assert "exchanged" in text
+    assert "4Ψ_r + 12Ψ_r/N" in text
+    assert "≠" not in text
+    assert "bit-identical" in text
+    assert "DeepSpeed" not in text
+
+
+def test_html_has_a_row_for_what_differs() -> None:
+    page = result_html(plan(RunConfig(**SIZES, ranks=16, tp=2, pp=2, stage=1, accumulate=2)))
+    assert "(pp 2 x dp_shard 4 x tp 2)" in page
+    assert "pp 0, dp_shard 0, tp 0" in page
+    assert "pp 1, dp_shard 0, tp 0" in page
+    assert "tp 1)" not in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "10sbh + 24sbh/t + 5as²b/t"),
+        ({"recompute": "selective"}, "10sbh + 24sbh/t"),
+        ({"sequence_parallel": True}, "34sbh/t + 5as²b/t"),
+        ({"sequence_parallel": True, "recompute": "selective"}, "34sbh/t"),
+        ({"sequence_parallel": True, "keep_gathered": True}, "4sbh + 30sbh/t + 5as²b/t"),
+        ({"recompute": "full"}, "2sbh"),
+        ({"sequence_parallel": True, "recompute": "full"}, "2sbh/t"),
+    ],
+)
+def test_activations_of_a_block_on_t_ranks(changes: dict[str, Any], text: str) -> None:
+    """2205.05198, Table 2, to the byte."""
+    sizes = {**SIZES, "hidden": 32, "dropout": 0.1, "micro_batch": 2}
+    result = plan(plan_config(**sizes, ranks=4, tp=4, **changes))
+    check = check_block(result.config, result.saved["h.0"])
+    assert check.agrees
+    assert check.text == text
+
+
+def test_words() -> None:
+    assert shape(RunConfig(**SIZES, ranks=8, tp=4)) == "dp 2 x tp 4"
+    assert shape(RunConfig(**SIZES, ranks=4, tp=4)) == "tp 4"
+    assert by_stage([3, 3]) == "3"
+    assert by_stage([5, 4, 4, 6]) == "5 on stage 0, 4 on stages 1 to 2, 6 on stage 3"
+
+
+def test_fit_lists_meshes() -> None:
+    config = RunConfig(**SIZES, ranks=1, accumulate=4)
+    found, tried = cheapest_meshes(config, 200_000, 8, peak_and_sent)
+    text = printed(meshes_report(config, found, tried, 8, Limit("", 200_000)))
+    assert "bubble" in text
+    assert f"{found[0].config.mesh.ranks} ranks: --ranks {found[0].config.mesh.ranks}" in text
+    assert all(one.peak_bytes <= 200_000 for one in found)
+    nothing = printed(meshes_report(config, [], tried, 8, Limit("", 10)))
+    assert "Nothing fits on up to 8 ranks" in nothing

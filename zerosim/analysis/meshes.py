@@ -1,0 +1,110 @@
+"""Which meshes fit: every way to arrange a number of ranks, the fewest ranks first. Found by running on shapes alone.
+
+A mesh is tried with as many micro-batches per data rank as the configuration has; a vocabulary that it does not divide
+is padded. What it costs is compared by the bytes
+that all ranks send for a token, of model states and of activations. ZeRO-2 and 3 are not tried in a pipeline, where
+they reduce and gather once per micro-batch (DeepSpeed refuses them there). Ranks and sizes of axes are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+
+MOST_TENSOR = 8
+"""The largest tensor-parallel group that is tried: the GPUs of one node."""
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """A mesh that fits: its configuration, its highest peak, and what all its ranks send for a token."""
+
+    config: RunConfig
+    peak_bytes: int
+    sent_per_token: Fraction
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        mesh, parallel = self.config.mesh.axes, self.config.parallel
+        return {
+            "ranks": mesh.world_size,
+            "pp": mesh.pp,
+            "dp": mesh.dp_shard,
+            "tp": mesh.tp,
+            "stage": parallel.zero_stage,
+            "sequence_parallel": parallel.sequence_parallel,
+            "recompute": self.config.memory.recompute,
+            "peak_bytes": self.peak_bytes,
+            "sent_bytes_per_token": float(self.sent_per_token),
+        }
+
+
+MeshTrial = Callable[[RunConfig, int], tuple[int, int] | None]
+"""The highest peak and all bytes sent in one step, of a configuration on devices of so many bytes; None: too small."""
+
+
+def cheapest_meshes(
+    config: RunConfig,
+    capacity: int,
+    most_ranks: int,
+    trial: MeshTrial,
+    say: Callable[[int, RunConfig, bool], None] = lambda ranks, config, fits: None,
+) -> tuple[list[Fitting], int]:
+    """The meshes that fit on the fewest ranks, least traffic first; and how many configurations were run."""
+    tried, ranks = 0, 1
+    while ranks <= most_ranks:
+        found = []
+        for choices in candidates(config, ranks):
+            for asked in choices:
+                tried += 1
+                figures = trial(asked, capacity)
+                say(ranks, asked, figures is not None)
+                if figures is not None:
+                    tokens = asked.global_batch * asked.model.seq
+                    found.append(Fitting(asked, figures[0], Fraction(figures[1], tokens)))
+                    break  # more recompute costs arithmetic and saves nothing that is needed
+        if found:
+            return sorted(found, key=lambda one: (one.sent_per_token, one.peak_bytes)), tried
+        ranks *= 2
+    return [], tried
+
+
+def candidates(config: RunConfig, ranks: int) -> Iterator[Sequence[RunConfig]]:
+    """For every mesh of so many ranks and ZeRO stage that the model can be cut for: with ever more recompute."""
+    least = RECOMPUTE.index(config.memory.recompute)
+    for tp in _powers(min(ranks, MOST_TENSOR)):
+        for pp in _powers(ranks // tp):
+            dp = ranks // (tp * pp)
+            for stage in range(4) if dp > 1 and pp == 1 else range(2) if dp > 1 else (0,):
+                asked = _arranged(config, ranks, tp, pp, stage)
+                if asked is not None:
+                    more = RECOMPUTE[least:] if config.model.has_blocks else RECOMPUTE[:1]
+                    yield [asked.replace(recompute=recompute) for recompute in more]
+
+
+def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> RunConfig | None:
+    """None where the model cannot be cut so."""
+    rows = config.parallel.sequence_parallel and tp > 1
+    inside: dict[str, Any] = {"sequence_parallel": rows, "keep_gathered": rows and config.parallel.keep_gathered}
+    uneven = config.model.has_blocks and config.model.vocab % tp > 0
+    inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
+    if pp == 1:
+        inside |= {"pipeline": None, "virtual_stages": None, "balance_ends": False}
+    try:
+        return config.replace(ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage=stage, stage_layers=None, **inside)
+    except InputError:
+        return None
+
+
+def _powers(most: int) -> Iterator[int]:
+    """1, 2, 4 ... up to so many."""
+    value = 1
+    while value <= most:
+        yield value
+        value *= 2

@@ -1,0 +1,58 @@
+"""The meshes that fit on a device, as a table: fewest ranks, then least traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.analysis import formulas
+from zerosim.analysis.meshes import MOST_TENSOR, Fitting
+from zerosim.config import RunConfig
+from zerosim.report import words
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.names import STAGES, counted
+from zerosim.report.plan import Limit
+from zerosim.units import format_bytes
+
+
+def meshes_report(config: RunConfig, found: Sequence[Fitting], tried: int, most_ranks: int, limit: Limit) -> Stack:
+    """The answer, then every mesh of so many ranks that fits."""
+    device = limit.name or format_bytes(limit.nbytes)
+    headline = f"{words.model_name(config)} on {device}, the cheapest meshes"
+    batches = counted(config.data.accumulate, "micro-batch", "micro-batches")
+    how = (
+        f"{counted(tried, 'configuration')} of 1, 2, 4 ... ranks were run on shapes alone, one step of {batches} of "
+        f"{counted(config.data.micro_batch, 'row')} of {config.model.seq:,} tokens on each data rank; tp up to "
+        f"{MOST_TENSOR}, ZeRO-2 and 3 without a pipeline alone, the least recompute that fits."
+    )
+    if not found:
+        answer = f"Nothing fits on up to {counted(most_ranks, 'rank')} of {format_bytes(limit.nbytes)}."
+        return Stack(prose(headline, "bold"), prose(answer, "bold red"), prose(how))
+    best = found[0].config
+    answer = f"{counted(best.mesh.ranks, 'rank')}: {_flags(best)}"
+    figures = (right("peak, bytes"), right("sent per token, bytes"), right("bubble"))
+    grid = Grid(right("tp"), right("pp"), right("dp"), "ZeRO", "recompute", *figures)
+    for one in found:
+        mesh, asked = one.config.mesh.axes, one.config
+        stage = STAGES[asked.parallel.zero_stage] if mesh.dp_shard > 1 else "-"
+        bubble = str(formulas.bubble(mesh.pp, asked.data.accumulate, asked.parallel.num_chunks))
+        cells = (stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble)
+        grid.add(*map(str, (mesh.tp, mesh.pp, mesh.dp_shard)), *cells, style="bold" if one is found[0] else "")
+    note = (
+        "Sent: by all ranks, of model states and activations. With one data rank every ZeRO stage is the same. The "
+        "bubble is what a pipeline's ranks wait, (p-1)/m of the time of their slots."
+    )
+    return Stack(
+        prose(headline, "bold"),
+        prose(answer, "bold green"),
+        titled(f"What fits on {counted(best.mesh.ranks, 'rank')}", Adaptive(grid, grid.short()), note),
+        prose(how, "dim"),
+    )
+
+
+def _flags(config: RunConfig) -> str:
+    """What is passed to run or plan it."""
+    mesh, parallel = config.mesh, config.parallel
+    flags = [f"--ranks {mesh.ranks}", *(f"--{axis} {getattr(mesh, axis)}" for axis in ("tp", "pp"))]
+    flags += [f"--stage {parallel.zero_stage}"] + ["--pad-vocab"] * parallel.pad_vocab
+    flags += [f"--recompute {config.memory.recompute}"] if config.memory.recompute != "none" else []
+    return " ".join(flag for flag in flags if not flag.endswith(("tp 1", "pp 1")))
