@@ -1,6 +1,6 @@
 """Files from outside, at random: whatever bytes they hold, they are read or refused in one line, and nothing else.
 
-Seeded, and a few hundred cases; `python tests/test_fuzz.py 20000` runs as many as one likes.
+Seeded, and a few hundred cases; `python tests/cli/test_fuzz.py 20000` runs as many as one likes.
 """
 
 from __future__ import annotations
