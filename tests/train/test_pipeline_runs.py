@@ -110,16 +110,15 @@ def test_a_pipeline_of_untied_units_has_the_bits_of_one_stage(fields: dict[str, 
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_stages_of_one_mesh_are_equal_in_pairs(tied: bool) -> None:
-    """With accumulation 0 = 1 and 2 = 3, as without a pipeline; with one micro-batch all four."""
-    for accumulate in (4, 1):
-        fields = sizes(GPT, ranks=4, pp=2, clip_norm=0.5, accumulate=accumulate, tie_embeddings=tied)
-        ddp, *others = [trained({**fields, "stage": stage}) for stage in range(4)]
-        assert_same_bits(others[0], ddp)
-        assert_same_bits(others[2], others[1])
-        if accumulate == 1:
-            assert_same_bits(others[1], ddp)
+@pytest.mark.parametrize("accumulate", [4, 1])
+def test_stages_of_one_mesh_are_equal_in_pairs(accumulate: int) -> None:
+    """With accumulation 0 = 1 and 2 = 3, as without a pipeline; with one micro-batch all four. The table is tied."""
+    fields = {**GPT, **TRAINING, "ranks": 4, "pp": 2, "clip_norm": 0.5, "accumulate": accumulate}
+    ddp, *others = [trained({**fields, "stage": stage}) for stage in range(4)]
+    assert_same_bits(others[0], ddp)
+    assert_same_bits(others[2], others[1])
+    if accumulate == 1:
+        assert_same_bits(others[1], ddp)
 
 
 TIED: list[dict[str, Any]] = [
