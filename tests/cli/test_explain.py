@@ -253,3 +253,8 @@ def test_help_and_numbers_import_nothing_heavy() -> None:
 
 def test_it_is_among_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "explain" in shown(capsys, ["--help"])
+
+
+def test_a_mesh_is_refused_with_the_command_that_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--stage", "1", "--params", "70B", "--ranks", "64", "--tp", "8", "--pp", "2"]) == 2
+    assert "--ranks 64 --tp 8 --pp 2 shows formulas beside the count" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from zerosim.errors import InputError
 PRECISIONS = ("bf16", "fp16", "fp32")
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
+MESH = ("tp", "pp")
 MOST_PARAMETERS = 10**15
 MOST_RANKS = 1_000_000
 MOST_SIZE = 10**9
@@ -30,6 +31,8 @@ def add_arguments(parser: Parser) -> None:
     add("--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True, help=ranks)
     copies = "copies of the model states (HSDP): each is divided among N/R ranks (default: 1)"
     add("--dp-replicate", metavar="R", type=whole_number, default=1, help=copies)
+    for axis in MESH:  # named, so that they are refused with a reason
+        add(f"--{axis}", metavar="SIZE", type=whole_number, default=1, help="not here: zerosim plan shows its formulas")
     add("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
     precision = "of parameters; 2-byte types have fp32 masters (default: bf16)"
     add("--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16", help=precision)
@@ -61,6 +64,7 @@ def main(args: argparse.Namespace) -> int:
 
 def question(args: argparse.Namespace) -> Question:
     """What was asked, with every value in its bounds. Raises: InputError naming the flag."""
+    _check_mesh(args)
     _within("--stage", args.stage, 0, 3)
     _within("--params", args.params, 1, MOST_PARAMETERS)
     _within("--ranks", args.ranks, 1, MOST_RANKS)
@@ -95,6 +99,18 @@ def question(args: argparse.Namespace) -> Question:
         micro_batches=args.accumulate,
         shape=_shape(args),
     )
+
+
+def _check_mesh(args: argparse.Namespace) -> None:
+    """Refuse tensor parallelism and pipelines: what a rank holds of Psi is a model's affair."""
+    given = {axis: getattr(args, axis) for axis in MESH if getattr(args, axis) != 1}
+    if given:
+        flags = " ".join(f"--{axis} {size}" for axis, size in given.items())
+        raise InputError(
+            f"{flags}: which parameters a rank holds there depends on the model's layers and heads, not on their "
+            f"number alone; zerosim plan --model llama2-70b --ranks {args.ranks} {flags} shows formulas beside the "
+            "count"
+        )
 
 
 def _shape(args: argparse.Namespace) -> Shape | None:

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
 RANKS = "1,4,16,64,256,1024"
 FIGURES = {
-    "memory": "bytes per rank by stage and kind: the ZeRO paper's Figure 1",
+    "memory": "bytes per rank by stage and kind: the ZeRO paper's Figure 1; of one stage with --pp, by pipeline stage",
     "scaling": "bytes per rank against the number of ranks",
     "timeline": "live bytes over one step, event by event",
     "traffic": "bytes sent per rank and step, by stage and operation",
+    "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
 
@@ -56,10 +57,10 @@ def _figure_parser(name: str | None) -> Parser:
     add("--out", "-o", metavar="FILE", help="where it goes: a name that ends in .png or .svg")
     add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
     add("--size", metavar="WxH", type=_inches, help="inches, such as 8x4.5 (default: the figure's)")
-    if name != "traffic":
+    if name not in ("traffic", "schedule"):
         add("--limit", "--capacity", metavar="SIZE", type=size, help="a line at so many bytes")
         add("--gpu", metavar="NAME", help="a line at this device's memory, such as v100-32")
-    if name != "timeline":
+    if name not in ("timeline", "schedule"):
         add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
     if name in ("memory", "scaling"):
         add("--mark", choices=(*MARKS, "peak"), default="end_of_backward", help="when (default: end_of_backward)")
@@ -147,7 +148,7 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     mark = args.mark
     lines: dict[str, list[tuple[int, int]]] = {}
     shown: dict[str, RunResult] = {}
-    each = config.mesh.dp_replicate * config.mesh.tp
+    each = config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp
     for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % each == 0]:
         results = _by_stage(args, config.replace(ranks=ranks))
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
@@ -184,9 +185,38 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     return figure, {"step": step, "limit": limit and limit.to_dict(), "panels": panels}
 
 
+def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.analysis.formulas import bubble
+    from zerosim.analysis.slots import counted_bubble, slots_of
+    from zerosim.parallel.schedule import Forward
+    from zerosim.report.plots import schedule_figure
+
+    mesh, kind, chunks = config.mesh, config.parallel.pipeline_schedule, config.parallel.num_chunks
+    if mesh.pp == 1:
+        raise InputError("plot schedule: without pp there is one stage, and nothing to draw; pass --pp 2 or more")
+    slots = slots_of(kind, mesh.pp, config.data.accumulate, chunks)
+    rows = [
+        [
+            {
+                "what": "forward" if isinstance(slot.action, Forward) else "backward",
+                "micro_batch": slot.action.slot,
+                "chunk": slot.action.chunk,
+                "start": slot.start,
+                "stop": slot.stop,
+            }
+            for slot in own
+        ]
+        for own in slots
+    ]
+    share = {"counted": str(counted_bubble(slots)), "formula": str(bubble(mesh.pp, config.data.accumulate, chunks))}
+    figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)
+    return figure, {"schedule": kind, "bubble": share, "stages": rows}
+
+
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "memory": _memory,
     "scaling": _scaling,
+    "schedule": _schedule,
     "timeline": _timeline,
     "traffic": _traffic,
 }

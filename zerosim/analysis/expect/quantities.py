@@ -2,7 +2,7 @@
 
 No formula is in the counts: their bytes are those of the rank with the most, padding included. Nothing is counted in
 the formulas; what a schedule gathers more or less often than Ψ is read off the units of the run's model
-(`analysis/compare.py`), as the tables of a run do.
+(`analysis/shares.py`), as the tables of a run do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from zerosim.analysis import formulas
 from zerosim.analysis.advice import run
 from zerosim.analysis.search import most_that_fits
-from zerosim.analysis.shares import cost_of, gathers_of, volume_of
+from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, shares_of, volume_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.device.device import Device
@@ -89,6 +89,11 @@ def _ring_share(config: RunConfig) -> Fraction:
         raise InputError(
             f"dp_replicate {config.mesh.dp_replicate}: a volume has two factors then, within and across replicas; "
             "expect sent_bytes"
+        )
+    if is_mesh(config):
+        raise InputError(
+            f"tp {config.mesh.tp}, pp {config.mesh.pp}: ranks hold parts of Ψ there, and a volume is no multiple "
+            "of it; expect sent_bytes"
         )
     return Fraction(config.mesh.ranks - 1, config.mesh.ranks)
 
@@ -180,10 +185,15 @@ def _psi(config: RunConfig) -> int:
 def _formula_states(asked: Asked) -> Fraction:
     c = asked.config
     upcast = asked.at == "gradients_upcast" and c.recipe_choices.upcast_grads
-    states = formulas.optimizer_step_states(
-        c.parallel.zero_stage, _psi(c), c.mesh.dp_shard, cost_of(c), upcast_grads=upcast
-    )
-    return sum(states.values(), Fraction(0))
+    held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
+
+    def states(psi: int) -> Fraction:
+        of = formulas.optimizer_step_states(
+            c.parallel.zero_stage, psi, c.mesh.dp_shard, cost_of(c), upcast_grads=upcast
+        )
+        return sum(of.values(), Fraction(0))
+
+    return max(map(states, held))
 
 
 def _formula_volume(asked: Asked) -> Fraction:
@@ -203,8 +213,18 @@ def _with_blocks(asked: Asked) -> ModelConfig:
 
 
 def _formula_block(asked: Asked) -> Fraction:
-    model, rows, recompute = _with_blocks(asked), asked.config.data.micro_batch, asked.config.memory.recompute
-    return formulas.block_activations(model.seq, rows, model.hidden, model.heads, ffn=model.ffn, recompute=recompute)
+    model, c = _with_blocks(asked), asked.config
+    return formulas.block_activations(
+        model.seq,
+        c.data.micro_batch,
+        model.hidden,
+        model.heads,
+        ffn=model.ffn,
+        recompute=c.memory.recompute,
+        tensor_parallel=c.mesh.tp,
+        sequence_parallel=c.parallel.sequence_parallel,
+        keep_gathered=c.parallel.keep_gathered,
+    )
 
 
 def _twelve_bytes(asked: Asked) -> int:
@@ -244,7 +264,10 @@ def _calculator(asked: Asked) -> Fraction | None:
 FORMULAS: Mapping[str, Quantity] = MappingProxyType(
     {
         "model_states_bytes": Quantity(
-            _formula_states, "bytes", "(2 + 2 + K) Ψ, divided as the stage does", takes=("at",)
+            _formula_states,
+            "bytes",
+            "(2 + 2 + K) Ψ, divided as the stage does; on a mesh of the Ψ_r that a rank holds, the most",
+            takes=("at",),
         ),
         "sent_over_psi": Quantity(_formula_volume, "volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe"),
         "block_activation_bytes": Quantity(_formula_block, "bytes", "34sbh + 5as²b of arXiv 2205.05198"),

@@ -5,15 +5,17 @@ Drawn from what was counted; the closed forms of the traffic stand beside it as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
-from zerosim.analysis.shares import itemsizes
+from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, shares_of
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
+from zerosim.report.mesh_words import stage_name
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS
@@ -31,17 +33,34 @@ MOMENTS = {
 
 
 def memory_bars(results: Mapping[str, RunResult], mark: str = "end_of_backward") -> list[Bar]:
-    """Live bytes by kind at a mark, on the rank that has the most of them there. One bar per result.
+    """Live bytes by kind at a mark, on the rank that has the most of them there. One bar per result; of one pipeline
+    alone one per pipeline stage, those that hold the same together.
 
     Raises: InputError for a mark that is not one of `MOMENTS`.
     """
     check_results(results)
     if mark not in MOMENTS:
         raise InputError(f"mark {mark!r}: expected one of {', '.join((*MARKS, 'peak'))}")
-    return [
-        Bar.of(label, [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory])
+    held = {
+        label: [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory]
         for label, result in results.items()
-    ]
+    }
+    if not _is_one_pipeline(results):
+        return [Bar.of(label, by_rank) for label, by_rank in held.items()]
+    return _by_pipeline_stage(next(iter(results.values())), next(iter(held.values())))
+
+
+def _is_one_pipeline(results: Mapping[str, RunResult]) -> bool:
+    return len(results) == 1 and all(result.layout.mesh.pp > 1 for result in results.values())
+
+
+def _by_pipeline_stage(result: RunResult, by_rank: Sequence[Mapping[str, int]]) -> list[Bar]:
+    """The rank of each pipeline stage that has the most; a stage's ranks are neighbours."""
+    shares = shares_of(result)
+    bars = [Bar.of("", [by_rank[rank] for rank in share.ranks]) for share in shares]
+    bars = [replace(bar, rank=bar.rank + share.ranks.start) for bar, share in zip(bars, shares, strict=True)]
+    runs = alike_stages([(bar.parts, bar.alike) for bar in bars])
+    return [replace(bars[run[0]], label=stage_name(run, len(shares))) for run in runs]
 
 
 def memory_figure(
@@ -59,8 +78,13 @@ def memory_figure(
     """
     bars = memory_bars(results, mark)
     page = open_page(size, theme)
-    notes = [which_rank(bars, "holds"), *too_thin(bars)]
-    frame(page, f"Bytes per rank {MOMENTS[mark]}", run_words(results), key_of(page, bars, KIND_PAINTS), notes)
+    title, subtitle, notes = f"Bytes per rank {MOMENTS[mark]}", run_words(results), [which_rank(bars, "holds")]
+    if _is_one_pipeline(results):
+        stage = next(iter(results)).split(" (")[0]
+        title, subtitle = f"{title}, by pipeline stage", f"{stage}, {subtitle}"
+        is_alike = all(bar.alike for bar in bars)
+        notes = [f"Ranks of one stage {'hold the same' if is_alike else 'differ: drawn is the one that holds most'}."]
+    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
     references = [] if limit is None else [Reference(limit_words(limit), limit[1])]
     draw_bars(page, bars, KIND_PAINTS, references)
     return page.figure
@@ -89,14 +113,15 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
 
 def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
     """2Ψ and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table; none where runs differ in Ψ, N
-    or dtype, and none with replicas.
+    or dtype, and none with replicas, tensor parallelism or a pipeline.
 
     Source: ZeRO paper, section 7, through `formulas.volume`.
     """
     sizes = {
         (result.num_parameters, result.config.mesh.ranks, *itemsizes(result.config)) for result in results.values()
     }
-    if len(sizes) != 1 or any(result.config.mesh.dp_replicate > 1 for result in results.values()):
+    configs = [result.config for result in results.values()]
+    if len(sizes) != 1 or any(config.mesh.dp_replicate > 1 or is_mesh(config) for config in configs):
         return []
     (size,) = sizes
     if size[1] == 1:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from zerosim.analysis.shares import is_mesh
 from zerosim.errors import InputError
+from zerosim.report.mesh_words import shape
 from zerosim.report.names import STAGES
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
@@ -31,6 +33,10 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     ranks = _range((result.config.mesh.ranks for result in runs), lambda count: f"{count:,}")
     precision = "/".join(dict.fromkeys(result.config.precision.param_dtype for result in runs))
     optimizer = "/".join(dict.fromkeys(result.config.optim.optimizer for result in runs))
+    configs = [result.config for result in runs]
+    if any(is_mesh(config) for config in configs):
+        shapes = "/".join(dict.fromkeys(shape(config) for config in configs))
+        return f"Ψ = {psi} parameters on {ranks} ranks, {shapes}, {precision} with {optimizer}"
     noun = "rank" if ranks == "1" else "ranks"
     counts = {result.config.mesh.dp_replicate for result in runs if result.config.parallel.zero_stage} - {1}
     replicas = f" in {_range(counts, lambda count: f'{count:,}')} replicas" if counts else ""

@@ -1,0 +1,90 @@
+"""A pipeline's schedule as a Gantt picture: a row per stage, forwards and backwards numbered by micro-batch.
+
+Along x are slots, not seconds: a forward takes one, a backward two. What stays empty is the bubble, counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from zerosim.analysis import formulas
+from zerosim.analysis.slots import Slot, counted_bubble
+from zerosim.parallel.schedule import Forward
+from zerosim.report.mesh_words import SCHEDULES
+from zerosim.report.names import counted
+from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, settle
+from zerosim.report.plots.style import KIND_PAINTS, Paint, contrast
+
+_FORWARD, _BACKWARD = KIND_PAINTS["param"], KIND_PAINTS["optim"]
+_HEIGHT = 0.8  # of a row
+
+
+def schedule_figure(
+    slots: Sequence[Sequence[Slot]],
+    kind: str,
+    *,
+    theme: str = "light",
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """`slots` are each stage's, of a schedule of that kind; `size` is in inches, width first."""
+    stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
+    batches = 1 + max(slot.action.slot for slot in slots[0])
+    page = open_page(size, theme, (10.0, min(2.0 + 0.5 * stages, 12.0)))
+    of = f"{counted(stages, 'stage')}, {counted(batches, 'micro-batch', 'micro-batches')}"
+    title = f"{SCHEDULES[kind]}: {of}" + (f", {chunks} chunks" if chunks > 1 else "")
+    key = [
+        (f"{name}{f', chunk {chunk}' if chunks > 1 else ''}", {"facecolor": _shade(page, paint, chunk, chunks)})
+        for name, paint in (("forward", _FORWARD), ("backward", _BACKWARD))
+        for chunk in range(chunks)
+    ]
+    frame(page, title, bubble_words(slots), key, ["Slots, not seconds: a forward takes one, a backward two."])
+    axes = page.figure.add_subplot()
+    dress(page, axes, grid="x")
+    axes.set_xlim(0, max(own[-1].stop for own in slots))
+    axes.set_ylim(stages - 0.5, -0.5)
+    axes.set_yticks(range(stages), [f"stage {stage}" for stage in range(stages)])
+    axes.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points)
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    settle(page)
+    for stage, own in enumerate(slots):
+        _draw_row(page, axes, stage, own, chunks)
+    return finish(page)
+
+
+def bubble_words(slots: Sequence[Sequence[Slot]]) -> str:
+    """The bubble as counted, beside its closed form."""
+    stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
+    batches = 1 + max(slot.action.slot for slot in slots[0])
+    text, share = "(p-1)/(v m)" if chunks > 1 else "(p-1)/m", counted_bubble(slots)
+    formula: Fraction = formulas.bubble(stages, batches, chunks)
+    verdict = f"{text} = {formula}" + ("" if formula == share else ", which it is not")
+    return f"Every stage waits {share} of the time that its slots take (the bubble): {verdict}"
+
+
+def _draw_row(page: Page, axes: Axes, stage: int, own: Sequence[Slot], chunks: int) -> None:
+    scale = inches(page, axes)[0] / axes.get_xlim()[1]
+    font = page.font(scale=0.85)
+    for slot in own:
+        name, paint = ("F", _FORWARD) if isinstance(slot.action, Forward) else ("B", _BACKWARD)
+        color, length = _shade(page, paint, slot.action.chunk, chunks), slot.stop - slot.start
+        (patch,) = axes.barh(
+            stage, length, _HEIGHT, left=slot.start, color=color, edgecolor=page.theme.background, linewidth=0.8
+        )
+        patch.set_gid(f"stage{stage}.{name}{slot.action.slot}.{slot.action.chunk}")
+        words = str(slot.action.slot)
+        if page.width(words, **font) <= length * scale - 0.03:
+            ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
+            axes.text(slot.start + length / 2, stage, words, ha="center", va="center_baseline", color=ink, **font)
+
+
+def _shade(page: Page, paint: Paint, chunk: int, chunks: int) -> str:
+    """A chunk's colour: the first one's is full, later ones fade towards the background."""
+    color, ground = page.theme.color(paint), page.theme.background
+    part = 0.45 * chunk / max(chunks - 1, 1)
+    mixed = (round(int(color[at : at + 2], 16) * (1 - part) + int(ground[at : at + 2], 16) * part) for at in (1, 3, 5))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
