@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from zerosim.analysis.expect.keys import KEYS
 
 from zerosim.analysis import formulas
 from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.figures import parse_figure, printed_like
 from zerosim.analysis.expect.quantities import COUNTS, FORMULAS
+from zerosim.analysis.expect.reading import KEYS
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
