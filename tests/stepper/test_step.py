@@ -504,3 +504,14 @@ def test_until_has_the_grammar_of_the_world() -> None:
 def test_keys_in_what_was_typed() -> None:
     assert split_keys("n\x1b[A\x1b[5~q\x1b") == ["n", "up", "page up", "q", "escape"]
     assert split_keys("\x1b[200~x\x7f\r \x00") == ["unknown", "x", "backspace", "enter", "space"]
+
+
+def test_columns_of_a_mesh_say_where_their_ranks_stand() -> None:
+    """Below each rank's name its coordinates; a mesh of one axis has no such line."""
+    sizes = {"layers": 2, "hidden": 16, "heads": 2, "seq": 8, "micro_batch": 1, "accumulate": 2, "stage": 1}
+    with zerosim.debug(RunConfig(**sizes, ranks=4, tp=2, pp=2)) as world:
+        lines = [line.plain for line in picture(world, 160, 30)]
+        assert len(lines) <= 30
+        assert lines[5].split("│")[0].strip() == "pp 0 tp 0"
+        assert lines[5].split("│")[3].strip() == "pp 1 tp 1"
+        assert "pp 2 x tp 2" in lines[0]

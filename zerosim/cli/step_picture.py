@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from zerosim.analysis.shares import is_mesh
 from zerosim.cli.step_page import SHORT_KEYS, keys_line, tile
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
@@ -71,7 +72,8 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
         did, comes = last is not None and rank == last.rank, coming is not None and rank == coming.rank
         name = f"{'▶' if did else ' '}rank {rank}{' · goes next' if comes else ''}"
         first = Text(name, style="bold reverse" if did else "bold")
-        columns.append(_filled([first, *_column(views[rank], rounds, most, each, room - 1)], room))
+        top = [first, Text(views[rank].place.replace(",", ""), style="dim")] if is_mesh(world.config) else [first]
+        columns.append(_filled([*top, *_column(views[rank], rounds, most, each, room - len(top))], room))
         for line in columns[-1]:
             line.truncate(each, pad=True)
     between = Text.assemble(("│", "dim"))
