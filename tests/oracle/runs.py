@@ -52,7 +52,7 @@ class Task:
         return RunConfig(
             ranks=ranks,
             accumulate=accumulate,
-            micro_batch=self.tokens.shape[1] * changes.get("tp", 1) // (ranks * accumulate),
+            micro_batch=self.tokens.shape[1] * changes.get("tp", 1) * changes.get("pp", 1) // (ranks * accumulate),
             layers=self.layers,
             hidden=self.hidden,
             heads=self.heads,
