@@ -120,8 +120,9 @@ def _run_rank(
 
     asked = world_of(config, keep_events=keep_events)
     world = replace(asked, backend="meta", transport="threads", per_process=1, max_running=1)
+    readers = [reader for reader in ledgers.readers if reader is not ledgers.pool]  # shapes have no memory pool
     try:
-        return launch_alone(program, world, ledgers.rank, (*ledgers.readers, uneven))
+        return launch_alone(program, world, ledgers.rank, (*readers, uneven))
     except OutOfMemory as error:
         error.live = ledgers.live_at_refusal()
         raise
