@@ -920,7 +920,7 @@ def test_shares_of_a_cross_entropy_are_those_of_the_whole(backend: Backend, dtyp
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 def test_some_heads_drop_what_the_whole_drops(backend: Backend, dtype: DType) -> None:
     """Flash attention of heads 2 and 3 of 4, two sequences: its masks are those of the whole's heads."""
-    random, key = np.random.default_rng(2), (5, 6)
+    random, dropout = np.random.default_rng(2), Dropout((5, 6), 0.5)
     d, tokens = 3, 9
     q, k, v = (random.standard_normal((2, tokens, 4, d)) for _ in range(3))
 
@@ -931,9 +931,9 @@ def test_some_heads_drop_what_the_whole_drops(backend: Backend, dtype: DType) ->
         qkv = put(backend, packed_heads(heads), dtype)
         out = place(backend, (2, tokens, n.queries * d), dtype)
         lse, delta = (place(backend, (2, n.queries, tokens), compute_dtype(dtype)) for _ in range(2))
-        backend.flash_attention(qkv, n, key, 0.5, out, lse)
+        backend.flash_attention(qkv, n, dropout, out, lse)
         dqkv = place(backend, qkv.shape, dtype)
-        backend.flash_attention_backward(out, qkv, n, key, 0.5, out, lse, delta, dqkv)
+        backend.flash_attention_backward(out, qkv, n, dropout, out, lse, delta, dqkv)
         shape = (2, tokens, -1, n.queries, d)
         return [backend.to_host(x).reshape(shape).astype(np.float64) for x in (out, dqkv)]
 

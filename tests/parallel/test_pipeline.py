@@ -13,7 +13,7 @@ import pytest
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Free, Save
-from zerosim.errors import Deadlock
+from zerosim.errors import Deadlock, Mismatch
 from zerosim.parallel import pipeline
 from zerosim.parallel.pipeline import BACKWARD, FORWARD, SCHEDULES
 from zerosim.parallel.schedule import Action, Backward, Forward
@@ -177,6 +177,19 @@ def test_a_wrong_order_ends_in_an_error_that_names_ranks(name: str, monkeypatch:
     with pytest.raises(Deadlock, match=r"rank 0: .*\n? *rank 1: ") as raised:
         run(RunConfig(**SMALL, ranks=2, pp=2, accumulate=2, stage=0))
     print(raised.value)
+
+
+def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders that do not get stuck, in which a stage would go back through one micro-batch with another's gradient."""
+    programs = [
+        [Forward(0), Forward(1), Backward(1), Backward(0)],
+        [Forward(0), Forward(1), Backward(0), Backward(1)],
+    ]
+    monkeypatch.setattr(pipeline, "SCHEDULES", {"1f1b": lambda p, stage, m, v: programs[stage]})
+    with pytest.raises(Mismatch) as raised:
+        run(RunConfig(**SMALL, ranks=2, pp=2, accumulate=2, stage=0))
+    for words in ("recv micro-batch 1 back into chunk 0", "send micro-batch 0 back into chunk 0"):
+        assert words in str(raised.value), raised.value
 
 
 # -- what is live ---------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_the_command_writes_the_picture_and_its_numbers(tmp_path: Path, capsys: 
     out, figures = tmp_path / "s.svg", tmp_path / "s.json"
     flags = ["--pp", "4", "--ranks", "4", "--accumulate", "8"]
     assert main(["plot", "schedule", *flags, "-o", str(out), "--json", str(figures)]) == 0
-    values = json.loads(figures.read_text())
+    values = json.loads(figures.read_text(encoding="utf-8"))
     assert values["bubble"] == {"counted": "3/8", "formula": "3/8"}
     assert len(values["stages"]) == 4
     assert values["stages"][3][0] == {"what": "forward", "micro_batch": 0, "chunk": 0, "start": 3, "stop": 4}

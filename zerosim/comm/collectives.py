@@ -89,9 +89,12 @@ class Comm(Group):
         """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
         return _result(self.launch_reduce(buffer, dst, op, purpose), wait)
 
-    def send(self, buffer: Buffer, dst: int, purpose: str = "states", wait: bool = True, *, tag: int = 0) -> None:
-        """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order."""
-        return _result(self.launch_send(buffer, dst, purpose, tag=tag), wait)
+    def send(
+        self, buffer: Buffer, dst: int, purpose: str = "states", wait: bool = True, *, tag: int = 0, name: str = ""
+    ) -> None:
+        """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order; what
+        both ends `name` otherwise is a mismatch."""
+        return _result(self.launch_send(buffer, dst, purpose, tag=tag, name=name), wait)
 
     def recv(
         self,
@@ -103,9 +106,10 @@ class Comm(Group):
         wait: bool = True,
         *,
         tag: int = 0,
+        name: str = "",
     ) -> Buffer:
-        """A new buffer of `kind` with what member `src` sent under `tag`; shape and dtype must be what it sends."""
-        return _result(self.launch_recv(shape, dtype, src, kind, purpose, tag=tag), wait)
+        """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
+        return _result(self.launch_recv(shape, dtype, src, kind, purpose, tag=tag, name=name), wait)
 
     def barrier(self) -> None:
         """Return once every member is here."""
@@ -192,12 +196,14 @@ class Comm(Group):
             self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
-    def launch_send(self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0) -> Work[None]:
+    def launch_send(
+        self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = ""
+    ) -> Work[None]:
         checks.member(self.device, "send", "dst", dst, self.size)
         checks.buffers_of(self.device, "send", buffer)
         work: Work[None] = Work(self.device, None, [buffer])
         execution = Execution([Exchange((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
-        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose, tag)
+        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose, tag, name)
         return work
 
     def launch_recv(
@@ -209,6 +215,7 @@ class Comm(Group):
         purpose: str = "states",
         *,
         tag: int = 0,
+        name: str = "",
     ) -> Work[Buffer]:
         checks.member(self.device, "recv", "src", src, self.size)
         buffer = self.device.alloc(shape, dtype, kind)
@@ -216,7 +223,7 @@ class Comm(Group):
         work = Work(self.device, buffer, [])
         exchange = Exchange(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
         execution = Execution([exchange], [], buffer.nbytes)
-        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose, tag)
+        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose, tag, name)
         return work
 
 

@@ -50,11 +50,10 @@ class MeshConfig(Part):
     def _check(self) -> None:
         each = self.dp_replicate * self.tp * self.pp
         if self.ranks % each:
-            sizes = {"dp_replicate": self.dp_replicate, "tp": self.tp, "pp": self.pp}
+            sizes = {"tp": self.tp, "pp": self.pp, "dp_replicate": self.dp_replicate}
             product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-            verb = "do" if " x " in product else "does"
             raise InputError(
-                f"{product} {verb} not divide ranks {self.ranks}: a world is pp x dp_replicate x dp_shard x tp ranks; "
+                f"{product} does not divide ranks {self.ranks}: a world is pp x dp_replicate x dp_shard x tp ranks; "
                 f"choose ranks {max(1, round(self.ranks / each)) * each}"
             )
 

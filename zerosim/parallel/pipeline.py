@@ -93,16 +93,18 @@ class Pipeline:
         """Whether the loss comes out here."""
         return self.index == self.size - 1 and chunk == self.chunks - 1
 
-    def receive(self, direction: int, shape: tuple[int, ...], dtype: DType) -> Buffer:
-        """The previous stage's output, or the next one's gradient."""
+    def receive(self, action: Action, shape: tuple[int, ...], dtype: DType) -> Buffer:
+        """What an action begins with: the previous stage's output, or the next one's gradient."""
+        direction, name = self._message(action, 0)
         kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
-        return self.comm.recv(shape, dtype, self._neighbour(-1, direction), kind, PURPOSE, tag=direction)
+        return self.comm.recv(shape, dtype, self._neighbour(-1, direction), kind, PURPOSE, tag=direction, name=name)
 
-    def send(self, direction: int, buffer: Buffer) -> None:
-        """Send on; the buffer lives until it has arrived."""
+    def send(self, action: Action, buffer: Buffer) -> None:
+        """Send on what an action ends with; the buffer lives until it has arrived."""
+        direction, name = self._message(action, 1)
         self._wait(direction)
         target = self._neighbour(1, direction)
-        self._sent[direction] = self.comm.launch_send(buffer, target, PURPOSE, tag=direction)
+        self._sent[direction] = self.comm.launch_send(buffer, target, PURPOSE, tag=direction, name=name)
 
     def finish(self) -> None:
         """All that was sent has arrived."""
@@ -123,6 +125,14 @@ class Pipeline:
     def comm(self) -> Comm:
         assert self._comm is not None, "a pipeline of one stage has no borders"
         return self._comm
+
+    def _message(self, action: Action, after: int) -> tuple[int, str]:
+        """The direction of a message before (0) or `after` (1) an action, and what both ends call it: stages that are
+        not at the same micro-batch find out, rather than train on another one's."""
+        number = action.chunk * self.size + self.index  # of all chunks, in the model's order
+        if isinstance(action, Forward):
+            return FORWARD, f"micro-batch {action.slot} into chunk {number + after}"
+        return BACKWARD, f"micro-batch {action.slot} back into chunk {number - after}"
 
     def _wait(self, direction: int) -> None:
         if direction in self._sent:

@@ -14,7 +14,7 @@ from zerosim.dtypes import int64
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.pipeline import BACKWARD, FORWARD, ONE_STAGE, Pipeline
+from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, Forward, uses_of
 from zerosim.tensor.tensor import Tensor
 
@@ -71,7 +71,7 @@ def _input(model: Model, action: Forward, batch: Any, device: Device, pipeline: 
     if pipeline.is_first(action.chunk):
         return upload(batch[:, :-1], device)
     with device.scope(unit=model.chunks[action.chunk][0].name, slot=action.slot):
-        return pipeline.receive(FORWARD, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
+        return pipeline.receive(action, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
 
 
 def train_step(
@@ -120,7 +120,7 @@ def _run(
                 else:
                     y = forward_pass(units, Tensor(_input(model, action, batch, device, pipeline)), strategy, slot)
                     with device.scope(unit=units[-1].name, slot=slot):
-                        pipeline.send(FORWARD, y.buffer)
+                        pipeline.send(action, y.buffer)
                     del y
                 device.mark("end_of_forward")
             if is_last:
@@ -130,11 +130,11 @@ def _run(
                 if not is_last:
                     shape = model.border(batch.shape[0], batch.shape[1] - 1)
                     with device.scope(unit=units[-1].name, slot=slot):
-                        grads[slot] = [pipeline.receive(BACKWARD, shape, model.dtype)]
+                        grads[slot] = [pipeline.receive(action, shape, model.dtype)]
                 backward_pass(units, grads[slot], strategy, slot)
                 if not pipeline.is_first(action.chunk):
                     with device.scope(unit=units[0].name, slot=slot):
-                        pipeline.send(BACKWARD, grads[slot].pop())
+                        pipeline.send(action, grads[slot].pop())
                 del grads[slot]
     return losses
 
@@ -188,10 +188,10 @@ def generate(
                 if pipeline.is_first(chunk):
                     x = Tensor(upload(window, device))
                 else:
-                    x = Tensor(pipeline.receive(FORWARD, shape, model.dtype))
+                    x = Tensor(pipeline.receive(Forward(0, chunk), shape, model.dtype))
                 y = forward_pass(units, x, strategy)
                 if not pipeline.is_last(chunk):
-                    pipeline.send(FORWARD, y.buffer)
+                    pipeline.send(Forward(0, chunk), y.buffer)
                     continue
                 logits = device.backend.to_host(model.whole_logits(y).array)
                 chosen = choose(logits[0, len(shown) - 1])

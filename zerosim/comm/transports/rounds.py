@@ -69,7 +69,7 @@ class Call(NamedTuple):
     op: str
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
-    reduction: str = ""
+    reduction: str = ""  # of a pair: what the message is called
     root: int = -1
     pair: int = 0
 
