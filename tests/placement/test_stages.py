@@ -151,7 +151,7 @@ MODEL = "--layers 4 --hidden 16 --heads 2 --seq 4 --micro-batch 1 --steps 1"
 FLAT_MODEL = "--model flat --params 1000 --units 4 --seq 4 --micro-batch 1 --steps 1"
 BAD = [
     ("--ranks 4 --pp 3", "--pp 3 does not divide ranks 4", "--ranks 3 --pp 3 --layers 3"),
-    ("--ranks 8 --pp 2 --tp 3", "tp 3 x pp 2 do not divide ranks 8: a world is", "--ranks 6 --pp 2 --tp 1"),
+    ("--ranks 8 --pp 2 --tp 3", "tp 3 x pp 2 does not divide ranks 8: a world is", "--ranks 6 --pp 2 --tp 1"),
     ("--ranks 3 --pp 3", "choose layers 3, or pass --stage-layers 2,1,1", "--ranks 3 --pp 3 --stage-layers 2,1,1"),
     ("--ranks 3 --pp 3", "--layers 4 do not divide into 3 equal chunks", "--ranks 3 --pp 3 --layers 3"),
     ("--ranks 5 --pp 5 --layers 5 --balance-ends", "choose layers 8", "--ranks 5 --pp 5 --layers 8 --balance-ends"),
