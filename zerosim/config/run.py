@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from warnings import warn
 
 from zerosim.config.launcher import mpirun_size
+from zerosim.config.mesh_checks import check_pipeline, check_tensor_parallel
 from zerosim.config.model import ModelConfig
 from zerosim.config.option import Option, Part
 from zerosim.config.parts import (
@@ -173,8 +174,8 @@ def _check_together(config: RunConfig) -> None:
             f"dp_replicate {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
             "leave it out, or choose stage 1, 2 or 3"
         )
-    _check_tensor_parallel(config)
-    _check_pipeline(config)
+    check_tensor_parallel(model, mesh, config.parallel)
+    check_pipeline(model, mesh, config.parallel, config.data)
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise InputError(
             f"ranks {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
@@ -182,94 +183,6 @@ def _check_together(config: RunConfig) -> None:
         )
     if (text := config.data.sample) is not None and max(text.encode()) >= model.vocab:
         raise InputError(f"sample {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
-
-
-def _check_tensor_parallel(config: RunConfig) -> None:
-    """What a tensor-parallel group divides. Raises: InputError."""
-    model, parallel, tp = config.model, config.parallel, config.mesh.tp
-    if tp == 1:
-        for name in ("sequence_parallel", "keep_gathered", "pad_vocab"):
-            if getattr(parallel, name):
-                raise InputError(f"{name}: without tp there is nothing to cut; pass --tp 2 or more, or leave it out")
-        return
-    if parallel.keep_gathered and not parallel.sequence_parallel:
-        raise InputError("keep_gathered: without sequence_parallel nothing is gathered; pass --sequence-parallel too")
-    if model.family == "mlp":
-        raise InputError(f"tp {tp}: model mlp is not cut by tensor parallelism; choose gpt, llama or flat")
-    if model.family == "flat":
-        if parallel.sequence_parallel:
-            raise InputError("sequence_parallel: model flat has no rows to cut; leave it out, or choose gpt or llama")
-        return
-    for name, size in (("heads", model.heads), ("ffn", model.ffn)):
-        if size % tp:
-            raise InputError(f"tp {tp} does not divide {name} {size}: choose {_right_tp(config)}")
-    if model.kv_heads % tp and tp % model.kv_heads:
-        raise InputError(
-            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose {_right_tp(config)}"
-        )
-    if model.vocab % tp and not parallel.pad_vocab:
-        raise InputError(
-            f"tp {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
-            f"softmax, or choose {_right_tp(config)}"
-        )
-    if parallel.sequence_parallel and model.seq % tp:
-        near = max(1, round(model.seq / tp)) * tp
-        raise InputError(f"sequence_parallel: tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
-
-
-def _check_pipeline(config: RunConfig) -> None:
-    """What a pipeline cuts. Raises: InputError."""
-    model, parallel, pp = config.model, config.parallel, config.mesh.pp
-    if pp == 1:
-        for name in ("pipeline", "virtual_stages", "stage_layers", "balance_ends"):
-            if getattr(parallel, name):
-                raise InputError(f"{name}: without pp there are no stages; pass --pp 2 or more, or leave it out")
-        return
-    if model.family == "mlp":
-        raise InputError(f"pp {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
-    if parallel.balance_ends and model.family == "flat":
-        raise InputError("balance_ends: model flat has no table and no head; leave it out, or choose gpt or llama")
-    layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
-    chunks = pp * parallel.num_chunks
-    if chunks > layers:
-        each = f" x virtual_stages {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
-        raise InputError(f"pp {pp}{each}: more than the model's {word}, {layers}; choose {_fewer_stages(config, word)}")
-    config.layers_by_chunk(layers)
-    if parallel.pipeline == "interleaved" and config.data.accumulate % pp:
-        near = max(1, round(config.data.accumulate / pp)) * pp
-        raise InputError(
-            f"accumulate {config.data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
-        )
-    if parallel.partition == "owner" and model.has_blocks and model.tie_embeddings:
-        raise InputError("partition 'owner': a table that is tied across stages has an owner on each; choose slices")
-
-
-def _fewer_stages(config: RunConfig, word: str) -> str:
-    """'pp 2': the most stages that are possible with the rest as it is; if none are, a model of more layers."""
-    mesh, parallel = config.mesh, config.parallel
-    layers = (config.model.units or 0) if word == "units" else config.model.layers
-    ends, interleaves = 2 * parallel.balance_ends, parallel.pipeline == "interleaved"
-    for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
-        divides = mesh.ranks % (mesh.dp_replicate * mesh.tp * pp) == 0 == (layers + ends) % (pp * parallel.num_chunks)
-        if divides and not (interleaves and config.data.accumulate % pp):
-            return f"pp {pp}"
-    chunks = mesh.pp * parallel.num_chunks
-    return f"{word} {2 * chunks - ends if ends else chunks}"
-
-
-def _right_tp(config: RunConfig) -> str:
-    """'tp 2 or 4': what this model and its ranks can be cut over, next to what was asked for."""
-    model, parallel, mesh = config.model, config.parallel, config.mesh
-
-    def fits(tp: int) -> bool:
-        cut = [model.heads, model.ffn, mesh.ranks // (mesh.dp_replicate * mesh.pp), max(tp, model.kv_heads)]
-        cut += [] if parallel.pad_vocab else [model.vocab]
-        cut += [model.seq] if parallel.sequence_parallel else []
-        return not any(size % tp for size in cut) and not max(tp, model.kv_heads) % min(tp, model.kv_heads)
-
-    below = max(tp for tp in range(1, mesh.tp) if fits(tp))
-    above = next((tp for tp in range(mesh.tp + 1, model.heads + 1) if fits(tp)), None)
-    return f"tp {below}" + (f" or {above}" if above else "")
 
 
 def _check_known(names: Iterable[str], known: Collection[str], source: str) -> None:

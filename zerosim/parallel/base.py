@@ -6,7 +6,6 @@ is common to all stands here: placing parameters and optimizer states, the gradi
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -17,11 +16,11 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.nn import Unit
-from zerosim.optim.precision import NormRow, norm_partials, total_norm
+from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.optim.updater import Updater
+from zerosim.parallel.norm import blame, norm_rows
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
 from zerosim.placement.mesh import COPIES, DATA, Mesh
@@ -263,7 +262,9 @@ class Strategy:
         Raises: NonFiniteGradient naming rank and unit, where nothing says that such steps are skipped;
         LossScaleExhausted.
         """
-        partials = norm_partials(self.device, self.flats, self.comm.size, *self._norm_rows())
+        partials = norm_partials(
+            self.device, self.flats, self.comm.size, *norm_rows(self.layout, self.mesh_rank, self.flats)
+        )
         if not self.sees_all_grads:
             self.comm.all_reduce(partials, op="sum", purpose="control")
         if self.groups is not None:
@@ -276,45 +277,9 @@ class Strategy:
         except NonFiniteGradient:
             raise self._blame() from None
 
-    def _norm_rows(self) -> tuple[list[NormRow | None], int]:
-        """Where in the norm each flat buffer is added up, and how many rows there are: one for each of the whole
-        model's and each tensor-parallel rank. They stand in the model's order, whichever stage holds them."""
-        layout, tp = self.layout, self.layout.mesh.tp
-        stage, index = layout.mesh.index(self.mesh_rank, "pp"), layout.mesh.index(self.mesh_rank, "tp")
-        places = {name: place for place, name in enumerate(layout.flats)}
-        rows = [
-            NormRow(places[flat.name] * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
-            for flat in self.flats
-        ]
-        return rows, len(places) * tp
-
     def _blame(self) -> NonFiniteGradient:
-        """Which rank's own gradient of which unit was not finite before it was reduced."""
-        step = self.device.where.step
         names = [flat.name for flat in self.flats] if self.groups is None else list(self.layout.flats)
-        everyone = self.everyone
-        flags = self.device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
-        self.device.kernel(0, self.device.backend.fill, flags.array, 0.0)
-        for flat in self.flats:
-            if flat.probe is not None and flat.probe.flag is not None:
-                i = names.index(flat.name)
-                out = flags.array[everyone.rank, i : i + 1]
-                self.device.kernel(0, self.device.backend.copy, flat.probe.flag.array, out)
-        everyone.all_reduce(flags, op="sum", purpose="control")
-        seen = self.device.backend.to_host(flags.array)
-        for i in reversed(range(len(names))):  # backward's order: the first unit to go wrong
-            bad = [rank for rank, row in zip(everyone.ranks, seen, strict=True) if not math.isfinite(row[i])]
-            if bad:
-                return NonFiniteGradient(
-                    f"rank {bad[0]}'s gradient of {names[i]} is not finite at step {step}"
-                    + (f" (also on ranks {bad[1:]})" if bad[1:] else "")
-                    + ": lower the learning rate, clip, or pass --skip-nonfinite to skip such steps",
-                    rank=bad[0],
-                )
-        return NonFiniteGradient(
-            f"the sum of the ranks' gradients overflows at step {step}, each rank's own is finite: "
-            "lower the learning rate, clip, or pass --skip-nonfinite to skip such steps"
-        )
+        return blame(self.everyone, self.flats, names)
 
 
 for _old, _new in RENAMED.items():

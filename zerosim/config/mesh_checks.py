@@ -1,0 +1,100 @@
+"""What a mesh asks of a model: sizes that tensor parallelism and pipelines divide, and the nearest right choice."""
+
+from __future__ import annotations
+
+from zerosim.config.model import ModelConfig
+from zerosim.config.parts import DataConfig, MeshConfig, ParallelConfig
+from zerosim.errors import InputError
+from zerosim.placement.stages import cut_layers
+
+
+def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) -> None:
+    """What a tensor-parallel group divides. Raises: InputError."""
+    tp = mesh.tp
+    if tp == 1:
+        for name in ("sequence_parallel", "keep_gathered", "pad_vocab"):
+            if getattr(parallel, name):
+                raise InputError(f"{name}: without tp there is nothing to cut; pass --tp 2 or more, or leave it out")
+        return
+    if parallel.keep_gathered and not parallel.sequence_parallel:
+        raise InputError("keep_gathered: without sequence_parallel nothing is gathered; pass --sequence-parallel too")
+    if model.family == "mlp":
+        raise InputError(f"tp {tp}: model mlp is not cut by tensor parallelism; choose gpt, llama or flat")
+    if model.family == "flat":
+        if parallel.sequence_parallel:
+            raise InputError("sequence_parallel: model flat has no rows to cut; leave it out, or choose gpt or llama")
+        return
+    for name, size in (("heads", model.heads), ("ffn", model.ffn)):
+        if size % tp:
+            raise InputError(f"tp {tp} does not divide {name} {size}: choose {_right_tp(model, mesh, parallel)}")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise InputError(
+            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose "
+            f"{_right_tp(model, mesh, parallel)}"
+        )
+    if model.vocab % tp and not parallel.pad_vocab:
+        raise InputError(
+            f"tp {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
+            f"softmax, or choose {_right_tp(model, mesh, parallel)}"
+        )
+    if parallel.sequence_parallel and model.seq % tp:
+        near = max(1, round(model.seq / tp)) * tp
+        raise InputError(f"sequence_parallel: tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
+
+
+def check_pipeline(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> None:
+    """What a pipeline cuts. Raises: InputError."""
+    pp = mesh.pp
+    if pp == 1:
+        for name in ("pipeline", "virtual_stages", "stage_layers", "balance_ends"):
+            if getattr(parallel, name):
+                raise InputError(f"{name}: without pp there are no stages; pass --pp 2 or more, or leave it out")
+        return
+    if model.family == "mlp":
+        raise InputError(f"pp {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
+    if parallel.balance_ends and model.family == "flat":
+        raise InputError("balance_ends: model flat has no table and no head; leave it out, or choose gpt or llama")
+    layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
+    chunks = pp * parallel.num_chunks
+    if chunks > layers:
+        each = f" x virtual_stages {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
+        raise InputError(
+            f"pp {pp}{each}: more than the model's {word}, {layers}; choose "
+            f"{_fewer_stages(layers, word, mesh, parallel, data)}"
+        )
+    ends = word == "layers"
+    cut_layers(
+        layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word
+    )
+    if parallel.pipeline == "interleaved" and data.accumulate % pp:
+        near = max(1, round(data.accumulate / pp)) * pp
+        raise InputError(
+            f"accumulate {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
+        )
+    if parallel.partition == "owner" and model.has_blocks and model.tie_embeddings:
+        raise InputError("partition 'owner': a table that is tied across stages has an owner on each; choose slices")
+
+
+def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> str:
+    """'pp 2': the most stages that are possible with the rest as it is; if none are, a model of more layers."""
+    ends, interleaves = 2 * parallel.balance_ends, parallel.pipeline == "interleaved"
+    for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
+        divides = mesh.ranks % (mesh.dp_replicate * mesh.tp * pp) == 0 == (layers + ends) % (pp * parallel.num_chunks)
+        if divides and not (interleaves and data.accumulate % pp):
+            return f"pp {pp}"
+    chunks = mesh.pp * parallel.num_chunks
+    return f"{word} {2 * chunks - ends if ends else chunks}"
+
+
+def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) -> str:
+    """'tp 2 or 4': what this model and its ranks can be cut over, next to what was asked for."""
+
+    def fits(tp: int) -> bool:
+        cut = [model.heads, model.ffn, mesh.ranks // (mesh.dp_replicate * mesh.pp), max(tp, model.kv_heads)]
+        cut += [] if parallel.pad_vocab else [model.vocab]
+        cut += [model.seq] if parallel.sequence_parallel else []
+        return not any(size % tp for size in cut) and not max(tp, model.kv_heads) % min(tp, model.kv_heads)
+
+    below = max(tp for tp in range(1, mesh.tp) if fits(tp))
+    above = next((tp for tp in range(mesh.tp + 1, model.heads + 1) if fits(tp)), None)
+    return f"tp {below}" + (f" or {above}" if above else "")

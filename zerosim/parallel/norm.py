@@ -1,0 +1,54 @@
+"""The gradients' norm on a mesh: which rank counts what, and who is to blame where it is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from zerosim.comm.collectives import Comm
+from zerosim.device.device import Kind
+from zerosim.dtypes import fp64
+from zerosim.errors import NonFiniteGradient
+from zerosim.optim.precision import NormRow
+from zerosim.placement.layout import Layout
+from zerosim.tensor.flat import Flat
+
+
+def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
+    """Where in the norm a rank's flat buffers are added up, and how many rows there are: one for each of the whole
+    model's and each tensor-parallel rank. They stand in the model's order, whichever stage holds them."""
+    mesh = layout.mesh
+    stage, index, tp = mesh.index(rank, "pp"), mesh.index(rank, "tp"), mesh.tp
+    places = {name: place for place, name in enumerate(layout.flats)}
+    rows = [
+        NormRow(places[flat.name] * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
+        for flat in flats
+    ]
+    return rows, len(places) * tp
+
+
+def blame(everyone: Comm, flats: Sequence[Flat], names: Sequence[str]) -> NonFiniteGradient:
+    """Which rank's own gradient of which unit was not finite before it was reduced; `names` are all ranks' units."""
+    device = everyone.device
+    step, backend = device.where.step, device.backend
+    flags = device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
+    device.kernel(0, backend.fill, flags.array, 0.0)
+    for flat in flats:
+        if flat.probe is not None and flat.probe.flag is not None:
+            i = names.index(flat.name)
+            device.kernel(0, backend.copy, flat.probe.flag.array, flags.array[everyone.rank, i : i + 1])
+    everyone.all_reduce(flags, op="sum", purpose="control")
+    seen = backend.to_host(flags.array)
+    for i in reversed(range(len(names))):  # backward's order: the first unit to go wrong
+        bad = [rank for rank, row in zip(everyone.ranks, seen, strict=True) if not math.isfinite(row[i])]
+        if bad:
+            return NonFiniteGradient(
+                f"rank {bad[0]}'s gradient of {names[i]} is not finite at step {step}"
+                + (f" (also on ranks {bad[1:]})" if bad[1:] else "")
+                + ": lower the learning rate, clip, or pass --skip-nonfinite to skip such steps",
+                rank=bad[0],
+            )
+    return NonFiniteGradient(
+        f"the sum of the ranks' gradients overflows at step {step}, each rank's own is finite: "
+        "lower the learning rate, clip, or pass --skip-nonfinite to skip such steps"
+    )
