@@ -23,7 +23,6 @@ from zerosim.functional.common import Grads, rows_of
 from zerosim.models.model import Model
 from zerosim.nn import Alone, Unit
 from zerosim.nn.group import ALONE
-from zerosim.placement.spec import Split
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Operand, Parameter, Tensor, apply
 
@@ -68,7 +67,7 @@ def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DTy
         flat = Flat(f"units.{i}", device, dtype, grad_dtype)
         split = group.split((size,), 0, padding=-size % group.size)
         weight = flat.declare(f"units.{i}.weight", (size,), std=STD, split=split)
-        part = Part(0, size) if split is None else Part(*_range(split, group))
+        part = Part(0, size) if split is None else Part(*split.span(group.index, group.size))
         units.append(Unit(flat.name, flat, _unit(weight, part, config, group)))
     return Model(units, group, width=config.vocab)
 
@@ -78,11 +77,6 @@ class Part(NamedTuple):
 
     first: int
     numel: int
-
-
-def _range(split: Split, group: Alone) -> tuple[int, int]:
-    found = split.windows(group.index, group.size)
-    return (found[0][1].start, found[0][1].stop - found[0][1].start) if found else (0, 0)
 
 
 def _unit(weight: Parameter, part: Part, config: FlatConfig, group: Alone) -> Callable[[Tensor], Tensor]:

@@ -133,8 +133,7 @@ class TensorParallel(Alone):
     def own_rows(self, split: Split | None) -> tuple[int, int]:
         """Of a table that is cut by rows: where this rank's begin, and how many are no padding."""
         assert split is not None
-        windows = split.windows(self.index, self.size)
-        return (windows[0][1].start, windows[0][1].stop - windows[0][1].start) if windows else (split.shape[0], 0)
+        return split.span(self.index, self.size)
 
 
 def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:

@@ -59,6 +59,12 @@ class Split:
                 found.append((slice(part * step, part * step + stop - start), slice(start, stop)))
         return found
 
+    def span(self, index: int, size: int) -> tuple[int, int]:
+        """Of a weight that is cut in one part: where a member's piece begins in the whole, and its length without
+        padding."""
+        runs = self.windows(index, size)
+        return (runs[0][1].start, runs[0][1].stop - runs[0][1].start) if runs else (self.shape[self.dim], 0)
+
     def take(self, whole: Any, index: int, size: int) -> Any:
         """What a member holds of a whole host array; zeros where there is padding."""
         import numpy as np

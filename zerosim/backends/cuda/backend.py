@@ -9,26 +9,11 @@ from __future__ import annotations
 
 import cupy as cp
 
-from zerosim.backends.cuda import arrays, attention, flash, fused, llama, norm, ops, products, tokens, update
+from zerosim.backends.cuda import arrays, flash, fused, llama, norm, ops, products, tokens, update
+from zerosim.backends.cuda import attention as heads
 from zerosim.backends.cuda.host import Transfers
 from zerosim.backends.cuda.nccl import Nccl
 from zerosim.backends.cuda.stream import CudaStream
-
-# fmt: off
-KERNELS = (
-    arrays.empty, arrays.fill, arrays.copy,
-    ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.log, ops.sqrt, ops.tanh,
-    ops.sum_to, ops.max_to, ops.mask_future, products.matmul,
-    products.linear, norm.column_sum, norm.layer_norm, norm.layer_norm_stats, norm.layer_norm_backward,
-    fused.gelu, fused.gelu_backward, fused.dropout_mask, fused.dropout,
-    attention.attention, attention.attention_backward, flash.flash_attention, flash.flash_attention_backward,
-    llama.rms_norm, llama.rms_norm_stats, llama.rms_norm_backward,
-    llama.rotary, llama.swiglu, llama.swiglu_backward,
-    tokens.embedding, tokens.embedding_backward,
-    tokens.cross_entropy, tokens.cross_entropy_shares, tokens.cross_entropy_backward,
-    update.reduce, update.sum_squares, update.finite_probe, update.adam, update.sgd,
-)
-# fmt: on
 
 
 class CudaBackend:
@@ -48,6 +33,47 @@ class CudaBackend:
         """Ranks are dealt out to the visible GPUs in turn."""
         return CudaStream(rank % cp.cuda.runtime.getDeviceCount())
 
-
-for kernel in KERNELS:
-    setattr(CudaBackend, kernel.__name__, staticmethod(kernel))
+    empty = staticmethod(arrays.empty)
+    fill = staticmethod(arrays.fill)
+    copy = staticmethod(arrays.copy)
+    add = staticmethod(ops.add)
+    subtract = staticmethod(ops.subtract)
+    multiply = staticmethod(ops.multiply)
+    divide = staticmethod(ops.divide)
+    exp = staticmethod(ops.exp)
+    log = staticmethod(ops.log)
+    sqrt = staticmethod(ops.sqrt)
+    tanh = staticmethod(ops.tanh)
+    sum_to = staticmethod(ops.sum_to)
+    max_to = staticmethod(ops.max_to)
+    mask_future = staticmethod(ops.mask_future)
+    matmul = staticmethod(products.matmul)
+    linear = staticmethod(products.linear)
+    column_sum = staticmethod(norm.column_sum)
+    layer_norm = staticmethod(norm.layer_norm)
+    layer_norm_stats = staticmethod(norm.layer_norm_stats)
+    layer_norm_backward = staticmethod(norm.layer_norm_backward)
+    gelu = staticmethod(fused.gelu)
+    gelu_backward = staticmethod(fused.gelu_backward)
+    dropout_mask = staticmethod(fused.dropout_mask)
+    dropout = staticmethod(fused.dropout)
+    attention = staticmethod(heads.attention)
+    attention_backward = staticmethod(heads.attention_backward)
+    flash_attention = staticmethod(flash.flash_attention)
+    flash_attention_backward = staticmethod(flash.flash_attention_backward)
+    rms_norm = staticmethod(llama.rms_norm)
+    rms_norm_stats = staticmethod(llama.rms_norm_stats)
+    rms_norm_backward = staticmethod(llama.rms_norm_backward)
+    rotary = staticmethod(llama.rotary)
+    swiglu = staticmethod(llama.swiglu)
+    swiglu_backward = staticmethod(llama.swiglu_backward)
+    embedding = staticmethod(tokens.embedding)
+    embedding_backward = staticmethod(tokens.embedding_backward)
+    cross_entropy = staticmethod(tokens.cross_entropy)
+    cross_entropy_shares = staticmethod(tokens.cross_entropy_shares)
+    cross_entropy_backward = staticmethod(tokens.cross_entropy_backward)
+    reduce = staticmethod(update.reduce)
+    sum_squares = staticmethod(update.sum_squares)
+    finite_probe = staticmethod(update.finite_probe)
+    adam = staticmethod(update.adam)
+    sgd = staticmethod(update.sgd)

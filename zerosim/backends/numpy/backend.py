@@ -6,27 +6,22 @@ are on a GPU. What looks for them (a loss scaler, a norm) does so in the values.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec
+
 import numpy as np
 
-from zerosim.backends.numpy import attention, flash, fused, llama, ops, tokens, update
+from zerosim.backends.numpy import attention as heads
+from zerosim.backends.numpy import flash, fused, llama, ops, tokens, update
 from zerosim.backends.numpy.memory import keep_freed_memory
 from zerosim.errors import InputError
 
-# fmt: off
-KERNELS = (
-    ops.from_host, ops.fill, ops.copy,
-    ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.log, ops.sqrt, ops.tanh,
-    ops.sum_to, ops.max_to, ops.mask_future, ops.matmul,
-    fused.linear, fused.column_sum, fused.layer_norm, fused.layer_norm_stats, fused.layer_norm_backward,
-    fused.gelu, fused.gelu_backward, fused.dropout_mask, fused.dropout,
-    attention.attention, attention.attention_backward, flash.flash_attention, flash.flash_attention_backward,
-    llama.rms_norm, llama.rms_norm_stats, llama.rms_norm_backward,
-    llama.rotary, llama.swiglu, llama.swiglu_backward,
-    tokens.embedding, tokens.embedding_backward,
-    tokens.cross_entropy, tokens.cross_entropy_shares, tokens.cross_entropy_backward,
-    update.reduce, update.sum_squares, update.finite_probe, update.adam, update.sgd,
-)
-# fmt: on
+P = ParamSpec("P")
+
+
+def _kernel(run: Callable[P, None]) -> staticmethod[P, None]:
+    """`run` as a method of a stateless backend, with warnings off for as long as it runs."""
+    return staticmethod(np.errstate(all="ignore")(run))
 
 
 class NumpyBackend:
@@ -47,6 +42,47 @@ class NumpyBackend:
         """Raises: InputError, always."""
         raise InputError("collective native: NumPy on threads has none; choose direct or ring, or --world mpi")
 
-
-for kernel in KERNELS:
-    setattr(NumpyBackend, kernel.__name__, staticmethod(np.errstate(all="ignore")(kernel)))
+    from_host = _kernel(ops.from_host)
+    fill = _kernel(ops.fill)
+    copy = _kernel(ops.copy)
+    add = _kernel(ops.add)
+    subtract = _kernel(ops.subtract)
+    multiply = _kernel(ops.multiply)
+    divide = _kernel(ops.divide)
+    exp = _kernel(ops.exp)
+    log = _kernel(ops.log)
+    sqrt = _kernel(ops.sqrt)
+    tanh = _kernel(ops.tanh)
+    sum_to = _kernel(ops.sum_to)
+    max_to = _kernel(ops.max_to)
+    mask_future = _kernel(ops.mask_future)
+    matmul = _kernel(ops.matmul)
+    linear = _kernel(fused.linear)
+    column_sum = _kernel(fused.column_sum)
+    layer_norm = _kernel(fused.layer_norm)
+    layer_norm_stats = _kernel(fused.layer_norm_stats)
+    layer_norm_backward = _kernel(fused.layer_norm_backward)
+    gelu = _kernel(fused.gelu)
+    gelu_backward = _kernel(fused.gelu_backward)
+    dropout_mask = _kernel(fused.dropout_mask)
+    dropout = _kernel(fused.dropout)
+    attention = _kernel(heads.attention)
+    attention_backward = _kernel(heads.attention_backward)
+    flash_attention = _kernel(flash.flash_attention)
+    flash_attention_backward = _kernel(flash.flash_attention_backward)
+    rms_norm = _kernel(llama.rms_norm)
+    rms_norm_stats = _kernel(llama.rms_norm_stats)
+    rms_norm_backward = _kernel(llama.rms_norm_backward)
+    rotary = _kernel(llama.rotary)
+    swiglu = _kernel(llama.swiglu)
+    swiglu_backward = _kernel(llama.swiglu_backward)
+    embedding = _kernel(tokens.embedding)
+    embedding_backward = _kernel(tokens.embedding_backward)
+    cross_entropy = _kernel(tokens.cross_entropy)
+    cross_entropy_shares = _kernel(tokens.cross_entropy_shares)
+    cross_entropy_backward = _kernel(tokens.cross_entropy_backward)
+    reduce = _kernel(update.reduce)
+    sum_squares = _kernel(update.sum_squares)
+    finite_probe = _kernel(update.finite_probe)
+    adam = _kernel(update.adam)
+    sgd = _kernel(update.sgd)
