@@ -34,7 +34,7 @@ _HINTS = (
     (r"no gradient", "every unit whose .reduces is true must leave a grad_shard before the step, on every rank"),
     (r"elements of gradient", "whole buffers have flat.padded_numel elements, slices flat.own.size"),
     (r"unexpected keyword|positional argument", "keep the arguments that the points have in the skeleton"),
-    (r"object has no attribute '(comm|device|updater|flats|last|layout|groups|data)'",
+    (r"object has no attribute '(comm|device|updater|flats|last|layout|groups|everyone)'",
      "call super().__init__(comm, device, updater) first in your own __init__"),
     (r"SystemExit", "what leaves ends the whole run: a point of a strategy returns"),
     (r"RecursionError", "a method calls itself: is a super() missing?"),

@@ -64,8 +64,7 @@ class Strategy:
         self.layout = Layout(Mesh(dp_shard=comm.size), [], self.rows())
         self.mesh_rank = comm.rank
         self.groups: Groups | None = None  # of a mesh of several axes
-        self.data = comm  # all ranks that gradients are averaged over
-        self.everyone = comm
+        self.everyone = comm  # all ranks of the mesh
         self.replicas: Comm | None = None  # the ranks that hold the same parts as this one
         self.reduces_each_micro_batch = False
         self.last = True
@@ -86,7 +85,7 @@ class Strategy:
         self.groups = groups
         self.layout = layout
         self.mesh_rank = self.device.rank
-        self.data, self.everyone = groups(*DATA), groups("pp", *DATA, "tp")
+        self.everyone = groups("pp", *DATA, "tp")
         if groups.mesh.size(*COPIES) > 1:
             self.replicas = groups(*COPIES)
         self.reduces_each_micro_batch = at_each_micro_batch and not self.keeps_grads
