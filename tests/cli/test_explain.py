@@ -15,7 +15,8 @@ import pytest
 import zerosim
 from zerosim.analysis.formulas import TABLE_1, block_activations
 from zerosim.cli.main import main
-from zerosim.config import OPTIONS
+from zerosim.config import OPTIONS, RunConfig
+from zerosim.train.plan import plan
 
 OPTIMIZERS = ", ".join(OPTIONS["optimizer"].choices)
 ASKED = ["explain", "--stage", "2", "--params", "7.5B", "--ranks", "64"]
@@ -255,6 +256,63 @@ def test_it_is_among_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "explain" in shown(capsys, ["--help"])
 
 
-def test_a_mesh_is_refused_with_the_command_that_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--stage", "1", "--params", "70B", "--ranks", "64", "--tp", "8", "--pp", "2"]) == 2
-    assert "--ranks 64 --tp 8 --pp 2 shows formulas beside the count" in capsys.readouterr().err
+MESH = ["--stage", "2", "--params", "1M", "--ranks", "16", "--tp", "2", "--pp", "2"]
+
+
+def test_a_mesh_has_the_bytes_that_are_counted_where_all_divides(capsys: pytest.CaptureFixture[str]) -> None:
+    values = figures(capsys, ["explain", *MESH])
+    result = plan(RunConfig(model="flat", params=10**6, stage=2, ranks=16, tp=2, pp=2))
+    kept = result.memory[0].marks["end_of_backward"].by_kind
+    states = terms(values, "model_states")
+    assert {kind: kept[kind] for kind in ("param", "grad", "optim")} == {
+        k: v for k, v in states.items() if k != "total"
+    }
+    assert result.sent_bytes(0, 0) == terms(values, "volume")["total"]
+    assert values["sections"]["volume"]["agrees_with_printed"] is True
+
+
+def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [
+        "--hidden",
+        "64",
+        "--layers",
+        "4",
+        "--heads",
+        "4",
+        "--seq",
+        "32",
+        "--micro-batch",
+        "2",
+        "--accumulate",
+        "4",
+    ]
+    sbh = 32 * 2 * 64
+    plain = figures(capsys, ["explain", *MESH, *sizes])
+    assert terms(plain, "exchanges") == {"tp: all_reduce": 4 * 2 * 4 * sbh * 2, "pp: send": 4 * sbh * 2}
+    kept = terms(plain, "activations_2205_05198")
+    assert kept["a block keeps"] == 22 * sbh + 5 * 4 * 32 * 32 * 2 // 2
+    assert kept["first stage"] == 2 * 2 * kept["a block keeps"]
+    cut = figures(capsys, ["explain", *MESH, *sizes, "--sequence-parallel"])
+    assert terms(cut, "exchanges") == {
+        "tp: all_gather": 6 * 2 * 4 * sbh,
+        "tp: reduce_scatter": 4 * 2 * 4 * sbh,
+        "pp: send": 4 * sbh,
+    }
+    assert terms(cut, "activations_2205_05198")["a block keeps"] == 17 * sbh + 5 * 4 * 32 * 32 * 2 // 2
+    assert "Ψ_r = Ψ / (t · p) = 1,000,000 / (2 · 2)" in flat(shown(capsys, ["explain", *MESH, *sizes]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tp", "3"], "--tp 3 --pp 2 does not divide --ranks 16"),
+        (["--tp", "0"], "--tp 0: expected at least 1 and at most 16"),
+        (
+            ["--tp", "1", "--sequence-parallel"],
+            "--sequence-parallel: cut over tensor-parallel ranks, of which there is one",
+        ),
+    ],
+)
+def test_meshes_that_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["explain", *MESH, *words]) == 2
+    assert message in capsys.readouterr().err

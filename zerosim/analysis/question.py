@@ -7,6 +7,7 @@ are taken as they come: `cli/explain.py` checks them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
@@ -35,6 +36,9 @@ class Question:
     ranks: int
     recipe: Recipe
     replicas: int = 1
+    tp: int = 1
+    pp: int = 1
+    sequence_parallel: bool = False
     precision: str = "bf16"
     optimizer: str = "adam"
     momentum: float = 0.0
@@ -44,7 +48,12 @@ class Question:
     @property
     def shards(self) -> int:
         """Ranks that model states are divided among: the formulas' N."""
-        return self.ranks // self.replicas
+        return self.ranks // (self.replicas * self.tp * self.pp)
+
+    @property
+    def held(self) -> Fraction:
+        """Parameters of a rank, where tensor parallelism and the pipeline divide every one: the formulas' Psi_r."""
+        return Fraction(self.num_parameters, self.tp * self.pp)
 
     @property
     def choices(self) -> RecipeChoices:

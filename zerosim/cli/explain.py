@@ -16,7 +16,6 @@ from zerosim.errors import InputError
 PRECISIONS = ("bf16", "fp16", "fp32")
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
-MESH = ("tp", "pp")
 MOST_PARAMETERS = 10**15
 MOST_RANKS = 1_000_000
 MOST_SIZE = 10**9
@@ -31,8 +30,9 @@ def add_arguments(parser: Parser) -> None:
     add("--ranks", "--world-size", "--num-gpus", metavar="N", type=whole_number, required=True, help=ranks)
     copies = "copies of the model states (HSDP): each is divided among N/R ranks (default: 1)"
     add("--dp-replicate", metavar="R", type=whole_number, default=1, help=copies)
-    for axis in MESH:  # named, so that they are refused with a reason
-        add(f"--{axis}", metavar="SIZE", type=whole_number, default=1, help="not here: zerosim plan shows its formulas")
+    add("--tp", "--tensor-parallel", metavar="T", type=whole_number, default=1, help="tensor parallelism (default: 1)")
+    add("--pp", "--pipeline-parallel", metavar="P", type=whole_number, default=1, help="pipeline stages (default: 1)")
+    add("--sequence-parallel", "--sp", action="store_true", help="with --tp: activations are cut by rows as well")
     add("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
     precision = "of parameters; 2-byte types have fp32 masters (default: bf16)"
     add("--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16", help=precision)
@@ -64,13 +64,10 @@ def main(args: argparse.Namespace) -> int:
 
 def question(args: argparse.Namespace) -> Question:
     """What was asked, with every value in its bounds. Raises: InputError naming the flag."""
-    _check_mesh(args)
     _within("--stage", args.stage, 0, 3)
     _within("--params", args.params, 1, MOST_PARAMETERS)
     _within("--ranks", args.ranks, 1, MOST_RANKS)
-    _within("--dp-replicate", args.dp_replicate, 1, args.ranks)
-    if args.ranks % args.dp_replicate:
-        raise InputError(f"--dp-replicate {args.dp_replicate} does not divide --ranks {args.ranks}")
+    _check_mesh(args)
     if args.dp_replicate > 1 and args.stage == 0:
         raise InputError(
             f"--dp-replicate {args.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
@@ -93,6 +90,9 @@ def question(args: argparse.Namespace) -> Question:
         ranks=args.ranks,
         recipe=recipe,
         replicas=args.dp_replicate,
+        tp=args.tp,
+        pp=args.pp,
+        sequence_parallel=args.sequence_parallel,
         precision=args.precision,
         optimizer=args.optimizer,
         momentum=args.momentum,
@@ -102,15 +102,15 @@ def question(args: argparse.Namespace) -> Question:
 
 
 def _check_mesh(args: argparse.Namespace) -> None:
-    """Refuse tensor parallelism and pipelines: what a rank holds of Psi is a model's affair."""
-    given = {axis: getattr(args, axis) for axis in MESH if getattr(args, axis) != 1}
-    if given:
-        flags = " ".join(f"--{axis} {size}" for axis, size in given.items())
-        raise InputError(
-            f"{flags}: which parameters a rank holds there depends on the model's layers and heads, not on their "
-            f"number alone; zerosim plan --model llama2-70b --ranks {args.ranks} {flags} shows formulas beside the "
-            "count"
-        )
+    """Sizes whose product divides the ranks. Raises: InputError."""
+    sizes = {"--dp-replicate": args.dp_replicate, "--tp": args.tp, "--pp": args.pp}
+    for flag, size in sizes.items():
+        _within(flag, size, 1, args.ranks)
+    if args.ranks % math.prod(sizes.values()):
+        given = " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+        raise InputError(f"{given} does not divide --ranks {args.ranks}")
+    if args.sequence_parallel and args.tp == 1:
+        raise InputError("--sequence-parallel: cut over tensor-parallel ranks, of which there is one; pass --tp too")
 
 
 def _shape(args: argparse.Namespace) -> Shape | None:

@@ -1,6 +1,7 @@
 """The closed forms with one's own numbers put in: what `zerosim explain` prints.
 
-Which terms there are is in `explain_terms.py`. Nothing here was counted: a run's own tables are in `tables.py`.
+Which terms there are is in `explain_states.py` and `explain_activations.py`. Nothing here was counted: a run's own
+tables are in `tables.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
+from zerosim.analysis import formulas
 from zerosim.analysis.question import Question, Shape
-from zerosim.report.explain_terms import PRINTED, Section, gigabytes, sections
+from zerosim.report.explain_activations import blocks, exchanges, paper_activations
+from zerosim.report.explain_states import optimizer_step, states, traffic
+from zerosim.report.explain_terms import PRINTED, Section, gigabytes
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, show, titled
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.report.notebook import InNotebook
@@ -22,12 +26,24 @@ class Explanation(InNotebook):
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.sections = sections(question)
+        self.sections = _sections(question)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `counted` is false, for nothing was run."""
         asked = self.question
-        names = ("stage", "num_parameters", "ranks", "replicas", "precision", "optimizer", "momentum", "micro_batches")
+        names = (
+            "stage",
+            "num_parameters",
+            "ranks",
+            "replicas",
+            "tp",
+            "pp",
+            "sequence_parallel",
+            "precision",
+            "optimizer",
+            "momentum",
+            "micro_batches",
+        )
         shape = {name: getattr(asked.shape, name) for name in Shape.__slots__} if asked.shape else None
         return {
             "schema": 1,
@@ -62,10 +78,25 @@ class Explanation(InNotebook):
         )
 
 
+def _sections(question: Question) -> tuple[Section, ...]:
+    """Every formula that answers the question."""
+    found = [states(question)]
+    if question.choices.upcast_grads and question.grad_bytes < formulas.MASTER_BYTES:
+        found.append(optimizer_step(question))
+    found.append(traffic(question))
+    if question.shape is not None:
+        found += exchanges(question, question.shape)
+        found += [blocks(question, question.shape), paper_activations(question, question.shape)]
+    return tuple(found)
+
+
 def plan_command(asked: Question) -> str:
     """The command that counts what this question's formulas say."""
     words = [f"zerosim plan --stage {asked.stage} --ranks {asked.ranks}"]
     words += [f"--dp-replicate {asked.replicas}"] if asked.replicas > 1 else []
+    words += [f"--tp {asked.tp}"] if asked.tp > 1 else []
+    words += [f"--pp {asked.pp}"] if asked.pp > 1 else []
+    words += ["--sequence-parallel"] if asked.sequence_parallel else []
     words += [f"--recipe {asked.recipe.name}"] if asked.recipe.name != "paper" else []
     words += [f"--precision {asked.precision}"] if asked.precision != "bf16" else []
     words += [f"--optimizer {asked.optimizer}"] if asked.optimizer != "adam" else []
@@ -85,6 +116,9 @@ def _headline(asked: Question) -> str:
     ranks = f"N = {counted(asked.ranks, 'rank')}"
     if asked.replicas > 1:
         ranks = f"{asked.ranks:,} ranks, {asked.replicas:,} replicas of N = {asked.shards:,}"
+    if asked.tp * asked.pp > 1:
+        ranks = f"{asked.ranks:,} ranks, pp {asked.pp} x dp {asked.shards * asked.replicas} x tp {asked.tp}"
+        ranks += f" in {asked.replicas:,} replicas" if asked.replicas > 1 else ""
     optimizer = OPTIMIZERS[asked.optimizer] + (f" with momentum {asked.momentum:g}" if asked.momentum else "")
     return (
         f"{STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {asked.precision}, "

@@ -54,7 +54,9 @@ def first_partitioned(kind: str) -> int:
     return {"optim": 1, "grad": 2, "param": 3}[kind]
 
 
-def model_states(stage: int, num_parameters: int, ranks: int, cost: BytesPerParameter) -> dict[str, Fraction]:
+def model_states(
+    stage: int, num_parameters: int | Fraction, ranks: int, cost: BytesPerParameter
+) -> dict[str, Fraction]:
     """Bytes per rank of each model state when backward ends (ZeRO paper, section 5 and Figure 1).
 
     Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters.
@@ -67,7 +69,7 @@ def model_states(stage: int, num_parameters: int, ranks: int, cost: BytesPerPara
 
 
 def optimizer_step_states(
-    stage: int, num_parameters: int, ranks: int, cost: BytesPerParameter, *, upcast_grads: bool = False
+    stage: int, num_parameters: int | Fraction, ranks: int, cost: BytesPerParameter, *, upcast_grads: bool = False
 ) -> dict[str, Fraction]:
     """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 

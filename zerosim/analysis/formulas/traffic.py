@@ -57,13 +57,13 @@ class Volume:
             num_parameters, ranks, param_bytes, tied_numel, kept_numel, root_numel, persistent_numel
         )
 
-    def sent_grad_bytes(self, num_parameters: int, ranks: int, grad_bytes: int) -> Fraction:
+    def sent_grad_bytes(self, num_parameters: int | Fraction, ranks: int, grad_bytes: int) -> Fraction:
         """The part that reduces gradients."""
         return Fraction(ranks - 1, ranks) * self.grads * num_parameters * grad_bytes
 
     def sent_param_bytes(
         self,
-        num_parameters: int,
+        num_parameters: int | Fraction,
         ranks: int,
         param_bytes: int,
         tied_numel: int = 0,
@@ -132,7 +132,9 @@ def volume(
     return Volume(grads, 2 * grads, (1 if keep_last_unit else 2) * micro_batches, persistent=saved)
 
 
-def replica_bytes(num_parameters: int, ranks: int, replicas: int, grad_bytes: int, *, reductions: int = 1) -> Fraction:
+def replica_bytes(
+    num_parameters: int | Fraction, ranks: int, replicas: int, grad_bytes: int, *, reductions: int = 1
+) -> Fraction:
     """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over R replicas.
 
     2 (Psi/N) (R-1)/R elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together.

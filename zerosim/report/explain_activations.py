@@ -1,0 +1,104 @@
+"""Which terms answer a question about activations: what a rank keeps of them, and what it sends on a mesh."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from zerosim.analysis import formulas
+from zerosim.analysis.question import Question, Shape
+from zerosim.report.explain_states import ZERO_PAPER
+from zerosim.report.explain_terms import Section, Term, number
+
+RECOMPUTATION_PAPER = "arXiv 2205.05198 (Reducing Activation Recomputation)"
+
+
+def exchanges(asked: Question, shape: Shape) -> list[Section]:
+    """What a rank in the middle of the pipeline sends of activations: blocks alone, no table, no head, no loss."""
+    layers, m, each = Fraction(shape.layers, asked.pp), asked.micro_batches, asked.param_bytes
+    numel = shape.seq * shape.micro_batch * shape.hidden
+    full, t, p = shape.recompute == "full", asked.tp, asked.pp
+    sbh = f"{shape.seq:,} · {shape.micro_batch:,} · {shape.hidden:,} · {each}"
+    share, times = f"{t - 1:,}/{t:,}", f"{number(layers)} · {m:,}"
+    terms = []
+    if t > 1 and asked.sequence_parallel:
+        gathers, scatters = formulas.sequence_calls(1, first=False, last=False, recompute=full)
+        for name, calls in (("all_gather", gathers), ("reduce_scatter", scatters)):
+            value = calls * layers * m * formulas.gather_sent(numel, t) * each
+            text = f"{calls} · sbh(t-1)/t · L/p · m"
+            terms.append(Term(f"tp: {name}", text, f"{calls} · {share} · {sbh} · {times}", value))
+    elif t > 1:
+        calls = formulas.tensor_calls(1, first=False, last=False, recompute=full)
+        value = calls * layers * m * formulas.all_reduce_sent(numel, t) * each
+        text, numbers = f"{calls} · 2sbh(t-1)/t · L/p · m", f"{calls} · 2 · {share} · {sbh} · {times}"
+        terms.append(Term("tp: all_reduce", text, numbers, value))
+    if p > 1:
+        cut = t if asked.sequence_parallel else 1
+        calls = formulas.border_sends(min(1, p - 2), p)
+        value = Fraction(calls * m * numel * each, cut)
+        text = f"{calls} · sbh{'/t' if cut > 1 else ''} · m"
+        terms.append(Term("pp: send", text, f"{calls} · {sbh}{f' / {cut:,}' if cut > 1 else ''} · {m:,}", value))
+    if not terms:
+        return []
+    note = (
+        "m micro-batches; the token table, the head and the loss come on top. arXiv 1909.08053, section 3; "
+        "2205.05198, section 4.2.2; 2104.04473, section 3.2."
+    )
+    where = ", in the middle of the pipeline" if p > 2 else ""
+    title = f"Activations sent per rank and step{where}"
+    return [Section("exchanges", title, tuple(terms), (note,))]
+
+
+def blocks(asked: Question, shape: Shape) -> Section:
+    s, b, h, a, t, p = shape.seq, shape.micro_batch, shape.hidden, shape.heads, asked.tp, asked.pp
+    sequence = asked.sequence_parallel
+    block = formulas.block_activations(
+        s, b, h, a, recompute=shape.recompute, tensor_parallel=t, sequence_parallel=sequence
+    )
+    text = formulas.block_text(shape.recompute, tensor_parallel=t > 1, sequence_parallel=sequence)
+    terms = () if t > 1 else _block_parts(s, b, h, a)
+    terms += (Term("a block keeps", text, "", block, is_sum=True),)
+    layers = Fraction(shape.layers, p)
+    if p == 1:
+        terms += (Term("all blocks", "times L", f"{shape.layers:,} blocks", layers * block),)
+    else:
+        live = formulas.live_micro_batches("1f1b", 0, p, asked.micro_batches)
+        numbers = f"{number(layers)} blocks · {live:,}"
+        terms += (Term("first stage", "times L/p · min(m, p)", numbers, layers * live * block),)
+    again = {
+        "none": "Nothing is computed again.",
+        "selective": "With selective recompute backward computes the scores again.",
+        "full": "With full recompute a block keeps its input alone; the block that backward is in lives whole besides.",
+    }[shape.recompute]
+    note = (
+        "s tokens, b rows, h width, a heads; 2-byte tensors, 1-byte dropout masks, an MLP of 4h, "
+        f"{f't = {t:,} tensor-parallel ranks' if t > 1 else 'one tensor-parallel rank'}. {again} "
+        f"{RECOMPUTATION_PAPER}, section 4."
+    )
+    title = "Activations under 1F1B" if p > 1 else "Activations of one micro-batch"
+    return Section("activations_2205_05198", f"{title}, tensor by tensor", terms, (note,))
+
+
+def _block_parts(s: int, b: int, h: int, a: int) -> tuple[Term, ...]:
+    parts, sbh = formulas.block_parts(s, b, h, a), f"{s:,} · {b:,} · {h:,}"
+    return (
+        Term("attention", "11sbh + 5as²b", f"11 · {sbh} + 5 · {a:,} · {s:,}² · {b:,}", Fraction(parts["attention"])),
+        Term("mlp", "19sbh", f"19 · {sbh}", Fraction(parts["mlp"])),
+        Term("layernorms", "4sbh", f"4 · {sbh}", Fraction(parts["layernorms"])),
+    )
+
+
+def paper_activations(asked: Question, shape: Shape) -> Section:
+    s, b, h, layers = shape.seq, shape.micro_batch, shape.hidden, shape.layers
+    each = asked.param_bytes
+    elements = formulas.zero_paper_elements(s, b, h, layers)
+    inputs = formulas.checkpoint_elements(s, b, h, layers)
+    sizes = f"{h:,} · {b:,} · {s:,} · {layers:,} · {each}"
+    terms = (
+        Term("all kept", f"12hbsL · {each}", f"12 · {sizes}", Fraction(each * elements)),
+        Term("inputs only", f"hbsL · {each}", sizes, Fraction(each * inputs)),
+    )
+    notes = (
+        f"12hbsL are elements, of {each} bytes here; with recompute, one input per block. {ZERO_PAPER}, section 3.2.",
+        formulas.WHY_ESTIMATES_DIFFER,
+    )
+    return Section("activations_1910_02054", "Activations of one micro-batch, the ZeRO paper's estimate", terms, notes)

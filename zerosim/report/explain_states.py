@@ -1,0 +1,152 @@
+"""Which terms answer a question about model states and their traffic. The formulas are in `analysis/formulas`."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from zerosim.analysis import formulas
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.question import Question
+from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes, number
+
+ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
+_OPERATIONS = {0: ("all_reduce", ""), 1: ("", "all_gather"), 2: ("", "all_gather"), 3: ("reduce_scatter", "all_gather")}
+
+
+def _local(asked: Question, text: str) -> str:
+    """A formula in words, of what a rank holds."""
+    return text.replace("Ψ", "Ψ_r") if asked.tp * asked.pp > 1 else text
+
+
+def states(asked: Question) -> Section:
+    psi, ranks, cost = asked.held, asked.shards, asked.cost
+    values = formulas.model_states(asked.stage, psi, ranks, cost)
+    terms = [_state(asked, kind, values[kind]) for kind in formulas.STATES]
+    total = sum(values.values(), Fraction(0))
+    terms.append(Term("total", _local(asked, formulas.model_states_text(asked.stage, cost)), "", total, is_sum=True))
+    notes = [_about_mesh(asked)] if asked.tp * asked.pp > 1 else []
+    notes += [
+        f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter (param + grad + optim)."
+        f"{_about_masters(asked)} {ZERO_PAPER}, sections 3.1 and 5."
+    ]
+    if asked.replicas > 1:
+        notes.append(f"N = {ranks:,} ranks hold one of R = {asked.replicas:,} replicas together (HSDP, MiCS).")
+    compared = cost == formulas.MIXED_ADAM and psi == asked.num_parameters
+    figures = formulas.printed_states(asked.stage, asked.num_parameters, ranks) if compared else []
+    exact = total / 10**9
+    agrees = all(formulas.printed(exact, figure.gigabytes) == figure.gigabytes for figure in figures)
+    if figures:
+        shown = " and ".join(f"{figure.gigabytes} GB ({figure.where})" for figure in figures)
+        notes.append(f"{PRINTED} {shown}. Exact: {float(exact):.9g} GB.")
+    notes.append(_against_paper(asked, total))
+    title = "Model states per rank when backward ends"
+    return Section("model_states", title, tuple(terms), tuple(filter(None, notes)), agrees if figures else None)
+
+
+def _state(asked: Question, kind: str, value: Fraction) -> Term:
+    each = {"param": asked.cost.param, "grad": asked.cost.grad, "optim": asked.cost.optim}[kind]
+    divided = asked.stage >= formulas.first_partitioned(kind)
+    numbers = f"{each} · {number(asked.held)}" + (f" / {asked.shards:,}" if divided else "")
+    return Term(
+        kind, _local(asked, formulas.state_text(asked.stage, kind, asked.cost)), numbers if each else "0", value
+    )
+
+
+def _about_mesh(asked: Question) -> str:
+    """What Psi_r is, and what a formula of Psi alone cannot know."""
+    sizes = {"t": asked.tp, "p": asked.pp}
+    names = " · ".join(name for name, size in sizes.items() if size > 1)
+    values = " · ".join(str(size) for size in sizes.values() if size > 1)
+    notes = [f"Ψ_r = Ψ / ({names}) = {asked.num_parameters:,} / ({values}): of a model that divides evenly."]
+    if asked.tp > 1:
+        notes.append("Norms, positions and row-parallel biases are whole on each of the t ranks.")
+    if asked.pp > 1:
+        notes.append("The token table and the head are the first and the last stage's.")
+    return " ".join([*notes, "A plan counts what each rank holds."])
+
+
+def _about_masters(asked: Question) -> str:
+    kept = ["an fp32 master"] if asked.param_bytes == 2 else []
+    kept += [{1: "one moment", 2: "two moments"}[asked.moments]] if asked.moments else []
+    cast = "" if asked.cost.param else " No 2-byte shard is stored: it is cast from the master."
+    return f" The optimizer keeps {' and '.join(kept) or 'nothing'}.{cast}"
+
+
+def _against_paper(asked: Question, total: Fraction) -> str:
+    """Beside DDP, or, for another recipe than the paper's, beside the paper's rule."""
+    psi, ranks = asked.held, asked.shards
+    cost = formulas.bytes_per_parameter(asked.param_bytes, asked.param_bytes, asked.moments)
+    if asked.cost != cost:
+        paper = sum(formulas.model_states(asked.stage, psi, ranks, cost).values(), Fraction(0))
+        text = _local(asked, formulas.model_states_text(asked.stage, cost))
+        return f"The paper's own rule, {text}, gives {gigabytes(paper)}."
+    if asked.stage == 0:
+        return ""
+    ddp = sum(formulas.model_states(0, psi, ranks, cost).values(), Fraction(0))
+    less = f"{float(ddp / total):.3g} times as much" if ddp > total else "as much"
+    return f"DDP's {_local(asked, formulas.model_states_text(0, cost))} is {gigabytes(ddp)}, {less}."
+
+
+def optimizer_step(asked: Question) -> Section:
+    psi, ranks, cost = asked.held, asked.shards, asked.cost
+    values = formulas.optimizer_step_states(asked.stage, psi, ranks, cost, upcast_grads=True)
+    # The copies are divided from stage 1 on, as the optimizer states are.
+    copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
+    with_copies = BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
+    numbers = f"4 · {number(psi)}" + (f" / {ranks:,}" if asked.stage else "")
+    total = sum(values.values(), Fraction(0))
+    terms = (
+        Term(
+            "states", _local(asked, formulas.model_states_text(asked.stage, cost)), "as above", total - values["upcast"]
+        ),
+        Term("upcast", _local(asked, formulas.state_text(asked.stage, "optim", copies)), numbers, values["upcast"]),
+        Term("total", _local(asked, formulas.model_states_text(asked.stage, with_copies)), "", total, is_sum=True),
+    )
+    note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
+    return Section("optimizer_step", "While the optimizer steps", terms, (note,))
+
+
+def traffic(asked: Question) -> Section:
+    psi, ranks, moved = asked.held, asked.shards, asked.volume
+    reduce_op, gather_op = _OPERATIONS[asked.stage]
+    reduce_op = reduce_op or asked.choices.grad_reduction
+    grads, params = moved.sent_grad_bytes(psi, ranks, asked.grad_bytes), Fraction(0)
+    sent = _sent(asked, moved.grads, asked.grad_bytes)
+    terms = [Term(reduce_op, _local(asked, moved.grads_text()), sent, grads)]
+    if gather_op:
+        params = moved.sent_param_bytes(psi, ranks, asked.param_bytes)
+        sent = _sent(asked, moved.params, asked.param_bytes)
+        terms.append(Term(gather_op, _local(asked, moved.params_text()), sent, params))
+    across, text = Fraction(0), moved.text()
+    if asked.replicas > 1:
+        across = formulas.replica_bytes(psi, ranks, asked.replicas, asked.grad_bytes)
+        numbers = f"{asked.replicas - 1:,}/{asked.replicas:,} · 2 · {number(psi)} / {ranks:,} · {asked.grad_bytes}"
+        terms.append(Term("across replicas", _local(asked, formulas.replica_text()), numbers, across))
+        text += f" + {formulas.replica_text()}"
+    terms.append(Term("total", _local(asked, text), "", grads + params + across, is_sum=True))
+    notes = [
+        f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
+        f"{asked.grad_bytes} of a gradient, {asked.param_bytes} of a parameter. {ZERO_PAPER}, section 7."
+    ]
+    if asked.replicas > 1:
+        notes.append("Across replicas an all_reduce of the own part, once a step: times (R-1)/R.")
+    if moved.root:
+        notes.append("R, the units outside the blocks, is not known from Ψ: the bytes are those for R = 0.")
+    if moved.persistent:
+        notes.append("P, the units that stay gathered, is not known from Ψ: the bytes are those for P = 0.")
+    if asked.micro_batches > 1 and asked.stage >= 2:
+        notes.append(f"Each of {asked.micro_batches:,} micro-batches is reduced (derived; the paper has one).")
+    plain = formulas.volume(asked.stage, micro_batches=asked.micro_batches)
+    agrees = None
+    if moved.text() != plain.text():
+        notes.append(f"The paper's own schedule moves {plain.text()}.")
+    elif asked.micro_batches == 1:
+        agrees = moved.text() == formulas.VOLUME[asked.stage]
+        notes.append(f"{PRINTED} {formulas.VOLUME[asked.stage]} (section 7).")
+    among = ", among data-parallel ranks" if asked.tp * asked.pp > 1 else ""
+    return Section("volume", f"Sent per rank and step{among}", tuple(terms), tuple(notes), agrees)
+
+
+def _sent(asked: Question, times: Fraction, each: int) -> str:
+    share = f"{asked.shards - 1:,}/{asked.shards:,}" if asked.shards > 1 else "0"
+    return f"{share} · {f'{times} · ' if times != 1 else ''}{number(asked.held)} · {each}"
