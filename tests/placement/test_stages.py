@@ -176,6 +176,11 @@ BAD = [
     ("--virtual-stages 2 --pipeline interleaved", "--pipeline: without pp there are no stages; pass --pp 2", None),
     ("--pipeline gpipe", "--pipeline: without pp there are no stages; pass --pp 2", None),
     ("--stage-layers 2,2", "--stage-layers: without pp there are no stages", None),
+    (
+        "--ranks 4 --pp 2 --stage-layers 2,2 --balance-ends",
+        "--balance-ends: stage_layers says how the layers are cut",
+        None,
+    ),
     ("--balance-ends", "--balance-ends: without pp there are no stages", None),
     ("--ranks 2 --pp 2 --pipeline 1fb1", "'1fb1': expected one of gpipe, 1f1b, interleaved", None),
     ("--ranks 2 --pp 2 --stage-layers 1,2", "expected 2 numbers that make up 4 layers, such as 2,2", None),

@@ -135,7 +135,8 @@ class ParallelConfig(Part):
             raise InputError(
                 f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"
             )
-        _ = self.layers_given
+        if self.layers_given and self.balance_ends:
+            raise InputError("balance_ends: stage_layers says how the layers are cut; leave one of them out")
         if self.grad_reduction == "all_reduce" and self.partition == "owner" and self.zero_stage in (1, 2):
             raise InputError(
                 "grad_reduction 'all_reduce': under partition owner gradients are reduced to owners; drop one"
