@@ -15,7 +15,6 @@ once a step (`Strategy.reduce_shares`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zerosim import functional as F
@@ -23,86 +22,47 @@ from zerosim.backends.kernels import Window
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.common import Grads, rows_of
-from zerosim.functional.embedding import Embedding, embedding_result
-from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
-from zerosim.parallel.tensor import PURPOSE, TensorParallel
-from zerosim.placement.spec import Split
-from zerosim.tensor.autograd import Rule
-from zerosim.tensor.tensor import Leaf, Operand, Saved, Tensor, apply, layer_of
+from zerosim.parallel.tensor import PURPOSE, Borders, TensorParallel
+from zerosim.tensor.tensor import Operand, Tensor, apply, layer_of
+
+
+class RowBorders(Borders):
+    """f and g where each rank has (B, T/t, D) of what lies between the cut maps: f gathers rows, g scatters them."""
+
+    def f_forward(self, comm: Comm, x: Buffer) -> Buffer:
+        return self._gather(comm, x)
+
+    def f_backward(self, comm: Comm, dx: Buffer) -> Buffer:
+        return self._scatter(comm, dx, Kind.ACTIVATION_GRAD)
+
+    def g_forward(self, comm: Comm, y: Buffer) -> Buffer:
+        return self._scatter(comm, y, Kind.ACTIVATION)
+
+    def g_backward(self, comm: Comm, dy: Buffer) -> Buffer:
+        return self._gather(comm, dy)
+
+    def _gather(self, comm: Comm, x: Buffer) -> Buffer:
+        """Every rank's rows: (B, T/t, D) to (B, T, D)."""
+        whole = x.device.alloc((x.shape[0], x.shape[1] * comm.size, *x.shape[2:]), x.dtype, Kind.ACTIVATION)
+        comm.all_gather(x.reshape(-1), out=whole.reshape(-1), purpose=PURPOSE)
+        return whole
+
+    def _scatter(self, comm: Comm, whole: Buffer, kind: Kind) -> Buffer:
+        """The sum of what every rank has, of which each keeps its rows: (B, T, D) to (B, T/t, D)."""
+        own = whole.device.alloc((whole.shape[0], whole.shape[1] // comm.size, *whole.shape[2:]), whole.dtype, kind)
+        comm.reduce_scatter(whole.reshape(-1), out=own.reshape(-1), op="sum", purpose=PURPOSE)
+        return own
 
 
 class SequenceParallel(TensorParallel):
     """`keeps_gathered`: column-parallel maps keep their whole input for backward, and gather it once."""
 
     cuts_rows = True
+    borders = RowBorders()
 
     def __init__(self, size: int, index: int, comm: Comm | None = None, *, keeps_gathered: bool = False) -> None:
         super().__init__(size, index, comm)
         self.keeps_gathered = keeps_gathered
-
-    # -- rows ---------------------------------------------------------------------------------------
-    def gather(self, x: Buffer) -> Buffer:
-        """Every rank's rows: (B, T/t, D) to (B, T, D)."""
-        whole = x.device.alloc((x.shape[0], x.shape[1] * self.size, *x.shape[2:]), x.dtype, Kind.ACTIVATION)
-        self.comm.all_gather(x.reshape(-1), out=whole.reshape(-1), purpose=PURPOSE)
-        return whole
-
-    def scatter(self, whole: Buffer, kind: Kind) -> Buffer:
-        """The sum of what every rank has, of which each keeps its rows: (B, T, D) to (B, T/t, D)."""
-        own = whole.device.alloc((whole.shape[0], whole.shape[1] // self.size, *whole.shape[2:]), whole.dtype, kind)
-        self.comm.reduce_scatter(whole.reshape(-1), out=own.reshape(-1), op="sum", purpose=PURPOSE)
-        return own
-
-    # -- f and g ------------------------------------------------------------------------------------
-    def column_linear(
-        self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
-    ) -> Tensor:
-        inputs = (weight,) if bias is None else (weight, bias)
-        return self._columns(
-            x,
-            inputs,
-            lambda whole: linear_result(whole, weight, bias, transposed=transposed),
-            lambda whole: Linear(whole, weight, bias, transposed),
-            layer_of(weight, "linear"),
-        )
-
-    def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        return self._columns(
-            x,
-            weights,
-            lambda whole: packed_linear_result(whole, weights),
-            lambda whole: PackedLinear(whole, weights),
-            layer_of(weights[0], "packed_linear"),
-        )
-
-    def _columns(
-        self,
-        x: Tensor,
-        weights: Sequence[Operand],
-        run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Tensor], Rule],
-        op: str,
-    ) -> Tensor:
-        whole = Tensor(self.gather(x.buffer), Leaf() if x.requires_grad else None)
-        out, held = run(whole), whole if self.keeps_gathered else x
-        return apply(GatherRows(held, self, rule_of), out, x, *weights, op=op, saved={"input": held})
-
-    def row_linear(
-        self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
-    ) -> Tensor:
-        out = self.scatter(linear_result(x, weight, transposed=transposed), Kind.ACTIVATION)
-        if bias is not None:
-            out.device.kernel(out.numel, out.device.backend.add, out.array, bias.array, out.array)
-        inputs = (x, weight) if bias is None else (x, weight, bias)
-        rule = ScatterRows(Linear(x, weight, None, transposed), bias, self.gather)
-        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": x})
-
-    def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
-        first, _ = self.own_rows(split)
-        out = self.scatter(embedding_result(ids, table, first), Kind.ACTIVATION)
-        saved: Saved = {"ids": ids, "weight": table}
-        rule = ScatterRows(Embedding(ids, table, first), None, self.gather)
-        return apply(rule, out, table, op=layer_of(table, "embedding"), saved=saved)
 
     # -- between the linear maps -----------------------------------------------------------------------
     def dropout(self, x: Tensor, probability: float, key: tuple[int, int], op: str) -> Tensor:
@@ -132,39 +92,6 @@ def position_runs(first: int, count: int, period: int) -> list[tuple[slice, slic
         runs.append((slice(at, at + length), slice(position, position + length)))
         at += length
     return runs
-
-
-@dataclass(frozen=True, slots=True)
-class GatherRows:
-    """A column-parallel map of gathered rows. Saves its rows of the input, or all of them."""
-
-    x: Tensor
-    group: SequenceParallel
-    rule_of: Callable[[Tensor], Rule]
-
-    def backward(self, grad: Buffer) -> Grads:
-        group = self.group
-        whole = self.x if group.keeps_gathered else Tensor(group.gather(self.x.buffer), Leaf())
-        dx, *dweights = self.rule_of(whole).backward(grad)
-        del whole
-        return None if dx is None else group.scatter(dx, Kind.ACTIVATION_GRAD), *dweights
-
-
-@dataclass(frozen=True, slots=True)
-class ScatterRows:
-    """A map whose result was reduced and cut by rows: backward gathers the rows' gradients. The bias came after."""
-
-    rule: Rule
-    bias: Operand | None
-    gather: Callable[[Buffer], Buffer]
-
-    def backward(self, grad: Buffer) -> Grads:
-        results = self.rule.backward(self.gather(grad))
-        if self.bias is None:
-            return results
-        dbias, rows = self.bias.new_grad(), rows_of(grad.array)
-        grad.device.kernel(rows.size, grad.device.backend.column_sum, rows, dbias.array)
-        return *results, dbias
 
 
 @dataclass(frozen=True, slots=True)

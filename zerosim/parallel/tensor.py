@@ -32,13 +32,43 @@ from zerosim.functional.loss import logits_grad
 from zerosim.nn.group import Alone
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
-from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Leaf, Operand, Saved, Tensor, apply, layer_of
 
 PURPOSE = "activations"
 
 
+class Borders:
+    """f and g: f stands where activations enter the part of a layer that is cut over ranks, g where they leave it.
+
+    Each is given a buffer and gives one back, the same or another.
+    """
+
+    def f_forward(self, comm: Comm, x: Buffer) -> Buffer:
+        """Into a column-parallel map: every rank has all of x."""
+        return x
+
+    def f_backward(self, comm: Comm, dx: Buffer) -> Buffer:
+        """Each rank's columns give a share of x's gradient."""
+        comm.all_reduce(dx, op="sum", purpose=PURPOSE)
+        return dx
+
+    def g_forward(self, comm: Comm, y: Buffer) -> Buffer:
+        """Out of a row-parallel map: each rank's rows give a share of the result."""
+        comm.all_reduce(y, op="sum", purpose=PURPOSE)
+        return y
+
+    def g_backward(self, comm: Comm, dy: Buffer) -> Buffer:
+        """Every rank has all of the result's gradient."""
+        return dy
+
+
 class TensorParallel(Alone):
     """Member `index` of a group of `size`. Without a `comm` it says how weights are cut, and runs nothing."""
+
+    keeps_gathered = True
+    """Whether a column-parallel map keeps its input for backward as f gave it."""
+
+    borders = Borders()
 
     def __init__(self, size: int, index: int, comm: Comm | None = None) -> None:
         self.size = size
@@ -62,34 +92,57 @@ class TensorParallel(Alone):
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        out = linear_result(x, weight, bias, transposed=transposed)
-        inputs = (x, weight) if bias is None else (x, weight, bias)
-        rule = F(Linear(x, weight, bias, transposed), self.sum_over)
-        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": x})
+        return self._columns(
+            x,
+            (weight,) if bias is None else (weight, bias),
+            lambda whole: linear_result(whole, weight, bias, transposed=transposed),
+            lambda whole: Linear(whole, weight, bias, transposed),
+            layer_of(weight, "linear"),
+        )
 
     def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        rule = F(PackedLinear(x, weights), self.sum_over)
-        op = layer_of(weights[0], "packed_linear")
-        return apply(rule, packed_linear_result(x, weights), x, *weights, op=op, saved={"input": x})
+        return self._columns(
+            x,
+            weights,
+            lambda whole: packed_linear_result(whole, weights),
+            lambda whole: PackedLinear(whole, weights),
+            layer_of(weights[0], "packed_linear"),
+        )
+
+    def _columns(
+        self,
+        x: Tensor,
+        weights: Sequence[Operand],
+        run: Callable[[Tensor], Buffer],
+        rule_of: Callable[[Tensor], Rule],
+        op: str,
+    ) -> Tensor:
+        whole = self.entered(x)
+        out, held = run(whole), whole if self.keeps_gathered else x
+        return apply(F(held, self, rule_of), out, x, *weights, op=op, saved={"input": held})
+
+    def entered(self, x: Tensor) -> Tensor:
+        """x behind f."""
+        whole = self.borders.f_forward(self.comm, x.buffer)
+        return x if whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
 
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        out = linear_result(x, weight, transposed=transposed)  # g: backward has nothing to do
-        self.sum_over(out)
+        out = self.borders.g_forward(self.comm, linear_result(x, weight, transposed=transposed))
         if bias is not None:
             out.device.kernel(out.numel, out.device.backend.add, out.array, bias.array, out.array)
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        rule = Linear(x, weight, bias, transposed)
+        rule = G(Linear(x, weight, None, transposed), bias, self)
         return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": x})
 
     # -- the vocabulary ------------------------------------------------------------------------------
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
         first, _ = self.own_rows(split)
-        out = embedding_result(ids, table, first)
-        self.sum_over(out)
+        out = self.borders.g_forward(self.comm, embedding_result(ids, table, first))
         saved: Saved = {"ids": ids, "weight": table}
-        return apply(Embedding(ids, table, first), out, table, op=layer_of(table, "embedding"), saved=saved)
+        rule = G(Embedding(ids, table, first), None, self)
+        return apply(rule, out, table, op=layer_of(table, "embedding"), saved=saved)
 
     def cross_entropy_and_grad(
         self, logits: Tensor, targets: Buffer, split: Split | None, *, scale: float, count: int
@@ -143,13 +196,33 @@ def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class F:
-    """f around a linear map's rule: each rank's share of the input's gradient, then their sum. Saves what it saves."""
+    """f and a column-parallel map behind it. Saves the map's whole input or, where f gathers it again, this rank's
+    rows."""
 
-    rule: Rule
-    sum_over: Callable[[Buffer], None]
+    held: Tensor
+    group: TensorParallel
+    rule_of: Callable[[Tensor], Rule]
 
     def backward(self, grad: Buffer) -> Grads:
-        dx, *dweights = self.rule.backward(grad)
-        if dx is not None:
-            self.sum_over(dx)
-        return dx, *dweights
+        group = self.group
+        whole = self.held if group.keeps_gathered else group.entered(self.held)
+        dx, *dweights = self.rule_of(whole).backward(grad)
+        del whole
+        return None if dx is None else group.borders.f_backward(group.comm, dx), *dweights
+
+
+@dataclass(frozen=True, slots=True)
+class G:
+    """A map of which each rank has a share, and g behind it. The bias came after g."""
+
+    rule: Rule
+    bias: Operand | None
+    group: TensorParallel
+
+    def backward(self, grad: Buffer) -> Grads:
+        results = self.rule.backward(self.group.borders.g_backward(self.group.comm, grad))
+        if self.bias is None:
+            return results
+        dbias, rows = self.bias.new_grad(), rows_of(grad.array)
+        grad.device.kernel(rows.size, grad.device.backend.column_sum, rows, dbias.array)
+        return *results, dbias
