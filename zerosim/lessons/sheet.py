@@ -12,7 +12,7 @@ from typing import Any, Literal
 from zerosim.errors import InputError
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import Page, Picture, dress, finish, frame, open_page
-from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, contrast
+from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, Paint, contrast
 
 Place = tuple[float, float]
 THEME = THEMES["light"]
@@ -153,11 +153,18 @@ def chart(
     return _finished(page)
 
 
-def bars_figure(bars: Sequence[Bar], height: float, title: str, subtitle: str, notes: Iterable[str] = ()) -> Picture:
+def bars_figure(
+    bars: Sequence[Bar],
+    height: float,
+    title: str,
+    subtitle: str,
+    notes: Iterable[str] = (),
+    paints: Mapping[str, Paint] = KIND_PAINTS,
+) -> Picture:
     """Stacked bars of bytes by kind, one below the other; `height` is in inches."""
     page = open_page((8.0, height), THEME.name)
-    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
-    draw_bars(page, bars, KIND_PAINTS)
+    frame(page, title, subtitle, key_of(page, bars, paints), [*notes, *too_thin(bars)])
+    draw_bars(page, bars, paints)
     return _finished(page)
 
 

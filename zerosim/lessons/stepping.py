@@ -81,7 +81,7 @@ def gradients(world: DebugWorld, unit: str) -> list[Any]:
 
 
 class Joined(NamedTuple):
-    """A collective of the model states that a rank joined."""
+    """A collective that a rank joined."""
 
     phase: str
     unit: str
@@ -90,12 +90,12 @@ class Joined(NamedTuple):
     sent_bytes: int
 
 
-def joined(events: Sequence[Event], step: int) -> list[Joined]:
-    """The collectives that a rank's record has in a step, in order; without the norm's and the overflow flags'."""
+def joined(events: Sequence[Event], step: int, purpose: str = "states") -> list[Joined]:
+    """The collectives that a rank's record has in a step, in order: those of the model states or of `purpose`."""
     return [
         Joined(event.scope.phase, event.scope.unit, event.op, event.payload_bytes, event.wire_bytes)
         for event in events
-        if isinstance(event, Launch) and event.scope.step == step and event.purpose == "states"
+        if isinstance(event, Launch) and event.scope.step == step and event.purpose == purpose
     ]
 
 
