@@ -25,6 +25,7 @@ from zerosim.nn import Unit as Unit
 from zerosim.optim.precision import norm_partials as norm_partials
 from zerosim.optim.precision import total_norm as total_norm
 from zerosim.parallel.base import Strategy as Strategy
+from zerosim.parallel.tensor import Borders as Borders
 from zerosim.parallel.zero2 import Zero2 as Zero2
 from zerosim.parallel.zero3 import Zero3 as Zero3
 from zerosim.tensor.flat import Flat as Flat

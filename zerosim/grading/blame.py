@@ -11,6 +11,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.device import Buffer
 from zerosim.device.events import Alloc, Free
+from zerosim.grading.borders import places
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Call, Finding, Where, calls, where
 from zerosim.grading.trial import Trial
@@ -41,6 +42,7 @@ _HINTS = (
     (r"record is not whole", "the record belongs to the grader: leave self.device.recorder alone"),
     (r"not finite|NonFinite", "a new buffer holds anything until it is written: is one used that nothing filled?"),
     (r"expected (fp32|bf16)", "parameters travel as flat.shard() and gradients as take_grad() gives them, in bf16"),
+    (r"backward did not come this way", "no gradient came back: a backward returns one"),
     (r"NoneType", "something is not there: parameters before they are gathered, a gradient before it is taken, "
      "or what a function returns without `return`"),
 )  # fmt: skip
@@ -49,6 +51,7 @@ _NO_END = {
     "endless": "a loop without an end: it goes on calling kernels or collectives",
     "late": "a solution takes a second: what else does yours do? a sleep, a thread of its own?",
 }
+_COPIES = "where norms work, every rank needs the same x, and in backward the same dx, or their weights part"
 _NO_NAME = "there is no such name: see the tables of what you have"
 _KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy)}
 
@@ -59,6 +62,8 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
     assert failure is not None
     if failure.reason in ("deadlock", "mismatch"):
         return _parted(trial, failure, reference)
+    if trial.config.mesh.tp > 1 and "copies of a weight must be the same" in failure.text:
+        return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
     return Finding(failure.text, hint, _freed(trial, failure) or _last(trial, failure.rank))
 

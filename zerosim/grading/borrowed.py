@@ -15,6 +15,7 @@ from typing import Any
 
 from zerosim.grading.own_code import is_own
 from zerosim.parallel.base import RENAMED, Strategy
+from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
 
@@ -36,16 +37,21 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
 
 
 def _owners(name: str) -> list[type | ModuleType]:
-    """The strategies (the base only where no other has it: its own points are empty) and the modules with that name."""
-    shipped = [each for each in _strategies(Strategy) if each.__module__.startswith("zerosim.parallel.")]
-    strategies = [each for each in shipped if name in vars(each)] or [each for each in [Strategy] if name in vars(each)]
-    return [*strategies, *(module for module in [partition, flat] if name in vars(module))]
+    """The strategies (the base only where no other has it: its own points are empty), the classes of f and g, and the
+    modules with that name."""
+    strategies: list[type] = [each for each in _shipped(Strategy) if name in vars(each)]
+    borders: list[type] = [each for each in _shipped(Borders) if name in vars(each)]
+    borders += [Borders] if name in vars(Borders) else []
+    strategies += [Strategy] if not strategies and name in vars(Strategy) else []
+    return [*strategies, *borders, *(module for module in [partition, flat] if name in vars(module))]
 
 
-def _strategies(base: type[Strategy]) -> Iterator[type[Strategy]]:
+def _shipped(base: type[Any]) -> Iterator[type[Any]]:
+    """The package's own subclasses, and theirs."""
     for one in base.__subclasses__():
-        yield one
-        yield from _strategies(one)
+        if one.__module__.startswith("zerosim.parallel."):
+            yield one
+        yield from _shipped(one)
 
 
 def _noting(function: Callable[..., Any], name: str, seen: set[str], *, from_anywhere: bool) -> Callable[..., Any]:

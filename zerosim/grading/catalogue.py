@@ -1,6 +1,6 @@
-"""The sixteen exercises, and one of them by its name or number.
+"""The exercises, and one of them by its name or number.
 
-In ten something is to be written: skeletons are in `given/skeletons.py`. In six a bug is to be found: the strategies
+In most something is to be written: skeletons are in `given/skeletons.py`. In six a bug is to be found: the strategies
 are in `given/bugs.py`. All run on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from zerosim.analysis.formulas.traffic import volume
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.grading import adapting, checks, traffic
+from zerosim.grading import adapting, borders, checks, traffic
 from zerosim.grading.exercise import Case, Exercise
 from zerosim.grading.given import bugs, skeletons
 
@@ -246,6 +246,25 @@ EXERCISES: tuple[Exercise, ...] = (
         ("What does a rank own of 20 elements cut into 6 slices?", "A collective needs every rank of its group."),
         (dict(ranks=4), dict(ranks=6, hidden=10, layers=1, note="a unit of 20 elements")),
         yours=("post_backward", "publish_params"),
+    ),
+    _exercise(
+        (17, "borders", skeletons.MyBorders, 0, "f and g of tensor parallelism"),
+        "Linear maps are cut over t ranks, by columns, then by rows. f stands before the columns, g behind the rows. "
+        "What does each do in forward, and what in backward, so that t ranks train as one would?",
+        (
+            "Write down which ranks hold x and which hold y, whole or a share of a sum. Then the same of dx and dy.",
+            "A share becomes the whole by comm.all_reduce(buffer, op='sum', purpose='activations'), in place.",
+            "f and g are mirror images: what one does in forward, the other does in backward.",
+        ),
+        (
+            dict(ranks=2, tp=2, precision="fp32"),
+            dict(ranks=4, tp=4, heads=4, note="4 heads", precision="fp32"),
+        ),
+        judges=(("losses", borders.losses), ("gradients", borders.gradients), ("exchanged", borders.exchanged)),
+        volume=(borders.VOLUME, borders.elements),
+        adapt=adapting.borders,
+        yours=("f_forward", "f_backward", "g_forward", "g_backward"),
+        decisive=("losses", "gradients"),
     ),
 )
 

@@ -10,6 +10,7 @@ from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.tensor import Borders
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.tensor.flat import Flat, Slice
@@ -107,3 +108,19 @@ class MyPrefetch(Zero3):
 
     def pre_backward(self, unit: Unit) -> None:
         raise NotImplementedError("pre_backward: the same, the other way round")
+
+
+class MyBorders(Borders):
+    """f and g. `comm` is the group of ranks that a layer is cut over."""
+
+    def f_forward(self, comm: Comm, x: Buffer) -> Buffer:
+        raise NotImplementedError("f_forward: return the columns' input")
+
+    def f_backward(self, comm: Comm, dx: Buffer) -> Buffer:
+        raise NotImplementedError("f_backward: return the whole of dx")
+
+    def g_forward(self, comm: Comm, y: Buffer) -> Buffer:
+        raise NotImplementedError("g_forward: return the whole of y")
+
+    def g_backward(self, comm: Comm, dy: Buffer) -> Buffer:
+        raise NotImplementedError("g_backward: return the rows' gradient")

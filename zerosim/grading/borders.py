@@ -1,0 +1,113 @@
+"""The checks of f and g: losses and gradients are those of one rank that holds all, traffic is the closed form's.
+
+On t ranks sums have another order than on one, so these runs are in fp32, and equal means within its rounding.
+Source: Megatron-LM (arXiv 1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from zerosim.analysis.formulas.parallel import LOSS_CALLS, tensor_calls
+from zerosim.config import RunConfig
+from zerosim.device.events import Event, Launch
+from zerosim.dtypes import dtype
+from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.trial import Trial, attempt, result_of
+from zerosim.placement.layout import Piece
+from zerosim.tensor.flat import Slice
+
+ROUNDING = 1e-4
+"""Largest difference that fp32 explains here, relative to the largest value of a loss or of a weight's gradient."""
+
+VOLUME = "(8L + 4)bsh + 6bs"
+"""4 all-reduces of bsh in each of L layers, one for the table, one for the head; 3 of bs in the loss: twice as many
+elements."""
+
+
+def elements(config: RunConfig, psi: int, tied: int) -> Fraction:
+    """Elements sent per rank and step, times t/(t-1): an all-reduce is twice its elements."""
+    tokens = config.data.micro_batch * config.model.seq
+    calls = tensor_calls(config.model.layers, first=True, last=True)
+    return Fraction(2 * config.data.accumulate * tokens * (calls * config.model.hidden + LOSS_CALLS))
+
+
+def losses(run: Comparison) -> Check:
+    """Forward: the loss of every step is one rank's."""
+    ours, theirs = result_of(run.mine).mean_losses, result_of(_alone(run)).mean_losses
+    expected = f"losses {_floats(theirs)}, as on one rank"
+    if np.allclose(ours, theirs, rtol=ROUNDING, atol=0.0):
+        return Check("losses", True, expected, _floats(ours))
+    return Check("losses", False, expected, _floats(ours), hint=places(run.mine.records[0]))
+
+
+def gradients(run: Comparison) -> Check:
+    """Backward: put together of what the ranks have, the first step's gradient of every weight is one rank's."""
+    ours, theirs = _gradients(run.mine), _gradients(_alone(run))
+    expected = f"the gradients of all {len(theirs)} weights as on one rank"
+    for name in reversed(theirs):  # the order in which backward comes to them
+        here, there = ours[name].astype(np.float64).ravel(), theirs[name].astype(np.float64).ravel()
+        if np.abs(here - there).max() > ROUNDING * np.abs(there).max():
+            times = float(here @ there / (there @ there))
+            is_multiple = np.allclose(here, times * there, rtol=0.0, atol=ROUNDING * np.abs(here).max())
+            words = f"is {times:.4g} times one rank's" if is_multiple else "differs"
+            counted = f"that of {name}, the first that backward makes wrong, {words}"
+            return Check("gradients", False, expected, counted, hint=places(run.mine.records[0]))
+    return Check("gradients", True, expected, f"{len(theirs)} of {len(theirs)} are")
+
+
+def exchanged(run: Comparison) -> Check:
+    """Bytes that tensor parallelism sends per rank and step (the mean over ranks) are the closed form's, no other."""
+    config, (text, form) = run.case.config, run.exercise.volume
+    t, itemsize = config.mesh.tp, dtype(config.precision.param_dtype).itemsize
+    wanted = form(config, 0, 0) * Fraction(t - 1, t) * itemsize
+    expected = f"({text})(t-1)/t elements = {_bytes(wanted)} sent per rank and step as activations"
+    for step in range(config.optim.steps or 1):
+        sent = {"activations": Fraction(0)}
+        for row in (row for rank in result_of(run.mine).traffic for row in rank):
+            if row.step == step and row.axis == "tp" and row.phase in ("forward", "backward"):
+                sent[row.purpose] = sent.get(row.purpose, Fraction(0)) + Fraction(row.wire_bytes, t)
+        if sent != {"activations": wanted}:
+            counted = ", ".join(f"{_bytes(nbytes)} as {purpose}" for purpose, nbytes in sent.items())
+            hint = places(run.mine.records[0]) if len(sent) == 1 else "every all_reduce needs purpose='activations'"
+            return Check("exchanged", False, expected, counted, hint=hint)
+    return Check("exchanged", True, expected, _bytes(wanted))
+
+
+def places(record: Sequence[Event]) -> str:
+    """How often block h.0 exchanges in either direction, and how often it should: where to look, whatever is wrong."""
+    launches = [event for event in record if isinstance(event, Launch) and event.axis == "tp"]
+    scopes = [event.scope for event in launches if event.scope.unit == "h.0"]
+    phases = [scope.phase for scope in scopes if (scope.step, scope.slot) == (0, 0)]
+    ahead, back = phases.count("forward"), phases.count("backward")
+    if (ahead, back) == (2, 2):
+        what = "is it g that does in forward and f in backward, and do they add (op='sum')?"
+        return f"h.0 exchanges twice in forward and twice in backward, as it should; {what}"
+    return f"h.0 exchanges {ahead} times in forward, where g should twice, and {back} times in backward, where f should"
+
+
+def _alone(run: Comparison) -> Trial:
+    """The same case on one rank that holds all of the model."""
+    return attempt(run.case.config.replace(ranks=1, tp=1))
+
+
+def _gradients(trial: Trial) -> dict[str, Any]:
+    """By weight, as the first step's update reads them."""
+    layout = result_of(trial).layout
+    first = (update for updates in trial.updates for update in updates if update.step == 0)
+    return layout.assemble(
+        Piece(one.rank, one.unit, Slice(one.start, one.start + one.size, layout.flats[one.unit].numel), one.grad)
+        for one in first
+    )
+
+
+def _bytes(nbytes: Fraction) -> str:
+    return f"{int(nbytes):,} B" if nbytes.denominator == 1 else f"{float(nbytes):,.1f} B"
+
+
+def _floats(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)
