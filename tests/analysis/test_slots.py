@@ -8,7 +8,9 @@ import pytest
 
 from zerosim.analysis.formulas import bubble
 from zerosim.analysis.slots import counted_bubble, slots_of
-from zerosim.parallel.schedule import Forward
+from zerosim.errors import InputError
+from zerosim.parallel.pipeline import SCHEDULES, one_f_one_b
+from zerosim.parallel.schedule import Backward, Forward
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
@@ -16,13 +18,13 @@ from zerosim.parallel.schedule import Forward
 def test_the_bubble_is_that_of_the_papers(kind: str, stages: int) -> None:
     for chunks in (2, 3) if kind == "interleaved" else (1,):
         for micro_batches in (stages, 2 * stages, 3 * stages):
-            slots = slots_of(kind, stages, micro_batches, chunks)
+            slots = slots_of([SCHEDULES[kind](stages, stage, micro_batches, chunks) for stage in range(stages)])
             assert counted_bubble(slots) == bubble(stages, micro_batches, chunks)
             assert all(len(own) == 2 * micro_batches * chunks for own in slots)
 
 
 def test_nothing_runs_before_what_it_needs() -> None:
-    slots = slots_of("1f1b", 3, 4)
+    slots = slots_of([one_f_one_b(3, stage, 4) for stage in range(3)])
     ends = {
         (stage, isinstance(slot.action, Forward), slot.action.slot): slot
         for stage, own in enumerate(slots)
@@ -35,3 +37,13 @@ def test_nothing_runs_before_what_it_needs() -> None:
         assert ends[2, True, batch].stop <= ends[2, False, batch].start
     for own in slots:
         assert all(one.stop <= other.start for one, other in pairwise(own))
+
+
+def test_lists_that_get_stuck_are_refused() -> None:
+    """In rounds of p - i: stage 0 waits for the gradient of batch 2, stage 1 for batch 3, which comes after it."""
+    lists = []
+    for size in (3, 2, 1):
+        rounds = [range(first, min(first + size, 4)) for first in range(0, 4, size)]
+        lists.append([way(slot) for turn in rounds for way in (Forward, Backward) for slot in turn])
+    with pytest.raises(InputError, match=r"stage 0 before Backward\(slot=2, chunk=0\), stage 1 before Forward\(slot=3"):
+        slots_of(lists)

@@ -13,10 +13,10 @@ import pytest
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Free, Save
-from zerosim.errors import Deadlock, Mismatch
-from zerosim.parallel import pipeline
+from zerosim.errors import Deadlock, InputError, Mismatch
 from zerosim.parallel.pipeline import BACKWARD, FORWARD, SCHEDULES
 from zerosim.parallel.schedule import Action, Backward, Forward
+from zerosim.stepper import debug
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -161,35 +161,65 @@ WRONG = {
         [Forward(0), Backward(0), Forward(1), Backward(1)],
         [Forward(0), Forward(1), Backward(0), Backward(1)],
     ],
-    "nobody receives": [
-        [Forward(0), Forward(1), Backward(0), Backward(1)],
-        [Forward(0), Backward(0)],
+    "stage 0 goes back through what stage 1 has not got": [
+        [Forward(0), Backward(0), Forward(1), Backward(1)],
+        [Forward(0), Forward(1), Backward(1), Backward(0)],
     ],
 }
 SMALL: dict[str, Any] = dict(layers=2, hidden=8, heads=2, seq=4, vocab=256, micro_batch=1, steps=1, precision="fp32")
 
 
+def run_lists(programs: Sequence[list[Action]]) -> None:
+    config = RunConfig(**SMALL, ranks=2, pp=2, accumulate=2, stage=0)
+    debug(config, schedule=lambda p, stage, m, v: programs[stage]).finish()
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_order_ends_in_an_error_that_names_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_order_ends_in_an_error_that_names_ranks(name: str) -> None:
     programs = WRONG[name]
     assert played(programs) is None
-    monkeypatch.setattr(pipeline, "SCHEDULES", {"1f1b": lambda p, stage, m, v: programs[stage]})
     with pytest.raises(Deadlock, match=r"rank 0: .*\n? *rank 1: ") as raised:
-        run(RunConfig(**SMALL, ranks=2, pp=2, accumulate=2, stage=0))
+        run_lists(programs)
     print(raised.value)
 
 
-def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart() -> None:
     """Orders that do not get stuck, in which a stage would go back through one micro-batch with another's gradient."""
     programs = [
         [Forward(0), Forward(1), Backward(1), Backward(0)],
         [Forward(0), Forward(1), Backward(0), Backward(1)],
     ]
-    monkeypatch.setattr(pipeline, "SCHEDULES", {"1f1b": lambda p, stage, m, v: programs[stage]})
     with pytest.raises(Mismatch) as raised:
-        run(RunConfig(**SMALL, ranks=2, pp=2, accumulate=2, stage=0))
+        run_lists(programs)
     for words in ("recv micro-batch 1 back into chunk 0", "send micro-batch 0 back into chunk 0"):
         assert words in str(raised.value), raised.value
+
+
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        (None, "its schedule gave a NoneType, expected a list of actions"),
+        ([Forward(0), "B0"], "'B0' is no action, expected Forward(slot) or Backward(slot)"),
+        ([Forward(2)], "Forward(slot=2, chunk=0), where there are 2 micro-batches, 1 chunks, from 0"),
+        ([Forward(0), Forward(0)], "Forward(slot=0, chunk=0) comes twice"),
+        ([Backward(0)], "Backward(slot=0, chunk=0) comes before its forward"),
+        ([Forward(0), Forward(1), Backward(0)], "Backward(slot=1, chunk=0) is missing"),
+    ],
+    ids=lambda value: str(value)[-20:],
+)
+def test_a_list_that_is_no_step_is_refused(actions: Any, words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        run_lists([actions, actions])
+    assert words in str(raised.value)
+
+
+def test_a_schedule_of_ones_own_takes_the_place_of_the_configurations() -> None:
+    config = RunConfig(**SMALL, ranks=2, pp=2, accumulate=3, stage=0)
+    same, gpipe = (debug(config, schedule=SCHEDULES[kind]).finish() for kind in ("1f1b", "gpipe"))
+    assert same.memory == run(config).memory
+    assert gpipe.memory == run(config.replace(pipeline="gpipe")).memory != same.memory
+    with pytest.raises(InputError, match="here is one stage; choose pp 2"):
+        debug(config.replace(pp=1), schedule=SCHEDULES["gpipe"])
 
 
 # -- what is live ---------------------------------------------------------------------------------------

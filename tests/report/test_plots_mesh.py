@@ -12,6 +12,7 @@ from matplotlib.text import Text
 from zerosim.analysis.slots import slots_of
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
+from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.report.plots import memory_figure, schedule_figure
 from zerosim.report.plots.by_stage import memory_bars, traffic_formulas
 from zerosim.report.plots.style import contrast
@@ -36,7 +37,7 @@ def test_memory_by_pipeline_stage() -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
 def test_a_schedule_is_drawn_slot_by_slot(kind: str, chunks: int, theme: str) -> None:
-    slots = slots_of(kind, 4, 8, chunks)
+    slots = slots_of([SCHEDULES[kind](4, stage, 8, chunks) for stage in range(4)])
     figure = schedule_figure(slots, kind, theme=theme)
     drawn = {str(patch.get_gid()): (patch.get_x(), patch.get_width()) for patch in figure.axes[0].patches}  # type: ignore[attr-defined]
     assert len(drawn) == 4 * 2 * 8 * chunks

@@ -15,7 +15,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
-from zerosim.parallel.pipeline import Pipeline
+from zerosim.parallel.pipeline import SCHEDULES, Pipeline
 from zerosim.parallel.schedule import Backward
 from zerosim.placement.spec import FlatSpec
 from zerosim.placement.stages import cut_units
@@ -171,8 +171,8 @@ def gathers_of(result: RunResult, ranks: int = 1, stage: int = 0) -> Gathers:
 def _used_twice(result: RunResult, share: Share) -> list[str]:
     """The unit of each forward whose last unit is used next once more, as the stage's schedule has it."""
     config = result.config
-    kind, chunks = config.parallel.pipeline_schedule, config.parallel.num_chunks
-    actions = Pipeline(config.mesh.pp, share.stage, kind=kind, chunks=chunks).actions(config.data.accumulate)
+    order, chunks = SCHEDULES[config.parallel.pipeline_schedule], config.parallel.num_chunks
+    actions = Pipeline(config.mesh.pp, share.stage, order=order, chunks=chunks).actions(config.data.accumulate)
     found = []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]

@@ -1,6 +1,6 @@
 """A pipeline's schedule in slots: when each action runs where a forward takes one slot and a backward two.
 
-Read off the lists that the engine runs (`parallel/pipeline.py`): an action starts when its stage is free and what it
+Read off lists such as the engine runs (`parallel/pipeline.py`): an action starts when its stage is free and what it
 needs is there, and sending takes no time. Not seconds.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from zerosim.parallel.pipeline import Pipeline
+from zerosim.errors import InputError
 from zerosim.parallel.schedule import Action, Forward
 
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2
@@ -24,12 +24,11 @@ class Slot(NamedTuple):
     stop: int
 
 
-def slots_of(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> list[list[Slot]]:
-    """By stage its actions in their order."""
-    waiting = [
-        Pipeline(stages, stage, kind=kind, chunks=chunks).actions(micro_batches)[::-1] for stage in range(stages)
-    ]
-    placed: list[list[Slot]] = [[] for _ in range(stages)]
+def slots_of(lists: Sequence[Sequence[Action]]) -> list[list[Slot]]:
+    """By stage its actions in their order. Raises: InputError for lists that get stuck."""
+    waiting, stages = [list(actions)[::-1] for actions in lists], len(lists)
+    chunks = 1 + max(action.chunk for actions in lists for action in actions)
+    placed: list[list[Slot]] = [[] for _ in lists]
     ends: dict[tuple[bool, int, int], int] = {}  # (forward, slot, place along the whole model): when it is over
     while any(waiting):
         before = sum(map(len, placed))
@@ -43,7 +42,9 @@ def slots_of(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> lis
                 stop = start + (FORWARD_SLOTS if isinstance(action, Forward) else BACKWARD_SLOTS)
                 own.append(Slot(action, start, stop))
                 ends[isinstance(action, Forward), action.slot, action.chunk * stages + stage] = stop
-        assert sum(map(len, placed)) > before, "a schedule in which every stage waits for another"
+        if sum(map(len, placed)) == before:
+            stuck = (f"stage {stage} before {actions[-1]}" for stage, actions in enumerate(waiting) if actions)
+            raise InputError(f"every stage waits for another: {', '.join(stuck)}")
     return placed
 
 

@@ -188,13 +188,15 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.analysis.formulas import bubble
     from zerosim.analysis.slots import counted_bubble, slots_of
+    from zerosim.parallel.pipeline import SCHEDULES
     from zerosim.parallel.schedule import Forward
     from zerosim.report.plots import schedule_figure
 
     mesh, kind, chunks = config.mesh, config.parallel.pipeline_schedule, config.parallel.num_chunks
     if mesh.pp == 1:
         raise InputError("plot schedule: without pp there is one stage, and nothing to draw; pass --pp 2 or more")
-    slots = slots_of(kind, mesh.pp, config.data.accumulate, chunks)
+    order, batches = SCHEDULES[kind], config.data.accumulate
+    slots = slots_of([order(mesh.pp, stage, batches, chunks) for stage in range(mesh.pp)])
     rows = [
         [
             {

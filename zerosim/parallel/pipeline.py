@@ -24,7 +24,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
-from zerosim.parallel.schedule import Action, Backward, Forward, schedule
+from zerosim.parallel.schedule import Action, Backward, Forward, check_step, schedule
 
 PURPOSE = "activations"
 FORWARD, BACKWARD = 0, 1
@@ -70,20 +70,22 @@ class Pipeline:
     """One rank's place in a pipeline of `size` ranks, and its borders with the next and the previous stage."""
 
     def __init__(
-        self, size: int = 1, index: int = 0, comm: Comm | None = None, *, kind: str = "1f1b", chunks: int = 1
+        self, size: int = 1, index: int = 0, comm: Comm | None = None, *, order: Schedule = one_f_one_b, chunks: int = 1
     ) -> None:
         self.size = size
         self.index = index
         self.chunks = chunks
-        self.kind = kind
+        self._order = order
         self._comm = comm
         self._sent: dict[int, Work[Any]] = {}
 
     def actions(self, micro_batches: int) -> list[Action]:
-        """This rank's step."""
+        """This rank's step. Raises: InputError where its schedule's list is no step."""
         if self.size == 1:
             return schedule(1, 0, micro_batches)
-        return SCHEDULES[self.kind](self.size, self.index, micro_batches, self.chunks)
+        actions = self._order(self.size, self.index, micro_batches, self.chunks)
+        check_step(actions, f"stage {self.index} of {self.size}", micro_batches, self.chunks)
+        return actions
 
     def is_first(self, chunk: int) -> bool:
         """Whether token ids come in here."""

@@ -57,6 +57,32 @@ def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
     return [action for slot in range(micro_batches) for action in (Forward(slot), Backward(slot))]
 
 
+def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1) -> None:
+    """Raises: InputError for what is no list of actions, and unless every micro-batch goes forward through each chunk
+    once, and then backward once."""
+    if not isinstance(actions, list):
+        raise InputError(f"{whose}: its schedule gave a {type(actions).__name__}, expected a list of actions")
+    done: set[Action] = set()
+    for action in actions:
+        if not isinstance(action, Forward | Backward):
+            raise InputError(f"{whose}: {action!r} is no action, expected Forward(slot) or Backward(slot)")
+        if action.slot not in range(micro_batches) or action.chunk not in range(chunks):
+            raise InputError(
+                f"{whose}: {action}, where there are {micro_batches} micro-batches, {chunks} chunks, from 0"
+            )
+        if action in done:
+            raise InputError(f"{whose}: {action} comes twice")
+        if isinstance(action, Backward) and Forward(action.slot, action.chunk) not in done:
+            raise InputError(f"{whose}: {action} comes before its forward")
+        done.add(action)
+    every = (
+        way(slot, chunk) for chunk in range(chunks) for slot in range(micro_batches) for way in (Forward, Backward)
+    )
+    missing = next((action for action in every if action not in done), None)
+    if missing is not None:
+        raise InputError(f"{whose}: {missing} is missing")
+
+
 def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
     """The units' turns in the order of the step. A stage of several chunks of units takes one of them at a time."""
     return [

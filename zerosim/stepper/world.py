@@ -15,6 +15,7 @@ from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.errors import InputError, ZerosimError, message_of
+from zerosim.parallel.pipeline import Schedule
 from zerosim.report.names import counted
 from zerosim.stepper.match import Match, Moment, whole_number
 from zerosim.stepper.order import Order
@@ -28,13 +29,20 @@ from zerosim.train.run import Experiment
 STARTS = ("init", "collective")
 
 
-def debug(config: RunConfig, *, start: str = "init", make_strategy: MakeStrategy | None = None) -> DebugWorld:
+def debug(
+    config: RunConfig,
+    *,
+    start: str = "init",
+    make_strategy: MakeStrategy | None = None,
+    schedule: Schedule | None = None,
+) -> DebugWorld:
     """The run of `config`, to be stepped; use it in a `with`.
 
     start   'init': every rank stands before its first event, when nothing is placed yet; 'collective': all are
             placed and stand before the first collective of step 0
 
-    `make_strategy(config, model, comm, device, updater)` gives a strategy of your own.
+    `make_strategy(config, model, comm, device, updater)` gives a strategy of your own, and
+    `schedule(num_stages, stage, micro_batches, chunks)` the actions of a pipeline's stage.
 
     Raises: InputError as `run` does, and with 'collective' the failure of a run that does not come so far.
     """
@@ -53,7 +61,7 @@ def debug(config: RunConfig, *, start: str = "init", make_strategy: MakeStrategy
                 f"{name} {given!r}: stepping needs {plain}, for {why}; the events are the same there, "
                 f"so step with {plain}"
             )
-    world = DebugWorld(Experiment(config, make_strategy))
+    world = DebugWorld(Experiment(config, make_strategy, schedule))
     if start == "collective":
         world.next_collective()
     return world

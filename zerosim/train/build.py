@@ -31,7 +31,7 @@ from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
-from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
+from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
 from zerosim.parallel.sequence import SequenceParallel
 from zerosim.parallel.tensor import TensorParallel, vocab_padding
 from zerosim.parallel.zero1 import Zero1
@@ -138,8 +138,17 @@ class Built(NamedTuple):
     pipeline: Pipeline
 
 
-def build_rank(ctx: Context, config: RunConfig, updater: Updater, make_strategy: MakeStrategy | None = None) -> Built:
-    """One rank's model, and the strategy that will place it; nothing takes memory yet."""
+def build_rank(
+    ctx: Context,
+    config: RunConfig,
+    updater: Updater,
+    make_strategy: MakeStrategy | None = None,
+    schedule: Schedule | None = None,
+) -> Built:
+    """One rank's model, and the strategy that will place it; nothing takes memory yet.
+
+    `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names.
+    """
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     group = tensor_group(config, ctx.rank, groups)
@@ -148,8 +157,8 @@ def build_rank(ctx: Context, config: RunConfig, updater: Updater, make_strategy:
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
         stage = mesh.index(ctx.rank, "pp")
-        kind, chunks = parallel.pipeline_schedule, parallel.num_chunks
-        pipeline = Pipeline(mesh.pp, stage, groups("pp"), kind=kind, chunks=chunks)
+        order = schedule or SCHEDULES[parallel.pipeline_schedule]
+        pipeline = Pipeline(mesh.pp, stage, groups("pp"), order=order, chunks=parallel.num_chunks)
         model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
     if mesh != Mesh(dp_shard=mesh.world_size):

@@ -12,7 +12,7 @@ from zerosim.models.model import Model
 from zerosim.nn import Alone
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.pipeline import Pipeline
+from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, build_rank, build_updater, place_rank
@@ -54,13 +54,14 @@ def train_rank(
     inputs: Inputs,
     *,
     make_strategy: MakeStrategy | None = None,
+    schedule: Schedule | None = None,
     make_control: Callable[..., StepControl] = StepControl,
     progress: Progress | None = None,
     opened: Opened | None = None,
 ) -> Trained:
     """All steps of `config` on this rank."""
     updater = build_updater(config, inputs.steps, make_control)
-    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy)
+    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule)
     if opened is not None:
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write)

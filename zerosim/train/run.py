@@ -24,6 +24,7 @@ from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.nn import Alone
 from zerosim.optim.control import StepReport
+from zerosim.parallel.pipeline import Schedule
 from zerosim.placement.layout import Piece
 from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
@@ -89,15 +90,20 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 class Experiment:
     """One run, its inputs read and checked: the program of each rank, and the result of what they return.
 
-    `make_strategy` takes the place of the strategy that the configuration's stage names.
+    `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names.
 
     Raises: InputError for what cannot be read, does not fit the run, or cannot run on this machine.
     """
 
-    def __init__(self, config: RunConfig, make_strategy: MakeStrategy | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, make_strategy: MakeStrategy | None = None, schedule: Schedule | None = None
+    ) -> None:
         check_libraries(config)
+        if schedule is not None and config.mesh.pp == 1:
+            raise InputError("a schedule orders a pipeline's stages, and here is one stage; choose pp 2 or more")
         self.config = config
         self.make_strategy = make_strategy
+        self.schedule = schedule
         self.model = build_model(config, Device(0, make_backend("numpy")))  # no memory is taken for it
         self.layout = layout_of(config, self.model)
         self._inputs = _read_inputs(config, self.model)
@@ -114,7 +120,13 @@ class Experiment:
         """The program of one rank: the same on all of them."""
         config, device = self.config, ctx.device
         trained = train_rank(
-            ctx, config, self._inputs, make_strategy=self.make_strategy, progress=progress, opened=opened
+            ctx,
+            config,
+            self._inputs,
+            make_strategy=self.make_strategy,
+            schedule=self.schedule,
+            progress=progress,
+            opened=opened,
         )
         with device.scope(step=self.steps):  # what is recorded from here on comes after the last step
             sample = None if config.data.sample is None else _sample(config, trained, device)

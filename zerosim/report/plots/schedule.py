@@ -31,12 +31,12 @@ def schedule_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`slots` are each stage's, of a schedule of that kind; `size` is in inches, width first."""
+    """`slots` are each stage's, of a schedule of that kind or of that name; `size` is in inches, width first."""
     stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
     batches = 1 + max(slot.action.slot for slot in slots[0])
     page = open_page(size, theme, (10.0, min(2.0 + 0.5 * stages, 12.0)))
     of = f"{counted(stages, 'stage')}, {counted(batches, 'micro-batch', 'micro-batches')}"
-    title = f"{SCHEDULES[kind]}: {of}" + (f", {chunks} chunks" if chunks > 1 else "")
+    title = f"{SCHEDULES.get(kind, kind)}: {of}" + (f", {chunks} chunks" if chunks > 1 else "")
     key = [
         (f"{name}{f', chunk {chunk}' if chunks > 1 else ''}", {"facecolor": _shade(page, paint, chunk, chunks)})
         for name, paint in (("forward", _FORWARD), ("backward", _BACKWARD))
