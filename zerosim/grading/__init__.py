@@ -25,6 +25,9 @@ from zerosim.nn import Unit as Unit
 from zerosim.optim.precision import norm_partials as norm_partials
 from zerosim.optim.precision import total_norm as total_norm
 from zerosim.parallel.base import Strategy as Strategy
+from zerosim.parallel.schedule import Action as Action
+from zerosim.parallel.schedule import Backward as Backward
+from zerosim.parallel.schedule import Forward as Forward
 from zerosim.parallel.tensor import Borders as Borders
 from zerosim.parallel.zero2 import Zero2 as Zero2
 from zerosim.parallel.zero3 import Zero3 as Zero3

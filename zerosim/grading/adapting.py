@@ -1,4 +1,7 @@
-"""From what a student hands in to strategies that a run can use; a function is put into one that does the rest."""
+"""From what a student hands in to strategies and schedules that a run can use.
+
+A function of an exercise on strategies is put into one that does the rest.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from zerosim.errors import InputError
 from zerosim.grading.exercise import Check
 from zerosim.grading.limits import Failure, Watch, called
 from zerosim.grading.own_code import text_of
-from zerosim.grading.trial import Make
+from zerosim.grading.trial import Own
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
@@ -29,7 +32,7 @@ SLICES = ((12, 4), (10, 4), (7, 3), (3, 4), (1, 1), (5, 8))
 """(numel, N) that slice bounds are asked for: dividing, not dividing, more ranks than elements."""
 
 
-def strategy(answer: Any) -> Make:
+def strategy(answer: Any) -> Own:
     """Strategies of the class handed in. Raises: InputError for anything else."""
     if not (inspect.isclass(answer) and issubclass(answer, Strategy)):
         raise InputError(f"{_name(answer)} is no strategy: hand in the class itself, such as class Mine(Strategy)")
@@ -38,10 +41,10 @@ def strategy(answer: Any) -> Make:
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
         return made(comm, device, updater)
 
-    return make
+    return Own(strategy=make)
 
 
-def borders(answer: Any) -> Make:
+def borders(answer: Any) -> Own:
     """The run's own strategy, over layers with the f and g handed in. Raises: InputError for anything else."""
     if not (inspect.isclass(answer) and issubclass(answer, Borders)):
         raise InputError(f"{_name(answer)} has no f and g: hand in the class itself, such as class Mine(Borders)")
@@ -52,10 +55,15 @@ def borders(answer: Any) -> Make:
         model.group.borders = made()
         return build_strategy(config, model, comm, device, updater)
 
-    return make
+    return Own(strategy=make)
 
 
-def bounds(answer: Any) -> Make:
+def schedule(answer: Any) -> Own:
+    """A pipeline's schedule. Raises: InputError for anything but a function."""
+    return Own(schedule=_function(answer, "schedule(num_stages, stage, micro_batches, chunks)"))
+
+
+def bounds(answer: Any) -> Own:
     """ZeRO-3 over the slices of the function handed in. Raises: InputError for anything but a function."""
     cut = _function(answer, "slice_of(numel, rank, world_size)")
 
@@ -67,7 +75,7 @@ def bounds(answer: Any) -> Make:
     return strategy(Bounds)
 
 
-def reduction(answer: Any) -> Make:
+def reduction(answer: Any) -> Own:
     """DDP whose gradients go through the function handed in. Raises: InputError for anything but a function."""
     reduce = _function(answer, "all_reduce(comm, grad)")
 

@@ -11,6 +11,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.device import Buffer
 from zerosim.device.events import Alloc, Free
+from zerosim.grading import pipelines
 from zerosim.grading.borders import places
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Call, Finding, Where, calls, where
@@ -43,6 +44,8 @@ _HINTS = (
     (r"not finite|NonFinite", "a new buffer holds anything until it is written: is one used that nothing filled?"),
     (r"expected (fp32|bf16)", "parameters travel as flat.shard() and gradients as take_grad() gives them, in bf16"),
     (r"backward did not come this way", "no gradient came back: a backward returns one"),
+    (r"stage \d+ of \d+: ", "a schedule returns one stage's list: for each slot from 0 to micro_batches - 1 a "
+     "Forward(slot) and, somewhere after it, a Backward(slot)"),
     (r"NoneType", "something is not there: parameters before they are gathered, a gradient before it is taken, "
      "or what a function returns without `return`"),
 )  # fmt: skip
@@ -60,6 +63,8 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
     """Of a failed trial; `reference` runs the same case as it should be."""
     failure = trial.failure
     assert failure is not None
+    if failure.reason in ("deadlock", "mismatch") and trial.config.mesh.pp > 1:
+        return pipelines.parted(trial, failure)
     if failure.reason in ("deadlock", "mismatch"):
         return _parted(trial, failure, reference)
     if trial.config.mesh.tp > 1 and "copies of a weight must be the same" in failure.text:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from zerosim.grading.own_code import is_own
+from zerosim.parallel import pipeline
 from zerosim.parallel.base import RENAMED, Strategy
 from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
@@ -28,7 +29,8 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
     own = [(owner, name, vars(owner)[name]) for name in today for owner in _owners(name)]
     for owner, name, function in own:
         called = f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}"
-        setattr(owner, name, _noting(function, called, seen, from_anywhere=isinstance(owner, type)))
+        from_anywhere = isinstance(owner, type) or owner is pipeline
+        setattr(owner, name, _noting(function, called, seen, from_anywhere=from_anywhere))
     try:
         yield seen
     finally:
@@ -43,7 +45,7 @@ def _owners(name: str) -> list[type | ModuleType]:
     borders: list[type] = [each for each in _shipped(Borders) if name in vars(each)]
     borders += [Borders] if name in vars(Borders) else []
     strategies += [Strategy] if not strategies and name in vars(Strategy) else []
-    return [*strategies, *borders, *(module for module in [partition, flat] if name in vars(module))]
+    return [*strategies, *borders, *(module for module in [partition, flat, pipeline] if name in vars(module))]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:
@@ -55,7 +57,8 @@ def _shipped(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def _noting(function: Callable[..., Any], name: str, seen: set[str], *, from_anywhere: bool) -> Callable[..., Any]:
-    """A strategy's method may be called for the student by the engine; a function is used by zerosim itself too."""
+    """A strategy's method may be called for the student by the engine, and a pipeline's own schedule out of a table;
+    other functions are used by zerosim itself too."""
 
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:

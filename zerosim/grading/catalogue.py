@@ -1,7 +1,7 @@
 """The exercises, and one of them by its name or number.
 
-In most something is to be written: skeletons are in `given/skeletons.py`. In six a bug is to be found: the strategies
-are in `given/bugs.py`. All run on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7).
+In most something is to be written: skeletons are in `given/skeletons.py`. In the others a bug is to be found: what has
+it is in `given/bugs.py`. All run on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
 from zerosim.analysis.formulas.traffic import volume
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.grading import adapting, borders, checks, traffic
+from zerosim.grading import adapting, borders, checks, pipelines, traffic
 from zerosim.grading.exercise import Case, Exercise
 from zerosim.grading.given import bugs, skeletons
 
@@ -32,12 +33,18 @@ _ZERO3 = ("pre_forward", "post_forward", "pre_backward", "post_backward", "finis
 def _case(stage: int, ranks: int, *, note: str = "", tied: bool = False, **changes: Any) -> Case:
     """A run on the tiny model, named after what is changed of it."""
     config = RunConfig(**{**_TINY, "stage": stage, "ranks": ranks, "tie_embeddings": tied, **changes})
-    parts = [f"{ranks} ranks", *(["tied"] if tied else []), *([note] if note else [])]
+    who = f"{ranks} ranks" if config.mesh.pp == 1 else f"{ranks} stages"
+    parts = [who, *(["tied"] if tied else []), *([note] if note else [])]
     if config.data.accumulate > 1:
         parts.append(f"{config.data.accumulate} micro-batches")
     if config.optim.clip_norm is not None:
         parts.append(f"clip {config.optim.clip_norm}")
     return Case(", ".join(parts), config)
+
+
+def _stages(stages: int, micro_batches: int) -> dict[str, Any]:
+    """What a run on a pipeline with a layer on each stage changes."""
+    return dict(ranks=stages, pp=stages, layers=stages, accumulate=micro_batches)
 
 
 def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
@@ -265,6 +272,43 @@ EXERCISES: tuple[Exercise, ...] = (
         adapt=adapting.borders,
         yours=("f_forward", "f_backward", "g_forward", "g_backward"),
         decisive=("losses", "gradients"),
+    ),
+    _exercise(
+        (18, "one_f_one_b", skeletons.my_1f1b, 0, "1F1B"),
+        "A pipeline's schedule is one stage's list of Forward(slot) and Backward(slot), a slot for each micro-batch. "
+        "GPipe keeps all of them. How soon can stage i go back, and what does it do from then on?",
+        (
+            "The last stage goes forward and back at once. How many forwards ahead of it must the stage before be?",
+            "num_stages - stage - 1 forwards, or all if there are fewer; then a forward and a backward in turns; then "
+            "the backwards that are left.",
+        ),
+        (_stages(4, 8), _stages(3, 2)),
+        judges=(
+            ("losses", pipelines.losses),
+            ("live", pipelines.live("min(m, p-i)", lambda p, i, m: live_micro_batches("1f1b", i, p, m))),
+            ("bubble", pipelines.bubble("(p-1)/m", bubble)),
+        ),
+        adapt=adapting.schedule,
+        yours=("_one_by_one",),
+        decisive=("losses", "live", "bubble"),
+    ),
+    _exercise(
+        (19, "bug_rounds", bugs.rounds, 0, "Find the bug: fine on two stages, dead on three"),
+        "GPipe keeps all m micro-batches. This schedule takes them in rounds, so that few are live. On two stages it "
+        "works. On three, two of the stages wait for each other. At most p micro-batches may be live.",
+        (
+            "Write down the lists of stages 0 and 1 on three stages. Which micro-batch does each wait for?",
+            "Stage 1 ends a round that stage 0 has not begun: what must be the same on all stages?",
+        ),
+        (_stages(2, 4), _stages(3, 6)),
+        judges=(
+            ("losses", pipelines.losses),
+            ("live", pipelines.live("min(m, p)", lambda p, i, m: min(m, p))),
+            ("bubble", pipelines.bubble("(p-1)/p", lambda p, m: Fraction(p - 1, p))),
+        ),
+        adapt=adapting.schedule,
+        yours=("_one_by_one",),
+        decisive=("losses", "live", "bubble"),
     ),
 )
 

@@ -15,7 +15,7 @@ from zerosim.errors import InputError
 from zerosim.grading.given.bugs import source_of
 from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.record import Held, Where
-from zerosim.grading.trial import Make, Trial
+from zerosim.grading.trial import Own, Trial
 
 
 class Case(NamedTuple):
@@ -92,7 +92,7 @@ class Exercise:
                volume(config, Psi, tied elements)
     gathered   how many whole parameter buffers may be there at once; None: not asked
     slack      how many units the peak may lie above the reference's
-    adapt      makes strategies of what the student hands in
+    adapt      makes of what the student hands in what a run can use
     decisive   the checks without which no other counts: right weights and, of a bug, what it fails
     yours      what must not be zerosim's own: names of a strategy's methods, or of functions (`borrowed.py`)
     examine    checks of what is handed in by itself, before any run
@@ -108,7 +108,7 @@ class Exercise:
     judges: tuple[tuple[str, Judge], ...]
     volume: tuple[str, Callable[[RunConfig, int, int], Fraction]]
     hints: tuple[str, ...]
-    adapt: Callable[[Any], Make]
+    adapt: Callable[[Any], Own]
     yours: tuple[str, ...] = ()
     decisive: tuple[str, ...] = ("weights",)
     gathered: int | None = None

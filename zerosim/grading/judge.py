@@ -52,7 +52,8 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0) -> Deb
     one = find_exercise(exercise)
     if not 0 <= case < len(one.cases):
         raise InputError(f"case {case}: exercise {one.name!r} has cases 0 to {len(one.cases) - 1}")
-    return debug(one.cases[case].config, make_strategy=one.adapt(answer))
+    own = one.adapt(answer)
+    return debug(one.cases[case].config, make_strategy=own.strategy, schedule=own.schedule)
 
 
 def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -> Verdict:
@@ -90,13 +91,13 @@ def _ran(
 ) -> tuple[Check, ...] | Failure:
     """Put an answer's runs into `trials`, up to the first that fails; the check of it by itself, where there is one."""
     answer = load()
-    make = one.adapt(answer)
+    adapted = one.adapt(answer)
     own = one.examine(answer, watch) if one.examine is not None else ()
     if isinstance(own, Failure) or any(not check.passed for check in own):
         return own
     for case in one.cases:
         begin(case.label)
-        mine = attempt(case.config, make, watch)
+        mine = attempt(case.config, adapted, watch)
         failure = mine.failure
         if failure is not None and failure.reason == "unsolved":
             return failure

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,13 +38,19 @@ from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.pipeline import Schedule
 from zerosim.stepper.match import where_in_step
 from zerosim.tensor.flat import Flat
-from zerosim.train.build import build_strategy, world_of
+from zerosim.train.build import MakeStrategy, build_strategy, world_of
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
 
-Make = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
+
+class Own(NamedTuple):
+    """What of an answer takes the place of zerosim's: a strategy, or the schedule of a pipeline."""
+
+    strategy: MakeStrategy = build_strategy
+    schedule: Schedule | None = None
 
 
 class Update(NamedTuple):
@@ -85,13 +90,13 @@ def result_of(trial: Trial) -> RunResult:
     return trial.result
 
 
-def attempt(config: RunConfig, make: Make = build_strategy, watch: Watch | None = None) -> Trial:
-    """Run `config` with the strategies of `make` to its end or its first failure.
+def attempt(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Trial:
+    """Run `config`, with what is the student's own, to its end or its first failure.
 
-    Raises: InputError for a bad configuration; nothing that the strategy does is raised.
+    Raises: InputError for a bad configuration; nothing that an answer does is raised.
     """
     before = set(sys._current_frames())
-    run = _Run(config, make)
+    run = _Run(config, own or Own())
     failure = run.to_the_end(watch or Watch())
     end_threads(lambda: set(sys._current_frames()) - before, SystemExit)  # of which threading says nothing
     failure = failure or run.missing()
@@ -149,7 +154,7 @@ class _Rank:
 class _Run:
     """A world of ranks that are watched, and how it ends."""
 
-    def __init__(self, config: RunConfig, make: Make) -> None:
+    def __init__(self, config: RunConfig, own: Own) -> None:
         self.ledgers = [RankLedgers(rank) for rank in range(config.mesh.ranks)]
         self.ranks = [_Rank() for _ in range(config.mesh.ranks)]
         scheduler, limit = Scheduler(config.mesh.ranks, 1, Switch()), EVENTS_PER_STEP * (config.optim.steps or 1)
@@ -161,9 +166,9 @@ class _Run:
         def watched(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
             rank = device.rank
             seen = _WatchedUpdater(updater, self.recorders[rank], self.ranks[rank].updates)
-            return make(config, model, comm, device, seen)
+            return own.strategy(config, model, comm, device, seen)
 
-        self.experiment = Experiment(config, watched)
+        self.experiment = Experiment(config, watched, own.schedule)
         self.threads = assemble(self._program, world_of(config), make_device, scheduler)
         self.transport, self.devices = self.threads.transport, self.threads.devices
         self._raised: list[Failure] = []  # in the order in which they came

@@ -1,7 +1,7 @@
-"""Strategies with one bug each, to be found by what the grader reports and repaired.
+"""Strategies, and a schedule, with one bug each, to be found by what the grader reports and repaired.
 
 There is one ZeRO-3, `Shared`; the other two are differences from it, which a student reads as whole classes too
-(`source_of`). Nothing here says what the bugs are: the repaired strategies are in notebooks/solutions.
+(`source_of`). Nothing here says what the bugs are: the repaired ones are in notebooks/solutions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.schedule import Action, Backward, Forward
 from zerosim.tensor.flat import Flat, Slice
 
 
@@ -121,6 +122,22 @@ class Sparing(Strategy):
 
     def publish_params(self, flat: Flat) -> None:
         self.comm.all_gather(flat.shard(), out=flat.whole_param())
+
+
+def rounds(
+    num_stages: int,
+    stage: int,
+    micro_batches: int,
+    chunks: int = 1,
+) -> list[Action]:
+    """GPipe in rounds of as many micro-batches as may be live here."""
+    size = num_stages - stage
+    actions: list[Action] = []
+    for first in range(0, micro_batches, size):
+        turn = range(first, min(first + size, micro_batches))
+        actions += [Forward(slot) for slot in turn]
+        actions += [Backward(slot) for slot in turn]
+    return actions
 
 
 def source_of(given: Any) -> str:

@@ -10,6 +10,7 @@ from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.schedule import Action
 from zerosim.parallel.tensor import Borders
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
@@ -124,3 +125,13 @@ class MyBorders(Borders):
 
     def g_backward(self, comm: Comm, dy: Buffer) -> Buffer:
         raise NotImplementedError("g_backward: return the rows' gradient")
+
+
+def my_1f1b(
+    num_stages: int,
+    stage: int,
+    micro_batches: int,
+    chunks: int = 1,
+) -> list[Action]:
+    """What a stage, from 0, does in a step. chunks is 1."""
+    raise NotImplementedError("my_1f1b: return the list of actions")

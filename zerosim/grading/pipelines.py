@@ -1,0 +1,140 @@
+"""Exercises on pipelines: the checks of a schedule, and what a schedule that got stuck was waiting for.
+
+All is read off the run's records: the order that ranks went in, what each kept. Closed forms: `analysis/formulas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.device.events import Event, Free, Kernel, Launch, Save, Wait
+from zerosim.grading.exercise import Check, Comparison, Judge
+from zerosim.grading.limits import Failure
+from zerosim.grading.record import Finding, where
+from zerosim.grading.trial import Trial, result_of
+from zerosim.parallel.schedule import Action, Backward, Forward
+from zerosim.train.run import run as train
+
+GPIPE = (
+    "all forwards first is GPipe, which keeps every micro-batch until the last one is forward: go back with the first "
+    "as soon as the stage holds as many as it may"
+)
+ORDER = "neighbours pass the same micro-batches on in the same order, forward and backward"
+
+
+# -- checks -----------------------------------------------------------------------------------------
+def losses(run: Comparison) -> Check:
+    """Losses and weights are those of one stage with as many micro-batches, to the bit; for untied units."""
+    mine = result_of(run.mine)
+    alone = train(run.case.config.replace(ranks=1, pp=1))
+    same = sum(np.array_equal(mine.weights[name], values) for name, values in alone.weights.items())
+    ours, theirs = (", ".join(f"{loss:.6f}" for loss in result.mean_losses) for result in (mine, alone))
+    expected = f"losses {theirs}, and all {len(alone.weights)} parameters, bit-identical to those of one stage"
+    if mine.losses == alone.losses and same == len(alone.weights):
+        return Check("losses", True, expected, "they are")
+    hint = "gradients of micro-batches are added in the order of the backwards: go back in the order of the forwards"
+    return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=hint)
+
+
+def live(text: str, most: Callable[[int, int, int], int]) -> Judge:
+    """On every stage at most `most(stages, stage, micro_batches)` micro-batches are live; `text` is that in letters."""
+
+    def check(run: Comparison) -> Check:
+        stages, batches = _sizes(run)
+        allowed = [most(stages, stage, batches) for stage in range(stages)]
+        expected = f"at most {text} micro-batches live: {_listed(allowed)} on stages 0 to {stages - 1}"
+        counts = [_live_counts(record) for record in run.mine.records]
+        found = [max(count) for count in counts]
+        wrong = next((stage for stage in range(stages) if found[stage] > allowed[stage]), None)
+        if wrong is None:
+            return Check("live", True, expected, _listed(found))
+        number = next(number for number, count in enumerate(counts[wrong]) if count > allowed[wrong])
+        at = where(wrong, run.mine.records[wrong], number)
+        return Check("live", False, expected, _listed(found), hint=GPIPE, where=at)
+
+    return check
+
+
+def bubble(text: str, share: Callable[[int, int], Fraction]) -> Judge:
+    """The bubble, in slots, is at most `share(stages, micro_batches)`; `text` is that in letters."""
+
+    def check(run: Comparison) -> Check:
+        allowed = share(*_sizes(run))
+        found = counted_bubble(slots_of([_ran(record) for record in run.mine.records]))
+        expected = f"a bubble of at most {text} = {allowed} of a stage's work, in slots"
+        hint = "" if found <= allowed else "some stage waits although its next micro-batch could have come: draw it"
+        return Check("bubble", found <= allowed, expected, str(found), hint=hint)
+
+    return check
+
+
+def _sizes(run: Comparison) -> tuple[int, int]:
+    return run.case.config.mesh.pp, run.case.config.data.accumulate
+
+
+def _live_counts(record: Sequence[Event]) -> list[int]:
+    """After each event, the number of micro-batches of which something is kept for backward."""
+    kept: dict[int, int] = {}
+    counts = []
+    for event in record:
+        if isinstance(event, Save):
+            kept[event.id] = event.scope.slot
+        elif isinstance(event, Free):
+            kept.pop(event.id, None)
+        counts.append(len(set(kept.values())))
+    return counts
+
+
+def _ran(record: Sequence[Event]) -> list[Action]:
+    """The actions of step 0 in the order in which they computed."""
+    ways: dict[str, type[Action]] = {"forward": Forward, "backward": Backward}
+    scopes = (event.scope for event in record if isinstance(event, Kernel) and event.scope.unit)
+    turns = dict.fromkeys((scope.phase, scope.slot) for scope in scopes if scope.step == 0 and scope.phase in ways)
+    return [ways[phase](slot) for phase, slot in turns]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+# -- a run that failed ------------------------------------------------------------------------------
+def parted(trial: Trial, failure: Failure) -> Finding:
+    """Stages that wait for each other, or that meet with different micro-batches."""
+    if failure.reason == "mismatch":
+        at = where(failure.rank, trial.records[failure.rank], len(trial.records[failure.rank]) - 1)
+        return Finding(failure.text.split(": they meet in")[0], ORDER, at)
+    waits = {rank: wait for rank, record in enumerate(trial.records) if (wait := _waits(record, rank)) is not None}
+    ring = _ring({rank: other for rank, (other, _) in waits.items()})
+    words = "; ".join(f"stage {rank} waits for stage {waits[rank][0]} {waits[rank][1]}" for rank in ring)
+    hint = "each needs what the other does only after that: write both lists down, and find the two actions in them"
+    rank = ring[0] if ring else failure.rank
+    at = where(rank, trial.records[rank], len(trial.records[rank]) - 1)
+    return Finding(f"deadlock: {words}", hint, at)
+
+
+def _waits(record: Sequence[Event], rank: int) -> tuple[int, str] | None:
+    """The neighbour that a rank waits for at the end of its record, and what for in words; None: for no message."""
+    done = {event.work for event in record if isinstance(event, Wait)}
+    pending = [event for event in record if isinstance(event, Launch) and event.work not in done]
+    phase = record[-1].scope.phase
+    messages = [event for event in pending if event.op in ("send", "recv") and event.scope.phase == phase]
+    if not messages:
+        return None
+    here, way = messages[-1], "forward" if phase == "forward" else "back"
+    (other,) = (member for member in here.group if member != rank)
+    slot = here.scope.slot
+    return other, f"to {'go' if here.op == 'recv' else 'take what it has sent'} {way} with micro-batch {slot}"
+
+
+def _ring(waits_for: dict[int, int]) -> list[int]:
+    """Ranks that wait for one another in a ring, or the chain from the first to where it ends."""
+    seen: list[int] = []
+    rank = min(waits_for, default=0)
+    while rank in waits_for and rank not in seen:
+        seen.append(rank)
+        rank = waits_for[rank]
+    return seen[seen.index(rank) :] if rank in seen else seen
