@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from zerosim.analysis import formulas
 from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import parse_figure, printed_like
-from zerosim.analysis.expect.quantities import COUNTS, FORMULAS
 from zerosim.analysis.expect.reading import KEYS
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, read_scenario
@@ -85,6 +86,11 @@ def next_digit(text: str) -> str:
     return text[: match.start()] + str((int(match[0]) + 1) % 10) + text[match.end() :]
 
 
+def another(text: str, table: dict[str, Any]) -> str:
+    """A figure that is not this one: off by one in its last digit, or where it was measured, in its first."""
+    return str(9 - int(text[0])) + text[1:] if "within" in table else next_digit(text)
+
+
 def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -> ScenarioFile:
     expect = copy.deepcopy(file.expect)
     put(expect[index], key, place, text)
@@ -93,17 +99,18 @@ def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
-    """Each printed digit that is off by one is found, there and nowhere else."""
+    """Each printed figure that is another is found, there and nowhere else."""
     file = read(name)
     for index, table in enumerate(file.expect):
         right = dict(figures_in(table.get("instead", [])))
         for place, text in figures_in(table["printed"]):
             key, was = ("instead", right[place]) if place in right else ("printed", text)
-            judged = tables_of(changed(file, index, key, place, next_digit(was)), runs)[index]
-            assert judged.num_failed == 1, f"{key} {was} at {place}"
-            assert sum(cell.printed.text == next_digit(was).strip("*") for cell in judged.cells if not cell.passed) == (
-                key == "printed"
-            )
+            wrong = another(was, table)
+            judged = judge(read_expectations(changed(file, index, key, place, wrong))[index], runs)
+            (failed,) = [cell for cell in judged.cells if not cell.passed]
+            figure = failed.printed if key == "printed" else failed.instead
+            assert figure is not None
+            assert figure.text == wrong.strip("*"), f"{key} {was} at {place}"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -162,7 +169,7 @@ def test_training_counts_are_counts_of_training(runs: Runs, monkeypatch: pytest.
     def refuse(config: RunConfig) -> None:
         raise AssertionError("planned")
 
-    monkeypatch.setattr("zerosim.analysis.expect.quantities.plan", refuse)
+    monkeypatch.setattr("zerosim.analysis.expect.asked.plan", refuse)
     first = read_expectations(read("training.toml"))[0]
     assert first.counted_on == "training"
     assert judge(first, Runs()).passed
@@ -238,6 +245,17 @@ def test_a_wrong_figure_ends_with_1_and_names_all_of_it(tmp_path: Path, capsys: 
         expected = f"{path}: stage=3: printed 4.1 KB, counted 4 KB, difference -0.1 KB (exact gives 4)"
         assert expected in said.splitlines()[-3]
         assert "1 does not agree." in said
+
+
+def test_what_was_measured_is_a_count_and_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = replaced('"exact"', '"5%"').replace("rounding", "within").replace('"16", "4"', '"18.4", "6.4"')
+    expect = f'{measured}outside = {{ "a library" = "2KB" }}\n'
+    assert main(["check", scenario(tmp_path, expect)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    failure = "stage=3: measured 6.4 KB, counted 4 KB and 2 KB outside of it, difference -0.4 KB (more than 5 %)"
+    assert failure in said
+    assert "1 does not agree." in said
+    assert "a library (2.00 KB)" in said
 
 
 def test_several_files_and_folders_each_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,6 +342,15 @@ BAD_EXPECT = [
     (GOOD + "with = { stage = 1 }\n", "sweep: stage has a value of its own too"),
     (replaced('"exact"', '"multiples-of-first-row"'), "the first axis of [sweep] must be mp"),
     (replaced('"model_states_bytes"', '"largest_model"'), "memory is missing: largest_model needs it"),
+    (GOOD + 'within = "5%"\n', "or within for what was measured, not both"),
+    (
+        replaced('rounding = "exact"', 'within = "a little"'),
+        "within 'a little': expected a share of what is",
+    ),
+    (GOOD + 'outside = { "a buffer" = "1KB" }\n', "outside: causes that a count of something measured leaves out"),
+    (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "grad_byte" }'), "did you mean 'grad_bytes'?"),
+    (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "-1KB" }'), "a size in bytes"),
+    (GOOD + "sweep = { pipeline_stage = [0, 1] }\n", "pipeline_stage 1: expected 0 to 0, for pp is 1"),
 ]
 
 
@@ -377,7 +404,7 @@ def test_every_file_is_read_before_anything_runs(tmp_path: Path, monkeypatch: py
     def refuse(config: RunConfig) -> None:
         raise AssertionError("a run was made")
 
-    monkeypatch.setattr("zerosim.analysis.expect.quantities.plan", refuse)
+    monkeypatch.setattr("zerosim.analysis.expect.asked.plan", refuse)
     broken = scenario(tmp_path, replaced('source = "s"\n', ""))
     assert main(["check", str(FOLDER / "figure1.toml"), broken]) == 2
 

@@ -12,7 +12,7 @@ from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import bubble, live_micro_batches
 from zerosim.analysis.shares import alike_stages, extra_of, shares_of
 from zerosim.analysis.traffic import check_traffic
-from zerosim.config import RunConfig, plan_config
+from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.parallel.schedule import Forward
 from zerosim.train.plan import plan
@@ -91,20 +91,8 @@ def test_a_wrong_count_is_seen() -> None:
     assert all(check.agrees for check in check_exchanges(wrong, 0, 1))
 
 
-def test_the_1024_devices_of_a_70b_model() -> None:
-    """Parameters on the ranks of the first, a middle and the last stage; ZeRO-1's bytes of model states there."""
-    result = plan(
-        plan_config(model="llama2-70b", ranks=1024, tp=16, pp=8, stage=1, accumulate=1, recompute="full", seq=128)
-    )
-    shares = shares_of(result)
-    assert [share.num_parameters for share in shares] == [561_807_360, *[545_423_360] * 6, 561_815_552]
-    assert [f"{check_states(result, stage)[-1].counted[0] / 1e9:.2f}" for stage in (0, 1, 7)] == [
-        "3.09",
-        "3.00",
-        "3.09",
-    ]
-    assert_agrees(result)
-    assert alike_stages([share.num_parameters for share in shares]) == [range(1), range(1, 7), range(7, 8)]
+def test_stages_that_are_alike_stand_together() -> None:
+    assert alike_stages([561, 545, 545, 545, 562]) == [range(1), range(1, 4), range(4, 5)]
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

@@ -163,6 +163,7 @@ def _table_dict(judged: Judged) -> dict[str, Any]:
     names = ("title", "source", "quantity", "formula", "beside", "why", "note", "rounding", "counted_on")
     return {
         **{name: getattr(expectation, name) for name in names},
+        "within": _number(expectation.within) if expectation.within else None,
         "passed": judged.passed,
         "cells": [
             {
@@ -174,6 +175,7 @@ def _table_dict(judged: Judged) -> dict[str, Any]:
                 "counted": _number(cell.counted),
                 "formula": _number(cell.formula),
                 "beside": _number(cell.beside),
+                "outside": {cause: _number(nbytes) for cause, nbytes in cell.outside.items()},
                 "difference": _number(cell.difference),
                 "passed": cell.passed,
                 "failures": list(cell.failures),

@@ -8,14 +8,17 @@ the second axis; where that is, a list.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis.expect import Expectation, Judged, JudgedCell
-from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference
-from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES
+from zerosim.analysis.expect.asked import SHAPES
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.figures import ROUNDINGS, percent, show, show_difference
 from zerosim.analysis.expect.sweeps import Axis, grid
 from zerosim.report.look import Adaptive, Cell, Grid, Look, right
 from zerosim.units import format_bytes
@@ -89,6 +92,7 @@ def _kinds(judged: Judged) -> list[str]:
         "printed": True,
         "instead": any(cell.instead for cell in judged.cells),
         "count": expectation.quantity,
+        "outside": expectation.outside,
         "formula": expectation.formula,
         "difference": True,
         "count beside": expectation.beside,
@@ -111,7 +115,8 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
         return Text(right_one, style="yellow" if cell.passed else "bold red")
     if kind == "difference":
         return Text(show_difference(cell.difference), style="" if cell.passed else "red")
-    value = {"count": cell.counted, "formula": cell.formula, "count beside": cell.beside}[kind]
+    outside = sum(cell.outside.values(), Fraction(0))
+    value = {"count": cell.counted, "outside": outside, "formula": cell.formula, "count beside": cell.beside}[kind]
     return Text("" if value is None else show(figure.measured(value)))
 
 
@@ -128,6 +133,12 @@ def basis(expectation: Expectation) -> str:
     at = f", at {expectation.at}" if expectation.at != "end_of_backward" else ""
     if expectation.quantity:
         parts.append(f"Count ({where}{at}): {COUNTS[expectation.quantity].what}.")
+    if expectation.outside:
+        causes = (
+            f"{cause} ({format_bytes(each) if isinstance(each, int) else each.what})"
+            for cause, each in expectation.outside.items()
+        )
+        parts.append(f"Outside of it: {'; '.join(causes)}.")
     if expectation.formula:
         of = f"{expectation.calculator}, " if expectation.calculator else ""
         parts.append(f"Formula: {of}{FORMULAS[expectation.formula].what}.")
@@ -140,6 +151,9 @@ def basis(expectation: Expectation) -> str:
 
 def rules(expectation: Expectation) -> str:
     """How the source rounded, and what it sets in bold."""
+    if not expectation.rounding:
+        added = " with what is outside of it" if expectation.outside else ""
+        return f"Measured: the count{added} is to be within {percent(expectation.within)} of what is printed."
     text = f"Rounding: {ROUNDINGS[expectation.rounding]}."
     if expectation.bold:
         size = format_bytes(expectation.bold.at_most)

@@ -16,14 +16,15 @@ from zerosim.analysis import formulas
 from zerosim.errors import InputError
 from zerosim.units import LONGEST_NUMBER, shown
 
-UNITS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+UNITS: Mapping[str, Mapping[str, int | Fraction]] = MappingProxyType(
     {
         "bytes": {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30},
         "count": {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12},
         "volume": {"Ψ": 1},
+        "share": {"": 1, "%": Fraction(1, 100)},
     }
 )
-"""How large the units of a dimension are. A count may stand without one."""
+"""How large the units of a dimension are. A count or a share may stand without one."""
 
 ROUNDINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -47,7 +48,7 @@ class Figure:
     text: str
     digits: str
     unit: str
-    scale: int
+    scale: int | Fraction
     is_bold: bool
 
     @property
@@ -105,6 +106,11 @@ def show(value: Fraction) -> str:
     if abs(value) < 1:
         return f"{float(value):.4g}"
     return f"{float(value):,.6f}".rstrip("0").rstrip(".")
+
+
+def percent(share: Fraction) -> str:
+    """'5 %'."""
+    return f"{float(100 * share):g} %"
 
 
 def show_difference(value: Fraction) -> str:

@@ -1,8 +1,9 @@
 """Whether a source's printed figures are what was counted, and what the closed form says.
 
-A number agrees when it is printed the same: rounded by the source's own rule, to the
-digits that it shows. Where a file says that its source is wrong (`instead`), the number must be the
-right one and must not be the printed one, so that neither claim can go stale.
+A number agrees when it is printed the same: rounded by the source's own rule, to the digits that it
+shows. Where a file says that its source is wrong (`instead`), the number must be the right one and
+must not be the printed one, so that neither claim can go stale. What a source measured agrees when
+the count, with the causes that it leaves out, is near enough (`within`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 
-from zerosim.analysis.expect.figures import Figure, printed_like, show_difference
-from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, Asked, Quantity, Runs
-from zerosim.analysis.expect.reading import Cell, Expectation
+from zerosim.analysis.expect.asked import Asked, Quantity, Runs
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.expectation import Cell, Expectation
+from zerosim.analysis.expect.figures import Figure, percent, printed_like, show_difference
 from zerosim.analysis.expect.sweeps import MP, describe
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
@@ -29,6 +33,7 @@ class JudgedCell:
     counted: Fraction | None
     formula: Fraction | None
     beside: Fraction | None
+    outside: Mapping[str, Fraction]
     failures: tuple[str, ...]
 
     @property
@@ -37,10 +42,10 @@ class JudgedCell:
 
     @property
     def judged(self) -> Fraction:
-        """The count or, where none is judged, the formula."""
+        """The count, with what is outside of it, or, where none is judged, the formula."""
         value = self.formula if self.counted is None else self.counted
         assert value is not None  # reading.py demands one
-        return value
+        return value + sum(self.outside.values())
 
     @property
     def difference(self) -> Fraction:
@@ -76,10 +81,14 @@ def judge(expectation: Expectation, runs: Runs) -> Judged:
     bold = _bold_failures(expectation, formula if expectation.quantity is None else counted)
     cells = []
     for cell, count, closed, shown in zip(expectation.cells, counted, formula, beside, strict=True):
-        failures = [_compare(expectation, cell, "counted", count), _compare(expectation, cell, "formula", closed)]
+        outside = _outside(expectation, cell, runs)
+        compare = (
+            _compare if expectation.rounding else partial(_compare_measured, outside=sum(outside.values(), Fraction(0)))
+        )
+        failures = [compare(expectation, cell, "counted", count), compare(expectation, cell, "formula", closed)]
         failures.append(bold.get(cell.labels))
         found = tuple(failure for failure in failures if failure is not None)
-        cells.append(JudgedCell(cell.labels, cell.printed, cell.instead, count, closed, shown, found))
+        cells.append(JudgedCell(cell.labels, cell.printed, cell.instead, count, closed, shown, outside, found))
     return Judged(expectation, tuple(cells))
 
 
@@ -93,13 +102,44 @@ def _read(
     for cell in e.cells:
         where = f"scenario {e.path}: expect {_name(e, cell)}".rstrip()
         try:
-            value = known[name].read(Asked(cell.config, runs, e.counted_on, cell.mp, e.at, e.memory, e.calculator))
+            value = known[name].read(_asked(e, cell, runs))
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         if value is None:
             raise InputError(f'{where}: {e.calculator} has no answer here; write "-" in printed')
         values.append(Fraction(value))
     return values
+
+
+def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
+    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, e.memory, e.calculator)
+
+
+def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Fraction]:
+    """Bytes by cause."""
+    asked = _asked(expectation, cell, runs)
+    return {
+        cause: Fraction(each if isinstance(each, int) else each.read(asked) or 0)
+        for cause, each in expectation.outside.items()
+    }
+
+
+def _compare_measured(
+    expectation: Expectation, cell: Cell, what: str, value: Fraction | None, outside: Fraction
+) -> str | None:
+    """As `_compare`, for what a source measured."""
+    if value is None:
+        return None
+    printed = cell.printed
+    off = printed.measured(value + outside) - printed.value
+    if abs(off) <= expectation.within * printed.value:
+        return None
+    beside = f" and {printed.in_unit(outside)} outside of it" if outside else ""
+    difference = f"{show_difference(off)} {printed.unit}".rstrip()
+    return (
+        f"measured {printed.with_unit}, {what} {printed.in_unit(value)}{beside}, difference {difference} "
+        f"(more than {percent(expectation.within)})"
+    )
 
 
 def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction | None) -> str | None:

@@ -4,10 +4,12 @@ Whatever can be wrong with a file is found here, before anything runs. Keys:
 
     source                where it is printed: paper, section or table (required)
     title                 what the figures are (required where a file has several tables)
-    quantity, formula     what is judged: a count, a formula (`quantities.py`), or both
+    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
     printed               the figures as strings, one for each place of the grid; **bold**, "-" for none (required)
     unit                  of figures that name none, such as GB
-    rounding              how the source rounded (required, `figures.py`)
+    rounding              how the source rounded (`figures.py`); or, for what a source measured:
+    within                how far count and causes may be from it, such as "5%"
+    outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
     bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
     instead, note         figures that the source's own rule gives where it prints others, and why
     beside, why           a count that is shown and not judged, and why it differs
@@ -18,23 +20,27 @@ Whatever can be wrong with a file is found here, before anything runs. Keys:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.expectation import BoldRule, Cell, Expectation
 from zerosim.analysis.expect.figures import ROUNDINGS, Figure, parse_figure
-from zerosim.analysis.expect.quantities import COUNTS, FORMULAS, SHAPES, TRAINING, Quantity
-from zerosim.analysis.expect.sweeps import MP, Axis, Point, describe, grid, read_axes
+from zerosim.analysis.expect.sweeps import MP, NO_FIELDS, PIPELINE_STAGE, Axis, Point, describe, grid, read_axes
 from zerosim.analysis.formulas import calculators
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
-from zerosim.units import LONGEST_NUMBER, parse_bytes
+from zerosim.units import LONGEST_NUMBER, parse_bytes, shown
 
-TEXTS = ("source", "title", "unit", "note", "why")
-TABLES = ("with", "sweep", "bold")
+TEXTS = ("source", "title", "unit", "note", "why", "within")
+TABLES = ("with", "sweep", "bold", "outside")
 QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
 WORDS: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -51,50 +57,8 @@ REQUIRED: Mapping[str, str] = MappingProxyType(
     {
         "source": "name the paper and the section or table that prints it",
         "printed": "the figures as they are printed, as strings",
-        "rounding": f"one of {', '.join(ROUNDINGS)}",
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BoldRule:
-    """Bold is the smallest value of an axis whose figure is at most so many bytes."""
-
-    smallest: str
-    at_most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One printed figure, the run that it is about, and what is right in its place where that is known."""
-
-    labels: tuple[str, ...]
-    config: RunConfig
-    mp: int
-    printed: Figure
-    instead: Figure | None
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """One table of printed figures, with everything that is needed to judge it."""
-
-    path: str
-    title: str
-    source: str
-    quantity: str | None
-    formula: str | None
-    beside: str | None
-    why: str
-    note: str
-    rounding: str
-    bold: BoldRule | None
-    counted_on: str
-    at: str
-    memory: int
-    calculator: str
-    axes: tuple[Axis, ...]
-    cells: tuple[Cell, ...]
 
 
 def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
@@ -118,14 +82,14 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     _check_options(table, asked)
     given = table.get("with", {}) if "sweep" in table else {**file.run, **table.get("with", {})}
     axes = read_axes(table.get("sweep", file.sweep), given)
-    names = [axis.name for axis in axes]
-    for key, quantity in asked.items():
-        if MP in names and key != "beside" and MP not in quantity.takes:
-            raise InputError(f"sweep: mp says nothing about {key} {table[key]!r}: leave it out")
-    rounding = table["rounding"]
-    if rounding == "multiples-of-first-row" and names[:1] != [MP]:
+    rounding = table.get("rounding", "")
+    if rounding == "multiples-of-first-row" and [axis.name for axis in axes][:1] != [MP]:
         raise InputError(f"rounding {rounding!r}: the first axis of [sweep] must be mp")
     points, dimension = grid(axes), next(iter(asked.values())).dimension
+    for name in NO_FIELDS:
+        for key, quantity in asked.items():
+            if key != "beside" and name not in quantity.takes and any(name in point.changes for point in points):
+                raise InputError(f"sweep: {name} says nothing about {key} {table[key]!r}: leave it out")
     printed, instead = (_figures(table, key, axes, points, dimension) for key in ("printed", "instead"))
     for point, figure, right in zip(points, printed, instead, strict=True):
         if figure is None and right is not None:
@@ -138,13 +102,22 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         **names_asked,
         **texts,
         rounding=rounding,
+        within=_share(table["within"]) if "within" in table else Fraction(0),
+        outside=_outside(table, dimension),
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
         at=table.get("at", "end_of_backward"),
         memory=_size(table, "memory") if "memory" in table else 0,
         axes=axes,
         cells=tuple(
-            Cell(point.labels, _config(file, table, point, axes, counted_on), point.changes.get(MP, 1), figure, right)
+            Cell(
+                point.labels,
+                _config(file, table, point, axes, counted_on),
+                point.changes.get(MP, 1),
+                point.changes.get(PIPELINE_STAGE),
+                figure,
+                right,
+            )
             for point, figure, right in zip(points, printed, instead, strict=True)
             if figure is not None
         ),
@@ -171,6 +144,14 @@ def _check_keys(table: Mapping[str, Any]) -> None:
         if key in WORDS and not (isinstance(value, str) and value in WORDS[key]):
             hint = did_you_mean(value, WORDS[key], f"expected one of {', '.join(WORDS[key])}")
             raise InputError(f"{key} {value!r} is not known; {hint}")
+    if ("rounding" in table) == ("within" in table):
+        raise InputError(
+            f"rounding is missing: one of {', '.join(ROUNDINGS)}, or within for what was measured, not both"
+        )
+    if "outside" in table and ("within" not in table or "quantity" not in table):
+        raise InputError("outside: causes that a count of something measured leaves out; it needs quantity and within")
+    if "instead" in table and "within" in table:
+        raise InputError("instead and within: say what is right, or how far off it may be; leave one out")
     if "instead" in table and "note" not in table:
         raise InputError("note is missing: say why the source's figures are not what its rule gives, or drop instead")
     if ("beside" in table) != ("why" in table):
@@ -243,6 +224,30 @@ def _bold(
     return BoldRule(rule["smallest"], _size(rule, "at_most"))
 
 
+def _share(text: str) -> Fraction:
+    """Of '5%' or '0.5%'. Raises: InputError for anything else, and for none or all of it."""
+    match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%", text)
+    if match is None or not Fraction(match[1]):
+        raise InputError(
+            f'within {shown(text)}: expected a share of what is printed above 0 and below 100 %, such as "5%"'
+        )
+    return Fraction(match[1]) / 100
+
+
+def _outside(table: Mapping[str, Any], dimension: str) -> dict[str, int | Quantity]:
+    """By cause its bytes, or the quantity that they are. Raises: InputError for anything else."""
+    known = {name: each for name, each in {**FORMULAS, **COUNTS}.items() if each.dimension == "bytes"}
+    found: dict[str, int | Quantity] = {}
+    for cause, value in table.get("outside", {}).items():
+        if dimension != "bytes":
+            raise InputError(f"outside: causes are in bytes, and these figures are a {dimension}")
+        if isinstance(value, str) and value.isidentifier() and value not in known:
+            hint = did_you_mean(value, known, f"expected one of {', '.join(known)}, or a size")
+            raise InputError(f"outside {cause!r}: {value!r} is not known; {hint}")
+        found[cause] = known[value] if isinstance(value, str) and value in known else _size(table["outside"], cause)
+    return found
+
+
 def _size(table: Mapping[str, Any], key: str) -> int:
     value = table[key]
     try:
@@ -256,9 +261,15 @@ def _config(
 ) -> RunConfig:
     """The run of one place: what is assumed (one step), the file's values, the table's, the place's own."""
     assumed = {**(PLAN_DEFAULTS if counted_on == SHAPES else {}), "steps": 1}
-    own = {name: value for name, value in point.changes.items() if name != MP}
+    own = {name: value for name, value in point.changes.items() if name not in NO_FIELDS}
     try:
-        return RunConfig.from_dict({**assumed, **file.run, **table.get("with", {}), **own}, source="the run")
+        config = RunConfig.from_dict({**assumed, **file.run, **table.get("with", {}), **own}, source="the run")
+        stage = point.changes.get(PIPELINE_STAGE, 0)
+        if type(stage) is not int or not 0 <= stage < config.mesh.pp:
+            raise InputError(
+                f"pipeline_stage {stage!r}: expected 0 to {config.mesh.pp - 1}, for pp is {config.mesh.pp}"
+            )
+        return config
     except InputError as error:
         where = f"at {describe(axes, point.labels)}: " if axes else ""
         raise InputError(f"{where}{error}") from None

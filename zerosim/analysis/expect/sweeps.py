@@ -19,6 +19,11 @@ from zerosim.errors import InputError, did_you_mean
 MP = "mp"
 """An axis that is no field: the model-parallel degree, over which parameters or checkpoints are divided."""
 
+PIPELINE_STAGE = "pipeline_stage"
+"""An axis that is no field: the stage, from 0, whose ranks are asked about; without it those with the most are."""
+
+NO_FIELDS = (MP, PIPELINE_STAGE)
+
 MOST_PLACES = 10_000
 """Of a grid: axes multiply, and a few lines could ask for more runs than there is time."""
 
@@ -74,13 +79,15 @@ def describe(axes: Sequence[Axis], labels: Sequence[str]) -> str:
 
 def _axis(name: str, values: object) -> Axis:
     if isinstance(values, dict):
-        if name in (*OPTIONS, MP):
+        if name in (*OPTIONS, *NO_FIELDS):
             raise InputError(f"sweep: {name} names a field: give it a list of values")
         if not values or not all(isinstance(case, dict) for case in values.values()):
             raise InputError(f'sweep.{name}: expected cases, each a name and the fields it sets, "a" = {{ stage = 1 }}')
         return Axis(name, tuple(values), tuple(values.values()))
-    if name not in (*OPTIONS, MP):
-        raise InputError(f"sweep: unknown field {name!r}; {did_you_mean(name, [*OPTIONS, MP], 'see zerosim run')}")
+    if name not in (*OPTIONS, *NO_FIELDS):
+        raise InputError(
+            f"sweep: unknown field {name!r}; {did_you_mean(name, [*OPTIONS, *NO_FIELDS], 'see zerosim run')}"
+        )
     if not isinstance(values, list) or not values:
         raise InputError(f"sweep: {name} {values!r}: expected a list of values")
     if len(values) > MOST_PLACES:

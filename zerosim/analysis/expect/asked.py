@@ -1,0 +1,102 @@
+"""A question about a run, the runs that were made for such questions, and what an answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from zerosim.analysis.advice import run
+from zerosim.analysis.search import most_that_fits
+from zerosim.analysis.shares import is_mesh, share_of
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+from zerosim.train.plan import plan
+from zerosim.train.result import RankMemory, RunResult
+
+SHAPES, TRAINING = "shapes", "training"
+
+
+class Runs:
+    """Runs that were made, so that tables that ask for the same one make it once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[RunConfig, str], RunResult] = {}
+        self._largest: dict[tuple[RunConfig, int], int] = {}
+
+    def result(self, config: RunConfig, counted_on: str) -> RunResult:
+        """A step on shapes alone, or training for real numbers. Raises: what either raises."""
+        if (config, counted_on) not in self._made:
+            self._made[config, counted_on] = run(config) if counted_on == TRAINING else plan(config)
+        return self._made[config, counted_on]
+
+    def largest(self, config: RunConfig, memory: int) -> int:
+        """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
+
+        def states(tried: RunConfig) -> int:
+            return max(sum(rank.model_states().values()) for rank in plan(tried).memory)
+
+        if (config, memory) not in self._largest:
+            found = most_that_fits(config, "params", memory, states).best
+            self._largest[config, memory] = found.value if found else 0
+        return self._largest[config, memory]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One cell's question: a run, and what a quantity takes beside it. `pipeline_stage` None: of all ranks."""
+
+    config: RunConfig
+    runs: Runs
+    counted_on: str = SHAPES
+    mp: int = 1
+    pipeline_stage: int | None = None
+    at: str = "end_of_backward"
+    memory: int = 0
+    calculator: str = ""
+
+    @property
+    def result(self) -> RunResult:
+        return self.runs.result(self.config, self.counted_on)
+
+    @property
+    def memory_of_ranks(self) -> list[RankMemory]:
+        """Of the ranks that are asked about."""
+        if self.pipeline_stage is None:
+            return self.result.memory
+        return [self.result.memory[rank] for rank in share_of(self.result, self.pipeline_stage).ranks]
+
+    def moment(self) -> str:
+        """`at`. Raises: InputError where the run has no such moment."""
+        marks = self.result.memory[0].marks
+        if self.at not in marks:
+            raise InputError(f"at {self.at!r}: this run has no such moment; it has {', '.join(marks)}")
+        return self.at
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """How to read a number, what it is, its dimension, and which keys of [expect] it needs or takes."""
+
+    read: Callable[[Asked], Fraction | int | None]
+    dimension: str
+    what: str
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+
+
+def ring_share(config: RunConfig) -> Fraction:
+    """(N-1)/N: of a volume, what a rank of a ring sends. Raises: InputError where a volume is divided otherwise."""
+    if config.mesh.ranks == 1:
+        raise InputError("ranks 1: one rank sends nothing, so its volume has no factor (N-1)/N; give two at least")
+    if config.mesh.dp_replicate > 1:
+        raise InputError(
+            f"dp_replicate {config.mesh.dp_replicate}: a volume has two factors then, within and across replicas; "
+            "expect sent_bytes"
+        )
+    if is_mesh(config):
+        raise InputError(
+            f"tp {config.mesh.tp}, pp {config.mesh.pp}: ranks hold parts of Ψ there, and a volume is no multiple "
+            "of it; expect sent_bytes"
+        )
+    return Fraction(config.mesh.ranks - 1, config.mesh.ranks)

@@ -1,0 +1,165 @@
+"""FORMULAS: what is put together from a run's values, for a printed figure to be compared with.
+
+Nothing is counted in them; what a schedule gathers more or less often than Psi is read off the units of the run's
+model (`analysis/shares.py`), as the tables of a run do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+
+from zerosim.analysis import formulas
+from zerosim.analysis.expect.asked import Asked, Quantity, ring_share
+from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
+from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, shares_of, volume_of
+from zerosim.config import ModelConfig, RunConfig
+from zerosim.dtypes import dtype
+from zerosim.errors import InputError
+
+
+def _psi(config: RunConfig) -> int:
+    """Parameters by the formula of the model's family."""
+    model = config.model
+    if model.family == "flat":
+        assert model.params is not None  # its family fills it in
+        return model.params
+    if model.family == "gpt":
+        sizes = model.layers, model.hidden, model.vocab, model.positions
+        return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
+    if model.family == "llama":
+        llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
+        return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
+    raise InputError(f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
+
+
+def _formula_states(asked: Asked) -> Fraction:
+    c = asked.config
+    upcast = asked.at == "gradients_upcast" and c.recipe_choices.upcast_grads
+    held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
+    if asked.pipeline_stage is not None:
+        held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
+
+    def states(psi: int) -> Fraction:
+        of = formulas.optimizer_step_states(
+            c.parallel.zero_stage, psi, c.mesh.dp_shard, cost_of(c), upcast_grads=upcast
+        )
+        return sum(of.values(), Fraction(0))
+
+    return max(map(states, held))
+
+
+def _formula_volume(asked: Asked) -> Fraction:
+    result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
+    return volume_of(result).sent_bytes(psi, asked.config.mesh.ranks, 1, 1, *gathers_of(result)) / share / psi
+
+
+def _formula_largest(asked: Asked) -> Fraction:
+    c = asked.config
+    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.dp_shard, cost_of(c), asked.mp)
+
+
+def _with_blocks(asked: Asked) -> ModelConfig:
+    if not asked.config.model.has_blocks:
+        raise InputError(f"model {asked.config.model.name} has no blocks: choose a gpt")
+    return asked.config.model
+
+
+def _formula_block(asked: Asked) -> Fraction:
+    return _block(_with_blocks(asked), asked.config)
+
+
+def _formula_share(asked: Asked) -> Fraction:
+    whole = asked.config.replace(recompute="none", sequence_parallel=False)
+    return _formula_block(asked) / _block(whole.model, whole)
+
+
+def _block(model: ModelConfig, c: RunConfig) -> Fraction:
+    return formulas.block_activations(
+        model.seq,
+        c.data.micro_batch,
+        model.hidden,
+        model.heads,
+        ffn=model.ffn,
+        recompute=c.memory.recompute,
+        tensor_parallel=c.mesh.tp,
+        sequence_parallel=c.parallel.sequence_parallel,
+        keep_gathered=c.parallel.keep_gathered,
+    )
+
+
+def _formula_bubble(asked: Asked) -> Fraction:
+    c = asked.config
+    return formulas.bubble(c.mesh.pp, c.data.accumulate, c.parallel.num_chunks)
+
+
+def _score_bytes(asked: Asked) -> Fraction:
+    model, c = _with_blocks(asked), asked.config
+    return Fraction(c.data.micro_batch * model.heads * model.seq**2 * _param_bytes(asked), c.mesh.tp)
+
+
+def _twelve_bytes(asked: Asked) -> int:
+    model, rows = _with_blocks(asked), asked.config.data.micro_batch
+    return formulas.zero_paper_elements(model.seq, rows, model.hidden, model.layers) * _param_bytes(asked)
+
+
+def _checkpoint_elements(asked: Asked) -> Fraction:
+    model, rows = _with_blocks(asked), asked.config.data.micro_batch
+    return Fraction(formulas.checkpoint_elements(model.seq, rows, model.hidden, model.layers), asked.mp)
+
+
+def _checkpoint_bytes(asked: Asked) -> Fraction:
+    return _checkpoint_elements(asked) * _param_bytes(asked)
+
+
+def _param_bytes(asked: Asked) -> int:
+    return dtype(asked.config.precision.param_dtype).itemsize
+
+
+def _megatron_parameters(asked: Asked) -> Fraction:
+    model = _with_blocks(asked)
+    return formulas.megatron_parameters(model.layers, model.hidden, model.vocab, model.positions)
+
+
+def _twelve_l_h_squared(asked: Asked) -> int:
+    model = _with_blocks(asked)
+    return formulas.twelve_l_h_squared(model.layers, model.hidden)
+
+
+def _calculator(asked: Asked) -> Fraction | None:
+    c = asked.config
+    (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
+    return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.dp_shard)
+
+
+FORMULAS: Mapping[str, Quantity] = MappingProxyType(
+    {
+        "model_states_bytes": Quantity(
+            _formula_states,
+            "bytes",
+            "(2 + 2 + K) Ψ, divided as the stage does; on a mesh of the Ψ_r that a rank holds, the most",
+            takes=("at", PIPELINE_STAGE),
+        ),
+        "sent_over_psi": Quantity(_formula_volume, "volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe"),
+        "block_activation_bytes": Quantity(_formula_block, "bytes", "34sbh + 5as²b of arXiv 2205.05198"),
+        "activation_share": Quantity(_formula_share, "share", "that of a block, over sbh (10 + 24/t + 5as/(ht))"),
+        "score_bytes": Quantity(_score_bytes, "bytes", "the scores of one layer and micro-batch, as²b/t elements"),
+        "bubble": Quantity(_formula_bubble, "share", "(p-1)/m, interleaved (p-1)/(v m)"),
+        "parameters": Quantity(lambda asked: _psi(asked.config), "count", "by the family's formula"),
+        "largest_model": Quantity(
+            _formula_largest, "count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",)
+        ),
+        "zero_activation_bytes": Quantity(_twelve_bytes, "bytes", "12 hbsL elements"),
+        "checkpoint_elements": Quantity(_checkpoint_elements, "count", "hbsL elements, over mp", takes=("mp",)),
+        "checkpoint_bytes": Quantity(_checkpoint_bytes, "bytes", "hbsL elements, over mp", takes=("mp",)),
+        "checkpoints_and_block_bytes": Quantity(
+            lambda asked: _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.model.layers),
+            "bytes",
+            "hbsL elements and the 12 hbs of one live block",
+        ),
+        "megatron_parameters": Quantity(_megatron_parameters, "count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))"),
+        "twelve_l_h_squared": Quantity(_twelve_l_h_squared, "count", "12Lh²"),
+        "calculator": Quantity(_calculator, "bytes", "a published calculator's rule", needs=("calculator",)),
+    }
+)

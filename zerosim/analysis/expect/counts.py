@@ -1,0 +1,139 @@
+"""COUNTS: what is read off the ledgers of a run, and of its schedule, for a printed figure to be compared with.
+
+No formula is in them. Bytes are those of the rank with the most, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from types import MappingProxyType
+
+from zerosim.analysis.expect.asked import Asked, Quantity, ring_share
+from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
+from zerosim.analysis.shares import shares_of
+from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.comm.runtime import make_backend
+from zerosim.device.device import Device
+from zerosim.dtypes import dtype
+from zerosim.errors import InputError
+from zerosim.train.build import build_model, is_block
+
+
+def _counted_states(asked: Asked) -> int:
+    at = asked.moment()
+    return max(sum(memory.model_states(at).values()) for memory in asked.memory_of_ranks)
+
+
+def _counted_live(asked: Asked) -> int:
+    at = asked.moment()
+    return max(memory.marks[at].total_bytes for memory in asked.memory_of_ranks)
+
+
+def _counted_sent(asked: Asked) -> int:
+    result = asked.result
+    return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
+
+
+def _counted_volume(asked: Asked) -> Fraction:
+    result, share, last = asked.result, ring_share(asked.config), len(asked.result.steps) - 1
+    rows = [row for rows in result.traffic for row in rows if row.step == last and row.purpose == "states"]
+    elements = sum((Fraction(row.wire_bytes, dtype(row.dtype).itemsize) for row in rows), Fraction(0))
+    return elements / asked.config.mesh.ranks / share / result.num_parameters
+
+
+def _counted_blocks(asked: Asked) -> list[int]:
+    """What each block's forward saved, as its ops recorded it."""
+    kept = [sum(row.nbytes for row in rows) for unit, rows in asked.result.saved.items() if is_block(unit)]
+    if not kept or asked.config.model.family == "flat":
+        raise InputError(f"model {asked.config.model.name} has no blocks whose activations could be counted")
+    return kept
+
+
+def _counted_share(asked: Asked) -> Fraction:
+    """Of all blocks, beside the same run with nothing recomputed and no sequence parallelism."""
+    whole = replace(asked, config=asked.config.replace(recompute="none", sequence_parallel=False))
+    return Fraction(sum(_counted_blocks(asked)), sum(_counted_blocks(whole)))
+
+
+def _counted_largest(asked: Asked) -> int:
+    """Times mp: a model of mp times as many parameters leaves each rank what one of this size does."""
+    if asked.config.model.family != "flat":
+        raise InputError(f"model {asked.config.model.name}: the largest is searched among flat ones; choose model flat")
+    return asked.runs.largest(asked.config, asked.memory) * asked.mp
+
+
+def _counted_parameters(asked: Asked) -> int:
+    """Of the model as it is built; nothing has to run for that."""
+    return build_model(asked.config, Device(0, make_backend("meta"))).num_parameters
+
+
+def _counted_of_a_rank(asked: Asked) -> int:
+    """By the layout that the run was placed with."""
+    held = [share.num_parameters for share in shares_of(asked.result)]
+    return max(held) if asked.pipeline_stage is None else held[asked.pipeline_stage]
+
+
+def _counted_bubble(asked: Asked) -> Fraction:
+    """Of the lists of actions that the engine runs; nothing has to run for that."""
+    c = asked.config
+    if c.mesh.pp == 1:
+        raise InputError("pp 1: one stage waits for nobody; give two at least")
+    return counted_bubble(slots_of(c.parallel.pipeline_schedule, c.mesh.pp, c.data.accumulate, c.parallel.num_chunks))
+
+
+COUNTS: Mapping[str, Quantity] = MappingProxyType(
+    {
+        "model_states_bytes": Quantity(
+            _counted_states,
+            "bytes",
+            "param + grad + optim on the rank with the most, padding included",
+            takes=("at", PIPELINE_STAGE),
+        ),
+        "live_bytes": Quantity(
+            _counted_live,
+            "bytes",
+            "all that is live at a moment, on the rank with the most",
+            takes=("at", PIPELINE_STAGE),
+        ),
+        "grad_bytes": Quantity(
+            lambda asked: max(memory.model_states()["grad"] for memory in asked.memory_of_ranks),
+            "bytes",
+            "gradients that are live when backward ends, on the rank with the most",
+            takes=(PIPELINE_STAGE,),
+        ),
+        "peak_bytes": Quantity(
+            lambda asked: max(memory.peak.total_bytes for memory in asked.memory_of_ranks),
+            "bytes",
+            "the most live bytes at once, on the rank with the most",
+            takes=(PIPELINE_STAGE,),
+        ),
+        "sent_bytes": Quantity(_counted_sent, "bytes", "model states sent in the last step, by the rank with the most"),
+        "sent_over_psi": Quantity(
+            _counted_volume, "volume", "elements of model states sent in the last step, x N/(N-1), over Ψ"
+        ),
+        "block_activation_bytes": Quantity(
+            lambda asked: max(_counted_blocks(asked)), "bytes", "what forward keeps of one block"
+        ),
+        "activation_bytes": Quantity(
+            lambda asked: sum(_counted_blocks(asked)), "bytes", "what forward keeps of all blocks"
+        ),
+        "activation_share": Quantity(
+            _counted_share,
+            "share",
+            "what forward keeps of all blocks, over what it keeps with nothing recomputed and no sequence parallelism",
+        ),
+        "parameters_of_a_rank": Quantity(
+            _counted_of_a_rank,
+            "count",
+            "parameters that the rank with the most holds, copies and padding included",
+            takes=(PIPELINE_STAGE,),
+        ),
+        "bubble": Quantity(_counted_bubble, "share", "slots in which a stage waits, over those that its actions take"),
+        "parameters": Quantity(_counted_parameters, "count", "parameters that the model declares, a tied table once"),
+        "largest_model": Quantity(
+            _counted_largest, "count", "most parameters whose counted states fit, x mp", ("memory",), ("mp",)
+        ),
+    }
+)
