@@ -23,7 +23,7 @@ from zerosim.config import RunConfig
 from zerosim.errors import InputError, RankFailed
 from zerosim.train.run import run
 
-TINY = RunConfig(stage=0, layers=1, hidden=16, heads=2, seq=16, micro_batch=4, ranks=1, precision="fp32", lr=1e-3)
+TINY = RunConfig(stage=0, layers=2, hidden=16, heads=2, seq=16, micro_batch=4, ranks=1, precision="fp32", lr=1e-3)
 ONCE = Budget(0.0, min_rounds=2, max_rounds=2, warm_ups=1)
 BUDGETS = suite.Budgets(ONCE, ONCE, ONCE, ONCE, Budget(0.0, min_rounds=1, max_rounds=1, warm_ups=0))
 NUMPY = suite.SUITES["numpy"]
@@ -49,7 +49,7 @@ def test_every_ratio_is_a_positive_number(measured: tuple[Any, list[str]]) -> No
     groups, said = measured
     had = [figure for group in groups for figure in group.figures]
     found = [figure for figure in had if figure.value is not None]
-    assert len(had) == 11
+    assert len(had) == 13
     assert len(found) == len(had) - (pytorch.version() is None)
     for figure in found:
         assert figure.value is not None
@@ -58,7 +58,7 @@ def test_every_ratio_is_a_positive_number(measured: tuple[Any, list[str]]) -> No
         assert figure.rounds == 2
         assert "NOT the same" not in figure.note
         assert figure.verdict in ("met", "missed") or figure.goal is None
-    assert {figure.goal for figure in had} == {None, 0.15, 1.1, 1.5, 1.7, 1.15, 0.75, 1.03}
+    assert {figure.goal for figure in had} == {None, 0.15, 1.1, 1.5, 1.7, 1.15, 0.75, 1.3, 1.03}
     assert said  # the user sees that it lives
     assert len(figures.table(had).splitlines()) == len(had) + 1
     assert strict(figures.to_json(had, machine.describe("numpy"), NUMPY.method))["schema"] == 1
@@ -131,6 +131,14 @@ def test_a_held_run_trains_as_a_free_one(record: bool, tmp_path: Path) -> None:
     assert [list(losses) for losses in zip(*training.losses, strict=True)] == free.losses
 
 
+def test_meshes_are_measured_on_the_same_losses() -> None:
+    case = suite.Case(NUMPY, BUDGETS, {}, print, "tiny", TINY, initial_weights(TINY), text_tokens(TINY))
+    had = suite.meshes(case).figures
+    assert [figure.name for figure in had] == ["tp 2, in turn / N = 1", "pp 2, 4 micro-batches, in turn / N = 1"]
+    assert {(figure.goal, figure.rounds, figure.note) for figure in had} == {(1.3, 2, "")}
+    assert all(figure.value is not None and figure.value > 0 for figure in had)
+
+
 def test_a_held_run_that_fails_says_why() -> None:
     with pytest.raises(RankFailed), TrainingRun(TINY, initial_weights(TINY), np.full((4, 17), 10**6)):
         pass
@@ -143,9 +151,9 @@ def test_the_products_of_a_step_are_seen_and_run_again() -> None:
     (flops,) = bare.flops.values()
     tokens, weights = (
         TINY.global_batch * TINY.model.seq,
-        12 * TINY.model.hidden**2 + TINY.model.vocab * TINY.model.hidden,
+        12 * TINY.model.layers * TINY.model.hidden**2 + TINY.model.vocab * TINY.model.hidden,
     )
-    attention = 12 * TINY.global_batch * TINY.model.heads * TINY.model.seq**2 * (TINY.model.hidden // TINY.model.heads)
+    attention = 12 * TINY.model.layers * TINY.global_batch * TINY.model.seq**2 * TINY.model.hidden
     assert 6 * tokens * weights < flops <= 6 * tokens * weights + attention
     assert bare.step().device_s > 0
     with pytest.raises(RuntimeError, match="linear maps"):

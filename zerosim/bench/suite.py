@@ -25,10 +25,19 @@ from zerosim.bench.contest import Budget, Contestant, Progress, Rounds, interlea
 from zerosim.bench.figures import Figure, ratio, same_losses, share_of_peak, share_of_square, speed, step_time
 from zerosim.bench.processes import against_fsdp, cold_starts
 from zerosim.bench.products import BareProducts, SquareProduct, watch
-from zerosim.bench.training import RANKS, TrainingRun, initial_weights, over_ranks, random_tokens, text_tokens
+from zerosim.bench.training import (
+    MICRO_BATCHES,
+    RANKS,
+    TrainingRun,
+    initial_weights,
+    on_meshes,
+    over_ranks,
+    random_tokens,
+    text_tokens,
+)
 from zerosim.config import RunConfig
 
-GOALS = {"turns": 1.15, "side by side": 0.75, "bf16": 1.5, "fp16": 1.7, "recording": 1.03}
+GOALS = {"turns": 1.15, "side by side": 0.75, "meshes": 1.3, "bf16": 1.5, "fp16": 1.7, "recording": 1.03}
 ATTENTIONS = ("eager", "flash")
 
 FEW = {"micro_batch": 1, "seq": 16}
@@ -148,7 +157,8 @@ def measure(
                     continue
                 config = config.replace(precision=precision)
                 case = Case(suite, budgets, device, progress, label, config, weights, tokens)
-                for group in (one_rank_on_gpu, four_ranks_on_gpu) if on_gpu else (one_rank, four_ranks, recording):
+                groups = (one_rank_on_gpu, four_ranks_on_gpu) if on_gpu else (one_rank, four_ranks, meshes, recording)
+                for group in groups:
                     yield group(case)
     if torch_distributed:
         yield Group([against_fsdp(model, config, budgets.fsdp, progress) for model, config in models.items()])
@@ -197,6 +207,18 @@ def four_ranks(case: Case) -> Group:
         ratio(case.label, turns, measured, "in turn", "N=1", GOALS["turns"]),
         ratio(case.label, both, measured, "side by side", "N=1", GOALS["side by side"], note, of_minima=True),
     ])  # fmt: skip
+
+
+def meshes(case: Case) -> Group:
+    """Two ranks of a mesh, in turn, against one rank, on the same global batch."""
+    runs = {name: case.run(config) for name, config in {"N=1": case.config, **on_meshes(case.config)}.items()}
+    measured = case.race(runs, case.budgets.ranks, "meshes")
+    names = {"tp 2": "tp 2, in turn / N = 1", "pp 2": f"pp 2, {MICRO_BATCHES} micro-batches, in turn / N = 1"}
+    figures = []
+    for name, title in names.items():
+        note = same_losses([runs["N=1"].first_loss], [runs[name].first_loss], case.suite.same_loss)
+        figures.append(ratio(case.label, title, measured, name, "N=1", GOALS["meshes"], note))
+    return Group(figures)
 
 
 def recording(case: Case) -> Group:

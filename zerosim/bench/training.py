@@ -28,10 +28,14 @@ from zerosim.device.events import Event, Kernel, Reader
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import initial_values, load_flat
+from zerosim.placement.mesh import DATA
 from zerosim.train import data, engine
 from zerosim.train.build import build_model, build_rank, build_updater, place_rank, world_of
 
 RANKS = 4
+
+MICRO_BATCHES = 4
+"""Of a pipeline: each of its two stages works on as many."""
 
 TIMEOUT_S = 3600.0
 """A run that waits for its turn at a gate is not late."""
@@ -42,6 +46,15 @@ END_S = 60.0
 def over_ranks(config: RunConfig) -> RunConfig:
     """The same global batch over four ranks at stage 3."""
     return config.replace(stage=3, ranks=RANKS, micro_batch=config.data.micro_batch // RANKS)
+
+
+def on_meshes(config: RunConfig) -> dict[str, RunConfig]:
+    """The same global batch on two ranks: cut within each layer, and between layers into micro-batches."""
+    rows = config.data.micro_batch // MICRO_BATCHES
+    return {
+        "tp 2": config.replace(ranks=2, tp=2),
+        "pp 2": config.replace(ranks=2, pp=2, accumulate=MICRO_BATCHES, micro_batch=rows),
+    }
 
 
 def initial_weights(config: RunConfig) -> dict[str, Any]:
@@ -152,6 +165,12 @@ class TrainingRun(Contestant):
     def step(self) -> Timing:
         return timed(self._advance, self._timer)
 
+    @property
+    def first_loss(self) -> float:
+        """Of the first step's global batch, which every data rank has an equal share of."""
+        steps = [losses[: self.config.data.accumulate] for losses in self.losses if losses]  # they come out at the end
+        return sum(map(sum, steps)) / sum(map(len, steps))
+
     def release(self) -> None:
         for stream in self._streams.values():
             with stream.device:
@@ -200,7 +219,10 @@ class TrainingRun(Contestant):
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:
-        own = data.micro_batches(self._tokens, ctx.rank, ctx.world_size, self.config.data.accumulate)
+        mesh = self.config.mesh.axes
+        own = data.micro_batches(
+            self._tokens, mesh.index(ctx.rank, *DATA), mesh.size(*DATA), self.config.data.accumulate
+        )
         step = 0
         while True:
             ctx.comm.barrier()
