@@ -14,11 +14,9 @@ from zerosim.analysis.expect.asked import Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
-from zerosim.comm.runtime import make_backend
-from zerosim.device.device import Device
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.train.build import build_model, is_block
+from zerosim.train.build import is_block
 
 
 def _counted_states(asked: Asked) -> int:
@@ -62,11 +60,6 @@ def _counted_largest(asked: Asked) -> int:
     if asked.config.model.family != "flat":
         raise InputError(f"model {asked.config.model.name}: the largest is searched among flat ones; choose model flat")
     return asked.runs.largest(asked.config, asked.memory) * asked.mp
-
-
-def _counted_parameters(asked: Asked) -> int:
-    """Of the model as it is built; nothing has to run for that."""
-    return build_model(asked.config, Device(0, make_backend("meta"))).num_parameters
 
 
 def _counted_of_a_rank(asked: Asked) -> int:
@@ -131,7 +124,11 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             takes=(PIPELINE_STAGE,),
         ),
         "bubble": Quantity(_counted_bubble, "share", "slots in which a stage waits, over those that its actions take"),
-        "parameters": Quantity(_counted_parameters, "count", "parameters that the model declares, a tied table once"),
+        "parameters": Quantity(
+            lambda asked: asked.runs.parameters(asked.config),
+            "count",
+            "parameters that the model declares, a tied table once",
+        ),
         "largest_model": Quantity(
             _counted_largest, "count", "most parameters whose counted states fit, x mp", ("memory",), ("mp",)
         ),
