@@ -16,6 +16,7 @@ from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
+from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.train.build import is_block
 
 
@@ -73,7 +74,9 @@ def _counted_bubble(asked: Asked) -> Fraction:
     c = asked.config
     if c.mesh.pp == 1:
         raise InputError("pp 1: one stage waits for nobody; give two at least")
-    return counted_bubble(slots_of(c.parallel.pipeline_schedule, c.mesh.pp, c.data.accumulate, c.parallel.num_chunks))
+    order, batches = SCHEDULES[c.parallel.pipeline_schedule], c.data.accumulate
+    lists = [order(c.mesh.pp, stage, batches, c.parallel.num_chunks) for stage in range(c.mesh.pp)]
+    return counted_bubble(slots_of(lists))
 
 
 COUNTS: Mapping[str, Quantity] = MappingProxyType(
