@@ -45,22 +45,22 @@ def test_the_names() -> None:
         (
             "deepspeed",
             (
-                {},
-                {"grad_reduction": "all_reduce", "upcast_grads": True},
-                {"grad_reduction": "all_reduce", "upcast_grads": True},
-                {"upcast_grads": True, "persistent_numel": 100_000},
+                {"loss": "torch"},
+                {"loss": "torch", "grad_reduction": "all_reduce", "upcast_grads": True},
+                {"loss": "torch", "grad_reduction": "all_reduce", "upcast_grads": True},
+                {"loss": "torch", "upcast_grads": True, "persistent_numel": 100_000},
             ),
         ),
         (
             "fsdp2",
             (
-                {"grad_dtype": "fp32"},
-                {"grad_dtype": "fp32"},
-                {"grad_dtype": "fp32"},
-                {"grad_dtype": "fp32", "keep_root_units": True, "cast_shards": True},
+                {"grad_dtype": "fp32", "loss": "torch"},
+                {"grad_dtype": "fp32", "loss": "torch"},
+                {"grad_dtype": "fp32", "loss": "torch"},
+                {"grad_dtype": "fp32", "loss": "torch", "keep_root_units": True, "cast_shards": True},
             ),
         ),
-        ("megatron", ({"grad_dtype": "fp32"},) * 4),
+        ("megatron", ({"grad_dtype": "fp32", "loss": "megatron"},) * 4),
     ],
 )
 def test_choices(name: str, by_stage: tuple[dict[str, Any], ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from zerosim import functional as F
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
+from zerosim.functional.loss import LogitsGrad
+from zerosim.functional.loss_modes import lean
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor import ops as P
 from zerosim.tensor import rng
@@ -271,17 +274,25 @@ def test_dropout_is_a_function_of_its_key() -> None:
     assert F.dropout(x, 0.0, KEY) is x
 
 
-def test_loss_and_its_gradient_in_one_go_are_those_of_cross_entropy() -> None:
+def test_a_training_steps_loss_and_gradient_are_those_of_cross_entropy() -> None:
     """`scale / count` times the gradient of the SUM; scale 1 and count 6 rows: of the mean."""
     device = cpu()
     logits = tensor(np.random.default_rng(0).standard_normal((2, 3, 4)), device, dtype="fp64", requires_grad=True)
     loss = F.cross_entropy(logits, ids(IDS, device))
     loss.backward()
-    total, dlogits = F.cross_entropy_and_grad(logits, ids(IDS, device), scale=1.0, count=6)
+    targets = ids(IDS, device)
+    values = logits.array.copy()
+
+    def run(scale: float) -> tuple[Buffer, Buffer]:
+        own = tensor(values, device, dtype="fp64").buffer
+        total, make_grad = lean([own], partial(F.cross_entropy_sum, targets=targets), LogitsGrad(targets, scale, 6))
+        return total, make_grad()
+
+    total, dlogits = run(1.0)
     assert total.array[0] / 6 == loss.item()
     assert logits.grad is not None
     assert (logits.grad.array == dlogits.array).all()
-    _, scaled = F.cross_entropy_and_grad(logits, ids(IDS, device), scale=2.0**16, count=6)
+    _, scaled = run(2.0**16)
     assert (scaled.array == 2.0**16 * dlogits.array).all()
 
 

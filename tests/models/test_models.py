@@ -288,8 +288,8 @@ def test_gradients_are_the_finite_differences(tied: bool) -> None:
     device = cpu()
     model = place(gpt(GPTConfig(layers=1, hidden=4, heads=2, seq=3, vocab=5, tied=tied), device))
     ids, targets = token_ids(device, 2, 3, 5, seed=1), token_ids(device, 2, 3, 5, seed=2)
-    total, grad = F.cross_entropy_and_grad(forward(model, ids), targets.buffer, scale=1.0, count=1)
-    walk_back(model, [grad])
+    total, make_grad = model.loss([forward(model, ids).buffer], targets.buffer, scale=1.0, count=1)
+    walk_back(model, [make_grad()])
     assert total.numel == 1
     step = 1e-6
     for flat in model.flats:
@@ -299,8 +299,8 @@ def test_gradients_are_the_finite_differences(tied: bool) -> None:
             losses = []
             for value in (kept + step, kept - step):
                 values[i] = value
-                logits = forward(model, ids)
-                losses.append(F.cross_entropy_and_grad(logits, targets.buffer, scale=1.0, count=1)[0].array[0])
+                logits = [forward(model, ids).buffer]
+                losses.append(model.loss(logits, targets.buffer, scale=1.0, count=1)[0].array[0])
             values[i] = kept
             assert analytic[i] == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-5, abs=1e-7), flat.name
 
@@ -423,9 +423,9 @@ def test_a_step_frees_everything_by_reference_counts(device: Device, live: Calla
         model = place(gpt(GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, dropout=0.2), device, fp16))
         states = live()
         ids = token_ids(device, 2, 6, 11)
-        loss, *grads = F.cross_entropy_and_grad(forward(model, ids), ids.buffer, scale=8.0, count=12)
-        walk_back(model, grads)
-        del ids, loss
+        loss, make_grad = model.loss([forward(model, ids).buffer], ids.buffer, scale=8.0, count=12)
+        walk_back(model, [make_grad()])
+        del ids, loss, make_grad
         assert live() == 2 * states  # parameters and gradients
         for flat in model.flats:
             flat.take_grad()

@@ -197,14 +197,6 @@ def test_an_op_records_its_bytes_and_its_work(name: str, device: Device) -> None
     assert seen(device, lambda: backward(node, grads))[1] == back
 
 
-def test_the_loss_of_a_step_records_its_bytes_and_its_work(device: Device) -> None:
-    logits = tensor(np.ones((2, 3, 7)), device, dtype="bf16", requires_grad=True)
-    targets = ids(device)
-    _, found = seen(device, lambda: F.cross_entropy_and_grad(logits, targets, scale=1.0, count=6))
-    kernels = [("cross_entropy", 4 * 42), ("sum_to", 6), ("cross_entropy_backward", 4 * 42)]
-    assert found == ([(T, 24), (A, 24), (T, 4), (G, 84)], kernels)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "kernel"), [(Adam(), ("adam", 150)), (SGD(), ("sgd", 40)), (SGD(0.9), ("sgd", 40))], ids=str
 )

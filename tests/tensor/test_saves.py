@@ -53,8 +53,11 @@ def run_forward(model: Model, device: Device) -> tuple[Any, Any]:
             with device.scope(unit=unit.name):
                 x = unit.forward(x)
         with device.scope(unit="loss"):
-            loss, *grads = F.cross_entropy_and_grad(x, ids, scale=1.0, count=b * s)
-        del x, loss
+            logits = [x.buffer]
+            del x
+            loss, make_grad = model.loss(logits, ids, scale=1.0, count=b * s)
+        grads = [make_grad()]
+        del loss, make_grad
         device.mark("end_of_forward")
     return ids, grads
 

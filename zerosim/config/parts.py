@@ -17,6 +17,7 @@ from zerosim.units import MOST_BYTES, parse_bytes
 
 RANKS = 4
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
+LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "chunked")
 OF_RECIPE = "the recipe's"
 
 
@@ -281,6 +282,10 @@ class MemoryConfig(Part):
     attention: str = option(
         "eager", "eager holds the scores (B, H, T, T); flash never does", choices=("eager", "flash")
     )
+    loss: str | None = option(
+        None, "what a step holds of its logits: none beside them, zerosim's own, Megatron's, PyTorch's, or a part of "
+        "the tokens at a time", choices=LOSSES, shown=OF_RECIPE,
+    )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
         metavar="SIZE", shown="no limit", parse=parse_bytes,

@@ -169,6 +169,10 @@ def _check_together(config: RunConfig) -> None:
         value = getattr(config.memory, name)
         if not model.has_blocks and value != plain:
             raise InputError(f"{name} {value!r}: model {model.family} has no blocks; leave it out")
+    if config.memory.loss == "chunked" and not model.has_blocks:
+        raise InputError(
+            f"loss 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"
+        )
     if mesh.dp_replicate > 1 and config.parallel.zero_stage == 0:
         raise InputError(
             f"dp_replicate {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "

@@ -13,7 +13,7 @@ from zerosim.functional.embedding import embedding as embedding
 from zerosim.functional.linear import linear as linear
 from zerosim.functional.linear import packed_linear as packed_linear
 from zerosim.functional.loss import cross_entropy as cross_entropy
-from zerosim.functional.loss import cross_entropy_and_grad as cross_entropy_and_grad
+from zerosim.functional.loss import cross_entropy_sum as cross_entropy_sum
 from zerosim.functional.norm import layer_norm as layer_norm
 from zerosim.functional.norm import rms_norm as rms_norm
 from zerosim.functional.rotary import rotary as rotary

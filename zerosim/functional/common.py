@@ -20,6 +20,13 @@ def like(x: Tensor, *shape: int, dtype: DType | None = None) -> Buffer:
     return x.device.alloc(shape or x.shape, dtype or x.dtype, Kind.ACTIVATION)
 
 
+def one_like(x: Buffer) -> Buffer:
+    """A new gradient of x, all of it 1."""
+    grad = grad_like(x)
+    grad.device.kernel(0, grad.device.backend.fill, grad.array, 1.0)
+    return grad
+
+
 def grad_like(x: Buffer) -> Buffer:
     """A new gradient of an activation, of x's shape and dtype."""
     return x.device.alloc(x.shape, x.dtype, Kind.ACTIVATION_GRAD)

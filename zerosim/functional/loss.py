@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary (V), as an op and as the end of a training step."""
+"""Cross-entropy over the vocabulary (V): an op, and the parts of a training step's loss (`loss_modes.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class CrossEntropy:
     lse: Buffer
 
     def backward(self, grad: Buffer) -> Grads:
-        dlogits = logits_grad(self.logits, self.targets, self.lse, 1.0, self.lse.numel)
+        dlogits = self.logits.new_grad()
+        LogitsGrad(self.targets, 1.0, self.lse.numel).write(self.logits.buffer, self.lse, dlogits)
         device = grad.device
         device.kernel(dlogits.numel, device.backend.multiply, dlogits.array, grad.array, dlogits.array)
         return (dlogits,)
@@ -30,26 +31,18 @@ def cross_entropy(logits: Tensor, targets: Buffer) -> Tensor:
 
     Shapes: logits (..., V), targets (...) int64 in [0, V); result (1), in the compute dtype.
     """
-    total, lse = _cross_entropy_sum(logits, targets)
+    total, lse = cross_entropy_sum(logits.buffer, targets)
     device = total.device
     device.kernel(1, device.backend.divide, total.array, float(lse.numel), total.array)
     saved: Saved = {"logits": logits, "targets": targets, "log-sum-exp": lse}
     return apply(CrossEntropy(logits, targets, lse), total, logits, op="cross_entropy", saved=saved)
 
 
-def cross_entropy_and_grad(logits: Tensor, targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, Buffer]:
-    """The SUM of the rows' losses (1), and `scale / count` times its gradient (..., V): a training step's.
+def cross_entropy_sum(logits: Buffer, targets: Buffer) -> tuple[Buffer, Buffer]:
+    """The SUM of the rows' losses (1), and the log-sum-exp of each row (M), both in the compute dtype.
 
-    Shapes: logits (..., V), targets (...) int64 in [0, V). The sum is in the compute dtype, the gradient in logits'.
-
-    The gradient is made at once, so that logits can die before backward begins. The loss stays a
-    sum because its mean is taken on the host, in fp64, when the step is over.
+    Shapes: logits (..., V), M rows of them; targets (...) int64 in [0, V).
     """
-    total, lse = _cross_entropy_sum(logits, targets)
-    return total, logits_grad(logits, targets, lse, scale, count)
-
-
-def _cross_entropy_sum(logits: Tensor, targets: Buffer) -> tuple[Buffer, Buffer]:
     device, rows = logits.device, rows_of(logits.array)
     stats = compute_dtype(logits.dtype)
     losses = device.alloc((rows.shape[0],), stats, Kind.TEMP)
@@ -61,34 +54,30 @@ def _cross_entropy_sum(logits: Tensor, targets: Buffer) -> tuple[Buffer, Buffer]
     return total, lse
 
 
-def logits_grad(
-    logits: Tensor,
-    targets: Buffer,
-    lse: Buffer,
-    scale: float,
-    count: int,
-    first: int = 0,
-    columns: int | None = None,
-) -> Buffer:
-    """scale / count times the gradient of the summed losses, given the log-sum-exp of each row.
+@dataclass(frozen=True, slots=True)
+class LogitsGrad:
+    """`scale / count` times the gradient of the summed losses: what it takes beside the logits.
 
     Of logits that are columns `first` and on of a whole; only so many of them as `columns` are no padding.
     """
-    dlogits = logits.new_grad()
-    device, own, out = logits.device, rows_of(logits.array), rows_of(dlogits.array)
-    columns = own.shape[1] if columns is None else columns
-    if columns < own.shape[1]:
-        device.kernel(0, device.backend.fill, dlogits.array, 0.0)
-    ids = targets.array.reshape(-1)
-    device.kernel(
-        4 * own.shape[0] * columns,
-        device.backend.cross_entropy_backward,
-        own[:, :columns],
-        ids,
-        lse.array,
-        scale,
-        count,
-        out[:, :columns],
-        first,
-    )
-    return dlogits
+
+    targets: Buffer
+    scale: float
+    count: int
+    first: int = 0
+    columns: int | None = None
+
+    def write(self, logits: Buffer, lse: Buffer | None, out: Buffer) -> Buffer:
+        """Into `out`, which may be the logits' own buffer. Without `lse` the logits are log-probabilities."""
+        device, own, into = logits.device, rows_of(logits.array), rows_of(out.array)
+        columns = own.shape[1] if self.columns is None else self.columns
+        if columns < own.shape[1]:
+            device.kernel(0, device.backend.fill, into[:, columns:], 0.0)
+        if lse is None:
+            lse = device.alloc((own.shape[0],), compute_dtype(logits.dtype), Kind.TEMP)
+            device.kernel(0, device.backend.fill, lse.array, 0.0)
+        ids = self.targets.array.reshape(-1)
+        flops, backward = 4 * own.shape[0] * columns, device.backend.cross_entropy_backward
+        sizes = lse.array, self.scale, self.count
+        device.kernel(flops, backward, own[:, :columns], ids, *sizes, into[:, :columns], self.first)
+        return out

@@ -107,4 +107,4 @@ def build_gpt(
     units.append(
         Unit("lm_head", head, lambda x: group.column_linear(x, weight, transposed=True), reduces=not config.tied)
     )
-    return Model(units, group, split, width=d)
+    return Model(units, group, split, width=d, head_weight=weight)

@@ -110,4 +110,4 @@ def build_llama(
     units.append(
         Unit("lm_head", head, lambda x: group.column_linear(x, weight, transposed=True), reduces=not config.tied)
     )
-    return Model(units, group, split, width=d)
+    return Model(units, group, split, width=d, head_weight=weight)

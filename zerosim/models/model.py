@@ -7,18 +7,21 @@ layout and takes no memory; a strategy places one flat after the other (`paralle
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zerosim.device.device import Buffer
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
+from zerosim.functional.chunked_loss import ChunkedLoss
+from zerosim.functional.loss import LogitsGrad
+from zerosim.functional.loss_modes import MODES, MakeGrad
 from zerosim.nn import Alone, Unit
 from zerosim.nn.group import ALONE
 from zerosim.placement.spec import Split, WeightSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import normal
-from zerosim.tensor.tensor import Tensor
+from zerosim.tensor.tensor import Operand, Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -29,16 +32,26 @@ class Model:
     `group` is the tensor-parallel group that its weights are cut over, `head` how it cuts the rows of the head's, and
     so the columns of the logits; None: every rank has all of them. `width` is that of what passes between units.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
+    `loss_mode` says what a training step holds of its logits (`functional/loss_modes.py`); `head_weight` (V, D) is
+    what makes them, where the last unit is such a map.
     """
 
     def __init__(
-        self, units: Sequence[Unit], group: Alone = ALONE, head: Split | None = None, *, width: int = 0
+        self,
+        units: Sequence[Unit],
+        group: Alone = ALONE,
+        head: Split | None = None,
+        *,
+        width: int = 0,
+        head_weight: Operand | None = None,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
         self.group = group
         self.head = head
         self.width = width
+        self.head_weight = head_weight
+        self.loss_mode = "lean"
         self.flats: list[Flat] = []
         for unit in units:
             if all(unit.flat is not flat for flat in self.flats):
@@ -49,6 +62,7 @@ class Model:
         stage is reduced here, too."""
         part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
         part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
+        part.loss_mode, part.head_weight = self.loss_mode, self.head_weight
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(unit.flat is not flat for flat in first_uses)
@@ -69,10 +83,29 @@ class Model:
         """Psi: every parameter of the whole model once, a tied one included once, padding not."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
-    def loss_and_grad(self, logits: Tensor, targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, Buffer]:
-        """The sum of the tokens' losses, and scale / count times its gradient."""
+    def loss(self, logits: list[Buffer], targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, MakeGrad]:
+        """The sum of the tokens' losses, and what makes scale / count times its gradient when backward begins.
+
+        The logits are taken out of the list, so that they can die.
+        """
         group = ALONE if self.head is None else self.group
-        return group.cross_entropy_and_grad(logits, targets, self.head, scale=scale, count=count)
+
+        def sums(own: Buffer) -> tuple[Buffer, Buffer]:
+            return group.cross_entropy_sum(own, targets, self.head, fused=self.loss_mode == "megatron-fused")
+
+        return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *group.own_rows(self.head)))
+
+    def chunked_loss(self, targets: Buffer, *, scale: float, count: int) -> Callable[[Tensor], Tensor]:
+        """In place of the last unit's function: the sum of the tokens' losses, whose gradient is made in backward."""
+        weight, group = self.head_weight, ALONE if self.head is None else self.group
+        assert weight is not None
+        loss = ChunkedLoss(
+            weight,
+            lambda logits, ids: group.cross_entropy_sum(logits, ids, self.head),
+            LogitsGrad(targets, scale, count, *group.own_rows(self.head)),
+            [],
+        )
+        return lambda x: group.columns(x, [weight], loss.run, loss.rule, "chunked_loss")
 
     def whole_logits(self, logits: Tensor) -> Buffer:
         """All columns of logits (B, T, V)."""

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zerosim import functional as F
 from zerosim.device.device import Buffer
 from zerosim.placement.spec import Split
-from zerosim.tensor.tensor import Operand, Tensor
+from zerosim.tensor.autograd import Rule
+from zerosim.tensor.tensor import Operand, Tensor, apply
 
 
 class Alone:
@@ -50,6 +51,17 @@ class Alone:
         """`column_linear` of several weights, side by side."""
         return F.packed_linear(x, weights)
 
+    def columns(
+        self,
+        x: Tensor,
+        weights: Sequence[Operand],
+        run: Callable[[Tensor], Buffer],
+        rule_of: Callable[[Tensor], Rule],
+        op: str,
+    ) -> Tensor:
+        """Any map of weights that are cut by outputs: `run` makes its result of all rows of x, `rule_of` its rule."""
+        return apply(rule_of(x), run(x), x, *weights, op=op, saved={"input": x})
+
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
@@ -59,11 +71,15 @@ class Alone:
     def sum_over(self, buffer: Buffer) -> None:
         """Add up what every rank has, in place."""
 
-    def cross_entropy_and_grad(
-        self, logits: Tensor, targets: Buffer, split: Split | None, *, scale: float, count: int
+    def own_rows(self, split: Split | None) -> tuple[int, int | None]:
+        """Of a table that is cut by rows: where this rank's begin, and how many are no padding; None: all."""
+        return 0, None
+
+    def cross_entropy_sum(
+        self, logits: Buffer, targets: Buffer, split: Split | None, *, fused: bool = False
     ) -> tuple[Buffer, Buffer]:
-        """As `functional.cross_entropy_and_grad`, of logits by a table that is cut by rows."""
-        return F.cross_entropy_and_grad(logits, targets, scale=scale, count=count)
+        """As `functional.cross_entropy_sum`, of logits by a table that is cut by rows. `fused`: in fewer exchanges."""
+        return F.cross_entropy_sum(logits, targets)
 
     def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
         """All columns of logits (..., V), padding left out."""

@@ -9,6 +9,8 @@ of a run that keeps all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zerosim.device.device import Buffer, Kind
 from zerosim.nn.unit import Unit
 from zerosim.tensor.tensor import Tensor, record_saved
@@ -22,8 +24,9 @@ class Recompute(Unit):
         self.unit = unit
         self._kept: dict[int, Buffer] = {}
 
-    def forward(self, x: Tensor, slot: int = 0) -> Tensor:
+    def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The unit's output; nothing of its graph is left."""
+        assert function is None, "a unit that runs again has one function"
         device = x.device
         if not device.grad_enabled:
             return self.unit.forward(x, slot)

@@ -28,10 +28,13 @@ class Unit:
         self.reduces = reduces
         self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
 
-    def forward(self, x: Tensor, slot: int = 0) -> Tensor:
-        """The unit's output, cut from its graph; the graph is kept under `slot`, without the output's bytes."""
+    def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The unit's output, cut from its graph; the graph is kept under `slot`, without the output's bytes.
+
+        `function`: this once, in place of the unit's own.
+        """
         leaf = None if x.dtype.name == "int64" else Leaf()
-        y = self.function(Tensor(x.buffer, leaf))
+        y = (function or self.function)(Tensor(x.buffer, leaf))
         if x.device.grad_enabled:
             assert y.node is not None
             self._under_way[slot] = (leaf, y.node)

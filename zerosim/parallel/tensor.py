@@ -28,7 +28,6 @@ from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
-from zerosim.functional.loss import logits_grad
 from zerosim.nn.group import Alone
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
@@ -92,7 +91,7 @@ class TensorParallel(Alone):
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        return self._columns(
+        return self.columns(
             x,
             (weight,) if bias is None else (weight, bias),
             lambda whole: linear_result(whole, weight, bias, transposed=transposed),
@@ -101,7 +100,7 @@ class TensorParallel(Alone):
         )
 
     def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        return self._columns(
+        return self.columns(
             x,
             weights,
             lambda whole: packed_linear_result(whole, weights),
@@ -109,7 +108,7 @@ class TensorParallel(Alone):
             layer_of(weights[0], "packed_linear"),
         )
 
-    def _columns(
+    def columns(
         self,
         x: Tensor,
         weights: Sequence[Operand],
@@ -144,31 +143,32 @@ class TensorParallel(Alone):
         rule = G(Embedding(ids, table, first), None, self)
         return apply(rule, out, table, op=layer_of(table, "embedding"), saved=saved)
 
-    def cross_entropy_and_grad(
-        self, logits: Tensor, targets: Buffer, split: Split | None, *, scale: float, count: int
+    def cross_entropy_sum(
+        self, logits: Buffer, targets: Buffer, split: Split | None, *, fused: bool = False
     ) -> tuple[Buffer, Buffer]:
         """Each rank's columns of the logits stay where they are: the maximum, the target's logit and the sum of
-        exponentials of every row are exchanged. Padding is outside of the softmax."""
+        exponentials of every row are exchanged, `fused` the latter two together. Padding is outside of the softmax."""
         (first, columns), device = self.own_rows(split), logits.device
         k, stats, ids = device.backend, compute_dtype(logits.dtype), targets.array.reshape(-1)
         own = rows_of(logits.array)[:, :columns]
         rows = own.shape[0]
-        top, picked, sums = (device.alloc((rows,), stats, Kind.TEMP) for _ in range(3))
+        top, both = device.alloc((rows,), stats, Kind.TEMP), device.alloc((2 * rows,), stats, Kind.TEMP)
+        picked, sums = both[:rows], both[rows:]
         if columns:
             device.kernel(own.size, k.max_to, own, top.array.reshape(rows, 1))
         else:
             device.kernel(0, k.fill, top.array, -math.inf)
         self.comm.all_reduce(top, op="max", purpose=PURPOSE)
         device.kernel(3 * own.size, k.cross_entropy_shares, own, ids, first, top.array, sums.array, picked.array)
-        self.sum_over(picked)
-        self.sum_over(sums)
+        for numbers in [both] if fused else [picked, sums]:
+            self.sum_over(numbers)
         lse = device.alloc((rows,), stats, Kind.ACTIVATION)
         device.kernel(rows, k.log, sums.array, lse.array)
         device.kernel(rows, k.add, lse.array, top.array, lse.array)
         device.kernel(rows, k.subtract, lse.array, picked.array, sums.array)
         total = device.alloc((1,), stats, Kind.TEMP)
         device.kernel(rows, k.sum_to, sums.array, total.array)
-        return total, logits_grad(logits, targets, lse, scale, count, first, columns)
+        return total, lse
 
     def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
         """Each rank's columns, gathered; for generation, which needs one row of them."""

@@ -55,7 +55,9 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
     group = group or tensor_group(config)
     padding = vocab_padding(config.model.vocab, config.mesh.axes.tp, padded=config.parallel.pad_vocab)
-    return _model(config.model, device, formats, keys, policy, group, padding)
+    model = _model(config.model, device, formats, keys, policy, group, padding)
+    model.loss_mode = config.recipe_choices.loss
+    return model
 
 
 def tensor_group(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> Alone:

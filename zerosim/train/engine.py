@@ -11,6 +11,8 @@ from typing import Any
 
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
+from zerosim.functional.common import one_like
+from zerosim.functional.loss_modes import CHUNKED, MakeGrad
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
@@ -19,13 +21,22 @@ from zerosim.parallel.schedule import Action, Forward, uses_of
 from zerosim.tensor.tensor import Tensor
 
 
-def forward_pass(units: Sequence[Unit], x: Tensor, strategy: Strategy, slot: int = 0) -> Tensor:
-    """The output of the last unit. Each unit's graph waits under `slot` for its backward."""
+def forward_pass(
+    units: Sequence[Unit],
+    x: Tensor,
+    strategy: Strategy,
+    slot: int = 0,
+    last: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The output of the last unit. Each unit's graph waits under `slot` for its backward.
+
+    `last`: in place of the last unit's own function.
+    """
     for unit in units:
         with x.device.scope(unit=unit.name, slot=slot):
             strategy.enter()
             strategy.pre_forward(unit)
-            x = unit.forward(x, slot)
+            x = unit.forward(x, slot, last if unit is units[-1] else None)
             strategy.post_forward(unit)
     return x
 
@@ -42,8 +53,8 @@ def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy
 
 def forward_loss(
     model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int = 0
-) -> tuple[Buffer, Buffer]:
-    """The sum of the tokens' losses of a whole model, and scale / count times its gradient. Logits die in here."""
+) -> tuple[Buffer, MakeGrad]:
+    """The sum of the tokens' losses of a whole model, and what makes scale / count times the logits' gradient."""
     return _loss(model, Forward(slot), batch, strategy, scale, count, ONE_STAGE)
 
 
@@ -55,15 +66,20 @@ def _loss(
     scale: float,
     count: int,
     pipeline: Pipeline,
-) -> tuple[Buffer, Buffer]:
+) -> tuple[Buffer, MakeGrad]:
     """The last units of a pipeline, and the loss of what comes out of them."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
     targets = upload(batch[:, 1:], device)
-    logits = forward_pass(model.chunks[action.chunk], Tensor(inputs), strategy, slot)
+    units = model.chunks[action.chunk]
+    if model.loss_mode == CHUNKED:
+        head = model.chunked_loss(targets, scale=scale, count=count)
+        total = forward_pass(units, Tensor(inputs), strategy, slot, head).buffer
+        return total, lambda: one_like(total)
+    logits = [forward_pass(units, Tensor(inputs), strategy, slot).buffer]
     del inputs
     with device.scope(unit="loss", slot=slot):
-        return model.loss_and_grad(logits, targets, scale=scale, count=count)
+        return model.loss(logits, targets, scale=scale, count=count)
 
 
 def _input(model: Model, action: Forward, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
@@ -107,16 +123,14 @@ def _run(
     # The mean over tokens and micro-batches is one true division, by their product.
     count = _tokens(micro_batches) * len(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
-    grads: dict[int, list[Buffer]] = {}
+    grads: dict[int, MakeGrad] = {}
     for action in actions:
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
         if isinstance(action, Forward):
             with device.phase(Phase.FORWARD):
                 if is_last:
-                    loss, grad = _loss(model, action, batch, strategy, scale, count, pipeline)
-                    grads[slot] = [grad]
-                    del grad  # backward lets go of it as soon as it can
+                    loss, grads[slot] = _loss(model, action, batch, strategy, scale, count, pipeline)
                 else:
                     y = forward_pass(units, Tensor(_input(model, action, batch, device, pipeline)), strategy, slot)
                     with device.scope(unit=units[-1].name, slot=slot):
@@ -127,15 +141,17 @@ def _run(
                 losses.append((loss, device.backend.to_host_later(loss.array)))
         else:
             with device.phase(Phase.BACKWARD):
-                if not is_last:
+                if is_last:
+                    with device.scope(unit="loss", slot=slot):
+                        grad = [grads.pop(slot)()]  # a list: backward lets go of it as soon as it can
+                else:
                     shape = model.border(batch.shape[0], batch.shape[1] - 1)
                     with device.scope(unit=units[-1].name, slot=slot):
-                        grads[slot] = [pipeline.receive(action, shape, model.dtype)]
-                backward_pass(units, grads[slot], strategy, slot)
+                        grad = [pipeline.receive(action, shape, model.dtype)]
+                backward_pass(units, grad, strategy, slot)
                 if not pipeline.is_first(action.chunk):
                     with device.scope(unit=units[0].name, slot=slot):
-                        pipeline.send(action, grads[slot].pop())
-                del grads[slot]
+                        pipeline.send(action, grad.pop())
     return losses
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 LOSS_CALLS = 3
-"""All-reduces of a number per token: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
+"""Numbers per token that are all-reduced: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
 
 
 def tensor_calls(layers: int, *, first: bool, last: bool, recompute: bool = False) -> int:

@@ -7,7 +7,7 @@ is in `analysis/formulas/`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.errors import InputError, did_you_mean
@@ -24,6 +24,7 @@ class RecipeChoices:
     upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
     persistent_numel   stage 3: units with fewer elements stay gathered for good
+    loss               what a step holds of its logits (functional/loss_modes.py)
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
     """
 
@@ -33,6 +34,7 @@ class RecipeChoices:
     keep_root_units: bool = False
     persistent_numel: int = 0
     cast_shards: bool = False
+    loss: str = "lean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +117,21 @@ def find_recipe(name: str) -> Recipe:
 
 
 _PAPER = RecipeChoices()
-_FP32_GRADS = RecipeChoices(grad_dtype="fp32")
-_ALL_REDUCED = RecipeChoices(grad_reduction="all_reduce", upcast_grads=True)
+_DEEPSPEED = RecipeChoices(loss="torch")
+_ALL_REDUCED = replace(_DEEPSPEED, grad_reduction="all_reduce", upcast_grads=True)
+_FSDP2 = RecipeChoices(grad_dtype="fp32", loss="torch")
+_MEGATRON = RecipeChoices(grad_dtype="fp32", loss="megatron")
 _CHOICES: Mapping[str, tuple[RecipeChoices, ...]] = MappingProxyType(
     {
         "paper": (_PAPER,) * 4,
-        "deepspeed": (_PAPER, _ALL_REDUCED, _ALL_REDUCED, RecipeChoices(upcast_grads=True, persistent_numel=100_000)),
-        "fsdp2": (*[_FP32_GRADS] * 3, RecipeChoices("fp32", keep_root_units=True, cast_shards=True)),
-        "megatron": (_FP32_GRADS,) * 4,
+        "deepspeed": (
+            _DEEPSPEED,
+            _ALL_REDUCED,
+            _ALL_REDUCED,
+            replace(_DEEPSPEED, upcast_grads=True, persistent_numel=100_000),
+        ),
+        "fsdp2": (*[_FSDP2] * 3, replace(_FSDP2, keep_root_units=True, cast_shards=True)),
+        "megatron": (_MEGATRON,) * 4,
     }
 )
 """By recipe, in stages 0 to 3."""

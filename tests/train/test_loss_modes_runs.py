@@ -1,0 +1,102 @@
+"""The loss modes in runs: the same training to the bit, on every mesh; other peaks, the same on shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_shapes import assert_same_record, small
+
+import zerosim
+from zerosim.cli.main import main
+from zerosim.config import RunConfig
+from zerosim.config.parts import LOSSES
+from zerosim.functional.loss_modes import CHUNKED, MODES
+from zerosim.train.plan import plan
+from zerosim.train.run import run
+
+MESHES: dict[str, dict[str, Any]] = {
+    "ZeRO-3 in fp16": dict(ranks=3, stage=3, precision="fp16", tie_embeddings=False),
+    "tp": dict(ranks=2, tp=2, stage=0, vocab=300, pad_vocab=True),
+    "sequence parallel": dict(ranks=4, tp=2, stage=1, sequence_parallel=True, seq=8, precision="fp32"),
+    "GPipe": dict(ranks=4, pp=2, stage=2, pipeline="gpipe", accumulate=3),
+}
+
+
+def test_the_choices_are_the_modes() -> None:
+    assert set(LOSSES) == {*MODES, CHUNKED}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_mode_trains_to_the_same_bits(mesh: str) -> None:
+    lean = run(small(**MESHES[mesh]))
+    for mode in set(MODES) - {"lean"}:
+        other = run(small(**MESHES[mesh], loss=mode))
+        assert other.losses == lean.losses, mode
+        assert all((other.weights[name] == lean.weights[name]).all() for name in lean.weights), mode
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_chunks_add_in_another_order(mesh: str) -> None:
+    settings = {**MESHES[mesh], "precision": "fp64", "optimizer": "sgd"}
+    lean, chunked = run(small(**settings)), run(small(**settings, loss=CHUNKED))
+    assert chunked.losses[0] == pytest.approx(lean.losses[0], rel=1e-14)
+    for name in lean.weights:
+        assert abs(chunked.weights[name] - lean.weights[name]).max() < 1e-14, name
+
+
+@pytest.mark.parametrize("mode", LOSSES)
+def test_shapes_leave_the_record_of_a_real_run(mode: str) -> None:
+    assert_same_record(small(loss=mode, ranks=2, stage=3, precision="fp16"))
+    assert_same_record(small(loss=mode, ranks=4, tp=2, pp=2, stage=1, accumulate=3, pipeline="gpipe"))
+
+
+def test_the_peak_of_a_large_vocabulary_is_the_table_of_the_modes() -> None:
+    """Where logits are what counts: bytes of a logit at the peak, over those of the cheapest mode."""
+    sizes: dict[str, Any] = dict(layers=1, hidden=8, heads=1, seq=64, vocab=50_000, ranks=1, stage=0)
+    logits, peaks = 64 * 50_000, {}
+    for mode in LOSSES:
+        peaks[mode] = plan(RunConfig(**sizes, micro_batch=1, loss=mode)).memory[0].peak.total_bytes
+    each = {mode: round((peak - peaks["in-place"]) / logits) for mode, peak in peaks.items()}
+    assert each == {
+        "in-place": 0,
+        "lean": 2,
+        "megatron": 4,
+        "megatron-fused": 8,
+        "torch": 10,
+        "torch-kept": 12,
+        "chunked": -1,  # an eighth of the logits, and a second gradient of the head, an eighth of them here
+    }
+
+
+def test_two_exchanges_where_megatrons_fused_kernels_make_them() -> None:
+    def calls(mode: str) -> tuple[int, int]:
+        rows = plan(small(ranks=2, tp=2, stage=0, vocab=256, loss=mode, steps=1)).traffic[0]
+        loss = [row for row in rows if row.axis == "tp" and row.purpose == "activations" and row.dtype == "fp32"]
+        return sum(row.calls for row in loss), sum(row.sent_bytes for row in loss)
+
+    (calls_of_three, sent), (calls_of_two, as_much) = calls("megatron"), calls("megatron-fused")
+    assert (calls_of_three, calls_of_two) == (3, 2)
+    assert sent == as_much
+
+
+def test_recipes_choose_theirs_and_a_flag_overrides_them() -> None:
+    chosen = {name: RunConfig(recipe=name).recipe_choices.loss for name in ("paper", "deepspeed", "fsdp2", "megatron")}
+    assert chosen == {"paper": "lean", "deepspeed": "torch", "fsdp2": "torch", "megatron": "megatron"}
+    assert zerosim.RunConfig(recipe="megatron", loss="megatron-fused").recipe_choices.loss == "megatron-fused"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--loss megatron-fusd",
+            "--loss 'megatron-fusd': expected one of in-place, lean, megatron, megatron-fused, torch",
+        ),
+        ("--loss chunked --model flat --params 1000", "--loss 'chunked': model flat has no head of its own"),
+        ("--loss chunked --model mlp", "--loss 'chunked': model mlp has no head of its own"),
+    ],
+)
+def test_modes_that_cannot_be(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words.split()]) == 2
+    assert message in capsys.readouterr().err

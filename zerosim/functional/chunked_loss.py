@@ -1,0 +1,95 @@
+"""The head and the loss in one op, an eighth of the tokens at a time: no more than that of the logits ever lives.
+
+Forward keeps the log-sum-exp of each row; backward makes a chunk's logits again, turns them into their gradient where
+they stand, and adds up the head's weight gradient, for which a share of its size lives beside it. One more product
+with the head's weight than other modes make.
+
+Source: torchtune's chunked cross-entropy (8 chunks), Liger's fused linear cross-entropy; sums are in another order than
+those of the other modes, so that losses and gradients agree within rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import compute_dtype
+from zerosim.functional.common import Grads, rows_of
+from zerosim.functional.linear import linear_result
+from zerosim.functional.loss import LogitsGrad
+from zerosim.tensor.tensor import Operand, Tensor
+
+CHUNKS = 8
+"""torchtune's num_output_chunks."""
+SumsOf = Callable[[Buffer, Buffer], tuple[Buffer, Buffer]]
+"""Logits and targets of some rows -> the sum of their losses, the log-sum-exp of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLoss:
+    """The loss of x (B, T, D) under a head (V, D): a column-parallel map with a result of one number."""
+
+    weight: Operand
+    sums_of: SumsOf
+    grad_of: LogitsGrad
+    lse: list[Buffer]
+    """Of each chunk, from forward to backward."""
+
+    def run(self, x: Tensor) -> Buffer:
+        """The sum of the losses (1)."""
+        device, stats = x.device, compute_dtype(x.dtype)
+        total = device.alloc((1,), stats, Kind.TEMP)
+        device.kernel(0, device.backend.fill, total.array, 0.0)
+        for rows in chunks_of(x):
+            share, lse = self.sums_of(self._logits(x, rows), self._targets(rows))
+            device.kernel(1, device.backend.add, total.array, share.array, total.array)
+            self.lse.append(lse)
+        return total
+
+    def rule(self, x: Tensor) -> ChunkedLossRule:
+        """What backward does with the same x."""
+        return ChunkedLossRule(x, self)
+
+    def _logits(self, x: Tensor, rows: slice) -> Buffer:
+        flat = x.buffer.reshape(-1, x.shape[-1])
+        return linear_result(Tensor(flat[rows]), self.weight, transposed=True)
+
+    def _targets(self, rows: slice) -> Buffer:
+        return self.grad_of.targets.reshape(-1)[rows]
+
+    def logits_grad(self, x: Tensor, rows: slice) -> Buffer:
+        """A chunk's logits, made again, and their gradient over them."""
+        logits = self._logits(x, rows)
+        logits.device.retag(logits, Kind.ACTIVATION_GRAD)
+        return replace(self.grad_of, targets=self._targets(rows)).write(logits, self.lse.pop(0), logits)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedLossRule:
+    """Saves x and the handle of the head's weight. The gradient that arrives is 1: scale and count were given."""
+
+    x: Tensor
+    loss: ChunkedLoss
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, k, weight = grad.device, grad.device.backend, self.loss.weight
+        x, dx, dweight = rows_of(self.x.array), self.x.new_grad(), None
+        for rows in chunks_of(self.x):
+            dlogits = self.loss.logits_grad(self.x, rows)
+            flops = 2 * dlogits.shape[0] * weight.array.size
+            device.kernel(flops, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
+            share = weight.new_grad()  # the weight's own window first, then buffers to be added to it
+            device.kernel(flops, k.matmul, dlogits.array.T, x[rows], share.array)
+            if dweight is None:
+                dweight = share
+            else:
+                device.kernel(share.numel, k.add, dweight.array, share.array, dweight.array)
+        return dx, dweight
+
+
+def chunks_of(x: Tensor) -> list[slice]:
+    """The rows of each chunk: as many as in any other, the last ones may have fewer."""
+    count = x.buffer.numel // x.shape[-1]
+    each = -(-count // CHUNKS)
+    return [slice(start, min(start + each, count)) for start in range(0, count, each)]

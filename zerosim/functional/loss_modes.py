@@ -1,0 +1,146 @@
+"""What a training step holds of its logits: as frameworks do it. The loss and its gradient are the same in all of them.
+
+Bytes that are live for each logit of a half type:
+
+                      forward   until backward   backward
+    in-place             2            2              2     the gradient is written over the logits
+    lean                 4            2              2     a buffer of its own; the logits die before backward
+    megatron             6            4              6     an fp32 copy becomes probabilities, then their gradient
+    megatron-fused      10            4             10     the same, compiled: each of the two goes through a new buffer
+    torch               10            4             12     fp32 logits, log-probabilities, and autograd's two gradients
+    torch-kept          10            6             14     the same where the caller holds on to the half-type logits
+    chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
+
+Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer.
+
+Sources: Megatron-LM d98e8a6, core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py (a comment
+in later versions says what the compiler made of it: in-place steps that also reduce or scatter take a buffer of the
+logits' size); PyTorch's cross_entropy is log_softmax, which saves its result, and nll_loss, whose gradient is dense.
+
+Each takes the logits out of a list, so that nobody else holds them, and leaves a function that makes the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import DType, compute_dtype
+from zerosim.functional.common import grad_like
+from zerosim.functional.loss import LogitsGrad
+
+CHUNKED = "chunked"
+MakeGrad = Callable[[], Buffer]
+"""Called when backward begins: the gradient of the logits, of their shape and dtype."""
+Sums = Callable[[Buffer], tuple[Buffer, Buffer]]
+"""Logits -> the sum of the losses, the log-sum-exp of each row. A group of ranks may work it out together."""
+Mode = Callable[[list[Buffer], Sums, LogitsGrad], tuple[Buffer, MakeGrad]]
+
+
+def lean(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """The gradient is made at once, in a buffer of its own."""
+    own = logits.pop()
+    total, lse = sums(own)
+    made = [grad_of.write(own, lse, grad_like(own))]
+    return total, made.pop
+
+
+def in_place(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """The gradient is made at once, over the logits."""
+    own = logits.pop()
+    total, lse = sums(own)
+    own.device.retag(own, Kind.ACTIVATION_GRAD)
+    made = [grad_of.write(own, lse, own)]
+    return total, made.pop
+
+
+def megatron(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """One fp32 buffer from the cast to the gradient; the caller holds the logits until forward ends."""
+    return _in_fp32(logits, sums, grad_of, compiled=False)
+
+
+def megatron_fused(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """As `megatron`, but exponentials and gradient go through a new buffer, and are copied back."""
+    return _in_fp32(logits, sums, grad_of, compiled=True)
+
+
+def _in_fp32(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad, *, compiled: bool) -> tuple[Buffer, MakeGrad]:
+    own = logits.pop()
+    dtype, wide = own.dtype, [_cast(own, compute_dtype(own.dtype), Kind.ACTIVATION)]
+    total, lse = sums(wide[0])
+    if compiled:
+        _through_a_new_buffer(wide[0])
+
+    def make_grad() -> Buffer:
+        probabilities = wide.pop()
+        probabilities.device.retag(probabilities, Kind.ACTIVATION_GRAD)
+        grad = grad_of.write(probabilities, lse, probabilities)
+        fresh = _through_a_new_buffer(grad) if compiled else None
+        cast = _cast(grad, dtype, Kind.ACTIVATION_GRAD)
+        del fresh
+        return cast
+
+    return total, make_grad
+
+
+def torch(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """`cross_entropy(logits.float(), targets)`, where nobody else holds the logits."""
+    return _log_softmax(logits.pop(), sums, grad_of, kept=[])
+
+
+def torch_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """As `torch`; the caller has a name for the logits until backward is over."""
+    return _log_softmax(logits[0], sums, grad_of, kept=[logits.pop()])
+
+
+def _log_softmax(own: Buffer, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]) -> tuple[Buffer, MakeGrad]:
+    device, dtype = own.device, own.dtype
+    wide = _cast(own, compute_dtype(dtype), Kind.ACTIVATION)
+    total, lse = sums(wide)
+    saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
+    rows = saved[0].array.reshape(-1, wide.shape[-1]), wide.array.reshape(-1, wide.shape[-1])
+    device.kernel(wide.numel, device.backend.subtract, rows[1], lse.array.reshape(-1, 1), rows[0])
+
+    def make_grad() -> Buffer:
+        log_probabilities = saved.pop()
+        nll_grad = grad_like(log_probabilities)  # dense, though only the targets' columns are not zero
+        device.kernel(0, device.backend.fill, nll_grad.array, 0.0)
+        grad = grad_of.write(log_probabilities, None, grad_like(log_probabilities))
+        del log_probabilities, nll_grad
+        cast = _cast(grad, dtype, Kind.ACTIVATION_GRAD)
+        kept.clear()
+        return cast
+
+    return total, make_grad
+
+
+def _cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
+    """In another dtype; the buffer itself where it has that already, as `Tensor.to` does."""
+    if source.dtype == dtype:
+        return source
+    device = source.device
+    result = device.alloc(source.shape, dtype, kind)
+    device.kernel(0, device.backend.copy, source.array, result.array)
+    return result
+
+
+def _through_a_new_buffer(buffer: Buffer) -> Buffer:
+    """What a compiler does with an in-place step that also reduces or scatters: a new buffer, then a copy back."""
+    device = buffer.device
+    fresh = device.alloc(buffer.shape, buffer.dtype, Kind.TEMP)
+    device.kernel(0, device.backend.copy, buffer.array, fresh.array)
+    device.kernel(0, device.backend.copy, fresh.array, buffer.array)
+    return fresh
+
+
+MODES: Mapping[str, Mode] = MappingProxyType(
+    {
+        "in-place": in_place,
+        "lean": lean,
+        "megatron": megatron,
+        "megatron-fused": megatron_fused,
+        "torch": torch,
+        "torch-kept": torch_kept,
+    }
+)
