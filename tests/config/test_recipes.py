@@ -25,8 +25,10 @@ def after_backward(name: str, stage: int) -> Fraction:
 
 
 def in_optimizer(name: str, stage: int) -> Fraction:
-    upcast = find_recipe(name).choices(stage).upcast_grads
-    states = optimizer_step_states(stage, 1, RANKS, cost_of(name, stage), upcast_grads=upcast)
+    choices = find_recipe(name).choices(stage)
+    upcast, own_only = choices.upcast_grads, choices.own_grads_only
+    cost = cost_of(name, stage)
+    states = optimizer_step_states(stage, 1, RANKS, cost, upcast_grads=upcast, own_grads_only=own_only)
     return sum(states.values(), Fraction(0))
 
 
@@ -38,6 +40,10 @@ def test_the_names() -> None:
         assert recipe.approximations
 
 
+TORCH: dict[str, Any] = {"loss": "torch"}
+LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+
+
 @pytest.mark.parametrize(
     ("name", "by_stage"),
     [
@@ -45,22 +51,17 @@ def test_the_names() -> None:
         (
             "deepspeed",
             (
-                {"loss": "torch"},
-                {"loss": "torch", "grad_reduction": "all_reduce", "upcast_grads": True},
-                {"loss": "torch", "grad_reduction": "all_reduce", "upcast_grads": True},
-                {"loss": "torch", "upcast_grads": True, "persistent_numel": 100_000},
+                {**TORCH, **LATE_FP32, "persistent_grads": True},
+                {**TORCH, "grad_reduction": "all_reduce", "upcast_grads": True, "own_grads_only": True},
+                {**TORCH, "grad_reduction": "all_reduce", "upcast_grads": True},
+                {**TORCH, "upcast_grads": True, "persistent_grads": True, "persistent_numel": 100_000},
             ),
         ),
         (
             "fsdp2",
-            (
-                {"grad_dtype": "fp32", "loss": "torch"},
-                {"grad_dtype": "fp32", "loss": "torch"},
-                {"grad_dtype": "fp32", "loss": "torch"},
-                {"grad_dtype": "fp32", "loss": "torch", "keep_root_units": True, "cast_shards": True},
-            ),
+            (*[{**TORCH, **LATE_FP32}] * 3, {**TORCH, **LATE_FP32, "keep_root_units": True, "cast_shards": True}),
         ),
-        ("megatron", ({"grad_dtype": "fp32", "loss": "megatron"},) * 4),
+        ("megatron", ({**LATE_FP32, "persistent_grads": True, "loss": "megatron"},) * 4),
     ],
 )
 def test_choices(name: str, by_stage: tuple[dict[str, Any], ...]) -> None:
@@ -74,7 +75,8 @@ def test_choices(name: str, by_stage: tuple[dict[str, Any], ...]) -> None:
 def test_bytes_per_parameter_when_backward_ends(stage: int) -> None:
     n = RANKS
     two_two_twelve = (16, 4 + Fraction(12, n), 2 + Fraction(14, n), Fraction(16, n))
-    assert after_backward("paper", stage) == after_backward("deepspeed", stage) == two_two_twelve[stage]
+    assert after_backward("paper", stage) == two_two_twelve[stage]
+    assert after_backward("deepspeed", stage) == (18, *two_two_twelve[1:])[stage]  # stage 0 in bf16 adds up in fp32
     eighteen = (18, 6 + Fraction(12, n), 2 + Fraction(16, n), Fraction(18, n))
     assert after_backward("megatron", stage) == eighteen[stage]
     # FSDP2: 4 + 4 + 8 in stage 3, for the 2-byte shard is not stored.
@@ -82,8 +84,9 @@ def test_bytes_per_parameter_when_backward_ends(stage: int) -> None:
 
 
 def test_bytes_per_parameter_in_the_optimizer() -> None:
-    """DeepSpeed's fp32 copies: 2 + 18/N in stage 2. Nobody else has any."""
-    assert in_optimizer("deepspeed", 1) == 4 + Fraction(16, RANKS)
+    """DeepSpeed's fp32 copies: 2 + 18/N in stages 1 and 2, of which stage 1 has let go of the rest of its gradients.
+    Nobody else has any in bf16."""
+    assert in_optimizer("deepspeed", 1) == 2 + Fraction(18, RANKS)
     assert in_optimizer("deepspeed", 2) == 2 + Fraction(18, RANKS)
     assert in_optimizer("deepspeed", 3) == Fraction(20, RANKS)
     for name in ("paper", "fsdp2", "megatron"):
@@ -91,7 +94,8 @@ def test_bytes_per_parameter_in_the_optimizer() -> None:
 
 
 def test_stages_that_a_framework_does_not_have() -> None:
-    assert find_recipe("deepspeed").note(1) is None
+    assert find_recipe("deepspeed").note(1) is find_recipe("deepspeed").note(0, "fp16") is None
+    assert "stage 0 in bf16 divides the optimizer states too" in (find_recipe("deepspeed").note(0) or "")
     assert find_recipe("fsdp2").note(3) is None
     assert "fsdp2 itself has no stage 1 (it has 2, 3)" in (find_recipe("fsdp2").note(1) or "")
     assert "megatron itself has no stage 3 (it has 0, 1)" in (find_recipe("megatron").note(3) or "")

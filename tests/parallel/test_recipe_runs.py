@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.analysis.formulas import BytesPerParameter, after_step_states
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc
 from zerosim.stepper import debug
@@ -52,12 +53,25 @@ def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
     assert result.live_bytes_after == [0] * ranks
 
 
-@pytest.mark.parametrize("recipe", ["deepspeed", "fsdp2", "megatron"])
-def test_stages_of_one_recipe_agree_to_the_bit(recipe: str) -> None:
-    """With gradients of one format (fsdp2 and megatron: fp32), which the recipe fixes for every stage."""
-    first, *others = [run(small(stage=stage, recipe=recipe, grad_dtype="fp32")) for stage in (0, 1, 2, 3)]
-    for other in others:
-        assert_same_weights(first, other)
+@pytest.mark.parametrize(
+    ("recipe", "precision"),
+    [("deepspeed", "fp16"), ("fsdp2", "bf16"), ("megatron", "bf16"), ("megatron", "fp16"), ("megatron", "fp64")],
+)
+def test_stages_of_one_recipe_agree_to_the_bit(recipe: str, precision: str) -> None:
+    """With gradients of one format, which the recipe fixes for every stage."""
+    settings = dict(recipe=recipe, precision=precision, accumulate=2, dropout=0.1)
+    one, zero, three, two = [run(small(stage=stage, **settings)) for stage in (1, 0, 3, 2)]
+    assert_same_weights(zero, one)
+    assert_same_weights(two, three)
+    assert one.live_bytes_after == three.live_bytes_after == [0] * 4
+
+
+def test_a_buffer_that_persists_changes_no_bit() -> None:
+    """In fp64 all that is left of recipe megatron is its buffer, to which every weight's gradient is added."""
+    for stage in (0, 1, 2, 3):
+        # (A tied table is added to the sum at each of its uses, and not their sum at once.)
+        settings = dict(stage=stage, precision="fp64", dropout=0.1, clip_norm=1.0, accumulate=3, tie_embeddings=False)
+        assert_same_weights(run(small(**settings)), run(small(**settings, recipe="megatron")))
 
 
 def states(result: RunResult, mark: str) -> Fraction:
@@ -77,14 +91,58 @@ N = 4
         ("deepspeed", 2, "gradients_upcast", 2 + Fraction(18, N)),  # DeepSpeed's estimator
         ("deepspeed", 3, "gradients_upcast", Fraction(20, N)),  # its estimator's 18 leaves out one of two gradients
         ("deepspeed", 2, "end_of_backward", 2 + Fraction(14, N)),
+        ("deepspeed", 1, "end_of_backward", 4 + Fraction(12, N)),
+        ("deepspeed", 1, "gradients_upcast", 2 + Fraction(18, N)),  # all but the own slice is gone by then
+        ("deepspeed", 1, "after_step", 2 + Fraction(12, N)),
+        ("deepspeed", 3, "after_init", Fraction(16, N)),
+        ("deepspeed", 3, "after_step", Fraction(16, N)),
+        ("deepspeed", 0, "after_step", Fraction(18)),  # in bf16; there the optimizer states are divided too
         ("megatron", 0, "end_of_backward", Fraction(18)),
+        ("megatron", 0, "after_init", Fraction(18)),
         ("megatron", 1, "end_of_backward", 6 + Fraction(12, N)),
+        ("megatron", 1, "after_init", 6 + Fraction(12, N)),
+        ("megatron", 1, "after_step", 6 + Fraction(12, N)),
         ("fsdp2", 3, "end_of_backward", Fraction(16, N)),  # 4 + 4 + 8: the master is the shard
+        ("fsdp2", 3, "after_step", Fraction(12, N)),
     ],
 )
 def test_bytes_per_parameter_of_a_recipe(recipe: str, stage: int, mark: str, expected: Fraction) -> None:
-    result = run(small(recipe=recipe, stage=stage, ranks=N))
+    # No unit is so small that stage 3 of DeepSpeed keeps it.
+    result = run(small(recipe=recipe, stage=stage, ranks=N, persistent_numel=0))
     assert states(result, mark) == expected
+    if mark == "after_step":
+        choices = result.config.recipe_choices
+        cost = BytesPerParameter(0 if choices.cast_shards else 2, 4 if choices.grad_dtype == "fp32" else 2, 12)
+        assert sum(after_step_states(stage, 1, N, cost, persistent_grads=choices.persistent_grads).values()) == expected
+
+
+@pytest.mark.parametrize(("stage", "expected"), [(0, Fraction(20)), (1, 4 + Fraction(16, N))])
+def test_megatron_in_fp16_keeps_an_fp32_slice_from_step_to_step(stage: int, expected: Fraction) -> None:
+    result = run(small(recipe="megatron", stage=stage, precision="fp16", initial_scale_power=8))
+    assert not any(report.skipped for report in result.steps)
+    assert states(result, "after_step") == expected
+    assert states(result, "end_of_backward") == expected - Fraction(4, N if stage else 1)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("recipe", "precision"), [("megatron", "bf16"), ("fsdp2", "bf16"), ("deepspeed", "fp16")])
+def test_gradients_are_made_in_the_parameters_format(recipe: str, precision: str, stage: int) -> None:
+    """Two bytes for each element of what backward makes, though it is kept and sent in four."""
+    result = run(small(recipe=recipe, stage=stage, precision=precision, steps=1), keep_events=True)
+    made = [
+        e for e in result.events[0] if isinstance(e, Alloc) and e.kind == "unsharded_grad" and e.scope.unit == "h.0"
+    ]
+    numel = next(unit.numel for unit in result.units if unit.name == "h.0")
+    largest = 4 * 16 * 16
+    if recipe == "megatron" and stage < 2:
+        assert max(event.nbytes for event in made) == 2 * largest  # one weight at a time
+    elif recipe == "deepspeed" and stage < 2:
+        assert made == []  # kept in the format in which it is made, whole
+    elif recipe == "fsdp2" and stage < 2:
+        assert [event.nbytes for event in made] == [2 * numel]  # the cast copy is what is kept
+    else:
+        sizes = [2 * numel] if recipe == "deepspeed" else [2 * numel, 4 * numel]
+        assert [event.nbytes for event in made] == sizes
 
 
 def sent(result: RunResult) -> Fraction:

@@ -57,7 +57,7 @@ class Question:
 
     @property
     def choices(self) -> RecipeChoices:
-        return self.recipe.choices(self.stage)
+        return self.recipe.choices(self.stage, self.precision)
 
     @property
     def param_bytes(self) -> int:

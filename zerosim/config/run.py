@@ -64,9 +64,11 @@ class RunConfig:
     @property
     def recipe_choices(self) -> RecipeChoices:
         """What is sent, kept and cast: as given or, where nothing is, as the recipe has it for the stage."""
-        choices = find_recipe(self.parallel.recipe).choices(self.parallel.zero_stage)
-        own = {"grad_dtype": choices.grad_dtype or self.precision.param_dtype}
-        values = {field.name: getattr(getattr(self, _HOMES[field.name]), field.name) for field in fields(choices)}
+        recipe, param_dtype = find_recipe(self.parallel.recipe), self.precision.param_dtype
+        choices = recipe.choices(self.parallel.zero_stage, param_dtype)
+        own = {"grad_dtype": choices.grad_dtype or param_dtype}
+        names = [field.name for field in fields(choices) if field.name in _HOMES]
+        values = {name: getattr(getattr(self, _HOMES[name]), name) for name in names}
         return replace(choices, **own | {name: value for name, value in values.items() if value is not None})
 
     def layers_by_chunk(self, layers: int) -> list[int]:

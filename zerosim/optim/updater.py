@@ -11,6 +11,7 @@ from zerosim.device.device import Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Optimizer
+from zerosim.tensor.accumulation import GradMemory
 from zerosim.tensor.flat import Flat
 
 
@@ -18,12 +19,17 @@ class Updater:
     """The same on every rank. `decay`: which weights decay, 'all' or 'matrices' (two dimensions or more)."""
 
     def __init__(
-        self, optimizer: Optimizer, control: StepControl, *, decay: str = "all", upcast_grads: bool = False
+        self,
+        optimizer: Optimizer,
+        control: StepControl,
+        *,
+        decay: str = "all",
+        grad_memory: GradMemory = GradMemory(),  # noqa: B008  frozen
     ) -> None:
         self.optimizer = optimizer
         self.control = control
         self.decay = decay
-        self.upcast_grads = upcast_grads
+        self.grad_memory = grad_memory
 
     def decide(self, scaled_norm: float) -> float | None:
         """As `StepControl.decide`, and raises what it raises."""

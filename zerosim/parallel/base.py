@@ -94,6 +94,8 @@ class Strategy:
     def begin(self, uses: Sequence[Use]) -> None:
         """A step begins, in which units are used in this order, those of `schedule.uses_of`."""
         self._uses, self._at = uses, 0
+        for flat in self.flats:
+            flat.begin_step()
 
     def enter(self) -> None:
         """The next use begins: its points follow. Outside of a step nothing is known of what comes."""
@@ -184,7 +186,10 @@ class Strategy:
         """
         scale = self.reduce_grad_norm()
         if scale is not None:
-            if self.updater.upcast_grads:
+            if self.updater.grad_memory.own_only:
+                for flat in self.flats:
+                    flat.keep_own_grad()
+            if self.updater.grad_memory.upcast:
                 self._upcast_grads()
             for flat in self.flats:
                 self.updater.update(flat, scale)
@@ -202,6 +207,8 @@ class Strategy:
             if shard is not None:
                 flat.drop_grads()
                 flat.grad_shard = shard
+                if self.updater.grad_memory.keep_upcast:
+                    flat.grad_upcast = shard
 
     # -- placing ----------------------------------------------------------------------------------
     @classmethod
@@ -235,7 +242,7 @@ class Strategy:
     def _place(self, flat: Flat) -> None:
         own = flat.own = self.owned(flat)
         flat.padded_numel = self.padded(flat)
-        flat.keeps_whole_grad = self.keeps_grads
+        flat.place_grads(self.updater.grad_memory, flat.dtype, keeps_whole=self.keeps_grads)
         flat.probe = GradProbe(self.device) if self.updater.control.stops_at_nonfinite else None
         if self.keeps_params:
             flat.param = self._alloc_param(flat, Slice(0, flat.padded_numel, flat.numel))

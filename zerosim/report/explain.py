@@ -131,7 +131,7 @@ def _recipe(asked: Question) -> RenderableType | None:
     recipe = asked.recipe
     if recipe.name == "paper":
         return None
-    note = recipe.note(asked.stage)
+    note = recipe.note(asked.stage, asked.precision)
     return Stack(
         prose(recipe.models),
         prose(f"Approximations: {recipe.approximations}", "dim"),

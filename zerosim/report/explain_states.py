@@ -89,7 +89,9 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 
 def optimizer_step(asked: Question) -> Section:
     psi, ranks, cost = asked.held, asked.shards, asked.cost
-    values = formulas.optimizer_step_states(asked.stage, psi, ranks, cost, upcast_grads=True)
+    own_only = asked.choices.own_grads_only
+    stage = formulas.step_stage(asked.stage, own_grads_only=own_only)
+    values = formulas.optimizer_step_states(asked.stage, psi, ranks, cost, upcast_grads=True, own_grads_only=own_only)
     # The copies are divided from stage 1 on, as the optimizer states are.
     copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
     with_copies = BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
@@ -97,10 +99,13 @@ def optimizer_step(asked: Question) -> Section:
     total = sum(values.values(), Fraction(0))
     terms = (
         Term(
-            "states", _local(asked, formulas.model_states_text(asked.stage, cost)), "as above", total - values["upcast"]
+            "states",
+            _local(asked, formulas.model_states_text(stage, cost)),
+            "as above" if stage == asked.stage else "of gradients the own slice",
+            total - values["upcast"],
         ),
         Term("upcast", _local(asked, formulas.state_text(asked.stage, "optim", copies)), numbers, values["upcast"]),
-        Term("total", _local(asked, formulas.model_states_text(asked.stage, with_copies)), "", total, is_sum=True),
+        Term("total", _local(asked, formulas.model_states_text(stage, with_copies)), "", total, is_sum=True),
     )
     note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
     return Section("optimizer_step", "While the optimizer steps", terms, (note,))

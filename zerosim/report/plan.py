@@ -55,7 +55,7 @@ def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> S
     """All of a plan. `advice` is the cheapest change that was found to fit."""
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
-    of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage)) else ""
+    of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.param_dtype)) else ""
     return Stack(
         prose(f"{words.model_name(config)}: {words.headline(config, where)}", "bold"),
         prose(_what_was_run(result)),

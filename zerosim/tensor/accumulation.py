@@ -5,16 +5,37 @@
     grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over micro-batches)
 
 Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
-reduces it, and keeps what its stage keeps.
+reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `GradMemory`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.placement.partition import nothing
 from zerosim.placement.spec import FlatSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GradMemory:
+    """Which gradient buffers there are, and for how long. The paper's: as backward reaches them, until the step.
+
+    persistent    what is kept (the whole, or the own slice) has its buffer from start to end: Megatron's contiguous
+                  buffer, to which each weight's gradient is added; DeepSpeed's flat buffer of stage 3
+    param_dtype   backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
+    own_only      before the step, all but the own slice goes (DeepSpeed's stage 1)
+    upcast        the step first copies the own slice of half-type gradients to fp32
+    keep_upcast   that copy stays until the next step begins (Megatron in fp16)
+    """
+
+    persistent: bool = False
+    param_dtype: bool = False
+    own_only: bool = False
+    upcast: bool = False
+    keep_upcast: bool = False
 
 
 class GradProbe:
@@ -31,12 +52,16 @@ class GradProbe:
 
 
 class GradAccumulator:
-    """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank keeps."""
+    """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank keeps.
+
+    They are kept and sent in `grad_dtype`, and made in `local_dtype`.
+    """
 
     def __init__(self, name: str, device: Device, grad_dtype: DType) -> None:
         self.spec = FlatSpec(name, ())
         self.device = device
-        self.grad_dtype = grad_dtype
+        self.grad_dtype = self.local_dtype = grad_dtype
+        self.memory = GradMemory()
         self.padded_numel = 0
         self.own = nothing(0)
         self.keeps_whole_grad = False
@@ -44,6 +69,8 @@ class GradAccumulator:
         self.grad: Buffer | None = None
         self.grad_whole: Buffer | None = None
         self.grad_shard: Buffer | None = None
+        self.grad_upcast: Buffer | None = None
+        self._lasting: Buffer | None = None  # of a persistent memory: what `grad_whole` or `grad_shard` points to
         self._given: set[int] = set()
         self._collected: set[int] = set()
 
@@ -60,14 +87,39 @@ class GradAccumulator:
         weight, offset = self.spec.weights[index], self.spec.offsets[index]
         return whole[offset : offset + weight.numel].reshape(*weight.shape)
 
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether each weight's gradient is added to a persistent whole as soon as it is there."""
+        return self.memory.persistent and self.keeps_whole_grad
+
+    def place_grads(self, memory: GradMemory, param_dtype: DType, *, keeps_whole: bool) -> None:
+        """Before the first step: how gradients are held, and a persistent buffer for them."""
+        self.memory, self.keeps_whole_grad = memory, keeps_whole
+        self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
+        if memory.persistent:
+            numel, padding = self.padded_numel, self.padded_numel - self.numel
+            if not keeps_whole:
+                numel, padding = self.own.size, self.own.padding
+            self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
+            self._zero(self._lasting.array)
+            if keeps_whole:
+                self.grad_whole = self._lasting
+
+    def begin_step(self) -> None:
+        """What outlived the last step goes, and a sum begins anew."""
+        self.grad_upcast = None
+        if self.adds_at_once and self._lasting is not None:
+            self._zero(self._lasting.array)
+
     # -- one micro-batch --------------------------------------------------------------------------
     def grad_window(self, index: int) -> Buffer:
         """Where a gradient of parameter `index` is to be written; contents undefined.
 
-        The window itself at its first use in a micro-batch; after that a buffer of its own.
+        The window itself at its first use in a micro-batch; after that, and where it is added at once, a buffer of
+        its own.
         """
-        if index in self._given:
-            return self.device.alloc(self.spec.weights[index].shape, self.grad_dtype, Kind.UNSHARDED_GRAD)
+        if index in self._given or self.adds_at_once:
+            return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
 
@@ -77,7 +129,7 @@ class GradAccumulator:
         if grad.storage is not whole.storage:
             into = self.window(whole, index).array
             k = self.device.backend
-            if index in self._collected:
+            if index in self._collected or self.adds_at_once:
                 self.device.kernel(grad.numel, k.add, into, grad.array, into)
             else:
                 self.device.kernel(0, k.copy, grad.array, into)
@@ -85,33 +137,41 @@ class GradAccumulator:
         self._collected.add(index)
 
     def _open_grad(self) -> Buffer:
-        """The micro-batch's gradient buffer, made when backward reaches this flat."""
+        """The micro-batch's gradient buffer, made when backward reaches this flat; or the persistent one."""
+        if self.adds_at_once:
+            return self.whole_grad()
         if self.grad is None:
-            keep = self.keeps_whole_grad and self.grad_whole is None
-            kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
-            padding = self.padded_numel - self.numel
-            self.grad = self.device.alloc((self.padded_numel,), self.grad_dtype, kind, padding=padding)
-            if padding:
+            self.grad = self._new_whole(self.local_dtype)
+            if self.padded_numel > self.numel:
                 self._zero(self.grad[self.numel :].array)
         return self.grad
+
+    def _new_whole(self, dtype: DType) -> Buffer:
+        keep = self.keeps_whole_grad and self.grad_whole is None and dtype == self.grad_dtype
+        kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
+        return self.device.alloc((self.padded_numel,), dtype, kind, padding=self.padded_numel - self.numel)
 
     def take_grad(self) -> Buffer:
         """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
         whole = self._open_grad()
         for index in range(len(self.spec.weights)):
-            if index not in self._collected:  # a parameter that the loss does not depend on
+            if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
                 self._zero(self.window(whole, index).array)
         self.grad = None
         self._given.clear()
         self._collected.clear()
+        if whole.dtype != self.grad_dtype:
+            local, whole = whole, self._new_whole(self.grad_dtype)
+            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
         if self.probe is not None:
             self.probe.look(whole)
         return whole
 
     # -- what is kept -----------------------------------------------------------------------------
     def add_grad_whole(self, grad: Buffer) -> None:
-        """Keep a finished gradient whole; a later micro-batch's is added."""
-        self.grad_whole = _added(self.grad_whole, grad)
+        """Keep a finished gradient whole; a later micro-batch's is added, if it has not been."""
+        if grad is not self.grad_whole:
+            self.grad_whole = _added(self.grad_whole, grad)
 
     def new_grad_shard(self) -> Buffer:
         """A buffer for the own slice of a reduced gradient; where a sum is kept already, to be added to it."""
@@ -120,8 +180,21 @@ class GradAccumulator:
 
     def add_grad_shard(self, grad: Buffer | None) -> None:
         """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
-        if grad is not None:
+        if grad is None:
+            return
+        if self.grad_shard is None and self._lasting is not None:
+            self.device.kernel(0, self.device.backend.copy, grad.array, self._lasting.array)
+            self.grad_shard = self._lasting
+        else:
             self.grad_shard = _added(self.grad_shard, grad)
+
+    def keep_own_grad(self) -> None:
+        """Of a gradient that is whole only the own slice stays, in a buffer of its own."""
+        own = self.grad_shard
+        if own is not None and self.grad_whole is not None:
+            self.grad_shard = self.new_grad_shard()
+            self.device.kernel(0, self.device.backend.copy, own.array, self.grad_shard.array)
+            self.grad_whole = None
 
     def upcast_grad_shard(self) -> Buffer | None:
         """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""
@@ -137,8 +210,9 @@ class GradAccumulator:
         return self.grad_whole
 
     def drop_grads(self) -> None:
-        """Gradients end with the step."""
-        self.grad = self.grad_whole = self.grad_shard = None
+        """Gradients end with the step, save for persistent buffers."""
+        self.grad = self.grad_shard = None
+        self.grad_whole = self._lasting if self.keeps_whole_grad else None
         if self.probe is not None:
             self.probe.flag = None
 

@@ -40,6 +40,7 @@ from zerosim.parallel.zero3 import Zero3
 from zerosim.placement.layout import Layout, Rows
 from zerosim.placement.mesh import DATA, Mesh
 from zerosim.placement.stages import cut_units
+from zerosim.tensor.accumulation import GradMemory
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 
@@ -193,7 +194,15 @@ def build_updater(config: RunConfig, steps: int, make_control: Callable[..., Ste
         clip_norm=optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,
     )
-    return Updater(_optimizer(optim), control, decay=optim.decay, upcast_grads=config.recipe_choices.upcast_grads)
+    choices = config.recipe_choices
+    memory = GradMemory(
+        persistent=choices.persistent_grads,
+        param_dtype=choices.param_dtype_grads,
+        own_only=choices.own_grads_only,
+        upcast=choices.upcast_grads,
+        keep_upcast=choices.keep_upcast,
+    )
+    return Updater(_optimizer(optim), control, decay=optim.decay, grad_memory=memory)
 
 
 def _optimizer(optim: OptimConfig) -> Optimizer:

@@ -35,16 +35,21 @@ def _psi(config: RunConfig) -> int:
 
 
 def _formula_states(asked: Asked) -> Fraction:
-    c = asked.config
-    upcast = asked.at == "gradients_upcast" and c.recipe_choices.upcast_grads
+    c, choices = asked.config, asked.config.recipe_choices
     held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
     if asked.pipeline_stage is not None:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
 
     def states(psi: int) -> Fraction:
-        of = formulas.optimizer_step_states(
-            c.parallel.zero_stage, psi, c.mesh.dp_shard, cost_of(c), upcast_grads=upcast
-        )
+        args = c.parallel.zero_stage, psi, c.mesh.dp_shard, cost_of(c)
+        if asked.at == "gradients_upcast":
+            own_only = choices.own_grads_only
+            of = formulas.optimizer_step_states(*args, upcast_grads=choices.upcast_grads, own_grads_only=own_only)
+        elif asked.at == "after_step":
+            kept = choices.keep_upcast
+            of = formulas.after_step_states(*args, persistent_grads=choices.persistent_grads, keep_upcast=kept)
+        else:
+            of = formulas.model_states(*args)
         return sum(of.values(), Fraction(0))
 
     return max(map(states, held))

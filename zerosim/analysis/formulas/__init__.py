@@ -48,6 +48,7 @@ from zerosim.analysis.formulas.printed import printed_states as printed_states
 from zerosim.analysis.formulas.states import MASTER_BYTES as MASTER_BYTES
 from zerosim.analysis.formulas.states import STATES as STATES
 from zerosim.analysis.formulas.states import BytesPerParameter as BytesPerParameter
+from zerosim.analysis.formulas.states import after_step_states as after_step_states
 from zerosim.analysis.formulas.states import bytes_per_parameter as bytes_per_parameter
 from zerosim.analysis.formulas.states import bytes_per_parameter_at as bytes_per_parameter_at
 from zerosim.analysis.formulas.states import first_partitioned as first_partitioned
@@ -57,6 +58,7 @@ from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
 from zerosim.analysis.formulas.states import state_text as state_text
+from zerosim.analysis.formulas.states import step_stage as step_stage
 from zerosim.analysis.formulas.traffic import Volume as Volume
 from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
 from zerosim.analysis.formulas.traffic import replica_text as replica_text

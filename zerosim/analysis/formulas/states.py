@@ -69,7 +69,13 @@ def model_states(
 
 
 def optimizer_step_states(
-    stage: int, num_parameters: int | Fraction, ranks: int, cost: BytesPerParameter, *, upcast_grads: bool = False
+    stage: int,
+    num_parameters: int | Fraction,
+    ranks: int,
+    cost: BytesPerParameter,
+    *,
+    upcast_grads: bool = False,
+    own_grads_only: bool = False,
 ) -> dict[str, Fraction]:
     """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 
@@ -77,10 +83,33 @@ def optimizer_step_states(
     alive stage 2 is 2Psi + 18Psi/N, which is what its estimator counts (stage_1_and_2.py, edaa722: 2 grads
     16-bit + 4 grads 32-bit + 4 + 8), and stage 3 is 20Psi/N. Its stage 3 estimator says 18Psi/N: the same
     without the 2-byte gradients. Gradients of 4 bytes or more need no copy.
+    `own_grads_only`: stage 1 has let go of all but its own slice by then, and so holds what stage 2 does.
     """
-    states = model_states(stage, num_parameters, ranks, cost)
+    states = model_states(step_stage(stage, own_grads_only=own_grads_only), num_parameters, ranks, cost)
     each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
     return {**states, "upcast": Fraction(each * num_parameters, ranks if stage >= 1 else 1)}
+
+
+def step_stage(stage: int, *, own_grads_only: bool) -> int:
+    """The stage whose model states a rank holds while the optimizer steps."""
+    return 2 if own_grads_only and stage == 1 else stage
+
+
+def after_step_states(
+    stage: int,
+    num_parameters: int | Fraction,
+    ranks: int,
+    cost: BytesPerParameter,
+    *,
+    persistent_grads: bool = False,
+    keep_upcast: bool = False,
+) -> dict[str, Fraction]:
+    """Bytes per rank between two steps: gradients only where their buffer, or an fp32 copy of them, outlives the step.
+
+    Megatron-LM with Adam: 18Psi, or 6Psi + 12Psi/N, in bf16; 4Psi + 16Psi/N in fp16. DeepSpeed's stage 3: 16Psi/N.
+    """
+    states = optimizer_step_states(stage, num_parameters, ranks, cost, upcast_grads=keep_upcast)
+    return states if persistent_grads else {**states, "grad": Fraction(0)}
 
 
 def bytes_per_parameter_at(stage: int, ranks: int, cost: BytesPerParameter) -> Fraction:

@@ -21,7 +21,11 @@ class RecipeChoices:
 
     grad_dtype         that gradients are kept and sent in; '' is the parameters' own
     grad_reduction     stages 1 and 2: 'reduce_scatter', or 'all_reduce' of which a rank keeps its slice
+    persistent_grads   what is kept of the gradients has its buffer from start to end
+    param_dtype_grads  backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
+    own_grads_only     before the step, all but the own slice of the gradients goes
     upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
+    keep_upcast        that copy stays until the next step begins
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
     persistent_numel   stage 3: units with fewer elements stay gathered for good
     loss               what a step holds of its logits (functional/loss_modes.py)
@@ -30,7 +34,11 @@ class RecipeChoices:
 
     grad_dtype: str = ""
     grad_reduction: str = "reduce_scatter"
+    persistent_grads: bool = False
+    param_dtype_grads: bool = False
+    own_grads_only: bool = False
     upcast_grads: bool = False
+    keep_upcast: bool = False
     keep_root_units: bool = False
     persistent_numel: int = 0
     cast_shards: bool = False
@@ -47,12 +55,18 @@ class Recipe:
     approximations: str
     stages: tuple[int, ...]
 
-    def choices(self, stage: int) -> RecipeChoices:
-        """What it does in this stage."""
-        return _CHOICES[self.name][stage]
+    def choices(self, stage: int, precision: str = "bf16") -> RecipeChoices:
+        """What it does in this stage, with parameters of this dtype."""
+        by_precision = _CHOICES[self.name]
+        return by_precision.get(precision, by_precision[""])[stage]
 
-    def note(self, stage: int) -> str | None:
-        """What to say of a stage that the framework does not have."""
+    def note(self, stage: int, precision: str = "bf16") -> str | None:
+        """What to say of a stage that the framework does not have, or has otherwise."""
+        if self.name == "deepspeed" and stage == 0 and precision == "bf16":
+            return (
+                "deepspeed's stage 0 in bf16 divides the optimizer states too (BF16_Optimizer: 6 + 12/N, as recipe "
+                "megatron at stage 1); this leaves them whole, as stage 0 does"
+            )
         if stage in self.stages:
             return None
         return (
@@ -74,9 +88,11 @@ def recipes() -> tuple[Recipe, ...]:
         ),
         Recipe(
             "deepspeed",
-            "DeepSpeed's defaults: stages 1 and 2 all-reduce gradients, the optimizer step casts the reduced "
-            "gradients to fp32, and stage 3 never frees small parameters.",
-            "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce), stage3.py, "
+            "DeepSpeed's defaults: stages 1 and 2 all-reduce gradients, of which stage 1 keeps the own slice for the "
+            "step; the step casts it to fp32; stage 3 has the buffer for its slice from the start, and never frees "
+            "small parameters. The loss is PyTorch's.",
+            "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
+            "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5)",
             "The threshold counts whole units here, single tensors there. Buckets (5e8 elements), prefetching and "
             "sub-groups, which bound the fp32 copy in stage 3 to 1e9 elements at a time, are left out. So is "
@@ -87,21 +103,24 @@ def recipes() -> tuple[Recipe, ...]:
         ),
         Recipe(
             "fsdp2",
-            "PyTorch's fully_shard with a mixed-precision policy: gradients reduced in fp32, the root's units gathered "
-            "until backward ends, no 16-bit shard stored. Stage 2 is reshard_after_forward=False.",
+            "PyTorch's fully_shard with a mixed-precision policy: gradients made in 2 bytes and reduced in fp32, the "
+            "root's units gathered until backward ends, no 16-bit shard stored. Stage 2 is "
+            "reshard_after_forward=False. The loss is PyTorch's.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
-            "2-byte parameters stay. There gradients are computed in 2 bytes and cast for the reduce-scatter; here "
-            "they are fp32 from the start. Prefetching is left out.",
+            "2-byte parameters stay. Prefetching is left out.",
             (2, 3),
         ),
         Recipe(
             "megatron",
-            "Megatron-LM in bf16: fp32 gradients, 18 bytes per parameter; stage 1 is its distributed optimizer, "
-            "6 + 12/N.",
-            "NVIDIA/Megatron-LM d98e8a6: docs on the distributed optimizer, theoretical_memory_usage.py",
-            "Its gradient buffer is one contiguous fp32 buffer that lives through the whole run; here gradients appear "
-            "as backward reaches them.",
+            "Megatron-LM: a gradient buffer that lives through the run, fp32 in bf16 (18 bytes per parameter; stage 1, "
+            "its distributed optimizer, 6 + 12/N), 2 bytes in fp16 (with an fp32 slice from one step to the next, "
+            "4 + 16/N). A weight's gradient is made in the parameters' dtype and added at once.",
+            "NVIDIA/Megatron-LM d98e8a6: docs on the distributed optimizer, theoretical_memory_usage.py, "
+            "core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py, arguments.py "
+            "(accumulate_allreduce_grads_in_fp32 with bf16)",
+            "One buffer for each unit here, one for all there. With gradient_accumulation_fusion the products add to "
+            "the buffer themselves, and the 2-byte gradient of one weight does not exist.",
             (0, 1),
         ),
     )
@@ -117,21 +136,30 @@ def find_recipe(name: str) -> Recipe:
 
 
 _PAPER = RecipeChoices()
-_DEEPSPEED = RecipeChoices(loss="torch")
-_ALL_REDUCED = replace(_DEEPSPEED, grad_reduction="all_reduce", upcast_grads=True)
-_FSDP2 = RecipeChoices(grad_dtype="fp32", loss="torch")
-_MEGATRON = RecipeChoices(grad_dtype="fp32", loss="megatron")
-_CHOICES: Mapping[str, tuple[RecipeChoices, ...]] = MappingProxyType(
+_TORCH = RecipeChoices(loss="torch")
+_DEEPSPEED_1 = replace(_TORCH, grad_reduction="all_reduce", upcast_grads=True)
+_DEEPSPEED_3 = replace(_TORCH, upcast_grads=True, persistent_grads=True, persistent_numel=100_000)
+_DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
+_FSDP2_3 = replace(_TORCH, keep_root_units=True, cast_shards=True)
+_FSDP2 = (_TORCH, _TORCH, _TORCH, _FSDP2_3)
+_MEGATRON = RecipeChoices(loss="megatron", persistent_grads=True, param_dtype_grads=True)
+_CHOICES: Mapping[str, Mapping[str, tuple[RecipeChoices, ...]]] = MappingProxyType(
     {
-        "paper": (_PAPER,) * 4,
-        "deepspeed": (
-            _DEEPSPEED,
-            _ALL_REDUCED,
-            _ALL_REDUCED,
-            replace(_DEEPSPEED, upcast_grads=True, persistent_numel=100_000),
-        ),
-        "fsdp2": (*[_FSDP2] * 3, replace(_FSDP2, keep_root_units=True, cast_shards=True)),
-        "megatron": (_MEGATRON,) * 4,
+        "paper": {"": (_PAPER,) * 4},
+        "deepspeed": {
+            "bf16": (replace(_TORCH, grad_dtype="fp32", param_dtype_grads=True, persistent_grads=True), *_DEEPSPEED),
+            "": (replace(_TORCH, upcast_grads=True), *_DEEPSPEED),
+        },
+        "fsdp2": {
+            "bf16": tuple(replace(choices, grad_dtype="fp32", param_dtype_grads=True) for choices in _FSDP2),
+            "fp16": tuple(replace(choices, grad_dtype="fp32", param_dtype_grads=True) for choices in _FSDP2),
+            "": _FSDP2,
+        },
+        "megatron": {
+            "bf16": (replace(_MEGATRON, grad_dtype="fp32"),) * 4,
+            "fp16": (replace(_MEGATRON, upcast_grads=True, keep_upcast=True),) * 4,
+            "": (_MEGATRON,) * 4,
+        },
     }
 )
-"""By recipe, in stages 0 to 3."""
+"""By recipe and the parameters' dtype ('': all others), in stages 0 to 3."""
