@@ -18,7 +18,7 @@ from zerosim.analysis.expect import Expectation, Judged, JudgedCell
 from zerosim.analysis.expect.asked import SHAPES
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
-from zerosim.analysis.expect.figures import ROUNDINGS, percent, show, show_difference
+from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference, within_text
 from zerosim.analysis.expect.sweeps import Axis, grid
 from zerosim.report.look import Adaptive, Cell, Grid, Look, right
 from zerosim.units import format_bytes
@@ -153,7 +153,7 @@ def rules(expectation: Expectation) -> str:
     """How the source rounded, and what it sets in bold."""
     if not expectation.rounding:
         added = " with what is outside of it" if expectation.outside else ""
-        return f"Measured: the count{added} is to be within {percent(expectation.within)} of what is printed."
+        return f"Measured: the count{added} is to be within {within_text(expectation.within)} of what is printed."
     text = f"Rounding: {ROUNDINGS[expectation.rounding]}."
     if expectation.bold:
         size = format_bytes(expectation.bold.at_most)

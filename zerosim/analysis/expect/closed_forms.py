@@ -104,6 +104,16 @@ def _score_bytes(asked: Asked) -> Fraction:
     return Fraction(c.data.micro_batch * model.heads * model.seq**2 * _param_bytes(asked), c.mesh.tp)
 
 
+def _mask_bytes(asked: Asked) -> int:
+    return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
+
+
+def _attention_outputs(asked: Asked) -> Fraction:
+    model, c = _with_blocks(asked), asked.config
+    each = c.data.micro_batch * model.seq * model.hidden * _param_bytes(asked)
+    return Fraction(each * model.layers, c.mesh.tp * c.mesh.pp)
+
+
 def _twelve_bytes(asked: Asked) -> int:
     model, rows = _with_blocks(asked), asked.config.data.micro_batch
     return formulas.zero_paper_elements(model.seq, rows, model.hidden, model.layers) * _param_bytes(asked)
@@ -150,6 +160,10 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
         "block_activation_bytes": Quantity(_formula_block, "bytes", "34sbh + 5as²b of arXiv 2205.05198"),
         "activation_share": Quantity(_formula_share, "share", "that of a block, over sbh (10 + 24/t + 5as/(ht))"),
         "score_bytes": Quantity(_score_bytes, "bytes", "the scores of one layer and micro-batch, as²b/t elements"),
+        "mask_bytes": Quantity(_mask_bytes, "bytes", "a causal mask of a micro-batch, bs² of one byte"),
+        "attention_output_bytes": Quantity(
+            _attention_outputs, "bytes", "the results of all attention cores of a micro-batch, sbh L/(t p) elements"
+        ),
         "bubble": Quantity(_formula_bubble, "share", "(p-1)/m, interleaved (p-1)/(v m)"),
         "parameters": Quantity(lambda asked: _psi(asked.config), "count", "by the family's formula"),
         "largest_model": Quantity(

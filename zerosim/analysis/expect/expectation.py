@@ -49,7 +49,8 @@ class Expectation:
     why: str
     note: str
     rounding: str
-    within: Fraction
+    within: Fraction | int
+    """A share of what is printed, or bytes."""
     outside: Mapping[str, int | Quantity]
     bold: BoldRule | None
     counted_on: str

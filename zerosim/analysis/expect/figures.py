@@ -113,6 +113,11 @@ def percent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
 
+def within_text(within: Fraction | int) -> str:
+    """How far off a measured figure may be: '5 %', or '65,536 B'."""
+    return f"{within:,} B" if isinstance(within, int) else percent(within)
+
+
 def show_difference(value: Fraction) -> str:
     """Signed, four digits; a whole number in full, and 0 where nothing differs."""
     if not value:

@@ -17,7 +17,7 @@ from zerosim.analysis.expect.asked import Asked, Quantity, Runs
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.expectation import Cell, Expectation
-from zerosim.analysis.expect.figures import Figure, percent, printed_like, show_difference
+from zerosim.analysis.expect.figures import Figure, printed_like, show_difference, within_text
 from zerosim.analysis.expect.sweeps import MP, describe
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
@@ -132,13 +132,14 @@ def _compare_measured(
         return None
     printed = cell.printed
     off = printed.measured(value + outside) - printed.value
-    if abs(off) <= expectation.within * printed.value:
+    within = expectation.within
+    if abs(off) <= (within if isinstance(within, int) else within * printed.value):
         return None
     beside = f" and {printed.in_unit(outside)} outside of it" if outside else ""
     difference = f"{show_difference(off)} {printed.unit}".rstrip()
     return (
         f"measured {printed.with_unit}, {what} {printed.in_unit(value)}{beside}, difference {difference} "
-        f"(more than {percent(expectation.within)})"
+        f"(more than {within_text(within)})"
     )
 
 

@@ -8,7 +8,7 @@ Whatever can be wrong with a file is found here, before anything runs. Keys:
     printed               the figures as strings, one for each place of the grid; **bold**, "-" for none (required)
     unit                  of figures that name none, such as GB
     rounding              how the source rounded (`figures.py`); or, for what a source measured:
-    within                how far count and causes may be from it, such as "5%"
+    within                how far count and causes may be from it, such as "5%", or "64KiB" where the unit is B
     outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
     bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
     instead, note         figures that the source's own rule gives where it prints others, and why
@@ -102,7 +102,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         **names_asked,
         **texts,
         rounding=rounding,
-        within=_share(table["within"]) if "within" in table else Fraction(0),
+        within=_within(table) if "within" in table else Fraction(0),
         outside=_outside(table, dimension),
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
@@ -224,8 +224,14 @@ def _bold(
     return BoldRule(rule["smallest"], _size(rule, "at_most"))
 
 
-def _share(text: str) -> Fraction:
-    """Of '5%' or '0.5%'. Raises: InputError for anything else, and for none or all of it."""
+def _within(table: Mapping[str, Any]) -> Fraction | int:
+    """'5%' or '0.5%' of what is printed, or a size such as '64KiB' where figures are in bytes.
+
+    Raises: InputError for anything else, and for none or all of it.
+    """
+    text = table["within"]
+    if table.get("unit") == "B" and "%" not in text:
+        return _size(table, "within")
     match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%", text)
     if match is None or not Fraction(match[1]):
         raise InputError(
