@@ -185,7 +185,7 @@ def _table_dict(judged: Judged) -> dict[str, Any]:
     }
 
 
-def _number(value: Fraction | None) -> int | float | None:
+def _number(value: Fraction | int | None) -> int | float | None:
     if value is None:
         return None
     return int(value) if value.denominator == 1 else float(value)

@@ -30,6 +30,16 @@ def _counted_live(asked: Asked) -> int:
     return max(memory.marks[at].total_bytes for memory in asked.memory_of_ranks)
 
 
+def _counted_spared(asked: Asked) -> int:
+    """By the peaks."""
+    whole = replace(asked, config=asked.config.at_stage(0))
+    return _counted_peak(whole) - _counted_peak(asked)
+
+
+def _counted_peak(asked: Asked) -> int:
+    return max(memory.peak.total_bytes for memory in asked.memory_of_ranks)
+
+
 def _counted_sent(asked: Asked) -> int:
     result = asked.result
     return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
@@ -100,11 +110,12 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             takes=(PIPELINE_STAGE,),
         ),
         "peak_bytes": Quantity(
-            lambda asked: max(memory.peak.total_bytes for memory in asked.memory_of_ranks),
+            _counted_peak,
             "bytes",
             "the most live bytes at once, on the rank with the most",
             takes=(PIPELINE_STAGE,),
         ),
+        "spared_bytes": Quantity(_counted_spared, "bytes", "the peak of the same run at stage 0, less this one's"),
         "sent_bytes": Quantity(_counted_sent, "bytes", "model states sent in the last step, by the rank with the most"),
         "sent_over_psi": Quantity(
             _counted_volume, "volume", "elements of model states sent in the last step, x N/(N-1), over Ψ"
