@@ -8,6 +8,7 @@ import pytest
 
 from zerosim.config.presets.hardware import KEYS, Hardware, find_hardware, presets
 from zerosim.errors import InputError
+from zerosim.placement.mesh import Mesh
 
 NAMES = tuple(device.name for device in presets())
 OWN = """
@@ -22,19 +23,19 @@ link_bytes_per_s = "32GB"
 @pytest.mark.parametrize(
     ("name", "memory", "peak", "hbm", "link"),
     [
-        ("v100-32", 32, 125, 900, 150),
-        ("a100-40", 40, 312, 1555, 300),
-        ("a100-80", 80, 312, 2039, 300),
-        ("h100-80", 80, 989, 3350, 450),
-        ("h200-141", 141, 989, 4800, 450),
-        ("b200", 180, 2250, 7700, 900),
+        ("v100-32", 32_000_000_000, 125, 900, 150),
+        ("a100-40", 42_316_165_283, 312, 1555, 300),
+        ("a100-80", 84_986_665_369, 312, 2039, 300),
+        ("h100-80", 84_943_715_696, 989, 3350, 450),
+        ("h200-141", 150_141_319_249, 989, 4800, 450),
+        ("b200", 191_501_854_310, 2250, 7700, 900),
     ],
 )
 def test_published_figures(name: str, memory: int, peak: int, hbm: int, link: int) -> None:
-    """GB, dense 16-bit TFLOPs, GB/s, GB/s per direction."""
+    """Bytes that a driver reports (of the V100 the paper's), dense 16-bit TFLOPs, GB/s, GB/s per direction."""
     device = find_hardware(name)
     assert (device.memory_bytes, device.hbm_bytes_per_s, device.link_bytes_per_s) == (
-        memory * 10**9,
+        memory,
         hbm * 10**9,
         link * 10**9,
     )
@@ -129,3 +130,22 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         InputError, match=r"cannot read hardware .*none\.toml: No such file or directory: give a TOML file with"
     ):
         find_hardware(str(tmp_path / "none.toml"))
+
+
+def test_what_is_outside_of_a_program_depends_on_the_gpu_and_on_the_mesh() -> None:
+    mib = 2**20
+    a100, h100 = find_hardware("a100-80"), find_hardware("h100")
+    alone, pair, eight = (
+        {one.name: one.nbytes for one in a100.outside(mesh)} for mesh in (Mesh(), Mesh(tp=2), Mesh(tp=2, dp_shard=8))
+    )
+    assert alone == {
+        "CUDA context": 414 * mib, "cuBLAS workspaces": 2 * 8_519_680, "cuBLASLt workspace": 4 * mib
+    }  # fmt: skip
+    assert pair == {**alone, "NCCL buffers": 544 * mib}
+    assert eight == {**alone, "NCCL buffers": (544 + 688) * mib}
+    assert {one.name: one.nbytes // mib for one in h100.outside(Mesh(tp=2))} == {
+        "CUDA context": 414, "NCCL buffers": 544, "cuBLAS workspaces": 64, "cuBLASLt workspace": 32
+    }  # fmt: skip
+    assert "NCCL buffers" not in {one.name for one in find_hardware("v100-32").outside(Mesh(tp=2))}  # no source
+    assert all(one.source for device in presets() for one in device.outside(Mesh(tp=2)))
+    assert [device.name for device in presets() if not device.flash] == ["v100-32"]

@@ -44,7 +44,9 @@ def gpus_table() -> RenderableType:
         peak = f"{device.peak_flops / 1e12:,.5g} TFLOP/s"
         speeds = (format_bytes(device.hbm_bytes_per_s), format_bytes(device.link_bytes_per_s))
         grid.add(device.name, format_bytes(device.memory_bytes), peak, *speeds)
-    return titled("GPUs", Adaptive(grid), "Or a TOML file of your own. Sources: --json -.")
+    note = "Memory is what drivers report, of the V100 what the ZeRO paper counts. "
+    note += "Or a TOML file of your own. Sources: --json -."
+    return titled("GPUs", Adaptive(grid), note)
 
 
 def recipes_list() -> RenderableType:

@@ -3,9 +3,10 @@
 The published figures of a few devices, and a user's own, read from a TOML file. They are not what a device reaches in
 practice.
 
-Memory is the figure of the data sheet read as decimal GB, as the ZeRO paper's tables do ("32 GB" =
-32e9 bytes). Devices report more (an H100 of "80 GB": 81,559 MiB = 85.5e9 bytes, NVML), and driver, CUDA
-context and libraries then take some of it, so that a program has a little less than is reported.
+Memory is what the driver gives to programs, as PyTorch's out-of-memory errors print it ("total capacity", two decimals
+of a GiB): an "80 GB" A100 has 79.15 GiB, which is 85.0e9 bytes. The V100 is the exception: its 32 GB are 32e9 bytes, as
+in the ZeRO paper's tables; a device reports 31.75 GiB (deepspeedai/DeepSpeed#3312). What the CUDA context and libraries
+take of it is in `outside.py`.
 
 Status of a figure: "paper" or "code" read in a primary source, "sheet" read in a copy or a summary of the
 vendor's data sheet, "recalled" not verified.
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config.inputs import read_toml
+from zerosim.config.presets.outside import AMPERE, HOPPER, VOLTA, Held, Outside
 from zerosim.errors import InputError, did_you_mean
+from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes
 
 
@@ -36,7 +39,11 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers."""
+    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers.
+
+    `held` is what it holds outside of a program, None where that is not known; `flash`: FlashAttention runs on it, None
+    where that is not known.
+    """
 
     name: str
     memory_bytes: int
@@ -44,6 +51,12 @@ class Hardware:
     hbm_bytes_per_s: int
     link_bytes_per_s: int
     sources: Sources
+    held: Held | None = None
+    flash: bool | None = None
+
+    def outside(self, mesh: Mesh) -> tuple[Outside, ...]:
+        """What a rank of this mesh holds beside its program; empty where it is not known."""
+        return () if self.held is None else self.held.lines(mesh)
 
     @property
     def source(self) -> str:
@@ -59,33 +72,49 @@ KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per
 
 def presets() -> tuple[Hardware, ...]:
     """The devices known by name."""
-    titan = "code: torchtitan"
+    titan, shown = "code: torchtitan", "code: total capacity as PyTorch prints it,"
     return (
         _device(
-            "v100-32", 32, 125, 900, 150, "paper: ZeRO (1910.02054), DGX-2",
+            "v100-32", 32 * 10**9, 125, 900, 150, "paper: ZeRO (1910.02054), DGX-2",
             "recalled, consistent with the ZeRO paper: 38 TFLOPs is over 30% of it", "recalled",
-            "paper: NVSwitch of DGX-2",
+            "paper: NVSwitch of DGX-2", VOLTA,
         ),
-        _device("a100-40", 40, 312, 1555, 300, "sheet", titan, "sheet", "sheet"),
-        _device("a100-80", 80, 312, 2039, 300, "sheet", titan, "sheet", "sheet"),
-        _device("h100-80", 80, 989, 3350, 450, "sheet", titan, "sheet", "sheet"),
-        _device("h200-141", 141, 989, 4800, 450, "sheet", titan, "sheet", "code: MLPerf inference v4.1"),
+        _device("a100-40", _gib(3941), 312, 1555, 300, f"{shown} tatsu-lab/stanford_alpaca#308", titan, "sheet",
+                "sheet", AMPERE),
+        _device("a100-80", _gib(7915), 312, 2039, 300, f"{shown} huggingface/accelerate#1864", titan, "sheet",
+                "sheet", AMPERE),
+        _device("h100-80", _gib(7911), 989, 3350, 450, f"{shown} Lightning-AI/lightning-thunder#474", titan, "sheet",
+                "sheet", HOPPER),
+        _device("h200-141", _gib(13983), 989, 4800, 450, f"{shown} pytorch/pytorch#150096", titan, "sheet",
+                "code: MLPerf inference v4.1", HOPPER),
         # 192 GB is what Blackwell was announced with. What is sold on HGX and DGX boards is 180: NVIDIA submits it to
-        # MLPerf as B200-SXM-180GB, and a device reports 178.35 GiB in all (pytorch/ao#4002).
+        # MLPerf as B200-SXM-180GB.
         _device(
-            "b200", 180, 2250, 7700, 900, "code: MLPerf, B200-SXM-180GB (announced with 192)", "sheet: HGX B200",
+            "b200", _gib(17835), 2250, 7700, 900, f"{shown} pytorch/ao#4002; sold as 180 GB, announced with 192",
+            "sheet: HGX B200",
             "sheet: 7.7 TB/s (a device reports 7680 bits at 3996 MHz x 2, pytorch/ao#4002; announced with 8)", "sheet",
+            HOPPER,
         ),
     )  # fmt: skip
 
 
+def _gib(hundredths: int) -> int:
+    """Bytes of a figure in GiB with two decimals."""
+    return hundredths * 2**30 // 100
+
+
 def _device(
-    name: str, gigabytes: int, teraflops: int, hbm: int, link: int, memory: str, peak: str, hbm_source: str, nvlink: str
-) -> Hardware:
-    """Bandwidths in GB/s, `link` in one direction, and where each figure was read; `nvlink` is both directions."""
+    name: str, memory: int, teraflops: int, hbm: int, link: int, memory_source: str, peak: str, hbm_source: str,
+    nvlink: str, held: Held,
+) -> Hardware:  # fmt: skip
+    """Bandwidths in GB/s, `link` in one direction, and where each figure was read; `nvlink` is both directions.
+
+    FlashAttention wants Ampere or newer (the README of Dao-AILab/flash-attention).
+    """
     both = f"half of NVLink's total of both directions, {2 * link} GB/s ({nvlink})"
-    figures = gigabytes * 10**9, teraflops * 10**12, hbm * 10**9, link * 10**9
-    return Hardware(name, *figures, Sources(memory, peak, hbm_source, both))
+    figures = memory, teraflops * 10**12, hbm * 10**9, link * 10**9
+    sources = Sources(memory_source, peak, hbm_source, both)
+    return Hardware(name, *figures, sources, held, flash=held is not VOLTA)
 
 
 def find_hardware(name_or_path: str) -> Hardware:
