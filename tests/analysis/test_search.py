@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.meshes import candidates, cheapest_meshes
-from zerosim.analysis.search import changes, cheapest_fit, fewest_ranks, most_that_fits
+from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
@@ -66,12 +66,33 @@ def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -
         "--stage 1", "--stage 2", "--stage 3", "--attention flash", "--recompute selective",
         "--micro-batch 2 --accumulate 6", "--micro-batch 1 --accumulate 12", "--recompute full",
         "--stage 3 --micro-batch 2 --accumulate 6", "--stage 3 --micro-batch 1 --accumulate 12",
-        "--stage 3 --recompute full",
-        "--stage 3 --recompute full --micro-batch 2 --accumulate 6",
-        "--stage 3 --recompute full --micro-batch 1 --accumulate 12",
-        *(f"--stage 3 --recompute full --micro-batch 1 --accumulate {24 // ranks or 1} --ranks {ranks}"
-          for ranks in (4, 8, 16, 32, 64)),
+        *(words for least in ("--stage 3 --attention flash", "--stage 3 --attention flash --recompute full")
+          for words in (least, f"{least} --micro-batch 2 --accumulate 6", f"{least} --micro-batch 1 --accumulate 12")),
+        *(f"--stage 3 --attention flash --recompute full --micro-batch 1{accumulate} --ranks {ranks}"
+          for ranks, accumulate in ((4, " --accumulate 6"), (8, ""), (16, " --accumulate 1"), (32, " --accumulate 1"),
+                                    (64, " --accumulate 1"))),
     ]  # fmt: skip
+
+
+def test_nothing_is_advised_that_is_set_already_or_that_the_device_does_not_have() -> None:
+    """Every flag changes something; a GPU without flash kernels is not told to use them."""
+    start = config(stage=3, micro_batch=1, recompute="full", attention="flash", accumulate=4)
+    assert [flags for _, flags in changes(start)][:2] == ["--accumulate 2 --ranks 4", "--accumulate 1 --ranks 8"]
+    assert not any("flash" in flags for _, flags in changes(config(), flash=False))
+    most = config(stage=3, ranks=65536, micro_batch=1, recompute="full", attention="flash")
+    assert list(changes(most)) == []
+
+
+def test_the_cheapest_changes_are_those_that_fit_beside_the_reserve_and_none_contains_another() -> None:
+    """Stage 1 alone fits, so nothing with a higher stage is listed; half the rows fit too, and fewer are not."""
+    trials = Trials(states=600, rest=100)  # 400 of activations at 4 rows
+    assert cheapest_fits(config(), 700, trials) == [
+        "--stage 1 would fit: its peak is 700 B of 700 B",
+        "--micro-batch 1 --accumulate 4 would fit: its peak is 700 B of 700 B",
+    ]
+    assert [words.split(" would")[0] for words in cheapest_fits(config(), 700, trials, reserve=lambda asked: 1)] == [
+        "--stage 3 --micro-batch 2 --accumulate 2"
+    ]
 
 
 def test_a_change_keeps_the_global_batch_while_it_can() -> None:
@@ -95,6 +116,17 @@ def test_a_search_finds_the_edge(edge: int) -> None:
     assert ranks.best is not None
     assert ranks.best.value == edge
     assert (ranks.beyond.value if ranks.beyond else 0) == edge - 1
+
+
+def test_what_is_kept_beside_the_peak_moves_the_edge() -> None:
+    """A reserve that depends on the configuration: from two ranks on 100 more are kept."""
+    found = fewest_ranks(
+        config(stage=3, ranks=1), 600, lambda tried: 1200 // tried.mesh.ranks, reserve=lambda tried: 100
+    )
+    assert found.best is not None
+    assert found.beyond is not None
+    assert (found.best, found.beyond.value) == ((3, 400, 100), 2)
+    assert [tried.taken_bytes for tried in sorted(found.tried)][:2] == [1300, 700]
 
 
 def test_a_search_ends_at_the_highest_value_and_below_the_lowest() -> None:

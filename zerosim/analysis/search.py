@@ -22,74 +22,119 @@ LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
 """Bytes by kind at the highest peak over ranks of one step or, where a rank asks for more than that capacity, then."""
 
 
+def no_reserve(config: RunConfig) -> int:
+    """Nothing is kept for what is outside the program."""
+    return 0
+
+
 def cheapest_fit(config: RunConfig, capacity: int, trial: LimitedTrial) -> str | None:
-    """The first change that fits, as flags and the peak it was measured with; None when none tried does.
+    """The first change that fits, as flags and the peak it was measured with; None when none tried does."""
+    return next(iter(cheapest_fits(config, capacity, trial, most=1)), None)
 
-    More ranks, the last changes of all, make nothing smaller but model states: where the rest alone is too much for
-    some number of ranks, no larger one is tried.
+
+def cheapest_fits(
+    config: RunConfig,
+    capacity: int,
+    trial: LimitedTrial,
+    *,
+    reserve: Callable[[RunConfig], int] = no_reserve,
+    flash: bool = True,
+    most: int = 3,
+) -> list[str]:
+    """The first changes that fit beside a reserve, in the order of their price, as flags and peaks. None of them does
+    all that another does and more. `flash`: whether the device has such a kernel.
+
+    More ranks, the last changes of all, are tried where nothing else fits. They make nothing smaller but model states:
+    where the rest alone is too much for some number of ranks, no larger one is tried.
     """
-    for changed, flags in changes(config):
-        by_kind = trial(changed, capacity)
+    found: list[str] = []
+    enough: list[set[str]] = []
+    for changed, flags in changes(config, flash=flash):
+        more_ranks, options = changed.mesh.ranks > config.mesh.ranks, set(flags.split()[::2])
+        if len(found) == most or (found and more_ranks):
+            break
+        if any(fewer <= options for fewer in enough):
+            continue
+        room = max(1, capacity - reserve(changed))
+        by_kind = trial(changed, room)
         peak = sum(by_kind.values())
-        if peak <= capacity:
-            return f"{flags} would fit: its peak is {format_bytes(peak)} of {format_bytes(capacity)}"
-        if changed.mesh.ranks > config.mesh.ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > capacity:
-            return None
-    return None
+        if peak <= room:
+            found.append(f"{flags} would fit: its peak is {format_bytes(peak)} of {format_bytes(capacity)}")
+            enough.append(options)
+        elif more_ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > room:
+            break
+    return found
 
 
-def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
+def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
-    A higher stage (nothing but traffic), another attention kernel, running the attention core again, a
-    smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
+    A higher stage (nothing but traffic), another attention kernel if there is `flash`, running the attention core
+    again, a smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
     blocks again (a third more arithmetic), all of them, more ranks (more devices).
     """
+    for changed in _changes(config, flash):
+        yield changed, _flags(config, changed)
+
+
+def _flags(config: RunConfig, changed: RunConfig) -> str:
+    """'--stage 3 --micro-batch 2': what is passed beside what was passed."""
+    before, after = config.to_dict(), changed.to_dict()
+    names = ("stage", "attention", "recompute", "micro_batch", "accumulate", "ranks")
+    return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
+
+
+def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
     order = ("none", "selective", "full")
     more = order[order.index(config.memory.recompute) + 1 :] if config.model.has_blocks else ()
+    flash = flash and config.memory.attention == "eager" and config.model.has_blocks
     for stage in range(config.parallel.zero_stage + 1, 4):
-        yield config.replace(stage=stage), f"--stage {stage}"
-    if config.memory.attention == "eager" and config.model.has_blocks:
-        yield config.replace(attention="flash"), "--attention flash"
+        yield config.replace(stage=stage)
+    if flash:
+        yield config.replace(attention="flash")
     if "selective" in more:
-        yield config.replace(recompute="selective"), "--recompute selective"
+        yield config.replace(recompute="selective")
     yield from _smaller(config)
     if "full" in more:
-        yield config.replace(recompute="full"), "--recompute full"
-    least, flags = config, ""
+        yield config.replace(recompute="full")
+    least, is_alone = config, True  # alone each was tried above
     extremes: dict[str, object] = {"stage": 3} if config.parallel.zero_stage < 3 else {}
+    extremes |= {"attention": "flash"} if flash else {}
     extremes |= {"recompute": "full"} if "full" in more else {}
     for field, value in extremes.items():
         least = least.replace(**{field: value})
-        if flags:  # alone it was tried above
-            yield least, f"{flags} --{field} {value}"
-        flags = f"{flags} --{field} {value}".strip()
-        for changed, words in _smaller(least):
-            yield changed, f"{flags} {words}"
+        if not is_alone:
+            yield least
+        is_alone = False
+        yield from _smaller(least)
     ranks, at_once = 2 * config.mesh.ranks, config.mesh.tp * config.mesh.pp
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
         accumulate = max(1, config.global_batch * at_once // ranks)
         if config.parallel.pipeline == "interleaved":
             accumulate = max(1, accumulate // config.mesh.pp) * config.mesh.pp
-        changed = least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks)
-        yield changed, f"{flags or '--stage 3'} --micro-batch 1 --accumulate {accumulate} --ranks {ranks}"
+        yield least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks)
         ranks *= 2
 
 
-def _smaller(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
+def _smaller(config: RunConfig) -> Iterator[RunConfig]:
     """Fewer rows at a time and as much more accumulation: every divisor of the micro-batch, largest first."""
     for rows in range(config.data.micro_batch - 1, 0, -1):
         if config.data.micro_batch % rows == 0:
             accumulate = config.data.accumulate * config.data.micro_batch // rows
-            flags = f"--micro-batch {rows} --accumulate {accumulate}"
-            yield config.replace(micro_batch=rows, accumulate=accumulate), flags
+            yield config.replace(micro_batch=rows, accumulate=accumulate)
 
 
 class Tried(NamedTuple):
-    """A value that was run, and its peak."""
+    """A value that was run, its peak, and what is kept beside it."""
 
     value: int
     peak_bytes: int
+    reserve_bytes: int = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the device has to have."""
+        return self.peak_bytes + self.reserve_bytes
 
 
 class Found(NamedTuple):
@@ -110,25 +155,47 @@ SEARCHES = {
 }
 
 
+Say = Callable[[Tried], None]
+
+
+def _silent(tried: Tried) -> None:
+    pass
+
+
 def most_that_fits(
-    config: RunConfig, field: str, capacity: int, trial: Trial, say: Callable[[Tried], None] = lambda tried: None
+    config: RunConfig,
+    field: str,
+    capacity: int,
+    trial: Trial,
+    say: Say = _silent,
+    reserve: Callable[[RunConfig], int] = no_reserve,
 ) -> Found:
-    """The largest value of a field whose peak fits, by doubling and then halving the gap.
+    """The largest value of a field whose peak fits beside a reserve, by doubling and then halving the gap.
 
     Every value named was run; that more of it takes more memory is taken for granted in between.
     """
-    return _search(config, field, capacity, trial, say, wanted=True)
+    return _search(config, field, capacity, trial, say, reserve, wanted=True)
 
 
 def fewest_ranks(
-    config: RunConfig, capacity: int, trial: Trial, say: Callable[[Tried], None] = lambda tried: None
+    config: RunConfig,
+    capacity: int,
+    trial: Trial,
+    say: Say = _silent,
+    reserve: Callable[[RunConfig], int] = no_reserve,
 ) -> Found:
-    """The smallest number of ranks whose peak fits. `beyond` is the number below it, which does not."""
-    return _search(config, "ranks", capacity, trial, say, wanted=False)
+    """The smallest number of ranks whose peak fits beside a reserve. `beyond` is the one below it, which does not."""
+    return _search(config, "ranks", capacity, trial, say, reserve, wanted=False)
 
 
 def _search(
-    config: RunConfig, field: str, capacity: int, trial: Trial, say: Callable[[Tried], None], wanted: bool
+    config: RunConfig,
+    field: str,
+    capacity: int,
+    trial: Trial,
+    say: Say,
+    reserve: Callable[[RunConfig], int],
+    wanted: bool,
 ) -> Found:
     """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
     tried: dict[int, Tried] = {}
@@ -137,9 +204,10 @@ def _search(
     def fits(steps: int) -> bool:
         if steps not in tried:
             value = steps * step - less
-            tried[steps] = Tried(value, trial(with_value(config, field, value)))
+            asked = with_value(config, field, value)
+            tried[steps] = Tried(value, trial(asked), reserve(asked))
             say(tried[steps])
-        return tried[steps].peak_bytes <= capacity
+        return tried[steps].taken_bytes <= capacity
 
     least = 1 + -(-less // step)  # a chunk holds a layer at least, as
     if field == "params":
@@ -159,8 +227,8 @@ def _search(
     inner, outer = (low, high) if wanted else (high, low)
     best, beyond = tried.get(inner), tried.get(outer)
     return Found(
-        best if best is not None and best.peak_bytes <= capacity else None,
-        beyond if beyond is not None and beyond.peak_bytes > capacity else None,
+        best if best is not None and best.taken_bytes <= capacity else None,
+        beyond if beyond is not None and beyond.taken_bytes > capacity else None,
         tuple(tried.values()),
     )
 
