@@ -6,9 +6,9 @@ What they hold is decided by `by_stage.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -24,12 +24,16 @@ _FARTHEST = 2.5  # a reference beyond this many times the longest bar would make
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Bytes by part for one run, as counted on `rank`; `alike` when every rank counted the same."""
+    """Bytes by part for one run, as counted on `rank`; `alike` when every rank counted the same.
+
+    `beyond` is what else decides whether a device is enough, drawn behind the parts and in no total.
+    """
 
     label: str
     parts: dict[str, int]
     rank: int
     alike: bool
+    beyond: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, label: str, by_rank: Sequence[Mapping[str, int]]) -> Bar:
@@ -42,6 +46,17 @@ class Bar:
     def total_bytes(self) -> int:
         return sum(self.parts.values())
 
+    @property
+    def end_bytes(self) -> int:
+        """Where it ends: the total and what is beyond."""
+        return self.total_bytes + sum(self.beyond.values())
+
+    @property
+    def words(self) -> str:
+        """What stands at its end."""
+        total = format_bytes(self.total_bytes)
+        return f"{total} ({format_bytes(self.end_bytes)})" if self.beyond else total
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "label": self.label,
@@ -49,6 +64,7 @@ class Bar:
             "every_rank": self.alike,
             "bytes": dict(self.parts),
             "total_bytes": self.total_bytes,
+            **({"beyond": dict(self.beyond)} if self.beyond else {}),
         }
 
 
@@ -84,8 +100,8 @@ def _thin(bars: Sequence[Bar]) -> dict[str, int]:
 
 def _largest(bars: Sequence[Bar]) -> dict[str, int]:
     """The most of each part in any bar."""
-    names = dict.fromkeys(name for bar in bars for name in bar.parts)
-    return {name: max(bar.parts.get(name, 0) for bar in bars) for name in names}
+    every = [{**bar.parts, **bar.beyond} for bar in bars]
+    return {name: max(parts.get(name, 0) for parts in every) for name in dict.fromkeys(chain(*every))}
 
 
 def which_rank(bars: Sequence[Bar], what: str) -> str:
@@ -111,7 +127,7 @@ def draw_bars(
     axes.set_yticks(range(len(bars)), [stage_name(bar.label, "\n") for bar in bars])
     axes.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points)
     axes.set_ylim(len(bars) - 0.5, -0.5)
-    most = max((bar.total_bytes for bar in bars), default=0) or 1
+    most = max((bar.end_bytes for bar in bars), default=0) or 1
     lines = sorted(float(line.nbytes) for line in references if line.nbytes <= _FARTHEST * most)
     chart = _Chart(page, axes, paints, lines)
     end: float = most
@@ -149,8 +165,8 @@ class _Chart:
         width, end = inches(self.page, self.axes)[0], self.axes.get_xlim()[1]
         ends = [1.0, *(line * 1.02 for line in self.lines)]
         for bar in bars:
-            label = self.page.width(format_bytes(bar.total_bytes), **self.page.font(bold=True)) + 2 * _GAP
-            ends.append(self._beyond(bar.total_bytes, label / width * end) / max(1 - label / width, 0.2))
+            label = self.page.width(bar.words, **self.page.font(bold=True)) + 2 * _GAP
+            ends.append(self._beyond(bar.end_bytes, label / width * end) / max(1 - label / width, 0.2))
         return max(ends)
 
     def _beyond(self, start: float, length: float) -> float:
@@ -162,19 +178,22 @@ class _Chart:
 
     def draw_bar(self, position: int, bar: Bar, thickness: float) -> None:
         page, axes, left = self.page, self.axes, 0
-        for name in in_order(bar.parts, self.paints):
-            if nbytes := bar.parts[name]:
+        for name, nbytes in self._stack(bar):
+            if nbytes:
                 (patch,) = axes.barh(position, nbytes, thickness, left=left, **page.paint(name, self.paints))
                 patch.set_gid(f"bar{position}.{name}")
                 self._label_part((left, left + nbytes), position, name)
                 left += nbytes
-        words, font = format_bytes(left), page.font(bold=True)
+        words, font = bar.words, page.font(bold=True)
         length = (page.width(words, **font) + 2 * _GAP) / inches(page, axes)[0] * axes.get_xlim()[1]
         axes.annotate(
             words, (self._beyond(left, length), position), xytext=(72 * _GAP, 0), textcoords="offset points",
             va="center_baseline", ha="left", color=page.theme.text, bbox=ground(page.theme.background), zorder=5,
             gid=f"total{position}", **font,
         )  # fmt: skip
+
+    def _stack(self, bar: Bar) -> list[tuple[str, int]]:
+        return [(name, bar.parts[name]) for name in in_order(bar.parts, self.paints)] + list(bar.beyond.items())
 
     def _label_part(self, span: tuple[int, int], position: int, name: str) -> None:
         """Name and bytes inside a part, or its bytes alone, or nothing: what fits.

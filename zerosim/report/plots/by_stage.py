@@ -5,7 +5,7 @@ Drawn from what was counted; the closed forms of the traffic stand beside it as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from matplotlib.figure import Figure
@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
 from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, shares_of
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 from zerosim.report.mesh_words import stage_name
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
-from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS
+from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS, Paint
 from zerosim.report.plots.words import check_results, limit_words, run_words
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
@@ -32,9 +33,22 @@ MOMENTS = {
 }
 
 
-def memory_bars(results: Mapping[str, RunResult], mark: str = "end_of_backward") -> list[Bar]:
+Reserve = Callable[[RunConfig], int]
+"""Bytes that are kept for what is outside the program."""
+UP_TO_PEAK, OUTSIDE = "up to the peak", "outside the program"
+_PAINTS = {
+    **KIND_PAINTS,
+    UP_TO_PEAK: Paint("#8a9099", "#6f7a86", "\\\\\\"),
+    OUTSIDE: Paint("#4a525b", "#b4bdc7", "///"),
+}
+
+
+def memory_bars(
+    results: Mapping[str, RunResult], mark: str = "end_of_backward", reserve: Reserve | None = None
+) -> list[Bar]:
     """Live bytes by kind at a mark, on the rank that has the most of them there. One bar per result; of one pipeline
-    alone one per pipeline stage, those that hold the same together.
+    alone one per pipeline stage, those that hold the same together. With a `reserve` also what decides whether it fits:
+    how much more the highest peak is, and the reserve.
 
     Raises: InputError for a mark that is not one of `MOMENTS`.
     """
@@ -46,21 +60,40 @@ def memory_bars(results: Mapping[str, RunResult], mark: str = "end_of_backward")
         for label, result in results.items()
     }
     if not _is_one_pipeline(results):
-        return [Bar.of(label, by_rank) for label, by_rank in held.items()]
-    return _by_pipeline_stage(next(iter(results.values())), next(iter(held.values())))
+        bars = [Bar.of(label, by_rank) for label, by_rank in held.items()]
+        ranks: list[Sequence[int]] = [range(len(result.memory)) for result in results.values()]
+    else:
+        bars, ranks = _by_pipeline_stage(next(iter(results.values())), next(iter(held.values())))
+    if reserve is None:
+        return bars
+    of = list(results.values()) if len(results) == len(bars) else [next(iter(results.values()))] * len(bars)
+    return [
+        replace(bar, beyond=_beyond(bar, result, whose, reserve))
+        for bar, result, whose in zip(bars, of, ranks, strict=True)
+    ]
+
+
+def _beyond(bar: Bar, result: RunResult, ranks: Iterable[int], reserve: Reserve) -> dict[str, int]:
+    """What the highest peak of these ranks is more than the bar, and what is kept beside it."""
+    peak = max(result.memory[rank].peak.total_bytes for rank in ranks)
+    parts = {UP_TO_PEAK: peak - bar.total_bytes, OUTSIDE: reserve(result.config)}
+    return {name: nbytes for name, nbytes in parts.items() if nbytes}
 
 
 def _is_one_pipeline(results: Mapping[str, RunResult]) -> bool:
     return len(results) == 1 and all(result.layout.mesh.pp > 1 for result in results.values())
 
 
-def _by_pipeline_stage(result: RunResult, by_rank: Sequence[Mapping[str, int]]) -> list[Bar]:
-    """The rank of each pipeline stage that has the most; a stage's ranks are neighbours."""
+def _by_pipeline_stage(
+    result: RunResult, by_rank: Sequence[Mapping[str, int]]
+) -> tuple[list[Bar], list[Sequence[int]]]:
+    """The rank of each pipeline stage that has the most, and each stage's ranks, which are neighbours."""
     shares = shares_of(result)
     bars = [Bar.of("", [by_rank[rank] for rank in share.ranks]) for share in shares]
     bars = [replace(bar, rank=bar.rank + share.ranks.start) for bar, share in zip(bars, shares, strict=True)]
     runs = alike_stages([(bar.parts, bar.alike) for bar in bars])
-    return [replace(bars[run[0]], label=stage_name(run, len(shares))) for run in runs]
+    ranks = [[rank for stage in run for rank in shares[stage].ranks] for run in runs]
+    return [replace(bars[run[0]], label=stage_name(run, len(shares))) for run in runs], list(ranks)
 
 
 def memory_figure(
@@ -70,13 +103,15 @@ def memory_figure(
     mark: str = "end_of_backward",
     theme: str = "light",
     size: tuple[float, float] | None = None,
+    reserve: Reserve | None = None,
 ) -> Figure:
     """One bar per result, named by its key, such as 'ZeRO-1 (P_os)'; padding is counted.
 
-    `limit` is a device's name and memory in bytes; `size` is in inches, width first.
+    `limit` is a device's name and memory in bytes; with a `reserve` the peak and the reserve, which decide whether it
+    fits, are drawn behind what is held; `size` is in inches, width first.
     Raises: InputError for no results, and for an unknown mark or theme.
     """
-    bars = memory_bars(results, mark)
+    bars = memory_bars(results, mark, reserve)
     page = open_page(size, theme)
     title, subtitle, notes = f"Bytes per rank {MOMENTS[mark]}", run_words(results), [which_rank(bars, "holds")]
     if _is_one_pipeline(results):
@@ -84,9 +119,13 @@ def memory_figure(
         title, subtitle = f"{title}, by pipeline stage", f"{stage}, {subtitle}"
         is_alike = all(bar.alike for bar in bars)
         notes = [f"Ranks of one stage {'hold the same' if is_alike else 'differ: drawn is the one that holds most'}."]
-    frame(page, title, subtitle, key_of(page, bars, KIND_PAINTS), [*notes, *too_thin(bars)])
+    if any(bar.beyond for bar in bars):
+        notes.append(
+            "In brackets what decides whether it fits: the highest peak, and what is kept outside the program."
+        )
+    frame(page, title, subtitle, key_of(page, bars, _PAINTS), [*notes, *too_thin(bars)])
     references = [] if limit is None else [Reference(limit_words(limit), limit[1])]
-    draw_bars(page, bars, KIND_PAINTS, references)
+    draw_bars(page, bars, _PAINTS, references)
     return page.figure
 
 
