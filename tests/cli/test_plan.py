@@ -82,7 +82,60 @@ def test_a_plan_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None
     assert main([*words, "--limit", str(peak - 1)]) == 3
     text = capsys.readouterr().out
     assert "It does not fit" in text
-    assert short["advice"].rstrip(".") in text
+    assert short["advice"].rstrip(".") in " ".join(text.split())
+
+
+def test_the_verdict_is_of_the_peak_and_the_reserve_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """To the byte; what is outside is in no peak, and a flat model and --limit alone keep nothing."""
+    words = ["plan", "--model", "gpt2", "--ranks", "64", "--gpu", "a100-40", "--stage", "3"]
+    whole = run_json(capsys, *words)
+    peak, outside = whole["peak_bytes"], whole["outside"]
+    assert whole["reserve_bytes"] == sum(outside.values()) == 1_176_764_416
+    assert peak == run_json(capsys, *words, "--reserve", "0")["peak_bytes"]
+    room = whole["limit"]["bytes"] - peak
+    assert run_json(capsys, *words, "--reserve", str(room))["fits"] is True
+    assert run_json(capsys, *words, "--reserve", str(room + 1), code=3)["fits"] is False
+    capsys.readouterr()
+    main([*words, "--reserve", str(room + 1)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    first = next(i for i, line in enumerate(lines) if line.startswith("It does not fit"))
+    assert lines[-1] == lines[first + 1]  # the verdict of two lines is the last as well as the first
+    assert "No part alone is more" in lines[first + 4]
+    flat = run_json(capsys, "plan", "--model", "flat", "--params", "1M", "--gpu", "a100-40")
+    assert (flat["outside"], flat["reserve_bytes"]) == ({}, 0)
+    limit = run_json(capsys, "plan", "--model", "gpt2", "--limit", "40GB")
+    assert (limit["outside"], limit["reserve_bytes"]) == ({}, 0)
+
+
+def test_what_alone_is_too_much_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """DDP's 16 B of 1.56B parameters; and logits of 8 x 8,192 tokens of 128,256 in bf16, with their gradients."""
+    sizes = ["plan", "--model", "gpt2-xl", "--limit", "20GB"]
+    assert main([*sizes, "--stage", "0"]) == 3
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Alone more than the device has: model states (24.9 GB). --stage 1 would fit" in text
+    words = ["plan", "--model", "llama3-8b", "--ranks", "8", "--micro-batch", "8", "--attention", "flash"]
+    assert main([*words, "--recompute", "full", "--limit", "30GB"]) == 3
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Alone more than the device has: logits and their gradients (33.6 GB)." in text
+
+
+def test_flash_attention_is_taken_where_the_gpu_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "gpt2", "--ranks", "8"]
+    for more, attention in (
+        ([], "eager"),
+        (["--gpu", "a100-80"], "flash"),
+        (["--gpu", "v100-32"], "eager"),
+        (["--gpu", "a100-80", "--attention", "eager"], "eager"),
+    ):
+        assert run_json(capsys, *words, *more)["config"]["attention"] == attention
+    assert main([*words, "--gpu", "h100"]) == 0
+    assert "flash attention (flash kernels run on h100-80)" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "run.toml").write_text('model = "gpt2"\nranks = 8\n', "utf-8")  # a file says itself what it runs
+    assert run_json(capsys, "plan", str(tmp_path / "run.toml"), "--gpu", "h100")["config"]["attention"] == "eager"
+    assert main(["plot", "memory", "--layers", "1", "-o", str(tmp_path / "x.svg")]) == 0
+    assert capsys.readouterr().out.endswith("x.svg\n")
+    assert main(["plot", "memory", "--layers", "1", "--gpu", "h100", "-o", str(tmp_path / "x.svg")]) == 0
+    assert capsys.readouterr().out.endswith("x.svg, with flash attention\n")
 
 
 def test_the_advice_was_run_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,6 +205,7 @@ def test_a_plan_fits_into_any_width(
     monkeypatch.setenv("COLUMNS", width)
     main(["plan", "--model", "1t", "--ranks", "1024", "--recompute", "full", "--gpu", "v100-32"])
     main(["fit", "--model", "gpt2", "--gpu", "v100-32"])
+    main(["plan", "--model", "gpt2", "--gpu", "h100"])
     main(["zoo", "gpus"])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= int(width)
@@ -183,6 +237,9 @@ def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str], monkeypat
         (["--limit", "0"], "limit"),
         (["--limit", "1e30"], "limit"),
         (["--limit", "-4GB"], "-4GB"),
+        (["--reserve", "1GB"], "--gpu"),
+        (["--reserve", "1e30", "--limit", "1GB"], "reserve"),
+        (["--ranks", "65536", "--tp", "65536", "--pp", "2"], "up to 65,536"),
         (["--model", "flat", "--recompute", "full"], "no blocks"),
         (["--model", ""], "expected a name"),
         (["--model", "/"], "config.json"),

@@ -16,8 +16,9 @@ from zerosim.report.fit_meshes import meshes_report
 from zerosim.report.html import result_html
 from zerosim.report.look import emit
 from zerosim.report.mesh_words import about, by_stage, shape
-from zerosim.report.plan import Limit, plan_report
+from zerosim.report.plan import plan_report
 from zerosim.report.tables import summary
+from zerosim.report.verdict import Limit
 from zerosim.train.plan import peak_and_sent, plan
 from zerosim.train.run import run
 

@@ -666,6 +666,27 @@ def test_a_device_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out)["limit"] == {"name": "v100-32", "bytes": 32 * GB}
 
 
+def test_beside_the_states_stands_what_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a limit: each bar, what its peak is more, and the reserve; without one and for a flat model bars alone."""
+
+    def bars(*words: str) -> list[dict[str, Any]]:
+        out = run_cli(capsys, "memory", *words, "-o", str(tmp_path / "x.svg"), "--json", "-")[1]
+        return list(json.loads(out)["bars"])
+
+    sizes = (*SMALL, "--ranks", "2", "--pp", "2", "--stage", "1")  # one pipeline: a bar for each stage
+    peaks = {bar["label"]: bar["total_bytes"] for bar in bars(*sizes, "--mark", "peak")}
+    kept = bars(*sizes, "--limit", "3KB", "--reserve", "500")
+    assert len(kept) == len(peaks) == 2
+    for bar in kept:
+        beyond = bar["beyond"]
+        assert beyond["outside the program"] == 500
+        assert bar["total_bytes"] + beyond["up to the peak"] == peaks[bar["label"]]
+    assert "In brackets what decides" in (tmp_path / "x.svg").read_text("utf-8")
+    assert all("beyond" not in bar for bar in bars(*sizes))
+    flat = ("--model", "flat", "--params", "1K", "--units", "1", "--ranks", "2", "--gpu", "a100-80")
+    assert all("beyond" not in bar for bar in bars(*flat))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -6,12 +6,20 @@ import argparse
 import sys
 import time
 
-from zerosim.analysis.search import MOST_RANKS, SEARCHES, Tried, check_search, fewest_ranks, most_that_fits
-from zerosim.cli.options import add_run_flags, run_config
+from zerosim.analysis.search import (
+    MOST_RANKS,
+    SEARCHES,
+    Tried,
+    check_search,
+    fewest_ranks,
+    most_that_fits,
+    with_value,
+)
+from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, flag_of, whole_number
-from zerosim.cli.plan import add_device_flags, device_limit
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.cli.plan import add_device_flags, device_limit, outside_values, planned_config
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -40,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
     if args.find == "mesh":
         return find_meshes(args)
-    config = run_config(args, PLAN_DEFAULTS, any_ranks=args.find == "ranks")
+    config = planned_config(args, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
     if hasattr(args, field):
         raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")
@@ -58,9 +66,9 @@ def main(args: argparse.Namespace) -> int:
             print(f"[{passed:5.1f} s] {args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}", file=sys.stderr)
 
     if field == "ranks":
-        found = fewest_ranks(config, limit.nbytes, peak_of, say)
+        found = fewest_ranks(config, limit.nbytes, peak_of, say, limit.reserve)
     else:
-        found = most_that_fits(config, field, limit.nbytes, peak_of, say)
+        found = most_that_fits(config, field, limit.nbytes, peak_of, say, limit.reserve)
     values = {
         "schema": 1,
         "find": args.find,
@@ -68,6 +76,7 @@ def main(args: argparse.Namespace) -> int:
         "beyond": found.beyond and found.beyond._asdict(),
         "tried": [tried._asdict() for tried in found.tried],
         "limit": limit.to_dict(),
+        **outside_values(config if found.best is None else with_value(config, field, found.best.value), limit),
         "config": config.to_dict(),
     }
     with written((figures, as_json(lambda: values))):
@@ -87,7 +96,7 @@ def find_meshes(args: argparse.Namespace) -> int:
         if hasattr(args, name):
             more = "; the most ranks that are tried: --most-ranks" if name == "ranks" else ""
             raise InputError(f"{flag_of(name)} {getattr(args, name)}: it is what is looked for; leave it out{more}")
-    config = run_config(args, PLAN_DEFAULTS).replace(ranks=1)
+    config = planned_config(args).replace(ranks=1)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
@@ -105,13 +114,20 @@ def find_meshes(args: argparse.Namespace) -> int:
             which = f"{ranks:,} ranks, tp {mesh.tp} x pp {mesh.pp}, stage {asked.parallel.zero_stage}"
             print(f"[{passed:5.1f} s] {which}: {'fits' if fits else 'too much'}", file=sys.stderr)
 
-    found, tried = cheapest_meshes(config, limit.nbytes, args.most_ranks, peak_and_sent, say)
+    nbytes, reserve = limit.nbytes, limit.reserve
+
+    def beside(asked: RunConfig, capacity: int) -> tuple[int, int] | None:
+        """What it takes where the reserve of its mesh leaves enough."""
+        return peak_and_sent(asked, max(1, capacity - reserve(asked)))
+
+    found, tried = cheapest_meshes(config, nbytes, args.most_ranks, beside, say)
     values = {
         "schema": 1,
         "find": "mesh",
         "meshes": [one.to_dict() for one in found],
         "tried": tried,
         "limit": limit.to_dict(),
+        **outside_values(found[0].config if found else config, limit),
         "config": config.to_dict(),
     }
     with written((figures, as_json(lambda: values))):

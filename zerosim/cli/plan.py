@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
@@ -15,7 +16,8 @@ from zerosim.errors import InputError
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
-    from zerosim.report.plan import Limit
+    from zerosim.config import RunConfig
+    from zerosim.report.verdict import Limit
     from zerosim.train.result import RunResult
 
 
@@ -30,49 +32,78 @@ def add_arguments(parser: Parser) -> None:
 
 
 def add_device_flags(group: Any) -> None:
-    """--gpu and --limit."""
+    """--gpu, --limit and --reserve."""
     group.add_argument(
         "--gpu", metavar="NAME", help="v100-32, a100-40, a100-80, h100-80, h200-141, b200, or a TOML file"
     )
     group.add_argument(
         "--limit", "--capacity", metavar="SIZE", type=size, help="bytes per device, such as 24GB, in place of --gpu's"
     )
+    add_reserve_flag(group.add_argument)
+
+
+def add_reserve_flag(add: Callable[..., Any]) -> None:
+    add(
+        "--reserve", metavar="SIZE", type=size,
+        help="bytes kept for what is outside the program: CUDA context, NCCL, libraries (default: --gpu's, else 0; 0 "
+        "for a flat model)",
+    )  # fmt: skip
+
+
+def planned_config(args: argparse.Namespace, *, any_ranks: bool = False) -> RunConfig:
+    """`run_config` with a plan's defaults, and flash attention where --gpu is known to have it; not over a scenario,
+    which says what it runs.
+
+    Raises: InputError as `run_config` does, and for an unknown device.
+    """
+    config = run_config(args, PLAN_DEFAULTS, any_ranks=any_ranks)
+    device = None if getattr(args, "gpu", None) is None else find_hardware(args.gpu)
+    if device is None or not device.flash or args.scenario is not None or not config.model.has_blocks:
+        return config
+    return run_config(args, {**PLAN_DEFAULTS, "attention": "flash"}, any_ranks=any_ranks)
 
 
 def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None:
-    """The memory that --gpu and --limit name, or a scenario's capacity; None without any.
+    """The memory that --gpu and --limit name, or a scenario's capacity, and what is kept of it; None without any.
 
-    Raises: InputError for an unknown device.
+    Raises: InputError for an unknown device, and for a reserve of nothing.
     """
-    from zerosim.report.plan import Limit
+    from zerosim.report.verdict import Limit
 
     device = None if args.gpu is None else find_hardware(args.gpu)
     if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
         raise InputError(
             f"--limit {args.limit}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
         )
+    kept = getattr(args, "reserve", None)
+    if kept is not None and not 0 <= kept <= MOST_BYTES:
+        raise InputError(f"--reserve {kept}: expected 0 to {format_bytes(MOST_BYTES)}, such as 2GB")
     if args.limit is not None or device is None:
         nbytes = args.limit if args.limit is not None else capacity
-        return None if nbytes is None else Limit("", nbytes)
-    return Limit(device.name, device.memory_bytes)
+        if nbytes is None and kept is not None:
+            raise InputError(f"--reserve {kept}: of which memory? pass --gpu NAME or --limit SIZE too")
+        return None if nbytes is None else Limit("", nbytes, device, kept)
+    return Limit(device.name, device.memory_bytes, device, kept)
 
 
 def main(args: argparse.Namespace) -> int:
     """0 if it fits, or no device is named; 3 if it does not."""
-    config = run_config(args, PLAN_DEFAULTS)
+    config = planned_config(args)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
-    from zerosim.report.plan import fits, plan_report
+    from zerosim.report.plan import plan_report
+    from zerosim.report.verdict import fits
     from zerosim.train.plan import plan
 
     result = plan(config, every_rank=args.every_rank)
     fitting, advice = limit is None or fits(result, limit), None
     if limit is not None and not fitting:
-        from zerosim.analysis.search import cheapest_fit
+        from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
 
-        found = cheapest_fit(config, limit.nbytes, peak_within)
-        advice = f"{found}." if found is not None else "No change that was tried fits: see zerosim fit."
+        flash = limit.device is None or limit.device.flash is not False
+        found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve, flash=flash)
+        advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
     with written((figures, as_json(lambda: plan_values(result, limit, advice)))):
         if not args.quiet:
             show(args, plan_report(result, limit, advice))
@@ -83,12 +114,23 @@ def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> d
     """The JSON form: that of a run without what has values, each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
     with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
-    peak = max(memory.peak.total_bytes for memory in result.memory)
+    from zerosim.report.verdict import fits, peak_bytes
+
+    config = result.config
     return {
         **{key: value for key, value in values.items() if key not in with_values},
         "ranks": [{**rank, "stands_for": alike[rank["rank"]]} for rank in values["ranks"]],
-        "peak_bytes": peak,
+        "peak_bytes": peak_bytes(result),
         "limit": limit and limit.to_dict(),
-        "fits": None if limit is None else peak <= limit.nbytes,
+        **outside_values(config, limit),
+        "fits": None if limit is None else fits(result, limit),
         "advice": advice,
+    }
+
+
+def outside_values(config: RunConfig, limit: Limit | None) -> dict[str, Any]:
+    """The JSON form of what is outside the program: each line's bytes, and what is kept of the device for it."""
+    return {
+        "outside": {} if limit is None else {one.name: one.nbytes for one in limit.outside(config)},
+        "reserve_bytes": 0 if limit is None else limit.reserve(config),
     }

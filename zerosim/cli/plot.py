@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
-from zerosim.cli.plan import device_limit
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.cli.plan import add_reserve_flag, device_limit, planned_config
+from zerosim.config import RunConfig
 from zerosim.errors import InputError, printable
 from zerosim.ledger.memory import MARKS
 
 if TYPE_CHECKING:
-    from zerosim.report.plan import Limit
+    from zerosim.report.verdict import Limit
     from zerosim.train.result import RunResult
 
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
@@ -60,6 +60,8 @@ def _figure_parser(name: str | None) -> Parser:
     if name not in ("traffic", "schedule"):
         add("--limit", "--capacity", metavar="SIZE", type=size, help="a line at so many bytes")
         add("--gpu", metavar="NAME", help="a line at this device's memory, such as v100-32")
+    if name == "memory":
+        add_reserve_flag(add)
     if name not in ("timeline", "schedule"):
         add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
     if name in ("memory", "scaling"):
@@ -83,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
             raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
-    config = run_config(args, PLAN_DEFAULTS, any_ranks=name == "scaling")
+    config = planned_config(args, any_ranks=name == "scaling")
     form = (args.out or "").rpartition(".")[2].lower()
     if args.out is None:
         raise InputError("--out: expected a file to draw into, such as -o memory.svg")
@@ -103,7 +105,9 @@ def main(args: argparse.Namespace) -> int:
     with written((picture, lambda file: write_figure(figure, file, form)), (figures, as_json(lambda: values))):
         pass  # what is said below is only true where nothing failed
     if not args.quiet:
-        print(f"wrote {printable(args.out)}", file=human_stream(args))
+        decided = limit is not None and limit.device is not None and config.model.has_blocks
+        kernel = f", with {config.memory.attention} attention" if decided else ""
+        print(f"wrote {printable(args.out)}{kernel}", file=human_stream(args))
     return 0
 
 
@@ -123,8 +127,10 @@ def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     from zerosim.report.plots.by_stage import memory_bars
 
     results, mark = _by_stage(args, config), args.mark
-    figure = memory_figure(results, limit=limit, mark=mark, theme=args.theme, size=args.size)
-    bars = [bar.to_dict() for bar in memory_bars(results, mark)]
+    # A flat model is there for the papers' figures, which show model states alone.
+    line, reserve = limit and limit.line, None if limit is None or config.model.family == "flat" else limit.reserve
+    figure = memory_figure(results, limit=line, mark=mark, theme=args.theme, size=args.size, reserve=reserve)
+    bars = [bar.to_dict() for bar in memory_bars(results, mark, reserve)]
     return figure, {"mark": mark, "limit": limit and limit.to_dict(), "bars": bars}
 
 
@@ -154,7 +160,8 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
         for bar in memory_bars(results, mark):
             lines.setdefault(bar.label.split(" (")[0], []).append((ranks, bar.total_bytes))
-    figure = scaling_figure(lines, limit=limit, mark=mark, subtitle=run_words(shown), theme=args.theme, size=args.size)
+    line = limit and limit.line
+    figure = scaling_figure(lines, limit=line, mark=mark, subtitle=run_words(shown), theme=args.theme, size=args.size)
     return figure, {"mark": mark, "limit": limit and limit.to_dict(), "lines": lines}
 
 
@@ -179,7 +186,8 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     result = plan(config.replace(steps=steps if step is None else step + 1), keep_events=True)
     histories = [result.events[rank] for rank in ranks]
     subtitle = f"{stage_label(config.parallel.zero_stage).split(' (')[0]}, {run_words({'': result})}"
-    figure = timeline_figure(histories, ranks, step, limit=limit, subtitle=subtitle, theme=args.theme, size=args.size)
+    line = limit and limit.line
+    figure = timeline_figure(histories, ranks, step, limit=line, subtitle=subtitle, theme=args.theme, size=args.size)
     drawn = [read_history(events, step).to_dict() for events in histories]
     panels = [{"rank": rank, **numbers} for rank, numbers in zip(ranks, drawn, strict=True)]
     return figure, {"step": step, "limit": limit and limit.to_dict(), "panels": panels}

@@ -53,9 +53,12 @@ class MeshConfig(Part):
         if self.ranks % each:
             sizes = {"tp": self.tp, "pp": self.pp, "dp_replicate": self.dp_replicate}
             product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            most = int(type(self).options()["ranks"].high or each)
+            if each > most:
+                raise InputError(f"{product} is {each:,} ranks at least: ranks go up to {most:,}; choose smaller ones")
             raise InputError(
                 f"{product} does not divide ranks {self.ranks}: a world is pp x dp_replicate x dp_shard x tp ranks; "
-                f"choose ranks {max(1, round(self.ranks / each)) * each}"
+                f"choose ranks {min(max(1, round(self.ranks / each)), most // each) * each}"
             )
 
     def _default(self, of: Any) -> Any:

@@ -10,7 +10,7 @@ from zerosim.config import RunConfig
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
-from zerosim.report.plan import Limit
+from zerosim.report.verdict import Limit, assumed, outside_table
 from zerosim.units import format_bytes
 
 
@@ -26,7 +26,9 @@ def meshes_report(config: RunConfig, found: Sequence[Fitting], tried: int, most_
     )
     if not found:
         answer = f"Nothing fits on up to {counted(most_ranks, 'rank')} of {format_bytes(limit.nbytes)}."
-        return Stack(prose(headline, "bold"), prose(answer, "bold red"), prose(how))
+        return Stack(
+            prose(headline, "bold"), prose(answer, "bold red"), prose(assumed(config, limit), "dim"), prose(how)
+        )
     best = found[0].config
     answer = f"{counted(best.mesh.ranks, 'rank')}: {_flags(best)}"
     figures = (right("peak, bytes"), right("sent per token, bytes"), right("bubble"))
@@ -44,8 +46,10 @@ def meshes_report(config: RunConfig, found: Sequence[Fitting], tried: int, most_
     return Stack(
         prose(headline, "bold"),
         prose(answer, "bold green"),
+        prose(assumed(best, limit), "dim"),
         titled(f"What fits on {counted(best.mesh.ranks, 'rank')}", Adaptive(grid, grid.short()), note),
         prose(how, "dim"),
+        outside_table(best, limit),
     )
 
 

@@ -7,13 +7,12 @@ those of a run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Column
 
 from zerosim.analysis.compare import peak_rank
-from zerosim.analysis.search import SEARCHES, Found, with_value
+from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -26,6 +25,7 @@ from zerosim.report.activations import activations_table, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted
 from zerosim.report.tables import mesh_text, owners_table, states_table, traffic_table
+from zerosim.report.verdict import Limit, assumed, fits, outside_table, too_much, verdict
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
@@ -41,28 +41,24 @@ _MARK_NAMES = {
 }
 
 
-class Limit(NamedTuple):
-    """A device's memory: what the device is called ('' where only its bytes are known), and its bytes."""
-
-    name: str
-    nbytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "bytes": self.nbytes}
-
-
 def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> Stack:
     """All of a plan. `advice` is the cheapest change that was found to fit."""
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
     of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.param_dtype)) else ""
+    answer = None
+    if limit is not None:
+        answer = prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red")
     return Stack(
         prose(f"{words.model_name(config)}: {words.headline(config, where)}", "bold"),
         prose(_what_was_run(result)),
         mesh_text(config),
-        None if limit is None else prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red"),
+        answer,
+        None if limit is None else prose(assumed(config, limit), "dim"),
+        None if limit is None or fits(result, limit) else prose(too_much(result, limit)),
         None if advice is None else prose(advice),
         memory_table(result),
+        outside_table(config, limit),
         mesh.peaks_table(result),
         holders_table(result),
         owners_table(result) if is_owned(config) else None,
@@ -72,29 +68,8 @@ def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> S
         prose(f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}.{of_stage}", "dim"),
         # What a preset's source leaves open, or a config.json asks for that is not modelled.
         prose(f"Model {config.model.name}: {'; '.join(notes)}.", "dim") if notes else None,
+        answer,
     )
-
-
-def fits(result: RunResult, limit: Limit) -> bool:
-    return _peak_bytes(result) <= limit.nbytes
-
-
-def verdict(result: RunResult, limit: Limit) -> str:
-    """Whether it fits and by how much."""
-    peak = _peak_bytes(result)
-    room = limit.nbytes - peak
-    share = f"{100 * abs(room) / limit.nbytes:.3g} %"
-    if room >= 0:
-        of = f"{format_bytes(peak)} of {format_bytes(limit.nbytes)}"
-        return f"It fits: the peak is {of}, {format_bytes(room)} ({share}) are left."
-    return (
-        f"It does not fit: the peak is {format_bytes(peak)}, {format_bytes(-room)} ({share}) more than the "
-        f"{format_bytes(limit.nbytes)}{f' of {limit.name}' if limit.name else ''}."
-    )
-
-
-def _peak_bytes(result: RunResult) -> int:
-    return result.memory[peak_rank(result)].peak.total_bytes
 
 
 def _what_was_run(result: RunResult) -> str:
@@ -191,31 +166,33 @@ def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stac
     headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
     grid = Grid(right(what), right("peak, bytes"), right(""), "fits")
     for tried in sorted(found.tried):
-        does = "yes" if tried.peak_bytes <= limit.nbytes else "no"
+        does = "yes" if tried.taken_bytes <= limit.nbytes else "no"
         peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
         grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
+    shown = config if found.best is None else with_value(config, what.replace("-", "_"), found.best.value)
     return Stack(
         prose(headline, "bold"),
         prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
+        prose(assumed(shown, limit), "dim"),
         titled("What was run", Adaptive(grid)),
+        outside_table(shown, limit),
     )
 
 
 def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
     best, beyond = found.best, found.beyond
     if best is None:
-        least = min(found.tried, key=lambda tried: tried.peak_bytes)
+        least = min(found.tried, key=lambda tried: tried.taken_bytes)
         return (
             f"Nothing fits: {what} {least.value:,} takes the least, and its peak is {format_bytes(least.peak_bytes)} "
-            f"of {format_bytes(limit.nbytes)}. Try a higher --stage, --recompute full or --attention flash."
+            f"of {format_bytes(limit.nbytes)}{_beside(least)}.{_what_to_try(config, limit)}"
         )
-    room = limit.nbytes - best.peak_bytes
     text = (
-        f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}, "
-        f"{format_bytes(room)} are left."
+        f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}"
+        f"{_beside(best)}, {format_bytes(limit.nbytes - best.taken_bytes)} are left."
     )
     if beyond is not None:
-        text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.peak_bytes - limit.nbytes)}."
+        text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.taken_bytes - limit.nbytes)}."
     elif what == "ranks" and is_mesh(config):
         text += " One data rank is enough."
     elif what == "ranks":
@@ -230,3 +207,19 @@ def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
         numel = build_model(with_value(config, what, best.value), Device(0, make_backend("meta"))).num_parameters
         text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
     return text
+
+
+def _beside(tried: Tried) -> str:
+    """What is kept outside the program, if anything is."""
+    kept = tried.reserve_bytes
+    return f", {format_bytes(kept)} are kept for what is outside the program" if kept else ""
+
+
+def _what_to_try(config: RunConfig, limit: Limit) -> str:
+    """Flags that were not given and take less; none of what the device or the model does not have."""
+    has_flash = limit.device is None or limit.device.flash is not False
+    flags = ["a higher --stage"] if config.parallel.zero_stage < 3 else []
+    if config.model.has_blocks:
+        flags += ["--recompute full"] if config.memory.recompute != "full" else []
+        flags += ["--attention flash"] if config.memory.attention == "eager" and has_flash else []
+    return f" Try {' or '.join(flags)}." if flags else ""
