@@ -107,6 +107,38 @@ def test_the_verdict_is_of_the_peak_and_the_reserve_together(capsys: pytest.Capt
     assert (limit["outside"], limit["reserve_bytes"]) == ({}, 0)
 
 
+_BY_530B = ("gpt", 105, 20480, 128, 2048, "51200")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "stage", "ranks", "rows", "sizes", "more"),
+    [
+        ("v100-32", 2, 128, 24, ("gpt", 34, 1920, 16, 1024, "50257"), ["--precision", "fp16"]),
+        ("v100-32", 2, 128, 2, ("gpt", 62, 4096, 32, 1024, "50257"), ["--precision", "fp16"]),
+        ("a100-80", 3, 384, 4, ("gpt", 96, 12288, 96, 2048, "51200"), ["--recipe", "deepspeed"]),
+        ("a100-80", 3, 640, 4, _BY_530B, ["--recipe", "deepspeed"]),
+        ("a100-80", 3, 640, 4, _BY_530B, ["--recipe", "deepspeed", "--attention", "eager"]),
+    ],
+)
+def test_what_is_known_to_have_run_fits(
+    gpu: str,
+    stage: int,
+    ranks: int,
+    rows: int,
+    sizes: tuple[str, int, int, int, int, str],
+    more: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """ZeRO paper, Table 10 (1.5B and 13B); 2104.04473, Table 2 (175B and 530B, ZeRO-3); all with full recompute.
+    The last fits into the 85.0 GB that an A100 of "80 GB" has, and would not into 80."""
+    names = ("--model", "--layers", "--hidden", "--heads", "--seq", "--vocab")
+    words = [str(word) for pair in zip(names, sizes, strict=True) for word in pair]
+    words += ["--positions", str(sizes[4]), "--recompute", "full", "--gpu", gpu, *more]
+    words += ["--stage", str(stage), "--ranks", str(ranks), "--micro-batch", str(rows)]
+    assert run_json(capsys, "plan", *words)["fits"] is True
+
+
 def test_what_alone_is_too_much_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """DDP's 16 B of 1.56B parameters; and logits of 8 x 8,192 tokens of 128,256 in bf16, with their gradients."""
     sizes = ["plan", "--model", "gpt2-xl", "--limit", "20GB"]
