@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 DIFFERENCE = 1
 INTERNAL = 6
@@ -69,10 +70,28 @@ class InputError(ZerosimError, ValueError):
         super().__init__(printable(text))
 
 
+class Room(NamedTuple):
+    """What an allocator had left when it refused.
+
+    free_bytes      of the capacity, whether a request could have them or not
+    largest_hole    the most that one request could have
+    reserved_bytes  taken from the device, live or not
+    needed_bytes    the capacity with which this request would have been granted
+    remedy          what would help, '' for nothing that this allocator knows of
+    """
+
+    free_bytes: int
+    largest_hole: int
+    reserved_bytes: int
+    needed_bytes: int
+    remedy: str = ""
+
+
 class OutOfMemory(ZerosimError):
     """A device was asked for more bytes than its capacity leaves.
 
-    `live` holds the live bytes by kind when the request of `requested` bytes for `kind` was made;
+    `live` holds the live bytes by kind when the request of `requested` bytes for `kind` was made, `by_unit` those by
+    unit and kind; `room` what the allocator had left, where the capacity alone does not say why it refused;
     `advice`, where a run was given, the cheapest change that was tried and fits.
     """
 
@@ -88,6 +107,7 @@ class OutOfMemory(ZerosimError):
         capacity: int = 0,
         where: str = "",
         live: dict[str, int] | None = None,
+        room: Room | None = None,
         advice: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -97,6 +117,8 @@ class OutOfMemory(ZerosimError):
         self.capacity = capacity
         self.where = where
         self.live = live or {}
+        self.by_unit: dict[tuple[str, str], int] = {}
+        self.room = room
         self.advice = advice
 
 

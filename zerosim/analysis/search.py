@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from zerosim.analysis.formulas import STATES
 from zerosim.config import OPTIONS, RunConfig
+from zerosim.config.allocator import without_fragmentation
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -69,9 +70,9 @@ def cheapest_fits(
 def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
-    A higher stage (nothing but traffic), another attention kernel if there is `flash`, running the attention core
-    again, a smaller micro-batch with more accumulation (the same global batch, thinner matrices), running whole
-    blocks again (a third more arithmetic), all of them, more ranks (more devices).
+    An allocator's knob against fragmentation, a higher stage (nothing but traffic), another attention kernel if there
+    is `flash`, running the attention core again, a smaller micro-batch with more accumulation (the same global batch,
+    thinner matrices), running whole blocks again (a third more arithmetic), all of them, more ranks (more devices).
     """
     for changed in _changes(config, flash):
         yield changed, _flags(config, changed)
@@ -80,7 +81,7 @@ def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfi
 def _flags(config: RunConfig, changed: RunConfig) -> str:
     """'--stage 3 --micro-batch 2': what is passed beside what was passed."""
     before, after = config.to_dict(), changed.to_dict()
-    names = ("stage", "attention", "recompute", "micro_batch", "accumulate", "ranks")
+    names = ("allocator_conf", "stage", "attention", "recompute", "micro_batch", "accumulate", "ranks")
     return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
@@ -88,6 +89,8 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
     order = ("none", "selective", "full")
     more = order[order.index(config.memory.recompute) + 1 :] if config.model.has_blocks else ()
     flash = flash and config.memory.attention == "eager" and config.model.has_blocks
+    if (conf := without_fragmentation(config.memory.allocator, config.memory.allocator_conf)) is not None:
+        yield config.replace(allocator_conf=conf)
     for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage)
     if flash:

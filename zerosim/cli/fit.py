@@ -65,10 +65,13 @@ def main(args: argparse.Namespace) -> int:
             passed = time.perf_counter() - started
             print(f"[{passed:5.1f} s] {args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}", file=sys.stderr)
 
+    def trial(tried: RunConfig) -> int:
+        return peak_of(tried, limit.nbytes - limit.reserve(tried))
+
     if field == "ranks":
-        found = fewest_ranks(config, limit.nbytes, peak_of, say, limit.reserve)
+        found = fewest_ranks(config, limit.nbytes, trial, say, limit.reserve)
     else:
-        found = most_that_fits(config, field, limit.nbytes, peak_of, say, limit.reserve)
+        found = most_that_fits(config, field, limit.nbytes, trial, say, limit.reserve)
     values = {
         "schema": 1,
         "find": args.find,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, size
-from zerosim.config import PLAN_DEFAULTS
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.hardware import find_hardware
-from zerosim.errors import InputError
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
@@ -93,10 +94,9 @@ def main(args: argparse.Namespace) -> int:
     config = config.replace(capacity=None)
     from zerosim.report.plan import plan_report
     from zerosim.report.verdict import fits
-    from zerosim.train.plan import plan
 
-    result = plan(config, every_rank=args.every_rank)
-    fitting, advice = limit is None or fits(result, limit), None
+    result, refusal = _planned(config, limit, every_rank=args.every_rank)
+    fitting, advice = refusal is None and (limit is None or fits(result, limit)), None
     if limit is not None and not fitting:
         from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
@@ -104,17 +104,32 @@ def main(args: argparse.Namespace) -> int:
         flash = limit.device is None or limit.device.flash is not False
         found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve, flash=flash)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
-    with written((figures, as_json(lambda: plan_values(result, limit, advice)))):
+    with written((figures, as_json(lambda: plan_values(result, limit, fitting, advice)))):
         if not args.quiet:
-            show(args, plan_report(result, limit, advice))
+            show(args, plan_report(result, limit, advice, refusal))
     return 0 if fitting else 3
 
 
-def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> dict[str, Any]:
+def _planned(config: RunConfig, limit: Limit | None, *, every_rank: bool) -> tuple[RunResult, OutOfMemory | None]:
+    """What the configuration takes on devices without a limit. An allocator has to live with one: where it refuses,
+    that is returned too, and the figures are those of exact bytes."""
+    from zerosim.train.plan import plan
+
+    if config.memory.allocator == "exact":
+        return plan(config, every_rank=every_rank), None
+    room = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
+    try:
+        return plan(config.replace(capacity=room), every_rank=every_rank), None
+    except OutOfMemory as error:
+        exact = plan(config.replace(allocator="exact", allocator_conf=None), every_rank=every_rank)
+        return replace(exact, config=config), error
+
+
+def plan_values(result: RunResult, limit: Limit | None, fitting: bool, advice: str | None) -> dict[str, Any]:
     """The JSON form: that of a run without what has values, each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
     with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
-    from zerosim.report.verdict import fits, peak_bytes
+    from zerosim.report.verdict import peak_bytes
 
     config = result.config
     return {
@@ -123,7 +138,7 @@ def plan_values(result: RunResult, limit: Limit | None, advice: str | None) -> d
         "peak_bytes": peak_bytes(result),
         "limit": limit and limit.to_dict(),
         **outside_values(config, limit),
-        "fits": None if limit is None else fits(result, limit),
+        "fits": None if limit is None else fitting,
         "advice": advice,
     }
 

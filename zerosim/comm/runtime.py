@@ -28,9 +28,9 @@ from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.fake import FakeTransport
 from zerosim.comm.transports.rounds import Transport
 from zerosim.comm.transports.threads import ThreadTransport
+from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Reader, Recorder
-from zerosim.device.memory import Exact
 from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError, described
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ class World:
     algorithm      'direct', 'ring' or 'native': a file each in `comm/algorithms/`
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
+    allocator      how they are handed out, and `allocator_conf` its knobs: `device/allocators/`
     timeout_s      seconds without any progress after which a rank that others wait for is late
     record         keep events for readers
     keep_events    keep every event in `device.recorder.history`
@@ -77,6 +78,8 @@ class World:
     algorithm: str = "direct"
     bucket_bytes: int | None = None
     capacity: int | None = None
+    allocator: str = "exact"
+    allocator_conf: str | None = None
     timeout_s: float = 30.0
     record: bool = True
     keep_events: bool = False
@@ -93,6 +96,7 @@ class World:
         _one_of("algorithm", self.algorithm, ALGORITHMS)
         if not self.timeout_s > 0:
             raise InputError(f"timeout_s is {self.timeout_s}: expected more than 0 seconds")
+        make_allocator(self.allocator, self.capacity, self.allocator_conf)  # which refuses what cannot be made
 
 
 def _at_least_one(name: str, value: object) -> None:
@@ -187,7 +191,7 @@ def device_of(world: World, rank: int, backend: Backend, switch: Switch, readers
     return Device(
         rank,
         backend,
-        allocator=Exact(world.capacity),
+        allocator=make_allocator(world.allocator, world.capacity, world.allocator_conf),
         recorder=Recorder(readers, keep=world.keep_events, enabled=world.record),
         switch=switch,
         stream=backend.open_stream(rank),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zerosim.config.allocator import NAMES as ALLOCATORS
+from zerosim.config.allocator import check_knobs
 from zerosim.config.option import Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
 from zerosim.config.presets.recipes import find_recipe
@@ -293,6 +295,17 @@ class MemoryConfig(Part):
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
         metavar="SIZE", shown="no limit", parse=parse_bytes,
     )  # fmt: skip
+    allocator: str = option(
+        "exact", "how a device hands out its memory: byte for byte, as PyTorch's caching allocator, or from one region",
+        choices=ALLOCATORS,
+    )  # fmt: skip
+    allocator_conf: str | None = option(
+        None, "its knobs, as in PYTORCH_CUDA_ALLOC_CONF; of arena: fit:best|first, defragment:True|False",
+        metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True", also=("--pytorch-cuda-alloc-conf",),
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        check_knobs(self.allocator, self.allocator_conf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

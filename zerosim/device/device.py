@@ -150,6 +150,8 @@ class Device:
         nbytes = math.prod(shape) * dtype.itemsize
         id = self.next_id()
         reserved = self.allocator.reserve(id, nbytes)
+        if self.allocator.news:
+            self._record_news()
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value))
             raise self._out_of_memory(nbytes, kind)
@@ -238,15 +240,26 @@ class Device:
         finally:
             self.grad_enabled = before
 
+    def _record_news(self) -> None:
+        """What the allocator did to grant a request: segments taken and given back, bytes moved."""
+        for event, numbers in self.allocator.news:
+            self.recorder.add(event(self.where, *numbers))
+        self.allocator.forget()
+
     def _out_of_memory(self, nbytes: int, kind: Kind) -> OutOfMemory:
-        capacity = self.allocator.capacity or 0
+        capacity, room = self.allocator.capacity or 0, self.allocator.room(nbytes)
         where = " of ".join(part for part in (self.where.phase, self.where.unit) if part)
+        left = room and (
+            f": {format_bytes(room.free_bytes)} are free, the largest hole has {format_bytes(room.largest_hole)}, "
+            f"{format_bytes(room.reserved_bytes)} are reserved"
+        )
         return OutOfMemory(
             f"rank {self.rank} is out of memory in {where}: {format_bytes(nbytes)} for {kind} "
-            f"do not fit into a capacity of {format_bytes(capacity)}",
+            f"do not fit into a capacity of {format_bytes(capacity)}{left or ''}",
             rank=self.rank,
             requested=nbytes,
             kind=kind.value,
             capacity=capacity,
             where=where,
+            room=room,
         )

@@ -44,6 +44,24 @@ class Refusal(NamedTuple):
     kind: str
 
 
+class Segment(NamedTuple):
+    """The allocator took `nbytes` of the device's memory at `address`, or gave them back (a negative number)."""
+
+    scope: Scope
+    address: int
+    nbytes: int
+
+
+class Move(NamedTuple):
+    """To make one hole of several, the `nbytes` of `id` were copied from address `source` to `target`."""
+
+    scope: Scope
+    id: int
+    source: int
+    target: int
+    nbytes: int
+
+
 class Retag(NamedTuple):
     """The bytes of `id` now serve another purpose."""
 
@@ -145,7 +163,7 @@ class Pool(NamedTuple):
     held_bytes: int
 
 
-Event = Alloc | Free | Refusal | Retag | Kernel | Save | Launch | Copy | Wait | Message | Mark | Pool
+Event = Alloc | Free | Refusal | Segment | Move | Retag | Kernel | Save | Launch | Copy | Wait | Message | Mark | Pool
 
 
 class Reader(Protocol):

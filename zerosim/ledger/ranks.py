@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
 from zerosim.device.events import Event, Reader
-from zerosim.errors import InputError
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.activations import ActivationLedger
+from zerosim.ledger.allocator import AllocatorLedger
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.pools import PoolLedger
 from zerosim.ledger.traffic import CommLedger
@@ -22,28 +23,31 @@ FILES = ("data", "tokens", "weights")
 
 
 class RankLedgers:
-    """What is counted on one rank: memory, traffic, its memory pool; on rank 0 activations too (all save the same).
+    """What is counted on one rank: memory, traffic, its memory pool; on rank 0 activations too (all save the same);
+    what its allocator holds, unless it is exact.
 
     `events` are those that the run kept.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, allocator: str = "exact") -> None:
         self.rank = rank
         self.memory = MemoryLedger()
         self.traffic = CommLedger()
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None
+        self.allocator = None if allocator == "exact" else AllocatorLedger()
         self.events: list[Event] = []
 
     @property
     def readers(self) -> tuple[Reader, ...]:
-        own = (self.memory, self.traffic, self.pool)
-        return own if self.activations is None else (*own, self.activations)
+        own = (self.memory, self.traffic, self.pool, self.activations, self.allocator)
+        return tuple(reader for reader in own if reader is not None)
 
-    def live_at_refusal(self) -> dict[str, int]:
-        """Live bytes by kind when an allocation was refused; empty where none was."""
+    def explain(self, error: OutOfMemory) -> None:
+        """Tell the error what was live when it was refused."""
         refusal = self.memory.refusal
-        return dict(refusal.by_kind) if refusal else {}
+        if refusal is not None:
+            error.live, error.by_unit = dict(refusal.by_kind), dict(refusal.by_unit)
 
 
 def of_all_processes(

@@ -8,6 +8,8 @@ from zerosim.errors import OutOfMemory
 from zerosim.report.look import Stack, prose, titled
 from zerosim.report.tables import kinds_table
 
+MOST_HOLDERS = 3
+
 
 def out_of_memory(error: OutOfMemory) -> RenderableType:
     """The bytes behind the error, and the advice that came with it."""
@@ -20,5 +22,22 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
     return Stack(
         titled(f"Live on rank {error.rank}", kinds_table(error.live)) if error.live else None,
         prose(request),
+        room_text(error),
         prose(f"Tried for you: {error.advice or 'no other stage, micro-batch or number of ranks fits'}.", "bold"),
+    )
+
+
+def room_text(error: OutOfMemory) -> RenderableType | None:
+    """What the allocator had left, who held the most, and what would help; None where the capacity alone says it."""
+    room = error.room
+    if room is None:
+        return None
+    holders = sorted(error.by_unit.items(), key=lambda item: -item[1])[:MOST_HOLDERS]
+    held = ", ".join(f"{kind} of {unit or 'the step'} {nbytes:,} B" for (unit, kind), nbytes in holders)
+    text = (
+        f"The allocator held {room.reserved_bytes:,} B; {room.free_bytes:,} B were free, the largest hole had "
+        f"{room.largest_hole:,} B. This request needs a capacity of {room.needed_bytes:,} B."
+    )
+    return prose(
+        text + (f" Held most: {held}." if held else "") + (f" What may help: {room.remedy}." if room.remedy else "")
     )

@@ -18,13 +18,14 @@ from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.device.device import Device
+from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import MARKS
 from zerosim.placement.mesh import DATA
-from zerosim.report import mesh, mesh_words, words
+from zerosim.report import failures, mesh, mesh_words, words
 from zerosim.report.activations import activations_table, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted
-from zerosim.report.tables import mesh_text, owners_table, states_table, traffic_table
+from zerosim.report.tables import allocator_text, mesh_text, owners_table, states_table, traffic_table
 from zerosim.report.verdict import Limit, assumed, fits, outside_table, too_much, verdict
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
@@ -41,23 +42,29 @@ _MARK_NAMES = {
 }
 
 
-def plan_report(result: RunResult, limit: Limit | None, advice: str | None) -> Stack:
-    """All of a plan. `advice` is the cheapest change that was found to fit."""
+def plan_report(
+    result: RunResult, limit: Limit | None, advice: str | None, refusal: OutOfMemory | None = None
+) -> Stack:
+    """All of a plan. `advice` is the cheapest change that was found to fit, `refusal` what an allocator said."""
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
     of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.param_dtype)) else ""
     answer = None
     if limit is not None:
         answer = prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red")
+    if refusal is not None:
+        answer = prose(f"It does not fit: {refusal}.", "bold red")
     return Stack(
         prose(f"{words.model_name(config)}: {words.headline(config, where)}", "bold"),
         prose(_what_was_run(result)),
         mesh_text(config),
         answer,
+        None if refusal is None else failures.room_text(refusal),
         None if limit is None else prose(assumed(config, limit), "dim"),
         None if limit is None or fits(result, limit) else prose(too_much(result, limit)),
         None if advice is None else prose(advice),
         memory_table(result),
+        allocator_text(result),
         outside_table(config, limit),
         mesh.peaks_table(result),
         holders_table(result),

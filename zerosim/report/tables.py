@@ -40,6 +40,7 @@ def summary(result: RunResult) -> Stack:
         states_table(result),
         traffic_table(result),
         peak_table(result),
+        allocator_text(result),
         mesh.peaks_table(result),
         sample_text(result) if result.sample is not None else None,
         prose(words.closing(result)),
@@ -52,6 +53,22 @@ def mesh_text(config: RunConfig) -> RenderableType | None:
 
 
 # -- memory -------------------------------------------------------------------------------------
+def allocator_text(result: RunResult) -> RenderableType | None:
+    """What the allocator held at the most, on the rank where that was most; None where bytes are exact."""
+    rank = max(range(len(result.memory)), key=lambda rank: result.memory[rank].reserved_bytes)
+    held = result.memory[rank].allocator
+    if held is None:
+        return None
+    name = {"caching": "PyTorch's caching allocator", "arena": "the arena"}[result.config.memory.allocator]
+    text = (
+        f"With {name}, rank {rank} had at the most {held.reserved_bytes:,} B reserved and {held.allocated_bytes:,} B "
+        f"allocated for {held.requested_bytes:,} B requested: {100 * held.fragmentation:.1f} % of what was reserved "
+        "was never filled."
+    )
+    moved = f" {held.moved_bytes:,} B were moved in {held.moves:,} moves to make holes one." if held.moves else ""
+    return prose(text + moved)
+
+
 def states_table(result: RunResult) -> RenderableType:
     """Model states per rank at the end of backward beside the paper's formula."""
     if is_mesh(result.config):

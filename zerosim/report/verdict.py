@@ -71,6 +71,9 @@ def verdict(result: RunResult, limit: Limit) -> str:
     peak, reserve = peak_bytes(result), limit.reserve(result.config)
     room = limit.nbytes - peak - reserve
     share = f"{100 * abs(room) / limit.nbytes:.3g} %"
+    if result.config.memory.allocator != "exact":  # it was given what the reserve leaves, and has not refused
+        reserved = max(memory.reserved_bytes for memory in result.memory)
+        return f"It fits: the allocator takes {format_bytes(reserved)} of {format_bytes(limit.nbytes - reserve)}."
     if room >= 0:
         of = f"{format_bytes(peak)} of {format_bytes(limit.nbytes)}"
         kept = f" {format_bytes(reserve)} are kept for what is outside the program," if reserve else ""
@@ -89,7 +92,8 @@ def assumed(config: RunConfig, limit: Limit) -> str:
         parts.append(f"{config.memory.attention} attention{_why(config, limit)}")
     reserve = limit.reserve(config)
     parts.append(f"{format_bytes(reserve)} outside the program" if reserve else "nothing outside the program")
-    return f"Assumed: {', '.join(parts)}. What an allocator leaves unused between buffers is not counted."
+    exact = " What an allocator leaves unused between buffers is not counted: see --allocator caching."
+    return f"Assumed: {', '.join(parts)}.{exact if config.memory.allocator == 'exact' else ''}"
 
 
 def _why(config: RunConfig, limit: Limit) -> str:

@@ -8,7 +8,22 @@ from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
 from zerosim.device.device import Kind, Phase
-from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark, Message, Refusal, Retag, Save, Scope, Wait
+from zerosim.device.events import (
+    Alloc,
+    Event,
+    Free,
+    Kernel,
+    Launch,
+    Mark,
+    Message,
+    Move,
+    Refusal,
+    Retag,
+    Save,
+    Scope,
+    Segment,
+    Wait,
+)
 from zerosim.device.work import EAGER_PARTS
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
@@ -148,5 +163,10 @@ def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> s
             return f"{event.op} saves its {event.what}, {event.nbytes:,} B"
         case Refusal():
             return f"refused: {event.nbytes:,} B of {event.kind} do not fit"
+        case Segment():
+            done = "takes" if event.nbytes > 0 else "gives back"
+            return f"the allocator {done} {abs(event.nbytes):,} B at address {event.address:,}"
+        case Move():
+            return f"move {event.nbytes:,} B from address {event.source:,} to {event.target:,}"
         case _:
             return type(event).__name__.lower()

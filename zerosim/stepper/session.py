@@ -14,9 +14,9 @@ from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import Context, assemble
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
+from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Buffer, Device, Kind, Switch
 from zerosim.device.events import Event
-from zerosim.device.memory import Exact
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, InputError
 from zerosim.ledger.ranks import RankLedgers
@@ -63,7 +63,7 @@ class Session:
     def __init__(self, experiment: Experiment) -> None:
         config = experiment.config
         self.experiment = experiment
-        self.ledgers = [RankLedgers(rank) for rank in range(config.mesh.ranks)]
+        self.ledgers = [RankLedgers(rank, config.memory.allocator) for rank in range(config.mesh.ranks)]
         self.parts: list[Parts | None] = [None] * config.mesh.ranks
         self.events: list[tuple[int, Event]] = []
         self.scheduler = SteppedScheduler(config.mesh.ranks, Switch())
@@ -71,7 +71,8 @@ class Session:
         self.devices: list[SteppedDevice] = []
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-            allocator, recorder = Exact(config.memory.capacity), self.recorders[rank]
+            memory, recorder = config.memory, self.recorders[rank]
+            allocator = make_allocator(memory.allocator, memory.capacity, memory.allocator_conf)
             self.devices.append(SteppedDevice(rank, backend, allocator=allocator, recorder=recorder, switch=switch))
             return self.devices[-1]
 

@@ -126,6 +126,8 @@ def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
         algorithm=config.world.algorithm,
         bucket_bytes=config.parallel.bucket_bytes,
         capacity=config.memory.capacity,
+        allocator=config.memory.allocator,
+        allocator_conf=config.memory.allocator_conf,
         keep_events=keep_events,
     )
 

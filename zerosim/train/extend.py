@@ -25,7 +25,8 @@ def shorter_runs(config: RunConfig) -> tuple[int, int] | None:
     pp, wanted = config.mesh.pp, config.data.accumulate
     few, more = (3 * pp, 4 * pp) if config.parallel.pipeline_schedule == "interleaved" else (pp + 1, pp + 2)
     grows = config.parallel.pipeline_schedule == "gpipe" and config.memory.capacity is not None
-    return (few, more) if pp > 1 and wanted > more and not grows else None
+    counts_live = config.memory.allocator == "exact"  # what another one reserves need not grow by a constant
+    return (few, more) if pp > 1 and wanted > more and counts_live and not grows else None
 
 
 def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:

@@ -55,8 +55,8 @@ def _local_ranks(config: RunConfig) -> int:
 def _peak_bytes(config: RunConfig) -> list[int]:
     """Each rank's peak, counted on shapes."""
     plain = config.replace(
-        capacity=None, steps=1, bucket_bytes=None, collective="direct", backend="numpy", world="threads",
-        ranks_per_process=1,
+        capacity=None, allocator="exact", allocator_conf=None, steps=1, bucket_bytes=None, collective="direct",
+        backend="numpy", world="threads", ranks_per_process=1,
     )  # fmt: skip
     return [memory.peak.total_bytes for memory in plan(plain).memory]
 

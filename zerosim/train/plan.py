@@ -68,16 +68,17 @@ def _plan(config: RunConfig, every_rank: bool, skipped: Collection[int], keep_ev
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
-            ledgers[rank] = RankLedgers(rank)
+            ledgers[rank] = RankLedgers(rank, config.memory.allocator)
             reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
             stands_for = layout.classes(uneven.found, around)
     return collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
 
 
-def peak_of(config: RunConfig) -> int:
-    """The highest peak over ranks of one step, in bytes."""
-    return sum(peak_within(config, None).values())
+def peak_of(config: RunConfig, capacity: int | None = None) -> int:
+    """The highest peak over ranks of one step, in bytes; of an allocator other than exact, what it takes from devices
+    of that capacity or, where it refuses, would have needed."""
+    return sum(peak_within(config, None if config.memory.allocator == "exact" else capacity).values())
 
 
 def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
@@ -86,8 +87,16 @@ def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
     try:
         memory = plan(config.replace(capacity=capacity, steps=1)).memory
     except OutOfMemory as error:
-        return {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
-    return max((rank.peak for rank in memory), key=lambda peak: peak.total_bytes).by_kind
+        asked = {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
+        return asked if error.room is None else _with_unused(asked, error.room.needed_bytes)
+    most = max(memory, key=lambda rank: rank.reserved_bytes)
+    return _with_unused(most.peak.by_kind, most.reserved_bytes)
+
+
+def _with_unused(by_kind: Mapping[str, int], reserved_bytes: int) -> Mapping[str, int]:
+    """What an allocator takes beyond the bytes that are live counts as a kind of its own."""
+    unused = reserved_bytes - sum(by_kind.values())
+    return {**by_kind, "unused": unused} if unused else by_kind
 
 
 def peak_and_sent(config: RunConfig, capacity: int) -> tuple[int, int] | None:
@@ -124,7 +133,7 @@ def _run_rank(
     try:
         return launch_alone(program, world, ledgers.rank, (*readers, uneven))
     except OutOfMemory as error:
-        error.live = ledgers.live_at_refusal()
+        ledgers.explain(error)
         raise
 
 

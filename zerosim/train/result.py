@@ -14,6 +14,7 @@ from typing import Any
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.ledger.activations import SavedRow
+from zerosim.ledger.allocator import AllocatorPeaks
 from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.ledger.pools import PoolRow
 from zerosim.ledger.ranks import RankLedgers
@@ -25,15 +26,22 @@ from zerosim.placement.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark."""
+    """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark; what
+    its allocator held, unless it is exact."""
 
     marks: dict[str, Snapshot]
     peak: Snapshot
     pool: tuple[PoolRow, ...] = ()
+    allocator: AllocatorPeaks | None = None
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
         return f"RankMemory({marks}, peak {self.peak.total_bytes:,} B)"
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that was taken from the device: live bytes, unless an allocator takes more."""
+        return self.peak.total_bytes if self.allocator is None else self.allocator.reserved_bytes
 
     def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
         """Bytes of param, grad and optim at a mark, padding included. Raises: KeyError for a mark that never came."""
@@ -42,18 +50,21 @@ class RankMemory:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: bytes by kind at each mark, padding, the peak."""
-        scope = self.peak.scope
+        scope, held = self.peak.scope, self.allocator
+        most = {} if held is None else {name: getattr(held, name) for name in ("allocated_bytes", "reserved_bytes")}
         return {
             **{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks},
             "padding": dict(self.marks["end_of_backward"].padding),
             "peak": {
                 "bytes": self.peak.total_bytes,
+                **most,
                 "step": scope.step,
                 "phase": scope.phase,
                 "unit": scope.unit,
                 "by_kind": dict(self.peak.by_kind),
             },
             **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
+            **({} if held is None else {"allocator": held.to_dict()}),
         }
 
 
@@ -188,9 +199,10 @@ def collect(
     gpus: tuple[GpuUse, ...] = (),
 ) -> RunResult:
     """A result of what was counted on the ranks that ran, each for those that it stands for."""
-    memory = {
-        rank: RankMemory(dict(one.memory.marks), one.memory.peak, tuple(one.pool.rows)) for rank, one in ledgers.items()
-    }
+    memory = {}
+    for rank, one in ledgers.items():
+        held = None if one.allocator is None else one.allocator.peaks
+        memory[rank] = RankMemory(dict(one.memory.marks), one.memory.peak, tuple(one.pool.rows), held)
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations
     assert activations is not None

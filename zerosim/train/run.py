@@ -67,7 +67,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
     ledgers: dict[int, RankLedgers] = {}
 
     def readers(rank: int) -> tuple[Reader, ...]:
-        ledgers[rank] = RankLedgers(rank)
+        ledgers[rank] = RankLedgers(rank, config.memory.allocator)
         return ledgers[rank].readers
 
     def program(ctx: Context) -> RankOutcome:
@@ -75,7 +75,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
             return experiment.train_rank(ctx, progress=progress)
         except OutOfMemory as error:
             ctx.device.recorder.drain()
-            error.live = ledgers[ctx.rank].live_at_refusal()
+            ledgers[ctx.rank].explain(error)
             raise
         finally:
             ledgers[ctx.rank].events = ctx.device.recorder.history

@@ -1,0 +1,81 @@
+"""--allocator and --allocator-conf, from flags and scenarios: figures, and how a run ends that does not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerosim.cli.main import main
+
+SIZES = ["--layers", "4", "--hidden", "32", "--heads", "4", "--seq", "32", "--ranks", "2", "--stage", "3"]
+SMALL = [*SIZES, "--steps", "1", "--attention", "flash", "--recompute", "full"]
+
+
+def plan_values(capsys: pytest.CaptureFixture[str], *flags: str, code: int = 0) -> dict[str, object]:
+    assert main(["plan", *SMALL, "--saves", "lean", *flags, "--quiet", "--json", "-"]) == code
+    values: dict[str, object] = json.loads(capsys.readouterr().out)
+    return values
+
+
+def test_a_plan_fits_by_what_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:
+    exact = plan_values(capsys)
+    peak = exact["peak_bytes"]
+    tight = ("--limit", str(peak))
+    assert plan_values(capsys, *tight)["fits"] is True
+    arena = plan_values(capsys, *tight, "--allocator", "arena")
+    assert (arena["fits"], arena["peak_bytes"]) == (True, peak)
+    without = plan_values(capsys, *tight, "--allocator", "arena", "--allocator-conf", "defragment:False", code=3)
+    assert (without["fits"], without["peak_bytes"]) == (False, peak)
+    assert str(without["advice"]).startswith("--allocator-conf defragment:True would fit")
+    caching = plan_values(capsys, *tight, "--allocator", "caching", code=3)
+    assert caching["fits"] is False
+
+
+def test_running_out_of_memory_says_why_and_what_helps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", *SMALL, "--quiet", "--json", "-"]) == 0
+    peak = max(rank["memory"]["peak"]["bytes"] for rank in json.loads(capsys.readouterr().out)["ranks"])
+    scenario = tmp_path / "arena.toml"
+    scenario.write_text(f'allocator = "arena"\nallocator_conf = "defragment:False"\ncapacity = {peak}\n')
+    assert main(["run", str(scenario), *SMALL, "--quiet"]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    for words in (
+        "the largest hole",
+        "were free",
+        "Held most:",
+        "optim of",
+        "What may help: --allocator-conf defragment",
+    ):
+        assert words in said
+    assert "Tried for you: --allocator-conf defragment:True would fit" in said
+    assert main(["run", str(scenario), *SMALL, "--allocator-conf", "fit:first"]) == 0
+    assert "were moved in" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--allocator", "cachin"], "expected one of exact, caching, arena"),
+        (["--allocator", "arena"], "pass --capacity"),
+        (["--allocator-conf", "expandable_segments:True"], "pass --allocator caching"),
+        (["--allocator", "caching", "--allocator-conf", "expandable_segment:True"], "'expandable_segments'"),
+        (["--allocator", "caching", "--allocator-conf", "max_split_size_mb:1"], "at least 20"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "plan"])
+def test_bad_flags_are_refused_in_a_line(
+    verb: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, *SMALL, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_search_fits_what_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["fit", "--find", "micro-batch", *SMALL[:-2], "--limit", "40MB", "--quiet", "--json", "-"]
+    best = {}
+    for allocator in ("exact", "caching", "arena"):
+        assert main([*flags, "--allocator", allocator]) == 0
+        best[allocator] = json.loads(capsys.readouterr().out)["best"]["value"]
+    assert best["caching"] <= best["arena"] <= best["exact"]

@@ -1,0 +1,115 @@
+"""One contiguous region, taken from the device at the start, and ZeRO-R's memory defragmentation (MD).
+
+What lives long (checkpoints of activations, gradients of parameters) and what is gone at once are interleaved in a
+step. So the free bytes come to lie in many holes, and a request may find none although there are bytes enough. With
+`defragment` live bytes are then moved to the start of the region, and the holes become one.
+
+Sizes are not rounded and addresses not aligned: the least that a contiguous region could need.
+
+Source: ZeRO (arXiv 1910.02054), sections 3.2 and 6.3; DeepSpeed, runtime/zero/contiguous_memory_allocator.py, which
+takes the smallest hole that is large enough, too, and moves everything when it moves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from zerosim.config.allocator import ArenaKnobs
+from zerosim.device.events import Move, Segment
+from zerosim.device.memory import News
+from zerosim.errors import Room
+
+
+class Arena:
+    """Grants parts of `capacity` bytes."""
+
+    def __init__(self, capacity: int, knobs: ArenaKnobs = ArenaKnobs()) -> None:  # noqa: B008  frozen
+        self.capacity: int | None = capacity
+        self.knobs = knobs
+        self.free_bytes = capacity
+        self.news: list[News] = [(Segment, (0, capacity))]
+        self._live: dict[int, tuple[int, int]] = {}  # address and size by id
+        self._starts: dict[int, int] = {}  # holes: size by address
+        self._ends: dict[int, int] = {}  # holes: address by end
+        self._holes: list[tuple[int, int]] = []  # size and address, the smallest first
+        self._open(0, capacity)
+
+    def forget(self) -> None:
+        self.news.clear()
+
+    def reserve(self, id: int, nbytes: int) -> int | None:
+        """`nbytes`; None where there are not so many, or none that lie together."""
+        if nbytes > self.free_bytes:
+            return None
+        address = self._hole(nbytes)
+        if address is None:
+            if not self.knobs.defragment:
+                return None
+            self._defragment()
+            address = self._hole(nbytes)
+            assert address is not None  # all that is free lies together now
+        if nbytes:
+            size = self._close(address)
+            self._open(address + nbytes, size - nbytes)
+        self.free_bytes -= nbytes
+        self._live[id] = address, nbytes
+        return nbytes
+
+    def release(self, id: int) -> None:
+        address, nbytes = self._live.pop(id)
+        self.free_bytes += nbytes
+        end = address + nbytes
+        if not nbytes:
+            return
+        if end in self._starts:
+            end += self._close(end)
+        if address in self._ends:
+            address = self._ends[address]
+            self._close(address)
+        self._open(address, end - address)
+
+    def address_of(self, id: int) -> int:
+        return self._live[id][0]
+
+    def room(self, nbytes: int) -> Room:
+        largest = max(self._starts.values(), default=0)
+        assert self.capacity is not None
+        if nbytes > self.free_bytes:
+            return Room(self.free_bytes, largest, self.capacity, self.capacity + nbytes - self.free_bytes)
+        remedy = "--allocator-conf defragment:True, which moves live bytes together"
+        return Room(self.free_bytes, largest, self.capacity, self.capacity + nbytes - largest, remedy)
+
+    def _hole(self, nbytes: int) -> int | None:
+        """Where one of at least `nbytes` begins: the smallest, or by first fit the lowest."""
+        if not nbytes:
+            return 0
+        if self.knobs.fit == "best":
+            at = bisect_left(self._holes, (nbytes, 0))
+            return self._holes[at][1] if at < len(self._holes) else None
+        return min((address for size, address in self._holes if size >= nbytes), default=None)
+
+    def _open(self, address: int, size: int) -> None:
+        if size:
+            self._starts[address] = size
+            self._ends[address + size] = address
+            insort(self._holes, (size, address))
+
+    def _close(self, address: int) -> int:
+        """The size of the hole that was there."""
+        size = self._starts.pop(address)
+        del self._ends[address + size]
+        del self._holes[bisect_left(self._holes, (size, address))]
+        return size
+
+    def _defragment(self) -> None:
+        """Move what is live to the start, in the order of its addresses."""
+        end = 0
+        for id, (address, size) in sorted(self._live.items(), key=lambda item: item[1]):
+            if address != end and size:
+                self._live[id] = end, size
+                self.news.append((Move, (id, address, end, size)))
+            end += size
+        self._starts.clear()
+        self._ends.clear()
+        self._holes.clear()
+        self._open(end, self.free_bytes)

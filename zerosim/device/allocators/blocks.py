@@ -1,0 +1,145 @@
+"""What a caching allocator keeps account of: blocks of addresses in a chain, pools of free ones, the device's memory.
+
+A segment is a range of addresses that was taken from the device at once. It begins as one block; a request may split
+off the front of a free block, and free neighbours become one block again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from zerosim.device.events import Segment
+from zerosim.device.memory import News
+
+MIB = 2**20
+UNLIMITED = 2**62
+
+
+class Block:
+    """`size` bytes from `address` on. `before` and `after` are its neighbours in the same segment.
+
+    Of an expandable segment, which begins at `base`, a block may be addresses alone (`mapped` False).
+    """
+
+    __slots__ = ("address", "after", "allocated", "base", "before", "mapped", "pool", "since", "size", "stream", "uses")
+
+    def __init__(self, pool: BlockPool, stream: str, address: int, size: int, base: int | None = None) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.address = address
+        self.size = size
+        self.base = base
+        self.mapped = True
+        self.allocated = False
+        self.before: Block | None = None
+        self.after: Block | None = None
+        self.since = 0  # how many searches its pool had seen when it became free
+        self.uses: set[int] = set()  # works on other streams that have not ended
+
+    @property
+    def is_split(self) -> bool:
+        return self.before is not None or self.after is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Freed by the program, and by every other stream that used it."""
+        return not self.allocated and not self.uses
+
+    def split(self, size: int) -> Block:
+        """Keep the first `size` bytes; the rest is a new block."""
+        rest = Block(self.pool, self.stream, self.address + size, self.size - size, self.base)
+        rest.mapped, rest.before, rest.after = self.mapped, self, self.after
+        if self.after is not None:
+            self.after.before = rest
+        self.after, self.size = rest, size
+        return rest
+
+    def merge(self) -> None:
+        """Take in free neighbours, which leave their pool's lists."""
+        for other in (self.before, self.after):
+            if other is None or not other.is_free or other.mapped != self.mapped:
+                continue
+            self.pool.remove(other)
+            if other is self.before:
+                self.address, self.before = other.address, other.before
+                if self.before is not None:
+                    self.before.after = self
+            else:
+                self.after = other.after
+                if self.after is not None:
+                    self.after.before = self
+            self.size += other.size
+
+
+class BlockPool:
+    """Free blocks, of small requests or of large ones, in the order of stream, size and address."""
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.searches = 0
+        self._free: list[tuple[str, int, int, Block]] = []  # no two have the same address: blocks are not compared
+        self._unmapped: list[tuple[str, int, Block]] = []
+
+    def put(self, block: Block) -> None:
+        if block.mapped:
+            block.since = self.searches
+            insort(self._free, (block.stream, block.size, block.address, block))
+        else:
+            insort(self._unmapped, (block.stream, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        if block.mapped:
+            del self._free[bisect_left(self._free, (block.stream, block.size, block.address))]
+        else:
+            del self._unmapped[bisect_left(self._unmapped, (block.stream, block.address))]
+
+    def free(self) -> list[Block]:
+        """All of them, the smallest of each stream first."""
+        return [entry[-1] for entry in self._free]
+
+    def at_least(self, stream: str, size: int) -> Iterator[Block]:
+        """A stream's free blocks of at least that size, the smallest first, of equal ones the lowest address."""
+        for at in range(bisect_left(self._free, (stream, size, 0)), len(self._free)):
+            if self._free[at][0] != stream:
+                return
+            yield self._free[at][-1]
+
+    def unmapped(self, stream: str) -> list[Block]:
+        """A stream's addresses without memory, the lowest first."""
+        return [block for of, _, block in self._unmapped if of == stream]
+
+
+class DeviceMemory:
+    """What the driver hands out: any addresses, as long as there are bytes (its memory is paged and does not fragment).
+
+    `reserved_bytes` are handed out now; `news` tells of each change.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.reserved_bytes = 0
+        self.news: list[News] = []
+        self._ranges: list[tuple[int, int]] = []  # addresses in use: start, end
+
+    def has(self, nbytes: int) -> bool:
+        return self.capacity is None or self.reserved_bytes + nbytes <= self.capacity
+
+    def addresses(self, nbytes: int) -> int:
+        """The lowest free range of so many addresses; no memory is taken for it."""
+        start = 0
+        for first, end in self._ranges:
+            if first - start >= nbytes:
+                break
+            start = end
+        insort(self._ranges, (start, start + nbytes))
+        return start
+
+    def forget(self, address: int) -> None:
+        """The range that begins there may be used again."""
+        del self._ranges[bisect_left(self._ranges, (address, 0))]
+
+    def take(self, address: int, nbytes: int) -> None:
+        """Memory behind addresses; a negative number gives it back."""
+        self.reserved_bytes += nbytes
+        self.news.append((Segment, (address, nbytes)))

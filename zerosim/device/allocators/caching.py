@@ -1,0 +1,240 @@
+"""PyTorch's CUDA caching allocator, as rules.
+
+Memory that a program frees is kept for its next request, because the driver's own malloc and free are slow. So more is
+reserved than allocated, and the difference depends on the sizes and the order of requests:
+
+    rounding    to 512 bytes (`rounded`)
+    pools       requests of at most 1 MiB are small: they share segments of 2 MiB. Larger ones take segments of
+                20 MiB; from 10 MiB on, segments of their own size, rounded up to 2 MiB
+    search      the smallest free block of the same pool and stream that is large enough (`_cached`)
+    splitting   what is left over becomes a free block: from 512 bytes in the small pool, above 1 MiB in the large one;
+                otherwise it belongs to the request, and counts as allocated (`_splits`)
+    merging     a freed block and its free neighbours in the segment become one
+    a miss      takes a new segment; where the device has no room, segments without live bytes are given back
+                first, then it is out of memory (`reserve`)
+
+A block that another stream uses comes back when that stream's work has ended (`lend`, `passed`). In zerosim's own runs
+a collective holds its buffers until it is waited for, so that none is freed before.
+
+Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp; knobs: `config/allocator.py`. Left out: CUDA graphs' private pools,
+several devices, callbacks, allocations by other libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.config.allocator import INTERVALS, CachingKnobs
+from zerosim.device.allocators.blocks import MIB, UNLIMITED, Block, BlockPool, DeviceMemory
+from zerosim.device.allocators.expandable import ExpandableSegments
+from zerosim.device.memory import News
+from zerosim.errors import Room
+
+MIN_BLOCK = 512
+SMALL_REQUEST = 1 * MIB  # at most: the small pool's
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+OWN_SEGMENT = 10 * MIB  # at least: a segment of its own size
+ROUND_LARGE = 2 * MIB
+COMPUTE = "compute"
+
+
+class CachingAllocator:
+    """Grants blocks. `allocated_bytes` are those of live blocks, `reserved_bytes` of all segments."""
+
+    def __init__(self, capacity: int | None = None, knobs: CachingKnobs = CachingKnobs()) -> None:  # noqa: B008  frozen
+        self.capacity = capacity
+        self.knobs = knobs
+        self.memory = DeviceMemory(capacity)
+        self.allocated_bytes = 0
+        self.small, self.large = BlockPool(is_small=True), BlockPool(is_small=False)
+        self._max_split = UNLIMITED if knobs.max_split_size_mb is None else knobs.max_split_size_mb * MIB
+        self._expandable = ExpandableSegments(self.memory) if knobs.expandable_segments else None
+        self._live: dict[int, Block | None] = {}  # None: a request of 0 bytes has no block
+        self._pending: list[Block] = []  # freed, but in use on another stream
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.memory.reserved_bytes
+
+    @property
+    def news(self) -> Sequence[News]:
+        return self.memory.news
+
+    def forget(self) -> None:
+        self.memory.news.clear()
+
+    def reserve(self, id: int, nbytes: int, stream: str = COMPUTE) -> int | None:
+        """The size of the block that a request gets; None where it is out of memory."""
+        if not nbytes:
+            self._live[id] = None
+            return 0
+        size = self.rounded(nbytes)
+        pool = self.small if size <= SMALL_REQUEST else self.large
+        block = self._cached(pool, stream, size)
+        if block is None:
+            self._collect_garbage()
+            block = self._new(pool, stream, size)
+        if block is None and self._give_back_oversize(pool, stream, size):
+            block = self._new(pool, stream, size)
+        if block is None:
+            self._give_back_all()
+            block = self._new(pool, stream, size)
+        if block is None:
+            return None
+        if self._splits(block, size):
+            pool.put(block.split(size))
+        block.allocated = True
+        self._live[id] = block
+        self.allocated_bytes += block.size
+        return block.size
+
+    def release(self, id: int) -> None:
+        block = self._live.pop(id)
+        if block is None:
+            return
+        block.allocated = False
+        self.allocated_bytes -= block.size
+        if block.uses:
+            self._pending.append(block)
+        else:
+            self._free(block)
+
+    def address_of(self, id: int) -> int:
+        block = self._live[id]
+        return 0 if block is None else block.address
+
+    # -- other streams --------------------------------------------------------------------------
+    def lend(self, id: int, work: int) -> None:
+        """A work on another stream uses the bytes of `id`: once freed, they come back when it has ended."""
+        block = self._live[id]
+        if block is not None:
+            block.uses.add(work)
+
+    def passed(self, work: int) -> None:
+        """The work has ended."""
+        for block in [block for block in (*self._pending, *self._live.values()) if block and work in block.uses]:
+            block.uses.remove(work)
+            if block.is_free:
+                self._pending.remove(block)
+                self._free(block)
+
+    # -- the rules ------------------------------------------------------------------------------
+    def rounded(self, nbytes: int) -> int:
+        """To 512 bytes or, by roundup_power2_divisions, to a fraction of the power of two below."""
+        power = nbytes.bit_length() - 1
+        divisions = self.knobs.roundup_power2_divisions[min(max(0, power - 20), INTERVALS - 1)]
+        if divisions <= 1 or nbytes <= MIN_BLOCK * divisions:
+            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+        part = (1 << power) // divisions
+        return -(-nbytes // part) * part
+
+    def _cached(self, pool: BlockPool, stream: str, size: int) -> Block | None:
+        """Best fit; of max_split_size and more, a block is for requests of that size, and not far beyond them."""
+        pool.searches += 1
+        fitting = pool.at_least(stream, size)
+        block = next(fitting, None)
+        if block is not None and self._expandable is not None:
+            block = self._expandable.least_room(block, fitting)
+        if block is None or size < self._max_split <= block.size:
+            return None
+        if size >= self._max_split and block.size >= size + self.knobs.max_non_split_rounding_mb * MIB:
+            return None
+        pool.remove(block)
+        return block
+
+    def _splits(self, block: Block, size: int) -> bool:
+        rest = block.size - size
+        if block.pool.is_small or self.knobs.expandable_segments:
+            return rest >= MIN_BLOCK
+        return size < self._max_split and rest > SMALL_REQUEST
+
+    def _new(self, pool: BlockPool, stream: str, size: int) -> Block | None:
+        """A segment taken from the device, as a block; None where there is no room."""
+        if self._expandable is not None:
+            return self._expandable.grow(pool, stream, size)
+        nbytes = segment_bytes(size)
+        if not self.memory.has(nbytes):
+            return None
+        block = Block(pool, stream, self.memory.addresses(nbytes), nbytes)
+        self.memory.take(block.address, nbytes)
+        return block
+
+    def _free(self, block: Block) -> None:
+        block.merge()
+        block.pool.put(block)
+
+    # -- giving segments back -------------------------------------------------------------------
+    def _give_back(self, block: Block) -> None:
+        block.pool.remove(block)
+        self.memory.take(block.address, -block.size)
+        self.memory.forget(block.address)
+
+    def _collect_garbage(self) -> None:
+        """Above the threshold, give back large segments that were not used for longer than the mean of them."""
+        if self.capacity is None or not self.knobs.garbage_collection_threshold:
+            return
+        target = self.reserved_bytes - int(self.knobs.garbage_collection_threshold * self.capacity)
+        ages = {block: self.large.searches - block.since for block in self.large.free() if _is_whole(block)}
+        while target > 0 and ages:
+            mean = sum(ages.values()) / len(ages)
+            for block in [block for block, age in ages.items() if age >= mean]:
+                target -= block.size
+                self._give_back(block)
+                del ages[block]
+
+    def _give_back_oversize(self, pool: BlockPool, stream: str, size: int) -> bool:
+        """Of max_split_size and more: the smallest block that is enough, or as many as it takes, largest first."""
+        if self._max_split == UNLIMITED:
+            return False
+        wanted = max(size, self._max_split)
+        enough = next(pool.at_least(stream, wanted), None)
+        if enough is not None and _is_whole(enough):
+            self._give_back(enough)
+            return True
+        given = 0
+        for block in reversed(list(pool.at_least(stream, self._max_split))):
+            if given < wanted and _is_whole(block):
+                given += block.size
+                self._give_back(block)
+        return given >= wanted
+
+    def _give_back_all(self) -> None:
+        """Wait for the other streams, then give back every segment, or page of one, without a live byte."""
+        for block in self._pending:
+            block.uses.clear()
+            self._free(block)
+        self._pending.clear()
+        for pool in (self.large, self.small):
+            for block in pool.free():
+                if _is_whole(block):
+                    self._give_back(block)
+                elif self._expandable is not None:
+                    self._expandable.shrink(block)
+
+    # -- out of memory --------------------------------------------------------------------------
+    def room(self, nbytes: int) -> Room | None:
+        assert self.capacity is not None
+        size = self.rounded(nbytes)
+        pool = self.small if size <= SMALL_REQUEST else self.large
+        cached = [block.size for block in pool.free()]
+        unreserved = self.capacity - self.reserved_bytes
+        needed = self.reserved_bytes + (size if self._expandable is not None else segment_bytes(size))
+        idle = self.reserved_bytes - self.allocated_bytes
+        remedy = ""
+        if self._expandable is None and idle + unreserved >= size:
+            remedy = "--allocator-conf expandable_segments:True, which makes segments one"
+        hole = max([unreserved, *cached])
+        return Room(self.capacity - self.allocated_bytes, hole, self.reserved_bytes, needed, remedy)
+
+
+def segment_bytes(size: int) -> int:
+    """What is taken from the device for a request of that rounded size."""
+    if size <= SMALL_REQUEST:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
+
+
+def _is_whole(block: Block) -> bool:
+    """All of a segment that was taken at once."""
+    return not block.is_split and block.base is None

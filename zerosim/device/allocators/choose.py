@@ -1,0 +1,25 @@
+"""The allocator that a configuration names."""
+
+from __future__ import annotations
+
+from zerosim.config.allocator import arena_knobs, caching_knobs
+from zerosim.device.allocators.arena import Arena
+from zerosim.device.allocators.caching import CachingAllocator
+from zerosim.device.memory import Exact
+from zerosim.errors import InputError
+
+
+def make_allocator(name: str, capacity: int | None, conf: str | None = None) -> Exact | CachingAllocator | Arena:
+    """'exact', 'caching' or 'arena', with the knobs of `conf` (`config/allocator.py`).
+
+    Raises: InputError for an unknown name or knob, and for an arena without a capacity.
+    """
+    if name == "exact":
+        return Exact(capacity)
+    if name == "caching":
+        return CachingAllocator(capacity, caching_knobs(conf))
+    if name != "arena":
+        raise InputError(f"allocator {name!r}: expected one of exact, caching, arena")
+    if capacity is None:
+        raise InputError("allocator 'arena': it is one region of a given size; pass --capacity, such as 32GB")
+    return Arena(capacity, arena_knobs(conf))

@@ -1,0 +1,99 @@
+"""A reader of a rank's record: what its allocator held, and how much of that the program had asked for.
+
+Two ways lead to the same figures: a run whose devices have the allocator, and `replayed`, which puts the requests of a
+finished record through another allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from zerosim.device.events import Alloc, Event, Free, Move, Refusal, Segment
+from zerosim.device.memory import Allocator
+
+
+class AllocatorPeaks(NamedTuple):
+    """The highest of each, not of one moment.
+
+    requested_bytes  asked for: the peak of live bytes
+    allocated_bytes  in the blocks that requests got, what rounding and unsplit rests add included
+    reserved_bytes   taken from the device
+    moved_bytes      copied in all, in `moves` moves, to make holes one
+    """
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    moved_bytes: int
+    moves: int
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of what was reserved that the program never filled, 0 to 1."""
+        return 1 - self.requested_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the peak's entry in JSON does not say."""
+        return {"fragmentation": self.fragmentation, "moves": self.moves, "moved_bytes": self.moved_bytes}
+
+
+class AllocatorLedger:
+    """Bytes now, and the peaks so far."""
+
+    def __init__(self) -> None:
+        self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
+        self._peaks = AllocatorPeaks(0, 0, 0, 0, 0)
+        self._live: dict[int, tuple[int, int]] = {}
+
+    @property
+    def peaks(self) -> AllocatorPeaks:
+        return self._peaks
+
+    def read(self, events: Sequence[Event]) -> None:
+        """Fold events in order."""
+        for event in events:
+            if isinstance(event, Alloc):
+                self._live[event.id] = event.nbytes, event.reserved_bytes
+                self._count(event.nbytes, event.reserved_bytes)
+            elif isinstance(event, Free):
+                nbytes, allocated = self._live.pop(event.id)
+                self.requested_bytes -= nbytes
+                self.allocated_bytes -= allocated
+            elif isinstance(event, Segment):
+                self.reserved_bytes += event.nbytes
+                self._count(0, 0)
+            elif isinstance(event, Move):
+                peaks = self._peaks
+                self._peaks = peaks._replace(moved_bytes=peaks.moved_bytes + event.nbytes, moves=peaks.moves + 1)
+
+    def _count(self, nbytes: int, allocated: int) -> None:
+        self.requested_bytes += nbytes
+        self.allocated_bytes += allocated
+        before = self._peaks
+        self._peaks = before._replace(
+            requested_bytes=max(before.requested_bytes, self.requested_bytes),
+            allocated_bytes=max(before.allocated_bytes, self.allocated_bytes),
+            reserved_bytes=max(before.reserved_bytes, self.reserved_bytes),
+        )
+
+
+def replayed(events: Sequence[Event], allocator: Allocator) -> Iterator[Event]:
+    """The same record, had the device had this allocator, which is new. It ends with a Refusal where that has no room.
+
+    After each event that is given, the allocator stands where it stood then.
+    """
+    for event in events:
+        if isinstance(event, Alloc):
+            reserved = allocator.reserve(event.id, event.nbytes)
+            for what, numbers in allocator.news:
+                yield what(event.scope, *numbers)
+            allocator.forget()
+            if reserved is None:
+                yield Refusal(event.scope, event.nbytes, event.kind)
+                return
+            yield event._replace(reserved_bytes=reserved)
+        elif not isinstance(event, (Segment, Move)):  # those of the allocator that it had
+            if isinstance(event, Free):
+                allocator.release(event.id)
+            yield event
