@@ -79,3 +79,8 @@ def test_a_search_fits_what_is_reserved(capsys: pytest.CaptureFixture[str]) -> N
         assert main([*flags, "--allocator", allocator]) == 0
         best[allocator] = json.loads(capsys.readouterr().out)["best"]["value"]
     assert best["caching"] <= best["arena"] <= best["exact"]
+
+
+def test_other_pictures_do_not_depend_on_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plot", "memory", *SMALL, "--allocator", "caching", "-o", str(tmp_path / "a.svg")]) == 2
+    assert "plot addresses" in capsys.readouterr().err

@@ -31,13 +31,14 @@ FIGURES = {
     "scaling": "bytes per rank against the number of ranks",
     "timeline": "live bytes over one step, event by event",
     "traffic": "bytes sent per rank and step, by stage and operation",
+    "addresses": "where each buffer lay in memory, and the holes between (with --allocator caching or arena)",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
 
 
 def add_arguments(parser: Parser) -> None:
-    known = "\n".join(f"  {name:9} {text}" for name, text in FIGURES.items())
+    known = "\n".join(f"  {name:10} {text}" for name, text in FIGURES.items())
     parser.epilog = (
         f"figures:\n{known}\n\n  zerosim plot FIGURE --help   its flags, those of a run among them\n\n"
         f"The ZeRO paper's Figure 1: {EXAMPLE}"
@@ -58,11 +59,12 @@ def _figure_parser(name: str | None) -> Parser:
     add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
     add("--size", metavar="WxH", type=_inches, help="inches, such as 8x4.5 (default: the figure's)")
     if name not in ("traffic", "schedule"):
-        add("--limit", "--capacity", metavar="SIZE", type=size, help="a line at so many bytes")
-        add("--gpu", metavar="NAME", help="a line at this device's memory, such as v100-32")
-    if name == "memory":
+        what = "the allocator has" if name == "addresses" else "a line at"
+        add("--limit", "--capacity", metavar="SIZE", type=size, help=f"{what} so many bytes")
+        add("--gpu", metavar="NAME", help=f"{what} this device's memory, such as v100-32")
+    if name in ("addresses", "memory"):
         add_reserve_flag(add)
-    if name not in ("timeline", "schedule"):
+    if name not in ("addresses", "timeline", "schedule"):
         add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
     if name in ("memory", "scaling"):
         add("--mark", choices=(*MARKS, "peak"), default="end_of_backward", help="when (default: end_of_backward)")
@@ -70,6 +72,9 @@ def _figure_parser(name: str | None) -> Parser:
         add("--ranks-list", metavar="1,2,4,...", type=_numbers, help=f"numbers of ranks (default: {RANKS})")
     if name == "timeline":
         add("--rank", metavar="R|all", type=_number_or_all, default=0, help="whose events (default: 0)")
+        add("--step", metavar="S|all", type=_number_or_all, default=0, help="which step (default: 0)")
+    if name == "addresses":
+        add("--rank", metavar="R", type=_rank, default=0, help="whose (default: 0)")
         add("--step", metavar="S|all", type=_number_or_all, default=0, help="which step (default: 0)")
     add_run_flags(parser, planning=True)
     group = parser.add_argument_group("what it leaves")
@@ -95,6 +100,10 @@ def main(args: argparse.Namespace) -> int:
     figures = output(args, "json", config, apart=picture)
     limit = device_limit(args, config.memory.capacity) if hasattr(args, "gpu") else None
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
+    if name != "addresses":
+        if hasattr(args, "allocator"):
+            raise InputError(f"--allocator {args.allocator}: of plot addresses; {name} draws what is live in any case")
+        config = config.replace(allocator="exact", allocator_conf=None)  # a scenario's
     with _no_backend():
         from zerosim.report.plots.page import check_size, write_figure
 
@@ -193,6 +202,36 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     return figure, {"step": step, "limit": limit and limit.to_dict(), "panels": panels}
 
 
+def _addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.device.allocators.choose import make_allocator
+    from zerosim.device.memory import Exact
+    from zerosim.report.names import STAGES
+    from zerosim.report.plots import addresses_figure
+    from zerosim.report.plots.extents import read_addresses
+    from zerosim.report.plots.words import run_words
+    from zerosim.train.plan import plan
+
+    rank, memory, steps = args.rank, config.memory, config.optim.steps or 1
+    step = None if args.step == "all" else args.step
+    if rank >= config.mesh.ranks:
+        raise InputError(f"--rank {rank}: expected 0 to {config.mesh.ranks - 1}")
+    if step is not None and step >= steps:
+        raise InputError(f"--step {step}: expected 0 to {steps - 1}, or more --steps")
+    capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
+    allocator = make_allocator(memory.allocator, capacity, memory.allocator_conf)
+    if isinstance(allocator, Exact):
+        raise InputError("--allocator exact: it counts bytes and has no addresses; choose caching or arena")
+    exact = config.replace(allocator="exact", allocator_conf=None, steps=steps if step is None else step + 1)
+    result = plan(exact, keep_events=True)
+    addresses = read_addresses(result.events[rank], allocator, step)
+    knobs = f", {memory.allocator_conf}" if memory.allocator_conf else ""
+    subtitle = f"{STAGES[config.parallel.zero_stage]}, {run_words({'': result})}{knobs}"
+    figure = addresses_figure(
+        addresses, memory.allocator, rank=rank, step=step, subtitle=subtitle, theme=args.theme, size=args.size
+    )
+    return figure, {"rank": rank, "step": step, "limit": limit and limit.to_dict(), **addresses.to_dict()}
+
+
 def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.analysis.formulas import bubble
     from zerosim.analysis.slots import counted_bubble, slots_of
@@ -224,6 +263,7 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 
 
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
+    "addresses": _addresses,
     "memory": _memory,
     "scaling": _scaling,
     "schedule": _schedule,
@@ -255,6 +295,13 @@ def _numbers(text: str) -> tuple[int, ...]:
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of ranks of at least 1")
     return tuple(sorted(numbers))
+
+
+def _rank(text: str) -> int:
+    value = whole_number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
+    return value
 
 
 def _number_or_all(text: str) -> int | str:

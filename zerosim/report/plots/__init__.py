@@ -1,12 +1,21 @@
-"""Pictures of what runs counted: five functions that return a matplotlib Figure, and one that writes it.
+"""Pictures of what runs counted: functions that return a matplotlib Figure, and one that writes it.
 
 Everything that needs matplotlib is in this folder, which nothing imports until a picture is asked for.
 """
 
+from zerosim.report.plots.addresses import addresses_figure
 from zerosim.report.plots.by_stage import memory_figure, traffic_figure
 from zerosim.report.plots.page import write_figure
 from zerosim.report.plots.scaling import scaling_figure
 from zerosim.report.plots.schedule import schedule_figure
 from zerosim.report.plots.timeline import timeline_figure
 
-__all__ = ["memory_figure", "scaling_figure", "schedule_figure", "timeline_figure", "traffic_figure", "write_figure"]
+__all__ = [
+    "addresses_figure",
+    "memory_figure",
+    "scaling_figure",
+    "schedule_figure",
+    "timeline_figure",
+    "traffic_figure",
+    "write_figure",
+]
