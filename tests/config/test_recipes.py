@@ -41,6 +41,7 @@ def test_the_names() -> None:
 
 
 TORCH: dict[str, Any] = {"loss": "torch"}
+BUCKET: dict[str, Any] = {"reduce_bucket": 500_000_000}
 LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 
 
@@ -52,9 +53,9 @@ LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
             "deepspeed",
             (
                 {**TORCH, **LATE_FP32, "persistent_grads": True},
-                {**TORCH, "grad_reduction": "all_reduce", "upcast_grads": True, "own_grads_only": True},
-                {**TORCH, "grad_reduction": "all_reduce", "upcast_grads": True},
-                {**TORCH, "upcast_grads": True, "persistent_grads": True, "persistent_numel": 100_000},
+                {**TORCH, **BUCKET, "grad_reduction": "all_reduce", "upcast_grads": True, "own_grads_only": True},
+                {**TORCH, **BUCKET, "grad_reduction": "all_reduce", "upcast_grads": True},
+                {**TORCH, **BUCKET, "upcast_grads": True, "persistent_grads": True, "persistent_numel": 100_000},
             ),
         ),
         (

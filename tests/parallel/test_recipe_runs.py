@@ -91,7 +91,7 @@ N = 4
         ("deepspeed", 2, "gradients_upcast", 2 + Fraction(18, N)),  # DeepSpeed's estimator
         ("deepspeed", 3, "gradients_upcast", Fraction(20, N)),  # its estimator's 18 leaves out one of two gradients
         ("deepspeed", 2, "end_of_backward", 2 + Fraction(14, N)),
-        ("deepspeed", 1, "end_of_backward", 4 + Fraction(12, N)),
+        ("deepspeed", 1, "end_of_backward", 2 + Fraction(14, N)),  # out of its buffer it keeps its slice
         ("deepspeed", 1, "gradients_upcast", 2 + Fraction(18, N)),  # all but the own slice is gone by then
         ("deepspeed", 1, "after_step", 2 + Fraction(12, N)),
         ("deepspeed", 3, "after_init", Fraction(16, N)),

@@ -103,9 +103,10 @@ def test_stages_and_partitions_of_one_mesh_are_equal_to_the_bit(options: dict[st
 
 @pytest.mark.parametrize("recipe", ["deepspeed", "fsdp2", "megatron"])
 def test_recipes_change_no_bit_of_a_mesh(recipe: str) -> None:
-    paper = trained(stage=3, grad_dtype="fp32", steps=2)
+    """In fp32, where gradients have one format in all of them."""
+    paper = trained(stage=3, precision="fp32", steps=2)
     for stage in (1, 2, 3):
-        assert_same_bits(trained(stage=stage, recipe=recipe, grad_dtype="fp32", steps=2), paper)
+        assert_same_bits(trained(stage=stage, recipe=recipe, precision="fp32", steps=2), paper)
 
 
 @pytest.mark.bits

@@ -49,14 +49,14 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """param, grad, optim, then their total, of the ranks of a pipeline stage."""
     config, cost, share = result.config, cost_of(result.config), share_of(result, stage)
     snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
-    formula = formulas.model_states(config.parallel.zero_stage, share.num_parameters, config.mesh.dp_shard, cost)
+    formula = formulas.model_states(config.states_stage, share.num_parameters, config.mesh.dp_shard, cost)
     checks = [
         StateCheck(
             kind=kind,
             counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
             padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
             formula=formula[kind],
-            text=formulas.state_text(config.parallel.zero_stage, kind, cost),
+            text=formulas.state_text(config.states_stage, kind, cost),
             expected=_expected(result, share, kind, cost),
         )
         for kind in formulas.STATES
@@ -66,7 +66,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
         counted=_columns([check.counted for check in checks]),
         padding=_columns([check.padding for check in checks]),
         formula=sum((check.formula for check in checks), Fraction(0)),
-        text=formulas.model_states_text(config.parallel.zero_stage, cost),
+        text=formulas.model_states_text(config.states_stage, cost),
         expected=_total([check.expected for check in checks]),
     )
     return [*checks, total]
@@ -102,7 +102,7 @@ def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParamete
     psi = share.num_parameters
     if is_sliced(config):
         psi = formulas.padded_numel(share.numels.values(), config.mesh.dp_shard)
-    held = formulas.model_states(config.parallel.zero_stage, psi, config.mesh.dp_shard, cost)[kind]
+    held = formulas.model_states(config.states_stage, psi, config.mesh.dp_shard, cost)[kind]
     return (held,) * len(share.ranks)
 
 

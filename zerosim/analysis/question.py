@@ -60,6 +60,11 @@ class Question:
         return self.recipe.choices(self.stage, self.precision)
 
     @property
+    def states_stage(self) -> int:
+        """The stage whose model states are there when backward ends, as of a run (`RunConfig.states_stage`)."""
+        return 2 if self.stage == 1 and self.choices.reduce_bucket else self.stage
+
+    @property
     def param_bytes(self) -> int:
         return dtype(self.precision).itemsize
 

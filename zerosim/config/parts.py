@@ -15,7 +15,7 @@ from zerosim.config.presets.recipes import NAMES as RECIPES
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.errors import InputError
 from zerosim.placement.mesh import Mesh
-from zerosim.units import MOST_BYTES, parse_bytes
+from zerosim.units import MOST_BYTES, parse_bytes, parse_count
 
 RANKS = 4
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
@@ -124,6 +124,13 @@ class ParallelConfig(Part):
     grad_reduction: str | None = option(
         None, "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"), shown=OF_RECIPE
     )
+    reduce_bucket: int | None = option(
+        None, "stages 1 to 3: elements of a buffer of constant size (CB) out of which gradients are reduced; 0: none",
+        low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--reduce-bucket-size",),
+    )  # fmt: skip
+    reduce_buffers: int | None = option(
+        None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, shown=OF_RECIPE
+    )
     upcast_grads: bool | None = option(None, "the optimizer step copies its gradients to fp32 first")
     keep_root_units: bool | None = option(
         None, "stage 3: units outside the blocks stay gathered from forward to backward"
@@ -137,6 +144,10 @@ class ParallelConfig(Part):
 
     def _check(self) -> None:
         find_recipe(self.recipe)
+        if self.reduce_bucket and self.zero_stage == 0:
+            raise InputError(f"reduce_bucket {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
+        if self.reduce_bucket and self.partition == "owner":
+            raise InputError(f"reduce_bucket {self.reduce_bucket}: of partition slices; drop one of them")
         if self.virtual_stages is not None and self.pipeline != "interleaved":
             raise InputError(
                 f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"

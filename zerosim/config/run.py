@@ -71,6 +71,12 @@ class RunConfig:
         values = {name: getattr(getattr(self, _HOMES[name]), name) for name in names}
         return replace(choices, **own | {name: value for name, value in values.items() if value is not None})
 
+    @property
+    def states_stage(self) -> int:
+        """The stage whose model states are there when backward ends: out of a `reduce_bucket` stage 1 keeps a slice."""
+        stage = self.parallel.zero_stage
+        return 2 if stage == 1 and self.recipe_choices.reduce_bucket and self.parallel.partition == "slices" else stage
+
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
         parallel, is_flat = self.parallel, self.model.family == "flat"

@@ -10,13 +10,36 @@ Source: DeepSpeed, stage_1_and_2.py, where use_multi_rank_bucket_allreduce is th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zerosim.comm.group import Work
 from zerosim.device.device import Buffer
+from zerosim.parallel.base import Strategy
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.tensor.flat import Flat
 
 
-class AllReduceZero1(Zero1):
+class AllReduced(Strategy):
+    """What stands in the place of a reduce_scatter out of buffers of constant size."""
+
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
+        def keep(_: Any) -> None:
+            for flat, grad in zip(flats, grads, strict=True):
+                self.keep_shard(flat, self.own_part(flat, grad))
+
+        return self.comm.launch_all_reduce(grads), keep
+
+    def own_part(self, flat: Flat, grad: Buffer) -> Buffer:
+        """A copy of the own slice."""
+        shard = flat.new_grad_shard()
+        own = grad[flat.own.start : flat.own.stop]
+        self.device.kernel(0, self.device.backend.copy, own.array, shard.array)
+        return shard
+
+
+class AllReduceZero1(AllReduced, Zero1):
     """ZeRO-1 with an all_reduce in the place of its reduce_scatter."""
 
     def reduce(self, flats: list[Flat]) -> None:
@@ -26,12 +49,9 @@ class AllReduceZero1(Zero1):
                 flat.grad_shard = flat.whole_grad()[flat.own.start : flat.own.stop]
 
 
-class AllReduceZero2(Zero2):
+class AllReduceZero2(AllReduced, Zero2):
     """ZeRO-2 with an all_reduce in the place of its reduce_scatter."""
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         self.comm.all_reduce(grad)
-        shard = flat.new_grad_shard()
-        own = grad[flat.own.start : flat.own.stop]
-        self.device.kernel(0, self.device.backend.copy, own.array, shard.array)
-        return shard
+        return self.own_part(flat, grad)

@@ -20,6 +20,7 @@ from zerosim.errors import NonFiniteGradient
 from zerosim.nn import Unit
 from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.optim.updater import Updater
+from zerosim.parallel.bucket import ReduceBuffers
 from zerosim.parallel.norm import blame, norm_rows
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout, Row, Rows
@@ -66,6 +67,7 @@ class Strategy:
         self.groups: Groups | None = None  # of a mesh of several axes
         self.everyone = comm  # all ranks of the mesh
         self.replicas: Comm | None = None  # the ranks that hold the same parts as this one
+        self.buffers: ReduceBuffers | None = None  # of constant size, through which gradients are reduced
         self.reduces_each_micro_batch = False
         self.last = True
         self._uses: Sequence[Use] = ()
@@ -141,6 +143,26 @@ class Strategy:
 
     def publish_params(self, flat: Flat) -> None:
         """After the update of a flat's own slice: bring it to the ranks that hold the whole."""
+
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
+        """Reduce whole gradients in one call, and keep the own parts: for `ReduceBuffers`."""
+        shards = [flat.new_grad_shard() for flat in flats]
+
+        def keep(_: Any) -> None:
+            for flat, shard in zip(flats, shards, strict=True):
+                self.keep_shard(flat, shard)
+
+        return self.comm.launch_reduce_scatter(grads, out=shards), keep
+
+    def open_buffers(self) -> None:
+        """A backward begins: what gradients are reduced out of must be there."""
+        if self.buffers is not None:
+            self.buffers.open(self.flats[0].grad_dtype)
+
+    def close_buffers(self) -> None:
+        """It is over: what is left there is reduced."""
+        if self.buffers is not None:
+            self.buffers.flush(self.launch_reduce)
 
     def keep_shard(self, flat: Flat, grad: Buffer | None) -> None:
         """Keep the own part of a micro-batch's reduced gradient (None: there is none)."""

@@ -29,7 +29,9 @@ class Zero1(Strategy):
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
             unit.flat.add_grad_whole(unit.flat.take_grad())
-            if self.last:
+            if self.last and self.buffers is not None:
+                self.buffers.add(unit.flat, unit.flat.take_whole(), self.launch_reduce)
+            elif self.last:
                 self.reduce(self.bucket.add(unit.flat))
 
     def end_backward(self) -> None:

@@ -21,8 +21,10 @@ class Zero2(Strategy):
     keeps_grads = False
 
     def post_backward(self, unit: Unit) -> None:
-        if unit.reduces:
+        if unit.reduces and self.buffers is None:
             self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
+        elif unit.reduces and self.buffers is not None:
+            self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         """The own slice of a whole gradient, averaged; None on a rank that has no part of it."""

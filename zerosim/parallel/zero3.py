@@ -56,6 +56,7 @@ class Zero3(Strategy):
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
+        self.open_buffers()
         for flat in flats:
             if flat.name in self.persistent:
                 flat.unshard(self.gather(flat))
@@ -90,7 +91,9 @@ class Zero3(Strategy):
         """A unit's backward is over: its parameters go, its gradient is reduced."""
         if unit.reduces or unit.flat.name not in self.kept:  # a shared buffer's other unit may still keep it
             self.reshard(unit.flat)  # free before the reduction: lower peak
-        if unit.reduces:  # a tied buffer: after its last use only
+        if unit.reduces and self.buffers is not None:
+            self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
+        elif unit.reduces:  # a tied buffer: after its last use only
             self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
 
     def publish_params(self, flat: Flat) -> None:

@@ -20,10 +20,12 @@ def _local(asked: Question, text: str) -> str:
 
 def states(asked: Question) -> Section:
     psi, ranks, cost = asked.held, asked.shards, asked.cost
-    values = formulas.model_states(asked.stage, psi, ranks, cost)
+    values = formulas.model_states(asked.states_stage, psi, ranks, cost)
     terms = [_state(asked, kind, values[kind]) for kind in formulas.STATES]
     total = sum(values.values(), Fraction(0))
-    terms.append(Term("total", _local(asked, formulas.model_states_text(asked.stage, cost)), "", total, is_sum=True))
+    terms.append(
+        Term("total", _local(asked, formulas.model_states_text(asked.states_stage, cost)), "", total, is_sum=True)
+    )
     notes = [_about_mesh(asked)] if asked.tp * asked.pp > 1 else []
     notes += [
         f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter (param + grad + optim)."
@@ -45,10 +47,10 @@ def states(asked: Question) -> Section:
 
 def _state(asked: Question, kind: str, value: Fraction) -> Term:
     each = {"param": asked.cost.param, "grad": asked.cost.grad, "optim": asked.cost.optim}[kind]
-    divided = asked.stage >= formulas.first_partitioned(kind)
+    divided = asked.states_stage >= formulas.first_partitioned(kind)
     numbers = f"{each} · {number(asked.held)}" + (f" / {asked.shards:,}" if divided else "")
     return Term(
-        kind, _local(asked, formulas.state_text(asked.stage, kind, asked.cost)), numbers if each else "0", value
+        kind, _local(asked, formulas.state_text(asked.states_stage, kind, asked.cost)), numbers if each else "0", value
     )
 
 
@@ -90,7 +92,7 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 def optimizer_step(asked: Question) -> Section:
     psi, ranks, cost = asked.held, asked.shards, asked.cost
     own_only = asked.choices.own_grads_only
-    stage = formulas.step_stage(asked.stage, own_grads_only=own_only)
+    stage = formulas.step_stage(asked.states_stage, own_grads_only=own_only)
     values = formulas.optimizer_step_states(asked.stage, psi, ranks, cost, upcast_grads=True, own_grads_only=own_only)
     # The copies are divided from stage 1 on, as the optimizer states are.
     copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
@@ -101,7 +103,7 @@ def optimizer_step(asked: Question) -> Section:
         Term(
             "states",
             _local(asked, formulas.model_states_text(stage, cost)),
-            "as above" if stage == asked.stage else "of gradients the own slice",
+            "as above" if stage == asked.states_stage else "of gradients the own slice",
             total - values["upcast"],
         ),
         Term("upcast", _local(asked, formulas.state_text(asked.stage, "optim", copies)), numbers, values["upcast"]),

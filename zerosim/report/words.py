@@ -132,7 +132,7 @@ def closing(result: RunResult) -> str:
     if config.mesh.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
     ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
-    mine = sum(formulas.model_states(stage, result.num_parameters, ranks, cost).values())
+    mine = sum(formulas.model_states(config.states_stage, result.num_parameters, ranks, cost).values())
     if stage == 0:
         if is_mesh(config):
             return mesh_words.ddp(config, cost.total)
@@ -146,7 +146,8 @@ def closing(result: RunResult) -> str:
         return "Each rank is a replica of its own: nothing is divided, and every stage is DDP. Lower --dp-replicate."
     share = f"1/{ranks}"
     what = {
-        1: f"{share} of the optimizer states; parameters and gradients stay whole",
+        1: f"{share} of the optimizer states; parameters and gradients stay whole"
+        + ("" if config.states_stage == 1 else " until they are reduced"),
         2: f"{share} of the optimizer states and gradients; parameters stay whole",
         3: f"{share} of every model state, and gathers a unit's parameters "
         + ("only while it is used" if config.parallel.reshard_after_forward else "once, for forward and backward"),

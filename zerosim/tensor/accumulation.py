@@ -205,6 +205,12 @@ class GradAccumulator:
         self.device.kernel(0, self.device.backend.copy, half.array, copy.array)
         return copy
 
+    def take_whole(self) -> list[Buffer]:
+        """A gradient that was kept whole, handed over in a list; the flat forgets it."""
+        whole = [self.whole_grad()]
+        self.grad_whole = self._lasting if self.keeps_whole_grad else None
+        return whole
+
     def whole_grad(self) -> Buffer:
         assert self.grad_whole is not None, f"{self.name}: its gradient is not kept whole"
         return self.grad_whole

@@ -29,6 +29,7 @@ from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.bucket import ReduceBuffers
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
 from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
@@ -252,8 +253,18 @@ def layout_of(config: RunConfig, model: Model, rows: Rows | None = None) -> Layo
 def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
     """This rank's strategy; what stays gathered is stage 3's choice."""
     choices, kind = config.recipe_choices, strategy_class(config)
-    if not issubclass(kind, Zero3):
-        return kind(comm, device, updater)
+    if issubclass(kind, Zero3):
+        strategy: Strategy = _zero3(config, model, kind, comm, device, updater)
+    else:
+        strategy = kind(comm, device, updater)
+    if choices.reduce_bucket and config.parallel.zero_stage and config.parallel.partition == "slices":
+        lasting = not strategy.keeps_params
+        strategy.buffers = ReduceBuffers(device, choices.reduce_bucket, count=choices.reduce_buffers, lasting=lasting)
+    return strategy
+
+
+def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, device: Device, updater: Updater) -> Zero3:
+    choices = config.recipe_choices
     return kind(
         comm,
         device,

@@ -141,6 +141,7 @@ def _run(
                 losses.append((loss, device.backend.to_host_later(loss.array)))
         else:
             with device.phase(Phase.BACKWARD):
+                strategy.open_buffers()
                 if is_last:
                     with device.scope(unit="loss", slot=slot):
                         grad = [grads.pop(slot)()]  # a list: backward lets go of it as soon as it can
@@ -152,6 +153,7 @@ def _run(
                 if not pipeline.is_first(action.chunk):
                     with device.scope(unit=units[0].name, slot=slot):
                         pipeline.send(action, grad.pop())
+                strategy.close_buffers()
     return losses
 
 

@@ -41,7 +41,7 @@ def _formula_states(asked: Asked) -> Fraction:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
 
     def states(psi: int) -> Fraction:
-        args = c.parallel.zero_stage, psi, c.mesh.dp_shard, cost_of(c)
+        args = c.states_stage, psi, c.mesh.dp_shard, cost_of(c)
         if asked.at == "gradients_upcast":
             own_only = choices.own_grads_only
             of = formulas.optimizer_step_states(*args, upcast_grads=choices.upcast_grads, own_grads_only=own_only)

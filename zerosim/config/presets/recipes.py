@@ -28,6 +28,8 @@ class RecipeChoices:
     keep_upcast        that copy stays until the next step begins
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
     persistent_numel   stage 3: units with fewer elements stay gathered for good
+    reduce_bucket      stages 1 to 3: elements of the buffer out of which gradients are reduced; 0: from where they are
+    reduce_buffers     how many there are; with two, one is filled while the other is reduced
     loss               what a step holds of its logits (functional/loss_modes.py)
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
     """
@@ -42,6 +44,8 @@ class RecipeChoices:
     keep_root_units: bool = False
     persistent_numel: int = 0
     cast_shards: bool = False
+    reduce_bucket: int = 0
+    reduce_buffers: int = 1
     loss: str = "lean"
 
 
@@ -88,13 +92,13 @@ def recipes() -> tuple[Recipe, ...]:
         ),
         Recipe(
             "deepspeed",
-            "DeepSpeed's defaults: stages 1 and 2 all-reduce gradients, of which stage 1 keeps the own slice for the "
-            "step; the step casts it to fp32; stage 3 has the buffer for its slice from the start, and never frees "
-            "small parameters. The loss is PyTorch's.",
+            "DeepSpeed's defaults: gradients are reduced out of a buffer of 5e8 elements; stages 1 and 2 all-reduce "
+            "them and keep the own slice, which the step casts to fp32; stage 3 has the buffer for its slice from the "
+            "start, and never frees small parameters. The loss is PyTorch's.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5)",
-            "The threshold counts whole units here, single tensors there. Buckets (5e8 elements), prefetching and "
+            "The threshold counts whole units here, single tensors there. Prefetching and "
             "sub-groups, which bound the fp32 copy in stage 3 to 1e9 elements at a time, are left out. So is "
             "stage3_max_reuse_distance: parameters that recur within 1e9 others are not freed between forward and "
             "backward there, so that a smaller model stays gathered and sends about 2 Psi. Its stage 3 estimator "
@@ -137,8 +141,10 @@ def find_recipe(name: str) -> Recipe:
 
 _PAPER = RecipeChoices()
 _TORCH = RecipeChoices(loss="torch")
-_DEEPSPEED_1 = replace(_TORCH, grad_reduction="all_reduce", upcast_grads=True)
-_DEEPSPEED_3 = replace(_TORCH, upcast_grads=True, persistent_grads=True, persistent_numel=100_000)
+_DEEPSPEED_1 = replace(_TORCH, grad_reduction="all_reduce", upcast_grads=True, reduce_bucket=500_000_000)
+_DEEPSPEED_3 = replace(
+    _TORCH, upcast_grads=True, persistent_grads=True, persistent_numel=100_000, reduce_bucket=500_000_000
+)
 _DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
 _FSDP2_3 = replace(_TORCH, keep_root_units=True, cast_shards=True)
 _FSDP2 = (_TORCH, _TORCH, _TORCH, _FSDP2_3)
