@@ -60,7 +60,17 @@ LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
         ),
         (
             "fsdp2",
-            (*[{**TORCH, **LATE_FP32}] * 3, {**TORCH, **LATE_FP32, "keep_root_units": True, "cast_shards": True}),
+            (
+                *[{**TORCH, **LATE_FP32}] * 3,
+                {
+                    **TORCH,
+                    **LATE_FP32,
+                    "keep_root_units": True,
+                    "cast_shards": True,
+                    "prefetch": 1,
+                    "late_reduction": True,
+                },
+            ),
         ),
         ("megatron", ({**LATE_FP32, "persistent_grads": True, "loss": "megatron"},) * 4),
     ],

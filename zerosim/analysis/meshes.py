@@ -94,6 +94,8 @@ def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> Ru
     inside: dict[str, Any] = {"sequence_parallel": rows, "keep_gathered": rows and config.parallel.keep_gathered}
     uneven = config.model.has_blocks and config.model.vocab % tp > 0
     inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
+    if stage < 3:
+        inside["prefetch"] = None
     if pp == 1:
         inside |= {"pipeline": None, "virtual_stages": None, "balance_ends": False}
     try:

@@ -38,7 +38,7 @@ GROUPS: Mapping[str, str] = {
     "params units",
     "activations": "recompute saves attention loss",
     "recipe": "recipe grad_reduction reduce_bucket reduce_buffers upcast_grads keep_root_units persistent_numel "
-    "cast_shards",
+    "cast_shards prefetch",
     "training": "steps micro_batch accumulate optimizer lr betas eps momentum weight_decay decay schedule warmup "
     "min_lr clip_norm seed",
     "precision": "precision grad_dtype master_init loss_scale initial_scale_power loss_scale_window hysteresis "

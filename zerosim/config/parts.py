@@ -141,6 +141,10 @@ class ParallelConfig(Part):
     cast_shards: bool | None = option(
         None, "stage 3: 2-byte shards are cast from the masters at each gather, not stored"
     )
+    prefetch: int | None = option(
+        None, "stage 3: units that are gathered ahead, while the one before them computes", low=0, high=4096,
+        metavar="UNITS", shown=OF_RECIPE,
+    )  # fmt: skip
 
     def _check(self) -> None:
         find_recipe(self.recipe)
@@ -148,6 +152,11 @@ class ParallelConfig(Part):
             raise InputError(f"reduce_bucket {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
         if self.reduce_bucket and self.partition == "owner":
             raise InputError(f"reduce_bucket {self.reduce_bucket}: of partition slices; drop one of them")
+        if self.prefetch and self.zero_stage != 3:
+            raise InputError(
+                f"prefetch {self.prefetch}: stage {self.zero_stage} keeps every parameter; leave it out, or choose "
+                "stage 3"
+            )
         if self.virtual_stages is not None and self.pipeline != "interleaved":
             raise InputError(
                 f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"

@@ -96,8 +96,12 @@ class RunConfig:
         return copy
 
     def at_stage(self, stage: int) -> RunConfig:
-        """A copy at another ZeRO stage. At stage 0 every rank is a replica, so it has no `dp_replicate`."""
-        return self.replace(stage=stage, dp_replicate=self.mesh.dp_replicate if stage else 1)
+        """A copy at another ZeRO stage, without what that has not: replicas at stage 0, prefetch below stage 3."""
+        return self.replace(
+            stage=stage,
+            dp_replicate=self.mesh.dp_replicate if stage else 1,
+            prefetch=self.parallel.prefetch if stage == 3 else None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by flat name, as JSON and TOML hold them."""

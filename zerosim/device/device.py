@@ -31,6 +31,7 @@ class Kind(StrEnum):
     GRAD = "grad"
     OPTIM = "optim"
     UNSHARDED_PARAM = "unsharded_param"
+    PREFETCHED_PARAM = "prefetched_param"
     UNSHARDED_GRAD = "unsharded_grad"
     ACTIVATION = "activation"
     ACTIVATION_GRAD = "activation_grad"

@@ -7,7 +7,7 @@ is common to all stands here: placing parameters and optimizer states, the gradi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 from warnings import warn
@@ -115,6 +115,13 @@ class Strategy:
         following = Strategy.coming(self)  # an answer of a student may call something of its own `coming`
         return not following or following[0].action != self._uses[self._at - 1].action
 
+    def rest_of_action(self) -> Iterator[Use]:
+        """The uses that follow in the forward or backward that is on. Outside of a step there are none."""
+        for at in range(self._at, len(self._uses)):
+            if not self._at or self._uses[at].action != self._uses[self._at - 1].action:
+                return
+            yield self._uses[at]
+
     def later(self, work: Work[T], then: Callable[[T], None]) -> None:
         """When `work` has arrived, which is asked for in `land`, do `then` with its result."""
         self._under_way.append((work, then))
@@ -145,12 +152,13 @@ class Strategy:
         """After the update of a flat's own slice: bring it to the ranks that hold the whole."""
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
-        """Reduce whole gradients in one call, and keep the own parts: for `ReduceBuffers`."""
+        """Reduce whole gradients in one call, and keep the own parts when it has arrived."""
         shards = [flat.new_grad_shard() for flat in flats]
 
         def keep(_: Any) -> None:
             for flat, shard in zip(flats, shards, strict=True):
-                self.keep_shard(flat, shard)
+                with self.device.scope(unit=flat.name):
+                    self.keep_shard(flat, shard)
 
         return self.comm.launch_reduce_scatter(grads, out=shards), keep
 

@@ -10,6 +10,10 @@ with slices, in the same order, so weights are the same to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.zero1 import Zero1
@@ -40,11 +44,14 @@ class OwnerPartition(Strategy):
 
     def reduce_to_owner(self, flat: Flat, grad: Buffer) -> Buffer | None:
         """The reduced gradient, in place on its owner, where it stays; None on the other ranks."""
-        self.comm.reduce(grad, dst=self.owner(flat))
+        return self.own_part(flat, self.comm.reduce(grad, dst=self.owner(flat)))
+
+    def own_part(self, flat: Flat, reduced: Buffer) -> Buffer | None:
+        """What this rank keeps of what a reduction left in its buffer."""
         if not self.owns(flat):
             return None
-        self.device.retag(grad, Kind.GRAD)
-        return grad
+        self.device.retag(reduced, Kind.GRAD)
+        return reduced
 
 
 class OwnerZero1(OwnerPartition, Zero1):
@@ -72,13 +79,25 @@ class OwnerZero3(OwnerPartition, Zero3):
     """ZeRO-3 with whole units per rank."""
 
     def gather(self, flat: Flat) -> Buffer:
-        """The owner uses its own copy; the others receive one for the time of use."""
+        return self.comm.broadcast(self._copy(flat, Kind.UNSHARDED_PARAM), src=self.owner(flat))
+
+    def launch_gather(self, flat: Flat) -> Work[Buffer]:
+        return self.comm.launch_broadcast(self._copy(flat, Kind.PREFETCHED_PARAM), src=self.owner(flat))
+
+    def _copy(self, flat: Flat, kind: Kind) -> Buffer:
+        """The owner uses its own; the others receive one, a buffer of `kind`, for the time of use."""
         if self.owns(flat):
-            full = self.shard(flat, Kind.UNSHARDED_PARAM)
-        else:
-            full = self.device.alloc((flat.numel,), flat.dtype, Kind.UNSHARDED_PARAM)
-        self.comm.broadcast(full, src=self.owner(flat))
-        return full
+            return self.shard(flat, kind)
+        return self.device.alloc((flat.numel,), flat.dtype, kind)
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.reduce_to_owner(flat, grad)
+
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
+        [flat], [grad] = flats, grads
+
+        def keep(reduced: Buffer) -> None:
+            with self.device.scope(unit=flat.name):
+                self.keep_shard(flat, self.own_part(flat, reduced))
+
+        return self.comm.launch_reduce(grad, dst=self.owner(flat)), keep

@@ -4,7 +4,7 @@
     volume per step    3 Psi (N-1)/N elements     all_gather forward, all_gather backward, reduce_scatter
 
 ZeRO paper, sections 5.3 and 7.2.2. A tied buffer of V D elements is gathered at each of its uses and
-reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Three choices beyond the paper's:
+reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Choices beyond the paper's:
 
     kept           units that stay gathered from forward to backward (all of them: FSDP's
                    reshard_after_forward=False, 2 Psi, and ZeRO-2's peak)
@@ -14,13 +14,19 @@ reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Three choices beyond
                    and whose gradients are reduced then (FSDP2's root: tables, last norm, head)
     persistent     buffers that stay gathered for good, and are gathered once after each step
     cast_shards    the half-type shard is not stored, but cast from the fp32 master at each gather
+    prefetch       before a unit computes, the gathers of so many units after it are launched, and each is
+                   waited for when its unit's turn comes. The volume stays, the peak grows by those units
+    late_reduction a reduction is waited for when the next unit's begins, and its input is held until then
+                   (FSDP2's reduce_scatter_state)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
@@ -45,6 +51,8 @@ class Zero3(Strategy):
         root: Collection[str] = (),
         persistent: Collection[str] = (),
         cast_shards: bool = False,
+        prefetch: int = 0,
+        late_reduction: bool = False,
     ) -> None:
         super().__init__(comm, device, updater)
         self.kept = frozenset([*kept, *root])
@@ -53,6 +61,9 @@ class Zero3(Strategy):
         self.ended: list[Unit] = []  # root units whose backward is over
         self.persistent = frozenset(persistent)
         self.cast_shards = cast_shards
+        self.num_prefetched = prefetch
+        self.late_reduction = late_reduction
+        self._gathers: dict[str, Work[Buffer]] = {}  # under way, by flat
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
@@ -62,8 +73,8 @@ class Zero3(Strategy):
                 flat.unshard(self.gather(flat))
 
     def pre_forward(self, unit: Unit) -> None:
-        if unit.flat.param is None:
-            unit.flat.unshard(self.gather(unit.flat))
+        self._unshard(unit.flat)
+        self._prefetch()
 
     def post_forward(self, unit: Unit) -> None:
         if unit.name not in self.kept and not (self.keep_next and self.is_used_next(unit)):
@@ -74,8 +85,8 @@ class Zero3(Strategy):
         return any(use.unit is unit for use in Strategy.coming(self))
 
     def pre_backward(self, unit: Unit) -> None:
-        if unit.flat.param is None:
-            unit.flat.unshard(self.gather(unit.flat))
+        self._unshard(unit.flat)
+        self._prefetch()
 
     def post_backward(self, unit: Unit) -> None:
         if unit.name in self.root:
@@ -86,6 +97,8 @@ class Zero3(Strategy):
             for ended in self.ended:
                 self.finish(ended)
             self.ended.clear()
+            if self.late_reduction:
+                self.land()
 
     def finish(self, unit: Unit) -> None:
         """A unit's backward is over: its parameters go, its gradient is reduced."""
@@ -93,8 +106,30 @@ class Zero3(Strategy):
             self.reshard(unit.flat)  # free before the reduction: lower peak
         if unit.reduces and self.buffers is not None:
             self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
+        elif unit.reduces and self.late_reduction:
+            self.land()  # the unit's before: its input goes before this one's is made
+            self.later(*self.launch_reduce([unit.flat], [unit.flat.take_grad()]))
         elif unit.reduces:  # a tied buffer: after its last use only
             self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
+
+    def _unshard(self, flat: Flat) -> None:
+        """The whole parameters are there: as they are, or as they arrive, or gathered now."""
+        work = self._gathers.pop(flat.name, None)
+        if work is not None:
+            full = work.wait()
+            if full is not flat.param_shard:  # under an owner's partition it is the owner's own
+                self.device.retag(full, Kind.UNSHARDED_PARAM)
+            flat.unshard(full)
+        elif flat.param is None:
+            flat.unshard(self.gather(flat))
+
+    def _prefetch(self) -> None:
+        """Of this forward's or backward's next units, those that are not there are under way, as many as are asked."""
+        absent = (use.unit for use in self.rest_of_action() if use.unit.flat.param is None)
+        for unit in islice(absent, self.num_prefetched):
+            if unit.flat.name not in self._gathers:
+                with self.device.scope(unit=unit.name):
+                    self._gathers[unit.flat.name] = self.launch_gather(unit.flat)
 
     def publish_params(self, flat: Flat) -> None:
         if flat.name in self.persistent:
@@ -108,11 +143,23 @@ class Zero3(Strategy):
 
     def shard(self, flat: Flat, kind: Kind = Kind.COMM) -> Buffer:
         """The own slice of the parameters, to be sent; a buffer of `kind` where it is cast for that."""
-        return flat.cast_shard(kind) if self.cast_shards and flat.master is not None else flat.shard()
+        return flat.cast_shard(kind) if self.casts(flat) else flat.shard()
+
+    def casts(self, flat: Flat) -> bool:
+        return self.cast_shards and flat.master is not None
 
     def gather(self, flat: Flat) -> Buffer:
         """The whole parameters, padding included, in a new buffer."""
         return self.comm.all_gather(self.shard(flat))
+
+    def launch_gather(self, flat: Flat) -> Work[Buffer]:
+        """The same, under way. A slice that is cast is cast where it will lie, so that nothing else waits with it."""
+        if not self.casts(flat):
+            return self.comm.launch_all_gather(flat.shard(), kind=Kind.PREFETCHED_PARAM)
+        full = self.device.alloc((flat.padded_numel,), flat.dtype, Kind.PREFETCHED_PARAM)
+        own = full[flat.own.start : flat.own.stop]
+        flat.cast_into(own)
+        return self.comm.launch_all_gather(own, out=full)
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         """The own slice of a whole gradient, averaged; None on a rank that has no part of it."""

@@ -29,8 +29,9 @@ class KindLook(NamedTuple):
 KINDS: Mapping[str, KindLook] = {
     "param": KindLook("parameters that stay on this rank", "P", "#3d5cc1", "#0053ba", "#2f67cf"),
     "grad": KindLook("gradients that stay on this rank", "G", "#ae4708", "#a74006", "#ed833c", "//"),
-    "optim": KindLook("optimizer state: masters and moments", "O", "#00a96f", "#00a962", "#22ba8c", ".."),
+    "optim": KindLook("optimizer state: masters and moments", "O", "#00a576", "#00a962", "#22ba8c", ".."),
     "unsharded_param": KindLook("a unit's parameters, gathered for use", "p", "#3e90ff", "#3989ed", "#94d6fd", "\\\\"),
+    "prefetched_param": KindLook("parameters of a unit to come, gathered ahead", "f", "#fb5d71", "#550011", "#bb3333"),
     "unsharded_grad": KindLook("a unit's whole gradient, not reduced yet", "g", "#bd8a03", "#c07800", "#fdce3c", "xx"),
     "activation": KindLook("kept by forward for backward", "A", "#924982", "#8e3670", "#ca7aab"),
     "activation_grad": KindLook("gradients of activations, going back", "a", "#b47dbb", "#3d0564", "#9f96f5", "--"),

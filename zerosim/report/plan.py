@@ -17,14 +17,14 @@ from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.device.device import Device
+from zerosim.device.device import Device, Kind
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.memory import MARKS
+from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.placement.mesh import DATA
 from zerosim.report import failures, mesh, mesh_words, words
 from zerosim.report.activations import activations_table, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted
+from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
 from zerosim.report.tables import allocator_text, mesh_text, owners_table, states_table, traffic_table
 from zerosim.report.verdict import Limit, assumed, fits, outside_table, too_much, verdict
 from zerosim.train.build import build_model
@@ -130,9 +130,18 @@ def memory_table(result: RunResult) -> RenderableType:
         f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
         "start: all is placed; forward, backward, step: when each ends."
         + (" upcast: gradients are there in fp32 too." if "upcast" in columns else "")
+        + _prefetched(peak)
     )
     body = Adaptive(grid, grid.short(), fewer, fewer.without("start", "backward"))
     return titled(f"Live bytes of {whose}, by kind", body, note)
+
+
+def _prefetched(peak: Snapshot) -> str:
+    """How much of a peak is parameters whose turn has not come."""
+    ahead = {unit: nbytes for (unit, kind), nbytes in peak.by_unit.items() if kind == Kind.PREFETCHED_PARAM}
+    if not ahead:
+        return ""
+    return f" Of the peak {sum(ahead.values()):,} B are parameters gathered ahead, of {listed(list(ahead))}."
 
 
 def holders_table(result: RunResult) -> RenderableType:

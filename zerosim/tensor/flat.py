@@ -117,7 +117,11 @@ class Flat(GradAccumulator):
 
     def cast_shard(self, kind: Kind) -> Buffer:
         """The own slice of the parameters, cast from the master for one use."""
-        assert self.master is not None, f"{self.name} has no master"
         shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own.padding)
-        self.device.kernel(0, self.device.backend.copy, self.master.array, shard.array)
+        self.cast_into(shard)
         return shard
+
+    def cast_into(self, shard: Buffer) -> None:
+        """The same, into a buffer that is there."""
+        assert self.master is not None, f"{self.name} has no master"
+        self.device.kernel(0, self.device.backend.copy, self.master.array, shard.array)

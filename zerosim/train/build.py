@@ -274,6 +274,8 @@ def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, devic
         root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
         persistent=[flat.name for flat in model.flats if flat.numel < choices.persistent_numel],
         cast_shards=choices.cast_shards,
+        prefetch=choices.prefetch,
+        late_reduction=choices.late_reduction,
     )
 
 

@@ -32,6 +32,8 @@ class RecipeChoices:
     reduce_buffers     how many there are; with two, one is filled while the other is reduced
     loss               what a step holds of its logits (functional/loss_modes.py)
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
+    prefetch           stage 3: units that are gathered ahead, while another one computes
+    late_reduction     stage 3: a reduction is waited for when the next one begins, and its input held until then
     """
 
     grad_dtype: str = ""
@@ -46,6 +48,8 @@ class RecipeChoices:
     cast_shards: bool = False
     reduce_bucket: int = 0
     reduce_buffers: int = 1
+    prefetch: int = 0
+    late_reduction: bool = False
     loss: str = "lean"
 
 
@@ -108,11 +112,14 @@ def recipes() -> tuple[Recipe, ...]:
         Recipe(
             "fsdp2",
             "PyTorch's fully_shard with a mixed-precision policy: gradients made in 2 bytes and reduced in fp32, the "
-            "root's units gathered until backward ends, no 16-bit shard stored. Stage 2 is "
-            "reshard_after_forward=False. The loss is PyTorch's.",
-            "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32)",
+            "root's units gathered until backward ends, no 16-bit shard stored, the next unit gathered and the last "
+            "one's gradient reduced while one computes. Stage 2 is reshard_after_forward=False. The loss is PyTorch's.",
+            "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
+            "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
-            "2-byte parameters stay. Prefetching is left out.",
+            "2-byte parameters stay, and each reduction is waited for at once. FSDP2 copies what it gathers into a "
+            "tensor per parameter: in forward it holds both copies of the unit that computes and gathers the next one "
+            "when its turn comes, which takes as much as the next one's gather here.",
             (2, 3),
         ),
         Recipe(
@@ -146,7 +153,7 @@ _DEEPSPEED_3 = replace(
     _TORCH, upcast_grads=True, persistent_grads=True, persistent_numel=100_000, reduce_bucket=500_000_000
 )
 _DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
-_FSDP2_3 = replace(_TORCH, keep_root_units=True, cast_shards=True)
+_FSDP2_3 = replace(_TORCH, keep_root_units=True, cast_shards=True, prefetch=1, late_reduction=True)
 _FSDP2 = (_TORCH, _TORCH, _TORCH, _FSDP2_3)
 _MEGATRON = RecipeChoices(loss="megatron", persistent_grads=True, param_dtype_grads=True)
 _CHOICES: Mapping[str, Mapping[str, tuple[RecipeChoices, ...]]] = MappingProxyType(
