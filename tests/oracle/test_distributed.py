@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from zerosim.device.events import Launch
+from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 
 from .compare import weights_within, within
@@ -123,3 +125,18 @@ def test_same_volume_as_fsdp2(pytorch: Results, method: str, tied: bool, tmp_pat
                 payload[row.op] += row.payload_bytes
             assert theirs == {"all_gather": 2 * psi, "reduce_scatter": psi, **across}
             assert payload == {"all_gather": 2 * psi + again, "reduce_scatter": psi, **across}
+
+
+def test_gathers_ahead_in_the_order_of_fsdp2(pytorch: Results, tmp_path: Path) -> None:
+    """Calls in their order: in backward the gather of the next unit comes before the reduction of this one's.
+
+    The two tables are beside each other in PyTorch's graph: which of them is reduced last is its own choice.
+    """
+    config = TASKS[False].config(tmp_path, ranks=2, stage=3, prefetch=1, steps=1)
+    ours = [event for event in plan(config, keep_events=True).events[0] if isinstance(event, Launch)]
+    calls = [(call.op, call.payload_bytes) for call in ours if call.purpose == "states"]
+    ahead = ["all_gather", "all_gather", "reduce_scatter", "all_gather", "reduce_scatter"]
+    assert [op for op, _ in calls[len(TASKS[False].gpt().h) + 4 :]][:5] == ahead
+    for results in pytorch["fsdp2", False]:
+        assert results["calls"][:-2] == calls[:-2]
+        assert sorted(results["calls"][-2:]) == sorted(calls[-2:])

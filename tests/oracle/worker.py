@@ -34,21 +34,28 @@ TIMEOUT = timedelta(seconds=60)
 
 
 class Traffic(TorchDispatchMode):
-    """Adds up the bytes of whole tensors that FSDP2 gathers, scatters and reduces: zerosim's `payload_bytes`."""
+    """Lists the bytes of whole tensors that FSDP2 gathers, scatters and reduces: zerosim's `payload_bytes`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.payload_bytes: Counter[str] = Counter()
+        self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         if name.startswith("c10d._allgather_base_"):
-            self.payload_bytes["all_gather"] += args[0].nbytes
+            self.calls.append(("all_gather", args[0].nbytes))
         elif name.startswith("c10d._reduce_scatter_base_"):
-            self.payload_bytes["reduce_scatter"] += args[1].nbytes
+            self.calls.append(("reduce_scatter", args[1].nbytes))
         elif name.startswith("c10d.allreduce_"):
-            self.payload_bytes["all_reduce"] += sum(tensor.nbytes for tensor in args[0])
+            self.calls.append(("all_reduce", sum(tensor.nbytes for tensor in args[0])))
         return func(*args, **(kwargs or {}))
+
+    @property
+    def payload_bytes(self) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for op, nbytes in self.calls:
+            counts[op] += nbytes
+        return dict(counts)
 
 
 def ddp(model: GPT) -> Any:
@@ -88,9 +95,9 @@ def train(task: Task, method: str, rank: int) -> dict[str, Any]:
         norms.append(float(whole(norm)))
         optimizer.step()
         losses.append(float(loss.detach()))
-        traffic.append(dict(seen.payload_bytes))
+        traffic.append(seen.payload_bytes)
     weights = {name: whole(p.detach()).numpy().copy() for name, p in model.named_parameters()}
-    return {"losses": losses, "grad_norm": norms, "traffic": traffic, "weights": weights}
+    return {"losses": losses, "grad_norm": norms, "traffic": traffic, "calls": seen.calls, "weights": weights}
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from test_shapes import assert_same_record
 
+from zerosim.analysis.search import changes
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.errors import InputError
@@ -139,6 +140,12 @@ def test_a_plan_says_how_much_of_its_peak_is_gathered_ahead() -> None:
     written = io.StringIO()
     Console(width=200, file=written).print(plan_report(four_units(stage=3, prefetch=1), None, None))
     assert "Of the peak 2,000 B are parameters gathered ahead, of units.0." in " ".join(written.getvalue().split())
+
+
+def test_advice_is_to_gather_nothing_ahead() -> None:
+    changed, flags = next(changes(small(recipe="fsdp2")))
+    assert (changed.recipe_choices.prefetch, flags) == (0, "--prefetch 0")
+    assert "--prefetch 0" not in [flags for _, flags in changes(small())]
 
 
 # -- input ------------------------------------------------------------------------------------------

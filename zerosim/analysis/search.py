@@ -70,9 +70,10 @@ def cheapest_fits(
 def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
-    An allocator's knob against fragmentation, a higher stage (nothing but traffic), another attention kernel if there
-    is `flash`, running the attention core again, a smaller micro-batch with more accumulation (the same global batch,
-    thinner matrices), running whole blocks again (a third more arithmetic), all of them, more ranks (more devices).
+    An allocator's knob against fragmentation, no prefetch (nothing but time), a higher stage (nothing but traffic),
+    another attention kernel if there is `flash`, running the attention core again, a smaller micro-batch with more
+    accumulation (the same global batch, thinner matrices), running whole blocks again (a third more arithmetic), all
+    of them, more ranks (more devices).
     """
     for changed in _changes(config, flash):
         yield changed, _flags(config, changed)
@@ -81,7 +82,7 @@ def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfi
 def _flags(config: RunConfig, changed: RunConfig) -> str:
     """'--stage 3 --micro-batch 2': what is passed beside what was passed."""
     before, after = config.to_dict(), changed.to_dict()
-    names = ("allocator_conf", "stage", "attention", "recompute", "micro_batch", "accumulate", "ranks")
+    names = ("allocator_conf", "prefetch", "stage", "attention", "recompute", "micro_batch", "accumulate", "ranks")
     return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
@@ -91,6 +92,8 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
     flash = flash and config.memory.attention == "eager" and config.model.has_blocks
     if (conf := without_fragmentation(config.memory.allocator, config.memory.allocator_conf)) is not None:
         yield config.replace(allocator_conf=conf)
+    if config.recipe_choices.prefetch:
+        yield config.replace(prefetch=0)
     for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage)
     if flash:
