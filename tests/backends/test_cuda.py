@@ -66,6 +66,7 @@ RUNS: list[dict[str, Any]] = [
     dict(stage=3, dropout=0.2, recompute="selective"),
     dict(stage=1, dropout=0.2, attention="flash", recompute="full", saves="megatron"),
     dict(stage=3, collective="ring", bucket_bytes=64),
+    dict(stage=0, tp=2, vocab=20, recompute="full", partition_activations=True, cpu_checkpointing=True),
     dict(stage=2, recipe="deepspeed", precision="bf16"),
     dict(stage=3, recipe="fsdp2", precision="bf16"),
     dict(stage=3, model="llama", hidden=12, heads=2, kv_heads=1),

@@ -48,6 +48,18 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     (dict(keep_gathered=True), ["keep_gathered: without tp"]),
     (dict(pad_vocab=True), ["pad_vocab: without tp"]),
     (dict(tp=2, keep_gathered=True), ["keep_gathered: without sequence_parallel", "pass --sequence-parallel too"]),
+    (
+        dict(partition_activations=True, recompute="full"),
+        ["partition_activations: without tp no other rank has the same inputs", "pass --tp 2 or more"],
+    ),
+    (
+        dict(tp=2, partition_activations=True),
+        ["partition_activations: recompute 'none' keeps no block's input", "pass --recompute full too"],
+    ),
+    (
+        dict(cpu_checkpointing=True, recompute="selective"),
+        ["cpu_checkpointing: recompute 'selective' keeps no block's input", "pass --recompute full too"],
+    ),
 ]
 
 

@@ -43,6 +43,7 @@ TENSORS: list[dict[str, Any]] = [
     dict(tp=2, stage=3, precision="bf16", dropout=0.2, clip_norm=0.1, sample="abc", sample_tokens=2),
     dict(tp=2, stage=1, precision="fp32", sequence_parallel=True, seq=6, vocab=257, pad_vocab=True, recompute="full"),
     dict(tp=4, stage=0, precision="fp32", model="llama", heads=4, hidden=16, kv_heads=2, seq=4, collective="ring"),
+    dict(tp=2, stage=3, precision="bf16", recompute="full", partition_activations=True, cpu_checkpointing=True),
 ]
 PIPELINES: list[dict[str, Any]] = [
     dict(stage=0, pp=2, precision="bf16", accumulate=3, sample="ab", sample_tokens=2),

@@ -51,7 +51,7 @@ def _forms(config: RunConfig, share: Share) -> Iterator[tuple[tuple[str, str], t
         count = formulas.border_sends(share.stage, mesh.pp, config.parallel.num_chunks) * config.data.accumulate
         cut = mesh.tp if config.parallel.sequence_parallel else 1
         nbytes = Fraction(count * border_numel(config) * itemsizes(config)[0], cut)
-        yield ("send", "pp"), (Form(nbytes, nbytes, _times(count, "bsh/t" if cut > 1 else "bsh")), True)
+        yield ("send", "pp"), (Form(nbytes, nbytes, times_of(count, "bsh/t" if cut > 1 else "bsh")), True)
 
 
 def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
@@ -60,22 +60,27 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
     if not config.model.has_blocks:  # the flat model adds up one number for each column
         calls = share.layers * times
         nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp) * stats
-        return {"all_reduce": Form(nbytes, nbytes, _times(2 * calls, "V"))}
+        return {"all_reduce": Form(nbytes, nbytes, times_of(2 * calls, "V"))}
     first, last = share.stage == 0, share.stage == mesh.pp - 1
     again, bsh = config.memory.recompute == "full", border_numel(config)
     loss = formulas.LOSS_CALLS * times * last
     of_loss = formulas.all_reduce_sent(loss * bsh // config.model.hidden, mesh.tp) * stats
-    loss_text = _times(2 * loss, "bs") if loss else ""
+    loss_text = times_of(2 * loss, "bs") if loss else ""
     if not config.parallel.sequence_parallel:
         calls = formulas.tensor_calls(share.layers, first=first, last=last, recompute=again) * times
         nbytes = formulas.all_reduce_sent(calls * bsh, mesh.tp) * each + of_loss
-        return {"all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (_times(2 * calls, "bsh"), loss_text))))}
+        forms = {"all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (times_of(2 * calls, "bsh"), loss_text))))}
+        if config.partitions_inputs:
+            count = formulas.input_gathers(share.layers) * times
+            nbytes = formulas.gather_sent(count * bsh, mesh.tp) * each
+            forms["all_gather"] = Form(nbytes, nbytes, times_of(count, "bsh"))
+        return forms
     keeps = config.parallel.keep_gathered
     counts = formulas.sequence_calls(share.layers, first=first, last=last, recompute=again, keep_gathered=keeps)
     forms = {}
     for op, count in zip(("all_gather", "reduce_scatter"), counts, strict=True):
         nbytes = formulas.gather_sent(count * times * bsh, mesh.tp) * each
-        forms[op] = Form(nbytes, nbytes, _times(count * times, "bsh"))
+        forms[op] = Form(nbytes, nbytes, times_of(count * times, "bsh"))
     if loss:
         forms["all_reduce"] = Form(of_loss, of_loss, loss_text)
     return forms
@@ -89,5 +94,6 @@ def _divides(config: RunConfig) -> bool:
     return tokens % config.mesh.tp == 0
 
 
-def _times(count: int, name: str) -> str:
+def times_of(count: int, name: str) -> str:
+    """'24bsh'."""
     return name if count == 1 else f"{count:,}{name}" if count else "0"

@@ -36,7 +36,7 @@ GROUPS: Mapping[str, str] = {
     "pipeline": "pp pipeline virtual_stages stage_layers balance_ends",
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
-    "activations": "recompute saves attention loss",
+    "activations": "recompute partition_activations cpu_checkpointing saves attention loss",
     "recipe": "recipe grad_reduction reduce_bucket reduce_buffers upcast_grads keep_root_units persistent_numel "
     "cast_shards prefetch",
     "training": "steps micro_batch accumulate optimizer lr betas eps momentum weight_decay decay schedule warmup "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerosim.config.model import ModelConfig
-from zerosim.config.parts import DataConfig, MeshConfig, ParallelConfig
+from zerosim.config.parts import DataConfig, MemoryConfig, MeshConfig, ParallelConfig
 from zerosim.errors import InputError
 from zerosim.placement.stages import cut_layers
 
@@ -40,6 +40,23 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
     if parallel.sequence_parallel and model.seq % tp:
         near = max(1, round(model.seq / tp)) * tp
         raise InputError(f"sequence_parallel: tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
+
+
+def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
+    """What may be said of the inputs that full recompute keeps. Raises: InputError.
+
+    Parts need no more than `check_tensor_parallel` asks: tp divides the heads, and so the width of every input.
+    """
+    for name in ("partition_activations", "cpu_checkpointing"):
+        if getattr(memory, name) and memory.recompute != "full":
+            raise InputError(
+                f"{name}: recompute {memory.recompute!r} keeps no block's input to run it again; "
+                "pass --recompute full too, or leave it out"
+            )
+    if memory.partition_activations and mesh.tp == 1:
+        raise InputError(
+            "partition_activations: without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out"
+        )
 
 
 def check_pipeline(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> None:

@@ -300,6 +300,13 @@ class MemoryConfig(Part):
         "none", "what backward runs again instead of keeping: the attention core, or whole blocks",
         choices=("none", "selective", "full"),
     )  # fmt: skip
+    partition_activations: bool = option(
+        False, "with --tp and --recompute full: a block's input is kept in parts, one on each rank of tp (ZeRO-R's Pa)",
+        also=("--distribute-saved-activations",),
+    )  # fmt: skip
+    cpu_checkpointing: bool = option(
+        False, "with --recompute full: what is kept of blocks' inputs waits in the host's memory (with parts: Pa+cpu)"
+    )
     saves: str = option(
         "lean", "what is kept for backward: as zerosim's own kernels need it, or as Megatron's",
         choices=("lean", "megatron"),

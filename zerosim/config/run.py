@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from warnings import warn
 
 from zerosim.config.launcher import mpirun_size
-from zerosim.config.mesh_checks import check_pipeline, check_tensor_parallel
+from zerosim.config.mesh_checks import check_kept_inputs, check_pipeline, check_tensor_parallel
 from zerosim.config.model import ModelConfig
 from zerosim.config.option import Option, Part
 from zerosim.config.parts import (
@@ -76,6 +76,11 @@ class RunConfig:
         """The stage whose model states are there when backward ends: out of a `reduce_bucket` stage 1 keeps a slice."""
         stage = self.parallel.zero_stage
         return 2 if stage == 1 and self.recipe_choices.reduce_bucket and self.parallel.partition == "slices" else stage
+
+    @property
+    def partitions_inputs(self) -> bool:
+        """Whether tp's ranks keep parts of blocks' inputs (Pa). Under sequence parallelism they have parts already."""
+        return self.memory.partition_activations and not self.parallel.sequence_parallel
 
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
@@ -191,6 +196,7 @@ def _check_together(config: RunConfig) -> None:
             "leave it out, or choose stage 1, 2 or 3"
         )
     check_tensor_parallel(model, mesh, config.parallel)
+    check_kept_inputs(mesh, config.memory)
     check_pipeline(model, mesh, config.parallel, config.data)
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise InputError(

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, ParamSpec
 
 from zerosim.backends.kernels import Array, Backend, Stream
-from zerosim.device.events import Alloc, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Copy, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
 from zerosim.device.memory import Allocator, Exact
 from zerosim.device.work import KernelWork, work_of
 from zerosim.dtypes import DType
@@ -191,6 +191,14 @@ class Device:
         self._look_up()
         if self.recorder.enabled:
             self.recorder.add(Kernel(self.where, *part, work))
+
+    def copy(self, source: str, target: str, nbytes: int) -> None:
+        """Record bytes that go from one of this rank's own memories to another, 'device' and 'host' (`host.py`).
+
+        Raises: Aborted when the run has been ended.
+        """
+        self._look_up()
+        self.recorder.add(Copy(self.where, source, target, nbytes, "offload"))
 
     def _look_up(self) -> None:
         """Before each kernel: is the run still on? Raises: Aborted."""

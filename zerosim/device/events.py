@@ -123,12 +123,32 @@ class Launch(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """`nbytes` went between a rank's own memories, 'device' and 'host': a message staged through the host."""
+    """`nbytes` went between a rank's own memories, 'device' and 'host'.
+
+    `purpose` is 'staging', a message that passes through the host, or 'offload', what waits there until it is used.
+    """
 
     scope: Scope
     source: str
     target: str
     nbytes: int
+    purpose: str = "staging"
+
+
+class HostAlloc(NamedTuple):
+    """`nbytes` of this rank now live in the host's memory under `id`."""
+
+    scope: Scope
+    id: int
+    nbytes: int
+    kind: str
+
+
+class HostFree(NamedTuple):
+    """The bytes of `id` are no longer live in the host's memory."""
+
+    scope: Scope
+    id: int
 
 
 class Wait(NamedTuple):
@@ -163,7 +183,24 @@ class Pool(NamedTuple):
     held_bytes: int
 
 
-Event = Alloc | Free | Refusal | Segment | Move | Retag | Kernel | Save | Launch | Copy | Wait | Message | Mark | Pool
+Event = (
+    Alloc
+    | Free
+    | Refusal
+    | Segment
+    | Move
+    | Retag
+    | Kernel
+    | Save
+    | Launch
+    | Copy
+    | HostAlloc
+    | HostFree
+    | Wait
+    | Message
+    | Mark
+    | Pool
+)
 
 
 class Reader(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zerosim.device.events import Event, Free, Save
+from zerosim.device.events import Event, Free, HostFree, Save
 
 
 class SavedRow(NamedTuple):
@@ -42,7 +42,7 @@ class ActivationLedger:
         for event in events:
             if type(event) is Save:
                 self._save(event)
-            elif type(event) is Free and event.id in self._charged:
+            elif isinstance(event, (Free, HostFree)) and event.id in self._charged:
                 self._charged.remove(event.id)
                 scope = event.scope
                 if scope.phase == "forward" and (scope.unit, "forward") in self._rows:

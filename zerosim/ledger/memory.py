@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Event, Free, HostAlloc, HostFree, Kernel, Mark, Refusal, Retag, Scope
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step")
@@ -34,12 +34,16 @@ class MemoryLedger:
     """Live bytes now, at the last of each mark, and at the highest point so far.
 
     `after_init` is the moment when parameters and optimizer state are placed; the other marks are
-    those of the last step read. `refusal` is what was live when an allocation did not fit.
+    those of the last step read. `refusal` is what was live when an allocation did not fit. What the rank holds in the
+    host's memory is added up apart: `host_bytes` now, `host_peak_bytes` at most.
     """
 
     def __init__(self) -> None:
         self.marks: dict[str, Snapshot] = {}
         self.refusal: Snapshot | None = None
+        self.host_bytes = 0
+        self.host_peak_bytes = 0
+        self._on_host: dict[int, int] = {}
         self._live: dict[int, Alloc] = {}
         self._by_unit: dict[tuple[str, str], int] = {}
         self._padding: dict[str, int] = {}
@@ -91,6 +95,12 @@ class MemoryLedger:
                 self.refusal = self.now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
+            elif isinstance(event, HostAlloc):
+                self._on_host[event.id] = event.nbytes
+                self.host_bytes += event.nbytes
+                self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+            elif isinstance(event, HostFree):
+                self.host_bytes -= self._on_host.pop(event.id)
         self._keep_peak()
 
     def _keep_peak(self) -> None:

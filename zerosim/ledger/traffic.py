@@ -13,8 +13,9 @@ class TrafficRow(NamedTuple):
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
     are what crossed this rank's links, None where an engine's own collective does not tell (then
     `modelled_bytes` is a ring's). `purpose` is 'states', 'activations' (of tp and pp), 'control' (norms and
-    overflow flags) or 'staging': messages of a GPU that passed through the host's memory, 'device to host' and
-    'host to device'. `axis` is the mesh axis of the group, several joined with '+'; '' for staging.
+    overflow flags), or of copies between a rank's own memories, 'device to host' and 'host to device': 'staging',
+    messages of a GPU that passed through the host's, and 'offload', what waited there until it was used. Copies have
+    a payload and send nothing. `axis` is the mesh axis of the group, several joined with '+'; '' for copies.
     """
 
     step: int
@@ -48,7 +49,7 @@ class CommLedger:
     def read(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Copy):
-                self._stage(event)
+                self._copy(event)
             elif isinstance(event, Launch):
                 key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose, event.axis)
                 row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
@@ -61,8 +62,8 @@ class CommLedger:
                     None if event.modelled_bytes is None else (row.modelled_bytes or 0) + event.modelled_bytes,
                 )
 
-    def _stage(self, event: Copy) -> None:
-        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", "staging", "")
+    def _copy(self, event: Copy) -> None:
+        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", event.purpose, "")
         row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
         self._rows[key] = row._replace(calls=row.calls + 1, payload_bytes=row.payload_bytes + event.nbytes)
 

@@ -2,6 +2,7 @@
 
 from zerosim.functional.policy import ActivationPolicy as ActivationPolicy
 from zerosim.nn.group import Alone as Alone
+from zerosim.nn.kept_inputs import KeptInputs as KeptInputs
 from zerosim.nn.layers import Attention as Attention
 from zerosim.nn.layers import Block as Block
 from zerosim.nn.layers import Dropout as Dropout

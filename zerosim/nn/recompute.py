@@ -1,28 +1,30 @@
 """Recompute: a unit that keeps its input only, and runs forward again when backward needs the rest.
 
 (Chen et al. 1604.06174; "activation checkpointing" in ZeRO's paper, section 3.2, and in PyTorch.) Between
-forward and backward one input per slot is kept. A strategy's points are the same: stage 3 gathers once in
-backward, for the second forward and the backward after it. Dropout masks are a function of where they are
-used (`tensor/rng.py`), so the second run drops what the first dropped, and every bit of the result is that
-of a run that keeps all.
+forward and backward one input per slot is kept (`kept_inputs.py` says how). A strategy's points are the same:
+stage 3 gathers once in backward, for the second forward and the backward after it. Dropout masks are a function
+of where they are used (`tensor/rng.py`), so the second run drops what the first dropped, and every bit of the
+result is that of a run that keeps all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerosim.device.device import Buffer, Kind
+from zerosim.device.device import Buffer
+from zerosim.nn.kept_inputs import Again, KeptInputs
 from zerosim.nn.unit import Unit
-from zerosim.tensor.tensor import Tensor, record_saved
+from zerosim.tensor.tensor import Tensor
 
 
 class Recompute(Unit):
-    """A unit around a unit. Its input stays, as KEPT; backward makes everything else again."""
+    """A unit around a unit. Its input stays, as `inputs` keeps it; backward makes everything else again."""
 
     def __init__(self, unit: Unit) -> None:
         super().__init__(unit.name, unit.flat, unit.function, reduces=unit.reduces)
         self.unit = unit
-        self._kept: dict[int, Buffer] = {}
+        self.inputs = KeptInputs()
+        self._kept: dict[int, Again] = {}
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The unit's output; nothing of its graph is left."""
@@ -30,16 +32,13 @@ class Recompute(Unit):
         device = x.device
         if not device.grad_enabled:
             return self.unit.forward(x, slot)
-        device.retag(x.buffer, Kind.KEPT)
-        if device.recorder.enabled:
-            record_saved(device, "recompute", {"input": x})
-        self._kept[slot] = x.buffer
+        self._kept[slot] = self.inputs.keep(x.buffer)
         with device.no_grad():
             return self.unit.forward(x, slot)
 
     def backward(self, grads: list[Buffer], slot: int = 0) -> None:
         """Forward once more, of which only the graph is wanted; then the unit's backward."""
-        self.unit.forward(Tensor(self._kept.pop(slot)), slot)
+        self.unit.forward(Tensor(self._kept.pop(slot)()), slot)
         self.unit.backward(grads, slot)
 
     def forget(self) -> None:

@@ -46,6 +46,7 @@ def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
     because, recompute, model = tuple(_other_premises(config)), config.memory.recompute, config.model
     sizes = (model.seq, config.data.micro_batch, model.hidden, model.heads)
     rows_cut, whole = config.parallel.sequence_parallel, config.parallel.keep_gathered
+    kept = {"partitioned": config.partitions_inputs, "on_host": config.memory.cpu_checkpointing}
     tp = config.mesh.tp
     formula = None
     if not because:
@@ -56,8 +57,9 @@ def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
             tensor_parallel=tp,
             sequence_parallel=rows_cut,
             keep_gathered=whole,
+            **kept,
         )
-    text = block_text(recompute, tensor_parallel=tp > 1, sequence_parallel=rows_cut, keep_gathered=whole)
+    text = block_text(recompute, tensor_parallel=tp > 1, sequence_parallel=rows_cut, keep_gathered=whole, **kept)
     return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, text, because)
 
 
@@ -114,7 +116,8 @@ def activations_table(
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
     body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
     made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
-    note = "Formula: 2205.05198, Table 2."
+    has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
+    note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
     if check.formula is None:
         note = f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
     if made_again:

@@ -72,6 +72,24 @@ def about(config: RunConfig) -> str:
     return " ".join(said)
 
 
+def kept_inputs(config: RunConfig) -> str:
+    """How recomputed blocks keep their inputs, where it is not whole and on the device."""
+    memory, t = config.memory, config.mesh.tp
+    if memory.partition_activations and not config.partitions_inputs:
+        waits = " They wait on the host." if memory.cpu_checkpointing else ""
+        return (
+            "Warning: partition_activations changes nothing here. Under sequence parallelism a rank has 1/t of a "
+            f"block's input to begin with, and nothing is left to cut.{waits}"
+        )
+    if config.partitions_inputs:
+        name, where = ("Pa+cpu", " in the host's memory") if memory.cpu_checkpointing else ("Pa", "")
+        return (
+            f"ZeRO-R's {name}: of a block's input each of {t} ranks keeps 1/{t}{where}, and gathers the whole before "
+            "the block runs again."
+        )
+    return "Blocks' inputs wait in the host's memory until backward." if memory.cpu_checkpointing else ""
+
+
 def _pipeline(config: RunConfig) -> str:
     mesh, kind, chunks = config.mesh.axes, config.parallel.pipeline_schedule, config.parallel.num_chunks
     model, times = config.model, config.data.accumulate

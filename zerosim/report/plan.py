@@ -23,9 +23,10 @@ from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.placement.mesh import DATA
 from zerosim.report import failures, mesh, mesh_words, words
 from zerosim.report.activations import activations_table, has_block
+from zerosim.report.copies import copies_table
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
-from zerosim.report.tables import allocator_text, mesh_text, owners_table, states_table, traffic_table
+from zerosim.report.tables import allocator_text, kept_text, mesh_text, owners_table, states_table, traffic_table
 from zerosim.report.verdict import Limit, assumed, fits, outside_table, too_much, verdict
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
@@ -58,6 +59,7 @@ def plan_report(
         prose(f"{words.model_name(config)}: {words.headline(config, where)}", "bold"),
         prose(_what_was_run(result)),
         mesh_text(config),
+        kept_text(config),
         answer,
         None if refusal is None else failures.room_text(refusal),
         None if limit is None else prose(assumed(config, limit), "dim"),
@@ -72,6 +74,7 @@ def plan_report(
         states_table(result),
         activations_table(config, result.saved, result.saved_again) if has_block(result.saved) else None,
         traffic_table(result),
+        copies_table(result),
         prose(f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}.{of_stage}", "dim"),
         # What a preset's source leaves open, or a config.json asks for that is not modelled.
         prose(f"Model {config.model.name}: {'; '.join(notes)}.", "dim") if notes else None,

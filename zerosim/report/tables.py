@@ -18,6 +18,7 @@ from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.analysis.traffic import TrafficCheck, check_traffic
 from zerosim.config import RunConfig
 from zerosim.report import mesh, mesh_words, words
+from zerosim.report.copies import copies_table
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, show, spread, stacked, titled
 from zerosim.report.names import KINDS
 from zerosim.train.result import RunResult
@@ -34,11 +35,13 @@ def summary(result: RunResult) -> Stack:
         prose(words.headline(result.config), "bold"),
         prose(words.trained(result)),
         mesh_text(result.config),
+        kept_text(result.config),
         prose(words.learned(result), "bold green" if has_learned else "bold"),
         None if (text := words.scaled(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
         states_table(result),
         traffic_table(result),
+        copies_table(result),
         peak_table(result),
         allocator_text(result),
         mesh.peaks_table(result),
@@ -50,6 +53,12 @@ def summary(result: RunResult) -> Stack:
 def mesh_text(config: RunConfig) -> RenderableType | None:
     """How a mesh cuts and runs the model."""
     return prose(mesh_words.about(config)) if is_mesh(config) and mesh_words.about(config) else None
+
+
+def kept_text(config: RunConfig) -> RenderableType | None:
+    """How recomputed blocks keep their inputs; a warning where what was asked for changes nothing."""
+    text = mesh_words.kept_inputs(config)
+    return prose(text, "bold yellow" if text.startswith("Warning") else "") if text else None
 
 
 # -- memory -------------------------------------------------------------------------------------

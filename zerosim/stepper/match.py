@@ -10,8 +10,10 @@ from zerosim.backends.kernels import Backend
 from zerosim.device.device import Kind, Phase
 from zerosim.device.events import (
     Alloc,
+    Copy,
     Event,
     Free,
+    HostAlloc,
     Kernel,
     Launch,
     Mark,
@@ -29,7 +31,10 @@ from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 
 OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
-EVENTS = ("alloc", "free", "kernel", "launch", "mark", "message", "refusal", "retag", "save", "wait")
+EVENTS = (
+    "alloc", "copy", "free", "hostalloc", "hostfree", "kernel", "launch", "mark", "message", "refusal", "retag", "save",
+    "wait",
+)  # fmt: skip
 _NAMES = [name for name in vars(Backend) if not name.startswith("_") and name != "name"]
 KERNELS = tuple(sorted({*_NAMES, *EAGER_PARTS} - {"attention", "attention_backward"}))
 
@@ -143,6 +148,10 @@ def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> s
         case Free():
             freed = live.get(event.id)
             return f"free {freed.nbytes:,} B of {freed.kind}" if freed is not None else "free"
+        case Copy():
+            return f"copy {event.nbytes:,} B, {event.source} to {event.target}"
+        case HostAlloc():
+            return f"the host holds {event.nbytes:,} B of {event.kind}"
         case Kernel():
             return f"kernel {event.name}, {event.flops:,} flops"
         case Launch():

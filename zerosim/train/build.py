@@ -19,7 +19,7 @@ from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
-from zerosim.nn import Alone
+from zerosim.nn import Alone, KeptInputs, Recompute
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
 from zerosim.optim.lr_schedule import LRSchedule
@@ -159,6 +159,7 @@ def build_rank(
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     group = tensor_group(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
+    _keep_inputs(whole, config, groups)
     mesh, parallel = config.mesh.axes, config.parallel
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
@@ -171,6 +172,15 @@ def build_rank(
         at_each = parallel.replica_reduction == "micro_batch"
         strategy.join(groups, layout_of(config, whole, strategy.rows()), at_each_micro_batch=at_each)
     return Built(model, strategy, pipeline)
+
+
+def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
+    """How blocks that run again keep their inputs: whole, in parts over tp, on the host."""
+    comm = groups("tp") if config.partitions_inputs else None
+    inputs = KeptInputs(comm, on_host=config.memory.cpu_checkpointing)
+    for unit in model.units:
+        if isinstance(unit, Recompute):
+            unit.inputs = inputs
 
 
 def stage_chunks(config: RunConfig, whole: Model) -> list[list[range]]:

@@ -27,12 +27,16 @@ from zerosim.placement.layout import Layout
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark; what
-    its allocator held, unless it is exact."""
+    its allocator held, unless it is exact.
+
+    `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's.
+    """
 
     marks: dict[str, Snapshot]
     peak: Snapshot
     pool: tuple[PoolRow, ...] = ()
     allocator: AllocatorPeaks | None = None
+    host_peak_bytes: int = 0
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -63,6 +67,7 @@ class RankMemory:
                 "unit": scope.unit,
                 "by_kind": dict(self.peak.by_kind),
             },
+            **({"host_peak_bytes": self.host_peak_bytes} if self.host_peak_bytes else {}),
             **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
             **({} if held is None else {"allocator": held.to_dict()}),
         }
@@ -97,7 +102,7 @@ class RunResult:
     memory, traffic    by rank: live bytes at each mark and at the peak; bytes sent and received, a row an operation
     weights            full host arrays by name, the fp32 masters where there are any
     sample             what the model continued `config.data.sample` with, None where there was none
-    live_bytes_after   by rank, when its program had ended: 0 unless something leaks
+    live_bytes_after   by rank, host's included, when its program had ended: 0 unless something leaks
     events             by rank the whole record, empty unless `keep_events` was given
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and what was in use on them, with backend cuda on threads
@@ -202,7 +207,9 @@ def collect(
     memory = {}
     for rank, one in ledgers.items():
         held = None if one.allocator is None else one.allocator.peaks
-        memory[rank] = RankMemory(dict(one.memory.marks), one.memory.peak, tuple(one.pool.rows), held)
+        memory[rank] = RankMemory(
+            dict(one.memory.marks), one.memory.peak, tuple(one.pool.rows), held, one.memory.host_peak_bytes
+        )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations
     assert activations is not None
@@ -217,7 +224,7 @@ def collect(
         traffic=[traffic[rank] for rank in stands_for],
         weights=weights or {},
         sample=sample,
-        live_bytes_after=[ledgers[rank].memory.live_bytes for rank in stands_for],
+        live_bytes_after=[ledgers[rank].memory.live_bytes + ledgers[rank].memory.host_bytes for rank in stands_for],
         events=[ledgers[rank].events for rank in stands_for] if keep_events else [],
         stands_for=list(stands_for),
         saved=activations.saved(),

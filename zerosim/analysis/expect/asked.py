@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
 
 from zerosim.analysis.advice import run
 from zerosim.analysis.search import most_that_fits
@@ -18,6 +20,11 @@ from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
 
 SHAPES, TRAINING = "shapes", "training"
+
+WHOLE: Mapping[str, Any] = MappingProxyType(
+    dict(recompute="none", sequence_parallel=False, partition_activations=False, cpu_checkpointing=False)
+)
+"""The fields of a run that keeps all of its activations, cut by tensor parallelism alone."""
 
 
 class Runs:

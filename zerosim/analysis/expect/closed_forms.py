@@ -11,7 +11,7 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from zerosim.analysis import formulas
-from zerosim.analysis.expect.asked import Asked, Quantity, ring_share
+from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
 from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, shares_of, volume_of
 from zerosim.config import ModelConfig, RunConfig
@@ -76,7 +76,7 @@ def _formula_block(asked: Asked) -> Fraction:
 
 
 def _formula_share(asked: Asked) -> Fraction:
-    whole = asked.config.replace(recompute="none", sequence_parallel=False)
+    whole = asked.config.replace(**WHOLE)
     return _formula_block(asked) / _block(whole.model, whole)
 
 
@@ -91,6 +91,8 @@ def _block(model: ModelConfig, c: RunConfig) -> Fraction:
         tensor_parallel=c.mesh.tp,
         sequence_parallel=c.parallel.sequence_parallel,
         keep_gathered=c.parallel.keep_gathered,
+        partitioned=c.partitions_inputs,
+        on_host=c.memory.cpu_checkpointing,
     )
 
 
@@ -121,7 +123,14 @@ def _twelve_bytes(asked: Asked) -> int:
 
 def _checkpoint_elements(asked: Asked) -> Fraction:
     model, rows = _with_blocks(asked), asked.config.data.micro_batch
-    return Fraction(formulas.checkpoint_elements(model.seq, rows, model.hidden, model.layers), asked.mp)
+    parts = asked.config.mesh.tp if asked.config.partitions_inputs else asked.mp
+    return Fraction(formulas.checkpoint_elements(model.seq, rows, model.hidden, model.layers), parts)
+
+
+def _partition_share(asked: Asked) -> Fraction:
+    if not asked.config.partitions_inputs:
+        raise InputError("partition_share: blocks' inputs are not cut; give partition_activations, tp and recompute")
+    return formulas.partition_share(asked.config.mesh.tp)
 
 
 def _checkpoint_bytes(asked: Asked) -> Fraction:
@@ -170,8 +179,13 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
             _formula_largest, "count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",)
         ),
         "zero_activation_bytes": Quantity(_twelve_bytes, "bytes", "12 hbsL elements"),
-        "checkpoint_elements": Quantity(_checkpoint_elements, "count", "hbsL elements, over mp", takes=("mp",)),
-        "checkpoint_bytes": Quantity(_checkpoint_bytes, "bytes", "hbsL elements, over mp", takes=("mp",)),
+        "checkpoint_elements": Quantity(
+            _checkpoint_elements, "count", "hbsL elements, over mp, or over tp with Pa", takes=("mp",)
+        ),
+        "checkpoint_bytes": Quantity(
+            _checkpoint_bytes, "bytes", "hbsL elements, over mp, or over tp with Pa", takes=("mp",)
+        ),
+        "partition_share": Quantity(_partition_share, "share", "an all-gather of bsh over 6 all-reduces of bsh"),
         "checkpoints_and_block_bytes": Quantity(
             lambda asked: _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.model.layers),
             "bytes",

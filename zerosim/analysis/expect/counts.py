@@ -10,14 +10,16 @@ from dataclasses import replace
 from fractions import Fraction
 from types import MappingProxyType
 
-from zerosim.analysis.expect.asked import Asked, Quantity, ring_share
+from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.train.build import is_block
+from zerosim.train.plan import plan
 
 
 def _counted_states(asked: Asked) -> int:
@@ -62,8 +64,19 @@ def _counted_blocks(asked: Asked) -> list[int]:
 
 def _counted_share(asked: Asked) -> Fraction:
     """Of all blocks, beside the same run with nothing recomputed and no sequence parallelism."""
-    whole = replace(asked, config=asked.config.replace(recompute="none", sequence_parallel=False))
+    whole = replace(asked, config=asked.config.replace(**WHOLE))
     return Fraction(sum(_counted_blocks(asked)), sum(_counted_blocks(whole)))
+
+
+def _counted_partition(asked: Asked) -> Fraction:
+    """By every message of a block that tp's first rank sent, in a step whose record is kept."""
+    sent = {"all_gather": 0, "all_reduce": 0}
+    for event in plan(asked.config, keep_events=True).events[0]:
+        if isinstance(event, Launch) and event.axis == "tp" and is_block(event.scope.unit):
+            sent[event.op] += event.wire_bytes
+    if not sent["all_gather"] or not sent["all_reduce"]:
+        raise InputError("partition_share: no block's input was gathered; give partition_activations, tp and recompute")
+    return Fraction(sent["all_gather"], sent["all_reduce"])
 
 
 def _counted_largest(asked: Asked) -> int:
@@ -130,6 +143,9 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             _counted_share,
             "share",
             "what forward keeps of all blocks, over what it keeps with nothing recomputed and no sequence parallelism",
+        ),
+        "partition_share": Quantity(
+            _counted_partition, "share", "what blocks all-gather over tp for Pa, over what else they send there"
         ),
         "parameters_of_a_rank": Quantity(
             _counted_of_a_rank,

@@ -27,8 +27,11 @@ from zerosim.analysis.formulas.parallel import all_reduce_sent as all_reduce_sen
 from zerosim.analysis.formulas.parallel import border_sends as border_sends
 from zerosim.analysis.formulas.parallel import bubble as bubble
 from zerosim.analysis.formulas.parallel import gather_sent as gather_sent
+from zerosim.analysis.formulas.parallel import input_gathers as input_gathers
+from zerosim.analysis.formulas.parallel import inputs_moved as inputs_moved
 from zerosim.analysis.formulas.parallel import live_micro_batches as live_micro_batches
 from zerosim.analysis.formulas.parallel import live_text as live_text
+from zerosim.analysis.formulas.parallel import partition_share as partition_share
 from zerosim.analysis.formulas.parallel import sequence_calls as sequence_calls
 from zerosim.analysis.formulas.parallel import shared_sent as shared_sent
 from zerosim.analysis.formulas.parallel import tensor_calls as tensor_calls

@@ -46,19 +46,24 @@ def block_activations(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
     keep_gathered: bool = False,
+    partitioned: bool = False,
+    on_host: bool = False,
 ) -> Fraction:
     """Bytes that one block keeps on one rank (2205.05198, Table 2).
 
     Tensor parallelism leaves 10sbh whole on every rank: the inputs of attention and MLP (4sbh), their
     dropout masks (2sbh) and the norms' inputs (4sbh). Sequence parallelism divides those too; where inputs are
     kept as they were gathered, 4sbh of them stay whole.
+
+    With full recompute t ranks may keep the input `partitioned`, or nothing of it where it waits `on_host` (the ZeRO
+    paper's Pa and Pa+cpu, 1910.02054, section 6.1).
     `selective` computes the attention scores again (5as²b), `full` the whole block from its input (2sbh; that
     sequence parallelism divides it follows from the rest).
     """
     t = tensor_parallel
     tokens = seq * micro_batch
     if recompute == "full":
-        return Fraction(2 * tokens * hidden, t if sequence_parallel else 1)
+        return Fraction(0 if on_host else 2 * tokens * hidden, t if sequence_parallel or partitioned else 1)
     whole = 10 * tokens * hidden
     scores = 5 * heads * seq * tokens
     divided = sum(block_parts(seq, micro_batch, hidden, heads, ffn).values()) - whole - scores
@@ -74,10 +79,12 @@ def block_text(
     tensor_parallel: bool = False,
     sequence_parallel: bool = False,
     keep_gathered: bool = False,
+    partitioned: bool = False,
+    on_host: bool = False,
 ) -> str:
     """One block's formula with ffn = 4h, on one rank or on each of t."""
     if recompute == "full":
-        return "2sbh/t" if sequence_parallel else "2sbh"
+        return "0" if on_host else "2sbh/t" if sequence_parallel or partitioned else "2sbh"
     scores = "" if recompute == "selective" else " + 5as²b/t" if tensor_parallel else " + 5as²b"
     if not tensor_parallel:
         return f"34sbh{scores}"

@@ -11,6 +11,7 @@ layers on each. A rank that holds `layers` blocks, with the token table (`first`
     sequence parallel     6 all-gathers; 8                    1        2            3 all-reduces
                           4 reduce-scatters; 6                1        1
       inputs kept whole   4 all-gathers; 6                    1        1            3 all-reduces
+    recompute, Pa         1 all-gather more (1910.02054, 8)
     pipeline              bsh for each micro-batch, border and direction; bsh/t under sequence parallelism
 """
 
@@ -44,6 +45,25 @@ def sequence_calls(
     gathers = (4 + 2 * again + (2 if recompute else 0)) * layers + first + (1 + again) * last
     scatters = (4 + (2 if recompute else 0)) * layers + first + last
     return gathers, scatters
+
+
+def input_gathers(layers: int) -> int:
+    """All-gathers of bsh per micro-batch, where t ranks keep parts of what full recompute keeps (Pa): one of each
+    block's input, before it runs again (1910.02054, sections 6.1 and 8)."""
+    return layers
+
+
+def partition_share(ranks: int) -> Fraction:
+    """What Pa adds to the traffic of a recomputed block, over what tensor parallelism sends there: 1/12, however many
+    ranks there are (1910.02054, section 8: under 10 %)."""
+    calls = tensor_calls(1, first=False, last=False, recompute=True)
+    return gather_sent(input_gathers(1), ranks) / all_reduce_sent(calls, ranks)
+
+
+def inputs_moved(layers: int, micro_batches: int, numel: int, parts: int = 1) -> Fraction:
+    """Elements that a rank copies to the host in a step, and as many back, where inputs of `numel` wait there: all of
+    each or, with Pa, one of t `parts` (1910.02054, section 6.1: Pa+cpu)."""
+    return Fraction(layers * micro_batches * numel, parts)
 
 
 def all_reduce_sent(numel: int, ranks: int) -> Fraction:

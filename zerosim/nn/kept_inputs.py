@@ -1,0 +1,82 @@
+"""How the input of a unit that runs again is kept from forward to backward: ZeRO-R's Pa and Pa+cpu (1910.02054, 6.1).
+
+b rows, s tokens, h width; t tensor-parallel ranks, which all have the same input. Elements of each input:
+
+                        on the device    on the host    all-gathered over t    copied out, and back
+    whole               bsh
+    Pa                  bsh/t                           bsh
+    whole, on host                       bsh                                   bsh
+    Pa+cpu                               bsh/t          bsh                    bsh/t
+
+Pa is DeepSpeed's partition_activations and Megatron-LM's --distribute-saved-activations; on host: DeepSpeed's
+cpu_checkpointing. As in DeepSpeed (runtime/activation_checkpointing/checkpointing.py) the flat input is cut in t equal
+parts, the own one is copied out of it, and is gathered from its place in the whole. Copies run in line with kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerosim.comm.collectives import Comm
+from zerosim.device.device import Buffer, Kind
+from zerosim.device.events import Save
+from zerosim.device.host import HostBuffer
+from zerosim.tensor.tensor import Tensor, record_saved
+
+PURPOSE = "activations"
+
+Again = Callable[[], Buffer]
+"""Gives the whole input back, once. What was kept of it is gone with this function."""
+
+
+class KeptInputs:
+    """Keeps inputs whole or, with a tensor-parallel `comm`, this rank's part of each; on the device, or `on_host`."""
+
+    def __init__(self, comm: Comm | None = None, *, on_host: bool = False) -> None:
+        self.comm = comm
+        self.on_host = on_host
+
+    def keep(self, x: Buffer) -> Again:
+        """Keep x, and say how it comes back."""
+        device, shape, dtype = x.device, x.shape, x.dtype
+        if self.comm is None and not self.on_host:
+            device.retag(x, Kind.KEPT)
+            self._record(x, "input")
+            return lambda: x
+
+        restore = self._put_away(self._part(x))
+
+        def again() -> Buffer:
+            whole = device.alloc(shape, dtype, Kind.ACTIVATION)
+            place = self._part(whole)
+            restore(place)
+            if self.comm is not None:
+                self.comm.all_gather(place, out=whole.reshape(-1), purpose=PURPOSE)
+            return whole
+
+        return again
+
+    def _put_away(self, part: Buffer) -> Callable[[Buffer], None]:
+        """Copy a part to where it is kept; what copies it from there into a buffer like it."""
+        device = part.device
+        if self.on_host:
+            host = HostBuffer(part, Kind.KEPT)
+            if device.recorder.enabled:  # it takes no bytes of the device
+                device.recorder.add(Save(device.where, "recompute", "input, on the host", host.id, 0))
+            return host.copy_to
+        own = device.alloc(part.shape, part.dtype, Kind.KEPT)
+        device.kernel(0, device.backend.copy, part.array, own.array)
+        self._record(own, "part of the input")
+        return lambda place: device.kernel(0, device.backend.copy, own.array, place.array)
+
+    def _part(self, x: Buffer) -> Buffer:
+        """This rank's elements of x, or all, as a flat window. A group of t divides the heads, and so the width."""
+        flat = x.reshape(-1)
+        if self.comm is None:
+            return flat
+        numel = flat.numel // self.comm.size
+        return flat[self.comm.rank * numel : (self.comm.rank + 1) * numel]
+
+    def _record(self, kept: Buffer, what: str) -> None:
+        if kept.device.recorder.enabled:
+            record_saved(kept.device, "recompute", {what: Tensor(kept)})
