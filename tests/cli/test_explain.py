@@ -299,6 +299,14 @@ def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixtur
         "pp: send": 4 * sbh,
     }
     assert terms(cut, "activations_2205_05198")["a block keeps"] == 17 * sbh + 5 * 4 * 32 * 32 * 2 // 2
+    parts = ["--recompute", "full", "--partition-activations"]
+    kept = figures(capsys, ["explain", *MESH, *sizes, *parts])
+    sent = terms(kept, "exchanges")
+    assert sent["tp: all_gather"] * 12 == sent["tp: all_reduce"] == 6 * 2 * 4 * sbh * 2
+    assert terms(kept, "activations_2205_05198")["a block keeps"] == sbh
+    on_host = figures(capsys, ["explain", *MESH, *sizes, *parts, "--cpu-checkpointing"])
+    assert terms(on_host, "copies") == dict.fromkeys(("device to host", "host to device"), 2 * 4 * sbh)
+    assert terms(on_host, "activations_2205_05198")["a block keeps"] == 0
     assert "Ψ_r = Ψ / (t · p) = 1,000,000 / (2 · 2)" in flat(shown(capsys, ["explain", *MESH, *sizes]))
 
 
@@ -306,6 +314,7 @@ def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixtur
     ("words", "message"),
     [
         (["--tp", "3"], "--tp 3 --pp 2 does not divide --ranks 16"),
+        (["--cpu-checkpointing"], "--cpu-checkpointing: no block's input is kept to run it again"),
         (["--tp", "0"], "--tp 0: expected at least 1 and at most 16"),
         (
             ["--tp", "1", "--sequence-parallel"],

@@ -25,6 +25,8 @@ class Shape:
     seq: int
     micro_batch: int
     recompute: str = "none"
+    partition_activations: bool = False
+    cpu_checkpointing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ class Question:
     def shards(self) -> int:
         """Ranks that model states are divided among: the formulas' N."""
         return self.ranks // (self.replicas * self.tp * self.pp)
+
+    @property
+    def partitions_inputs(self) -> bool:
+        """Pa. Under sequence parallelism inputs are parts already."""
+        return self.shape is not None and self.shape.partition_activations and not self.sequence_parallel
 
     @property
     def held(self) -> Fraction:

@@ -47,6 +47,10 @@ def add_arguments(parser: Parser) -> None:
     add("--seq", "--seq-len", metavar="S", type=whole_number, help="tokens per row")
     add("--micro-batch", "--mbs", metavar="B", type=whole_number, help="rows per rank")
     add("--recompute", metavar="|".join(RECOMPUTE), help="what backward computes again (default: none)")
+    parts = "with --tp and --recompute full: ranks of tp keep parts of blocks' inputs (ZeRO-R's Pa)"
+    add("--partition-activations", action="store_true", help=parts)
+    waits = "with --recompute full: blocks' inputs wait in the host's memory (with parts: Pa+cpu)"
+    add("--cpu-checkpointing", action="store_true", help=waits)
     add = parser.add_argument_group("what it leaves").add_argument
     add("--json", metavar="OUT.json", help="every term; - for stdout")
 
@@ -115,6 +119,12 @@ def _check_mesh(args: argparse.Namespace) -> None:
 
 def _shape(args: argparse.Namespace) -> Shape | None:
     """All sizes that activations depend on, or none of them."""
+    kept = {name: getattr(args, name) for name in ("partition_activations", "cpu_checkpointing")}
+    for name, given in kept.items():
+        if given and args.recompute != "full":
+            raise InputError(f"{flag_of(name)}: no block's input is kept to run it again; pass --recompute full too")
+    if args.partition_activations and args.tp == 1:
+        raise InputError("--partition-activations: tensor-parallel ranks keep parts, and there is one; pass --tp too")
     values = {name: getattr(args, name) for name in SHAPE}
     missing = [flag_of(name) for name, value in values.items() if value is None]
     if len(missing) == len(SHAPE) and args.recompute is None:
@@ -128,7 +138,7 @@ def _shape(args: argparse.Namespace) -> Shape | None:
         _within(flag_of(name), value, 1, MOST_SIZE)
     if args.hidden % args.heads:
         raise InputError(f"--heads {args.heads} do not divide --hidden {args.hidden}: choose heads that do")
-    return Shape(**values, recompute=args.recompute or "none")
+    return Shape(**values, recompute=args.recompute or "none", **kept)
 
 
 def _within(flag: str, value: int, low: int, high: int) -> None:

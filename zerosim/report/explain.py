@@ -13,7 +13,7 @@ from rich.table import Column
 
 from zerosim.analysis import formulas
 from zerosim.analysis.question import Question, Shape
-from zerosim.report.explain_activations import blocks, exchanges, paper_activations
+from zerosim.report.explain_activations import blocks, copies, exchanges, paper_activations
 from zerosim.report.explain_states import optimizer_step, states, traffic
 from zerosim.report.explain_terms import PRINTED, Section, gigabytes
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, show, titled
@@ -85,7 +85,7 @@ def _sections(question: Question) -> tuple[Section, ...]:
         found.append(optimizer_step(question))
     found.append(traffic(question))
     if question.shape is not None:
-        found += exchanges(question, question.shape)
+        found += exchanges(question, question.shape) + copies(question, question.shape)
         found += [blocks(question, question.shape), paper_activations(question, question.shape)]
     return tuple(found)
 
@@ -109,6 +109,8 @@ def plan_command(asked: Question) -> str:
         words.append(f"--layers {shape.layers} --hidden {shape.hidden} --heads {shape.heads}")
         words.append(f"--seq {shape.seq} --micro-batch {shape.micro_batch} --dropout 0.1")
         words += [f"--recompute {shape.recompute}"] if shape.recompute != "none" else []
+        words += ["--partition-activations"] if shape.partition_activations else []
+        words += ["--cpu-checkpointing"] if shape.cpu_checkpointing else []
     return " ".join(words)
 
 

@@ -31,6 +31,9 @@ def exchanges(asked: Question, shape: Shape) -> list[Section]:
         value = calls * layers * m * formulas.all_reduce_sent(numel, t) * each
         text, numbers = f"{calls} · 2sbh(t-1)/t · L/p · m", f"{calls} · 2 · {share} · {sbh} · {times}"
         terms.append(Term("tp: all_reduce", text, numbers, value))
+    if asked.partitions_inputs:
+        value = formulas.input_gathers(1) * layers * m * formulas.gather_sent(numel, t) * each
+        terms.append(Term("tp: all_gather", "sbh(t-1)/t · L/p · m", f"{share} · {sbh} · {times}", value))
     if p > 1:
         cut = t if asked.sequence_parallel else 1
         calls = formulas.border_sends(min(1, p - 2), p)
@@ -43,18 +46,36 @@ def exchanges(asked: Question, shape: Shape) -> list[Section]:
         "m micro-batches; the token table, the head and the loss come on top. arXiv 1909.08053, section 3; "
         "2205.05198, section 4.2.2; 2104.04473, section 3.2."
     )
+    if asked.partitions_inputs:
+        note += f" Pa gathers each block's input: 1/12 of its all-reduces. {ZERO_PAPER}, section 8."
     where = ", in the middle of the pipeline" if p > 2 else ""
     title = f"Activations sent per rank and step{where}"
     return [Section("exchanges", title, tuple(terms), (note,))]
 
 
+def copies(asked: Question, shape: Shape) -> list[Section]:
+    """What a rank moves of kept inputs to the host and back."""
+    if not shape.cpu_checkpointing:
+        return []
+    parts, each = asked.tp if asked.partitions_inputs or asked.sequence_parallel else 1, asked.param_bytes
+    numel, layers = shape.seq * shape.micro_batch * shape.hidden, Fraction(shape.layers, asked.pp)
+    value = layers * formulas.inputs_moved(1, asked.micro_batches, numel, parts) * each
+    cut = "/t" if parts > 1 else ""
+    sbh = f"{shape.seq:,} · {shape.micro_batch:,} · {shape.hidden:,} · {each}{f' / {parts:,}' if parts > 1 else ''}"
+    numbers = f"{sbh} · {number(layers)} · {asked.micro_batches:,}"
+    terms = [Term(way, f"sbh{cut} · L/p · m", numbers, value) for way in ("device to host", "host to device")]
+    note = f"Kept inputs of blocks, over PCIe: no rank sends them. {ZERO_PAPER}, section 6.1."
+    return [Section("copies", "Copies between device and host per rank and step", tuple(terms), (note,))]
+
+
 def blocks(asked: Question, shape: Shape) -> Section:
     s, b, h, a, t, p = shape.seq, shape.micro_batch, shape.hidden, shape.heads, asked.tp, asked.pp
     sequence = asked.sequence_parallel
+    kept = {"partitioned": asked.partitions_inputs, "on_host": shape.cpu_checkpointing}
     block = formulas.block_activations(
-        s, b, h, a, recompute=shape.recompute, tensor_parallel=t, sequence_parallel=sequence
+        s, b, h, a, recompute=shape.recompute, tensor_parallel=t, sequence_parallel=sequence, **kept
     )
-    text = formulas.block_text(shape.recompute, tensor_parallel=t > 1, sequence_parallel=sequence)
+    text = formulas.block_text(shape.recompute, tensor_parallel=t > 1, sequence_parallel=sequence, **kept)
     terms = () if t > 1 else _block_parts(s, b, h, a)
     terms += (Term("a block keeps", text, "", block, is_sum=True),)
     layers = Fraction(shape.layers, p)
@@ -74,6 +95,10 @@ def blocks(asked: Question, shape: Shape) -> Section:
         f"{f't = {t:,} tensor-parallel ranks' if t > 1 else 'one tensor-parallel rank'}. {again} "
         f"{RECOMPUTATION_PAPER}, section 4."
     )
+    if shape.cpu_checkpointing:
+        note += " Inputs wait on the host."
+    if shape.partition_activations and sequence:
+        note += " Pa changes nothing here: under sequence parallelism a rank has 1/t of the input to begin with."
     title = "Activations under 1F1B" if p > 1 else "Activations of one micro-batch"
     return Section("activations_2205_05198", f"{title}, tensor by tensor", terms, (note,))
 
