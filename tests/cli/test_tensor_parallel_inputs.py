@@ -113,6 +113,7 @@ def test_what_is_advised_is_accepted(fields: dict[str, Any], said: list[str]) ->
         (["run", "three.toml"], "scenario three.toml: tp 3 does not divide ranks 4"),
         (["compare", "--ranks", "4", "--tp", "3"], "tp 3 does not divide ranks 4"),
         (["fit", "--find", "ranks", "--tp", "0", "--limit", "1MB"], "--tp 0: expected at least 1"),
+        (["fit", "--find", "mesh", "--cpu-checkpointing"], "--cpu-checkpointing: recompute is what is looked for"),
     ],
 )
 def test_so_it_is_in_files_and_other_verbs(

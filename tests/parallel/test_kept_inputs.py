@@ -16,6 +16,7 @@ from test_shapes import assert_same_record
 from zerosim.analysis.copies import check_copies
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import partition_share
+from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.device.events import Copy, Launch
@@ -137,9 +138,8 @@ def test_closed_forms_agree_on_every_stage(fields: dict[str, Any]) -> None:
         assert all(check.agrees for check in check_exchanges(result, 0, stage))
 
 
-@pytest.mark.parametrize("how", [PA, {**PA, **CPU}], ids=["pa", "pa+cpu"])
-def test_an_extended_plan_counts_what_all_micro_batches_count(how: dict[str, Any]) -> None:
-    asked = config(ranks=4, pp=2, accumulate=9, pipeline="gpipe", **how)
+def test_an_extended_plan_counts_what_all_micro_batches_count() -> None:
+    asked = config(ranks=4, pp=2, accumulate=9, pipeline="gpipe", **PA, **CPU)
     short, every = plan(asked), plan(asked, keep_events=True)
     assert [memory.to_dict() for memory in short.memory] == [memory.to_dict() for memory in every.memory]
     assert short.traffic == every.traffic
@@ -149,3 +149,16 @@ def test_under_sequence_parallelism_parts_change_nothing() -> None:
     rows = dict(sequence_parallel=True)
     with_parts, without = (plan(config(**rows, **how), keep_events=True) for how in (PA, {}))
     assert with_parts.events == without.events
+
+
+def test_reports_show_copies_and_warn_where_nothing_is_left_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--ranks", "2", "--tp", "2", "--stage", "0", "--recompute", "full", "--partition-activations"]
+    assert main([*words, "--cpu-checkpointing"]) == 0
+    shown = capsys.readouterr().out
+    assert "Copies between device and host" in shown
+    assert "ZeRO-R's Pa+cpu" in shown
+    assert "≠" not in shown
+    assert main([*words, "--sequence-parallel"]) == 0
+    shown = capsys.readouterr().out
+    assert "Warning: partition_activations changes nothing here" in shown
+    assert "Copies" not in shown

@@ -32,6 +32,7 @@ CLOSE = 1e-11
 MESH = {
     *("tp", "pp", "dp_replicate", "pipeline", "virtual_stages", "stage_layers", "balance_ends", "sequence_parallel"),
     *("keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition"),
+    "partition_activations",
 }
 """What one rank alone has not."""
 
@@ -97,6 +98,8 @@ def _fields(rng: random.Random) -> dict[str, Any]:
     if tp > 1:
         fields |= rng.choice(({}, dict(sequence_parallel=True), dict(sequence_parallel=True, keep_gathered=True)))
         fields |= dict(pad_vocab=rng.random() < 0.2)
+    if fields["recompute"] == "full":
+        fields |= dict(cpu_checkpointing=rng.random() < 0.4, partition_activations=tp > 1 and rng.random() < 0.6)
     return fields
 
 

@@ -96,7 +96,6 @@ def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> Ru
     inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
     if stage < 3:
         inside["prefetch"] = None
-    inside["partition_activations"] = tp > 1 and config.memory.partition_activations
     if pp == 1:
         inside |= {"pipeline": None, "virtual_stages": None, "balance_ends": False}
     try:

@@ -99,6 +99,9 @@ def find_meshes(args: argparse.Namespace) -> int:
         if hasattr(args, name):
             more = "; the most ranks that are tried: --most-ranks" if name == "ranks" else ""
             raise InputError(f"{flag_of(name)} {getattr(args, name)}: it is what is looked for; leave it out{more}")
+    for name in ("partition_activations", "cpu_checkpointing"):
+        if hasattr(args, name):
+            raise InputError(f"{flag_of(name)}: recompute is what is looked for; leave it out, and plan with it then")
     config = planned_config(args).replace(ranks=1)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
