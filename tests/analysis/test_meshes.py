@@ -45,6 +45,10 @@ MESHES: list[dict[str, Any]] = [
     {**LLAMA, "ranks": 4, "pp": 2, "stage": 2, "accumulate": 2, "partition": "owner"},
     {**LLAMA, "ranks": 8, "tp": 2, "pp": 2, "stage": 3, "accumulate": 2, "reshard_after_forward": False},
     {**FLAT, "ranks": 8, "tp": 2, "pp": 2, "stage": 1, "accumulate": 2},
+    {**GPT, "ranks": 4, "tp": 2, "stage": 1, "sequence_parallel": True, "recompute": "selective:mlp,layernorm"},
+    {**GPT, "ranks": 4, "tp": 4, "stage": 0, "recompute": "selective:mlp,attn_proj"},
+    {**LLAMA, "ranks": 8, "tp": 4, "stage": 3, "sequence_parallel": True, "accumulate": 2, "recompute": "selective:op"},
+    {**GPT, "ranks": 8, "tp": 2, "pp": 2, "stage": 1, "accumulate": 2, "stage_layers": "3,1", "recompute": "full:3"},
 ]
 
 

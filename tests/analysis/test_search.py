@@ -58,6 +58,14 @@ def test_more_ranks_are_tried_until_the_rest_alone_is_too_much() -> None:
     assert [asked.mesh.ranks for asked in just_enough.asked if asked.mesh.ranks > 2] == [4, 8, 16, 32, 64]
 
 
+def test_a_list_of_parts_is_followed_by_whole_blocks() -> None:
+    for own, more in (("none", ["selective", "full"]), ("selective:mlp", ["full"]), ("full:2", ["full"]), ("full", [])):
+        start = config(recompute=own, layers=2)
+        tried = dict.fromkeys(changed.memory.recompute for changed, _ in changes(start))
+        assert [name for name in tried if name != own] == more
+        assert [one.memory.recompute for one in next(iter(candidates(start, 1)))] == [own, *more]
+
+
 def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -> None:
     start = config(micro_batch=4, accumulate=3)
     tried = list(changes(start))

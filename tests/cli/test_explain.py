@@ -185,7 +185,7 @@ def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None
         (["--recompute", "full"], "--hidden, --layers, --heads, --seq, --micro-batch missing"),
         ([*SIZES, "--heads", "7"], "--heads 7 do not divide --hidden 1600"),
         ([*SIZES, "--seq", "0"], "--seq 0: expected at least 1"),
-        ([*SIZES, "--recompute", "ful"], "none, selective, full: did you mean full?"),
+        ([*SIZES, "--recompute", "ful"], "did you mean 'full'?"),
         (["--rank", "4"], "unknown flag --rank: did you mean --ranks?"),
         (["--json", "/nowhere/out.json"], "--json /nowhere/out.json: folder /nowhere does not exist"),
     ],

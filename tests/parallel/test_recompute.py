@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,27 @@ def test_other_choices_of_a_run_go_with_it(collective: str) -> None:
     assert other.sample == wanted.sample
 
 
+PARTS = ["selective:layernorm", "selective:core_attn,layernorm,mlp", "selective:op", "full:2"]
+WORLDS: list[dict[str, Any]] = [
+    dict(ranks=1, stage=0, precision="fp32"),
+    dict(ranks=2, stage=3, precision="bf16", saves="megatron", accumulate=2, tie_embeddings=False),
+    dict(ranks=4, stage=2, tp=2, sequence_parallel=True, attention="flash", precision="fp16", initial_scale_power=8),
+    dict(ranks=4, stage=1, tp=2, pp=2, layers=4, accumulate=2, precision="bf16"),
+    dict(ranks=4, stage=1, tp=2, model="llama", kv_heads=1, dropout=0.0, precision="fp32"),
+]
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("world", WORLDS, ids=str)
+def test_parts_that_run_again_change_no_bit(world: dict[str, Any]) -> None:
+    wanted = small(**world, steps=1)
+    for recompute in PARTS:
+        assert_same_bits(other := small(**world, steps=1, recompute=recompute), wanted)
+        assert other.live_bytes_after == wanted.live_bytes_after
+        saved = [sum(sum(row.nbytes for row in rows) for rows in each.saved.values()) for each in (other, wanted)]
+        assert saved[0] < saved[1]
+
+
 # -- traffic, work, bytes ---------------------------------------------------------------------------------
 def test_stage_3_gathers_once_in_backward() -> None:
     plain, again = small(stage=3, ranks=2), small(stage=3, ranks=2, recompute="full")
@@ -115,6 +137,35 @@ def test_selective_runs_the_core_once_more_and_nothing_else() -> None:
     plain, again = names(events("none")), names(events("selective"))
     assert sorted(again) == sorted([*plain, *["attention_scores", "softmax", "attention_values", "dropout_mask"] * 2])
     assert names(events("selective", attention="flash")).count("flash_attention") == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "kernels"),
+    [
+        ("layernorm", ["layer_norm", "layer_norm"]),
+        ("mlp", ["linear", "gelu"]),
+        ("mlp_act", ["gelu"]),
+        ("dropout", ["dropout_mask", "dropout_mask"]),
+        ("attn_proj", ["linear", "dropout_mask", "dropout", "add"]),
+        (
+            "op",
+            ["attention_scores", "softmax", "attention_values", "dropout_mask", "gelu", "layer_norm", "layer_norm",
+             "linear", "dropout_mask", "dropout", "add", "dropout_mask", "dropout_mask"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_runs_its_own_kernels_once_more_and_nothing_else(part: str, kernels: list[str]) -> None:
+    def work(recorded: list[Any], phase: str, unit: str = "h.1") -> Counter[tuple[str, int]]:
+        found = (e for e in recorded if isinstance(e, Kernel) and e.scope[1:3] == (phase, unit))
+        return Counter((e.name, e.flops) for e in found)
+
+    plain, again = events("none"), events(f"selective:{part}")
+    assert work(again, "forward") == work(plain, "forward")
+    more = work(again, "backward") - work(plain, "backward")
+    assert sorted(name for name, _ in more.elements()) == sorted(kernels)
+    assert {each for each in more if each[0] != "dropout_mask"} <= set(work(plain, "forward"))
+    assert not work(plain, "backward") - work(again, "backward")
+    assert work(again, "backward", "ln_f") == work(plain, "backward", "ln_f")
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

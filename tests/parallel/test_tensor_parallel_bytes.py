@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from zerosim.analysis.formulas import block_activations
 from zerosim.config import RunConfig
 from zerosim.ledger.activations import SavedRow
 from zerosim.train.plan import plan
@@ -155,8 +156,15 @@ FORMS: dict[tuple[str, bool], Any] = {
     ("selective", True): lambda t: Fraction(34 * s * b * h, t),
     ("full", False): lambda t: Fraction(2 * s * b * h),
     ("full", True): lambda t: Fraction(2 * s * b * h, t),
+    ("selective:layernorm", False): lambda t: 6 * s * b * h + Fraction(24 * s * b * h + 5 * a * s * s * b, t),
+    ("selective:layernorm", True): lambda t: Fraction(30 * s * b * h + 5 * a * s * s * b, t),
+    ("selective:core_attn,mlp", False): lambda t: 10 * s * b * h + Fraction(8 * s * b * h, t),
+    ("selective:mlp_act,dropout", True): lambda t: Fraction(24 * s * b * h + 5 * a * s * s * b, t),
+    ("selective:op", False): lambda t: 2 * s * b * h + Fraction(16 * s * b * h, t),
+    ("selective:op", True): lambda t: Fraction(18 * s * b * h, t),
 }
-"""Table 2 of 2205.05198: bytes that a layer keeps for backward, by recompute and whether rows are cut."""
+"""Table 2 of 2205.05198: bytes that a layer keeps for backward, by recompute and whether rows are cut; and what is left
+of that where parts run again."""
 
 
 @TENSORS
@@ -172,6 +180,8 @@ def test_a_layer_keeps_its_closed_form(t: int, recompute: str, cut: bool) -> Non
         assert live.get((f"h.{i}", "temp"), 0) == 0
     assert len(result.ran) == 1
     assert result.live_bytes_after == [0] * t
+    form = block_activations(s, b, h, a, recompute=recompute, tensor_parallel=t, sequence_parallel=cut)
+    assert form == expected
 
 
 @TENSORS

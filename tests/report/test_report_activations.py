@@ -46,7 +46,7 @@ def printed(config: RunConfig, width: int = 100, encoding: str = "utf-8") -> str
     return raw.getvalue().decode(encoding)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full", "selective:layernorm,mlp_act", "selective:op"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_count_and_formula_agree_under_the_papers_premises(recompute: str, precision: str) -> None:
     config = RunConfig(ranks=1, stage=0, recompute=recompute, precision=precision, **PAPER)
@@ -87,6 +87,15 @@ def test_full_recompute_needs_a_half_type_only() -> None:
     assert check.agrees
     assert check.counted == 2 * 16 * 2 * 32
     assert "Backward makes" in printed(config)
+
+
+def test_every_second_block_is_named() -> None:
+    config = RunConfig(ranks=1, stage=0, **{**PAPER, "recompute": "full:2"})
+    saved = one_step(config).saved()
+    assert check_block(config, saved["h.0"], "h.0").formula == block_activations(16, 2, 32, 4) != 2 * 16 * 2 * 32
+    assert check_block(config, saved["h.1"], "h.1").agrees
+    shown = " ".join(printed(config).split())
+    assert "Of h.1 the input alone is kept. Backward makes" in shown
 
 
 @pytest.mark.parametrize("width", [60, 100])

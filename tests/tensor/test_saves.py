@@ -154,6 +154,35 @@ def test_every_op_of_a_block_stands_with_its_bytes() -> None:
     )
 
 
+def test_parts_that_run_again_are_not_kept_and_say_what_they_made() -> None:
+    """torchtitan's policy: results of attention and of every second matmul stay, here with dropout and eager scores."""
+    sbh = s * b * h
+    model, device, _, activations = build(ActivationPolicy("megatron", "eager", "selective:op"))
+    _, grads = run_forward(model, device)
+    run_backward(model, device, grads)
+    device.recorder.drain()
+    assert activations.saved()["h.1"] == (
+        SavedRow("ln_1", "input", 2 * sbh),
+        SavedRow("attention", "q, k, v", 6 * sbh),
+        SavedRow("attn.c_proj", "input", 2 * sbh),
+        SavedRow("gelu", "input", 8 * sbh),
+    )
+    again = activations.saved_again()["h.1"]
+    assert [(row.op, row.nbytes // sbh) for row in again] == [
+        ("mlp_act", 8), ("attn_proj", 2), ("attn_proj", 2), ("attn_proj", 2), ("layernorm", 2), ("layernorm", 2),
+    ]  # fmt: skip
+
+
+def test_every_second_block_keeps_its_input_and_the_others_all() -> None:
+    model, device, memory, activations = build(ActivationPolicy("megatron", "eager", "full:2"))
+    run_forward(model, device)
+    device.recorder.drain()
+    whole, one_input = 34 * s * b * h + 5 * a * s * s * b, 2 * s * b * h
+    assert [sum(r.nbytes for r in activations.saved()[f"h.{i}"]) for i in range(L)] == [whole, one_input, whole]
+    kinds = memory.marks["end_of_forward"].by_unit
+    assert sum(n for (unit, _), n in kinds.items() if unit in ("h.0", "h.1", "h.2")) == 2 * whole + one_input
+
+
 def test_a_buffer_is_charged_to_who_saves_it_first() -> None:
     """Flash saves its output, which is the next map's input: once. A reshaped or shared storage counts once."""
     model, device, _, activations = build(ActivationPolicy("lean", "flash"))

@@ -72,12 +72,36 @@ OTHERS = {
     "what Megatron saves": dict(saves="megatron", dropout=0.1),
     "selective": dict(recompute="selective", saves="megatron", dropout=0.1),
     "full": dict(recompute="full", dropout=0.1),
+    "some parts": dict(recompute="selective:core_attn,layernorm,mlp", saves="megatron", dropout=0.1),
+    "every second block": dict(recompute="full:2", dropout=0.1),
     "flash": dict(attention="flash", dropout=0.1),
     "flash, full": dict(attention="flash", recompute="full", saves="megatron"),
     "llama": dict(model="llama", heads=4, kv_heads=2),
     "llama, full": dict(model="llama", heads=4, kv_heads=1, recompute="full"),
     "flat": dict(model="flat", params=1003, units=4),
 }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(stage=3, ranks=3, recompute="selective:op", dropout=0.1, saves="megatron"),
+        dict(stage=1, ranks=2, tp=2, seq=6, sequence_parallel=True, recompute="selective:mlp,attn_proj"),
+        dict(
+            stage=0,
+            ranks=2,
+            pp=2,
+            model="llama",
+            heads=2,
+            recompute="selective:op",
+            attention="flash",
+            precision="bf16",
+        ),
+    ],
+    ids=str,
+)
+def test_parts_that_run_again_leave_the_same_record(changes: dict[str, object]) -> None:
+    assert_same_record(small(**changes))
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from zerosim.analysis.shares import Share, itemsizes, share_of
 from zerosim.analysis.traffic import Form, TrafficCheck, sent_rows, traffic_of
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
+from zerosim.train.build import is_block
 from zerosim.train.result import RunResult
 
 PURPOSE = "activations"
@@ -62,12 +63,12 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
         nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp) * stats
         return {"all_reduce": Form(nbytes, nbytes, times_of(2 * calls, "V"))}
     first, last = share.stage == 0, share.stage == mesh.pp - 1
-    again, bsh = config.memory.recompute == "full", border_numel(config)
+    again, bsh = _run_again(config, share), border_numel(config)
     loss = formulas.LOSS_CALLS * times * last
     of_loss = formulas.all_reduce_sent(loss * bsh // config.model.hidden, mesh.tp) * stats
     loss_text = times_of(2 * loss, "bs") if loss else ""
     if not config.parallel.sequence_parallel:
-        calls = formulas.tensor_calls(share.layers, first=first, last=last, recompute=again) * times
+        calls = formulas.tensor_calls(share.layers, first=first, last=last, again=again) * times
         nbytes = formulas.all_reduce_sent(calls * bsh, mesh.tp) * each + of_loss
         forms = {"all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (times_of(2 * calls, "bsh"), loss_text))))}
         if config.partitions_inputs:
@@ -76,7 +77,7 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
             forms["all_gather"] = Form(nbytes, nbytes, times_of(count, "bsh"))
         return forms
     keeps = config.parallel.keep_gathered
-    counts = formulas.sequence_calls(share.layers, first=first, last=last, recompute=again, keep_gathered=keeps)
+    counts = formulas.sequence_calls(share.layers, first=first, last=last, again=again, keep_gathered=keeps)
     forms = {}
     for op, count in zip(("all_gather", "reduce_scatter"), counts, strict=True):
         nbytes = formulas.gather_sent(count * times * bsh, mesh.tp) * each
@@ -84,6 +85,15 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
     if loss:
         forms["all_reduce"] = Form(of_loss, of_loss, loss_text)
     return forms
+
+
+def _run_again(config: RunConfig, share: Share) -> formulas.Again:
+    """What recompute adds to f and g of a stage's blocks."""
+    choice = config.memory.again
+    if choice.every:
+        blocks = [int(name.rpartition(".")[2]) for name in share.numels if is_block(name)]
+        return formulas.borders_again("full", sum(map(choice.wraps, blocks)))
+    return formulas.borders_again(config.memory.recompute, share.layers)
 
 
 def _divides(config: RunConfig) -> bool:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 
 MOST_TENSOR = 8
 """The largest tensor-parallel group that is tried: the GPUs of one node."""
-RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +77,13 @@ def cheapest_meshes(
 
 def candidates(config: RunConfig, ranks: int) -> Iterator[Sequence[RunConfig]]:
     """For every mesh of so many ranks and ZeRO stage that the model can be cut for: with ever more recompute."""
-    least = RECOMPUTE.index(config.memory.recompute)
     for tp in _powers(min(ranks, MOST_TENSOR)):
         for pp in _powers(ranks // tp):
             dp = ranks // (tp * pp)
             for stage in range(4) if dp > 1 and pp == 1 else range(2) if dp > 1 else (0,):
                 asked = _arranged(config, ranks, tp, pp, stage)
                 if asked is not None:
-                    more = RECOMPUTE[least:] if config.model.has_blocks else RECOMPUTE[:1]
-                    yield [asked.replace(recompute=recompute) for recompute in more]
+                    yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
 
 
 def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> RunConfig | None:

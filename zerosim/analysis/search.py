@@ -67,6 +67,14 @@ def cheapest_fits(
     return found
 
 
+def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
+    """What the configuration runs again, then what runs more again. A list of parts is followed by whole blocks."""
+    own = config.memory.recompute
+    if not config.model.has_blocks or own == "full":
+        return (own,)
+    return ("none", "selective", "full") if own == "none" else (own, "full")
+
+
 def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
@@ -87,8 +95,7 @@ def _flags(config: RunConfig, changed: RunConfig) -> str:
 
 
 def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
-    order = ("none", "selective", "full")
-    more = order[order.index(config.memory.recompute) + 1 :] if config.model.has_blocks else ()
+    more = ever_more_recompute(config)[1:]
     flash = flash and config.memory.attention == "eager" and config.model.has_blocks
     if (conf := without_fragmentation(config.memory.allocator, config.memory.allocator_conf)) is not None:
         yield config.replace(allocator_conf=conf)
@@ -216,6 +223,8 @@ def _search(
         return tried[steps].taken_bytes <= capacity
 
     least = 1 + -(-less // step)  # a chunk holds a layer at least, as
+    if field == "layers":
+        least = max(least, -(-(config.memory.again.every + less) // step))  # a K-th block is there
     if field == "params":
         least = config.model.units or 1  # a unit holds a parameter
     low, high, most = least - 1, least, _highest(field) // step

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 
-from zerosim.analysis.formulas import RECOMPUTE
 from zerosim.analysis.question import Question, Shape
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, count, flag_of, nearest, number, whole_number
 from zerosim.config import OPTIONS
 from zerosim.config.presets.recipes import NAMES, find_recipe
+from zerosim.config.recompute import read_recompute
 from zerosim.errors import InputError
 
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -46,7 +46,11 @@ def add_arguments(parser: Parser) -> None:
     add("--heads", metavar="A", type=whole_number, help="attention heads")
     add("--seq", "--seq-len", metavar="S", type=whole_number, help="tokens per row")
     add("--micro-batch", "--mbs", metavar="B", type=whole_number, help="rows per rank")
-    add("--recompute", metavar="|".join(RECOMPUTE), help="what backward computes again (default: none)")
+    add(
+        "--recompute",
+        metavar="none|selective[:PART,...]|full",
+        help="what backward computes again, of every block (default: none)",
+    )
     parts = "with --tp and --recompute full: ranks of tp keep parts of blocks' inputs (ZeRO-R's Pa)"
     add("--partition-activations", action="store_true", help=parts)
     waits = "with --recompute full: blocks' inputs wait in the host's memory (with parts: Pa+cpu)"
@@ -133,12 +137,23 @@ def _shape(args: argparse.Namespace) -> Shape | None:
         needed = ", ".join(map(flag_of, SHAPE))
         raise InputError(f"{', '.join(missing)} missing: activations need all of {needed}; or leave all of them out")
     if args.recompute is not None:
-        _one_of("--recompute", args.recompute, RECOMPUTE)
+        args.recompute = _one_block(args.recompute)
     for name, value in values.items():
         _within(flag_of(name), value, 1, MOST_SIZE)
     if args.hidden % args.heads:
         raise InputError(f"--heads {args.heads} do not divide --hidden {args.hidden}: choose heads that do")
     return Shape(**values, recompute=args.recompute or "none", **kept)
+
+
+def _one_block(text: str) -> str:
+    """`--recompute` where every block runs the same again. Raises: InputError."""
+    try:
+        again = read_recompute(text)
+    except InputError as error:
+        raise InputError(f"--{error}") from None
+    if again.every > 1:
+        raise InputError(f"--recompute {text!r}: the formulas are of one block; choose full, or ask zerosim plan")
+    return "full" if again.every else text
 
 
 def _within(flag: str, value: int, low: int, high: int) -> None:

@@ -13,6 +13,7 @@ from zerosim.config.allocator import check_knobs
 from zerosim.config.option import Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
 from zerosim.config.presets.recipes import find_recipe
+from zerosim.config.recompute import FORMS, PARTS, Again, read_recompute
 from zerosim.errors import InputError
 from zerosim.placement.mesh import Mesh
 from zerosim.units import MOST_BYTES, parse_bytes, parse_count
@@ -297,8 +298,8 @@ class MemoryConfig(Part):
     """What is kept for backward, and how much a device holds."""
 
     recompute: str = option(
-        "none", "what backward runs again instead of keeping: the attention core, or whole blocks",
-        choices=("none", "selective", "full"),
+        "none", "what backward runs again instead of keeping: the attention core, a list of parts of every block "
+        f"({', '.join(PARTS)}), every block or every K-th", metavar=FORMS,
     )  # fmt: skip
     partition_activations: bool = option(
         False, "with --tp and --recompute full: a block's input is kept in parts, one on each rank of tp (ZeRO-R's Pa)",
@@ -333,6 +334,12 @@ class MemoryConfig(Part):
 
     def _check(self) -> None:
         check_knobs(self.allocator, self.allocator_conf)
+        read_recompute(self.recompute)
+
+    @property
+    def again(self) -> Again:
+        """What `recompute` says, read."""
+        return read_recompute(self.recompute, self.attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

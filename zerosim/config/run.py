@@ -186,6 +186,17 @@ def _check_together(config: RunConfig) -> None:
         value = getattr(config.memory, name)
         if not model.has_blocks and value != plain:
             raise InputError(f"{name} {value!r}: model {model.family} has no blocks; leave it out")
+    again = config.memory.again
+    if again.every > model.layers and model.has_blocks:
+        raise InputError(
+            f"recompute {config.memory.recompute!r}: of {model.layers} layers every K-th runs again; choose at most "
+            f"full:{model.layers}"
+        )
+    if config.parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
+        raise InputError(
+            f"keep_gathered: recompute {config.memory.recompute!r} runs norms or linear maps again and drops what was "
+            "gathered; leave one out"
+        )
     if config.memory.loss == "chunked" and not model.has_blocks:
         raise InputError(
             f"loss 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"

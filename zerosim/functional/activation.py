@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like, rows_of
+from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Tensor, apply
 
 
@@ -14,7 +15,7 @@ from zerosim.tensor.tensor import Tensor, apply
 class Gelu:
     """Saves x; the tanh is computed again in backward, as the fused GPU kernels do."""
 
-    x: Tensor
+    x: Held
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
@@ -29,14 +30,14 @@ def gelu(x: Tensor) -> Tensor:
     """
     out = like(x)
     x.device.kernel(8 * out.numel, x.device.backend.gelu, x.array, out.array)
-    return apply(Gelu(x), out, x, op="gelu", saved={"input": x})
+    return apply(Gelu(held(x)), out, x, op="gelu", saved={"input": held(x)})
 
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
     """Saves x; the sigmoid is computed again in backward."""
 
-    x: Tensor
+    x: Held
 
     def backward(self, grad: Buffer) -> Grads:
         dx = self.x.new_grad()
@@ -54,4 +55,4 @@ def swiglu(x: Tensor) -> Tensor:
         raise InputError(f"swiglu: {x.shape[-1]} columns are not two halves, a gate and what it gates")
     out = like(x, *x.shape[:-1], x.shape[-1] // 2)
     x.device.kernel(6 * out.numel, x.device.backend.swiglu, rows_of(x.array), rows_of(out.array))
-    return apply(SwiGLU(x), out, x, op="swiglu", saved={"input": x})
+    return apply(SwiGLU(held(x)), out, x, op="swiglu", saved={"input": held(x)})

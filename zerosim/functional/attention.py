@@ -7,7 +7,7 @@ Bytes kept for backward, e an element's bytes, c the compute dtype's (2205.05198
     eager, lean          qkv, softmax e B H T², mask B H T² (with dropout)
     eager, megatron      and the softmax after dropout e B H T² (with dropout): 5 a s² b in half types
     flash                qkv, out, log-sum-exp c B H T; no mask: it is made again out of its key
-    selective recompute  qkv
+    run again            qkv
 
 Declared beside them, as TEMP: what a kernel that materialises scores would hold. Eager backward declares
 the scores' gradient (B, H, T, T); eager forward its scores, under megatron only, whose kernel writes
@@ -219,6 +219,6 @@ def attention(
     check_chance(dropout)
     core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads), dropout, key, policy)
     out, rule = _run(qkv, core)
-    if policy.recompute == "selective":
+    if "core_attn" in policy.again.parts:
         rule = Again(qkv, core)
     return apply(rule, out, qkv, op="attention", saved=rule.saved())

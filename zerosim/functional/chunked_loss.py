@@ -18,6 +18,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
 from zerosim.functional.linear import linear_result
 from zerosim.functional.loss import LogitsGrad
+from zerosim.tensor.discarded import Held
 from zerosim.tensor.tensor import Operand, Tensor
 
 CHUNKS = 8
@@ -47,18 +48,18 @@ class ChunkedLoss:
             self.lse.append(lse)
         return total
 
-    def rule(self, x: Tensor) -> ChunkedLossRule:
+    def rule(self, x: Held) -> ChunkedLossRule:
         """What backward does with the same x."""
         return ChunkedLossRule(x, self)
 
-    def _logits(self, x: Tensor, rows: slice) -> Buffer:
+    def _logits(self, x: Held, rows: slice) -> Buffer:
         flat = x.buffer.reshape(-1, x.shape[-1])
         return linear_result(Tensor(flat[rows]), self.weight, transposed=True)
 
     def _targets(self, rows: slice) -> Buffer:
         return self.grad_of.targets.reshape(-1)[rows]
 
-    def logits_grad(self, x: Tensor, rows: slice) -> Buffer:
+    def logits_grad(self, x: Held, rows: slice) -> Buffer:
         """A chunk's logits, made again, and their gradient over them."""
         logits = self._logits(x, rows)
         logits.device.retag(logits, Kind.ACTIVATION_GRAD)
@@ -69,7 +70,7 @@ class ChunkedLoss:
 class ChunkedLossRule:
     """Saves x and the handle of the head's weight. The gradient that arrives is 1: scale and count were given."""
 
-    x: Tensor
+    x: Held
     loss: ChunkedLoss
 
     def backward(self, grad: Buffer) -> Grads:
@@ -88,7 +89,7 @@ class ChunkedLossRule:
         return dx, dweight
 
 
-def chunks_of(x: Tensor) -> list[slice]:
+def chunks_of(x: Held) -> list[slice]:
     """The rows of each chunk: as many as in any other, the last ones may have fewer."""
     count = x.buffer.numel // x.shape[-1]
     each = -(-count // CHUNKS)

@@ -26,6 +26,20 @@ class Dropout:
         return (dx,)
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Saves nothing: the mask is a function of its key, and is made a second time."""
+
+    probability: float
+    key: tuple[int, int]
+    window: Window | None
+
+    def backward(self, grad: Buffer) -> Grads:
+        mask = dropout_mask(Tensor(grad), grad.shape, self.probability, self.key, self.window)
+        assert mask is not None
+        return Dropout(mask, 1.0 - self.probability).backward(grad)
+
+
 def check_chance(probability: float) -> None:
     """Raises: InputError for what is no chance to drop."""
     if not 0.0 <= probability < 1.0:
@@ -48,13 +62,19 @@ def dropout_mask(
 
 
 def dropout(
-    x: Tensor, probability: float, key: tuple[int, int], *, op: str = "dropout", window: Window | None = None
+    x: Tensor,
+    probability: float,
+    key: tuple[int, int],
+    *,
+    op: str = "dropout",
+    window: Window | None = None,
+    keep_mask: bool = True,
 ) -> Tensor:
     """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
 
     Which ones is a function of `key` and the position alone (`tensor/rng.py`). Probability 0 is x itself.
-    `op` is its name within the unit. Of an x that is part of a whole, `window` says which. Shapes: x and result any,
-    the same.
+    `op` is its name within the unit. Of an x that is part of a whole, `window` says which. Without
+    `keep_mask` backward makes the mask again. Shapes: x and result any, the same.
 
     Raises: InputError for what is no chance.
     """
@@ -64,4 +84,6 @@ def dropout(
     out = like(x)
     keep = 1.0 - probability
     x.device.kernel(2 * out.numel, x.device.backend.dropout, x.array, mask.array, keep, out.array)
+    if not keep_mask:
+        return apply(Again(probability, key, window), out, x, op=op)
     return apply(Dropout(mask, keep), out, x, op=op, saved={"mask": mask})

@@ -9,6 +9,7 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
+from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
@@ -16,7 +17,7 @@ from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 class Linear:
     """Saves x and the handles of weight and bias."""
 
-    x: Tensor
+    x: Held
     weight: Operand
     bias: Operand | None
     transposed: bool
@@ -49,8 +50,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
     """
     out = linear_result(x, weight, bias, transposed=transposed)
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    saved: Saved = {"input": x, "weight": weight, "bias": bias}
-    return apply(Linear(x, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
+    saved: Saved = {"input": held(x), "weight": weight, "bias": bias}
+    return apply(Linear(held(x), weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
 
 
 def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Buffer:
@@ -80,7 +81,7 @@ class PackedLinear:
     map's share of x's gradient, before it is added.
     """
 
-    x: Tensor
+    x: Held
     weights: Sequence[Operand]
 
     def backward(self, grad: Buffer) -> Grads:
@@ -115,7 +116,7 @@ def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
     """
     out = packed_linear_result(x, weights)
     op = layer_of(weights[0], "packed_linear")
-    return apply(PackedLinear(x, weights), out, x, *weights, op=op, saved={"input": x})
+    return apply(PackedLinear(held(x), weights), out, x, *weights, op=op, saved={"input": held(x)})
 
 
 def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:

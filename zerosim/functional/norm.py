@@ -7,6 +7,7 @@ backward computes them again, to the same bits. D is the width.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from zerosim.device.device import Buffer, Kind
@@ -14,6 +15,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
+from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
@@ -21,7 +23,7 @@ from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 class LayerNorm:
     """Saves x and, where they are kept, mean and rstd."""
 
-    x: Tensor
+    x: Held
     weight: Operand
     bias: Operand
     eps: float
@@ -68,7 +70,7 @@ def layer_norm(
     mean, rstd = _statistic(x, kind), _statistic(x, kind)
     arrays = rows_of(out.array), mean.array, rstd.array
     x.device.kernel(7 * out.numel, x.device.backend.layer_norm, rows, weight.array, bias.array, eps, *arrays)
-    rule = LayerNorm(x, weight, bias, eps, (mean, rstd) if keeps else None)
+    rule = LayerNorm(held(x), weight, bias, eps, (mean, rstd) if keeps else None)
     return apply(rule, out, x, weight, bias, op=layer_of(weight, "layer_norm"), saved=rule.saved())
 
 
@@ -76,7 +78,7 @@ def layer_norm(
 class RMSNorm:
     """Saves x and, where it is kept, rstd."""
 
-    x: Tensor
+    x: Held
     weight: Operand
     eps: float
     rstd: Buffer | None
@@ -117,10 +119,10 @@ def rms_norm(x: Tensor, weight: Operand, eps: float = 1e-5, *, policy: Activatio
     keeps = policy.saves == "lean"
     rstd = _statistic(x, Kind.ACTIVATION if keeps else Kind.TEMP)
     device.kernel(4 * out.numel, device.backend.rms_norm, rows, weight.array, eps, rows_of(out.array), rstd.array)
-    rule = RMSNorm(x, weight, eps, rstd if keeps else None)
+    rule = RMSNorm(held(x), weight, eps, rstd if keeps else None)
     return apply(rule, out, x, weight, op=layer_of(weight, "rms_norm"), saved=rule.saved())
 
 
-def _statistic(x: Tensor, kind: Kind) -> Buffer:
+def _statistic(x: Held, kind: Kind) -> Buffer:
     """Room for one number a row."""
-    return x.device.alloc((x.buffer.numel // x.shape[-1],), compute_dtype(x.dtype), kind)
+    return x.device.alloc((math.prod(x.shape[:-1]),), compute_dtype(x.dtype), kind)

@@ -1,18 +1,21 @@
 """How ops treat what their backward will need: three choices that change bytes and work, never the meaning.
 
-What each one keeps is documented with the ops (`norm.py`, `attention.py`) and with recompute (`nn/recompute.py`).
+What each one keeps is documented with the ops (`norm.py`, `attention.py`) and with recompute: whole blocks in
+`nn/recompute.py`, parts of them in `tensor/discarded.py`, the words for both in `config/recompute.py`.
 """
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from zerosim.errors import InputError
+from zerosim.config.recompute import Again, read_recompute
+from zerosim.errors import InputError, did_you_mean
+from zerosim.tensor.discarded import discard
+from zerosim.tensor.tensor import Tensor
 
 SAVES = ("lean", "megatron")
 ATTENTIONS = ("eager", "flash")
-RECOMPUTES = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,9 @@ class ActivationPolicy:
 
     saves       'lean': what zerosim's own kernels need; 'megatron': what Megatron's keep (2205.05198, section 4)
     attention   'eager': scores are materialised (B, H, T, T); 'flash': they never are
-    recompute   'none'; 'selective': the attention core runs again in backward; 'full': the whole block does
+    recompute   'none'; 'selective': the attention core runs again in backward, or the parts that it lists; 'full':
+                whole blocks do
+    again       what `recompute` says, read
 
     `saves` and `recompute` change no bit of any result. 'flash' adds in another order than 'eager'
     and is within rounding of it. Raises: InputError for a name that is none of these.
@@ -30,14 +35,19 @@ class ActivationPolicy:
     saves: str = "lean"
     attention: str = "eager"
     recompute: str = "none"
+    again: Again = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, known in (("saves", SAVES), ("attention", ATTENTIONS), ("recompute", RECOMPUTES)):
+        for name, known in (("saves", SAVES), ("attention", ATTENTIONS)):
             value = getattr(self, name)
             if value not in known:
-                near = difflib.get_close_matches(str(value), known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise InputError(f"{name} {value!r}: expected one of {', '.join(known)}{hint}")
+                hint = did_you_mean(value, known, "")
+                raise InputError(f"{name} {value!r}: expected one of {', '.join(known)}{'; ' * bool(hint)}{hint}")
+        object.__setattr__(self, "again", read_recompute(self.recompute, self.attention))
+
+    def run(self, part: str, layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """layer(*inputs), which is `part` of a block; where that runs again, nobody keeps the result."""
+        return discard(part, layer, *inputs) if part in self.again.parts else layer(*inputs)
 
 
 DEFAULT = ActivationPolicy()

@@ -97,7 +97,7 @@ def build_gpt(
             group=group,
         )
         unit = Unit(h.name, h, block)
-        units.append(Recompute(unit) if policy.recompute == "full" else unit)
+        units.append(Recompute(unit) if policy.again.wraps(i) else unit)
 
     ln_f = flat("ln_f")
     units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d, eps=config.eps, policy=policy, summed=group.cuts_rows)))

@@ -99,7 +99,7 @@ def build_llama(
             group,
         )
         unit = Unit(layer.name, layer, block)
-        units.append(Recompute(unit) if policy.recompute == "full" else unit)
+        units.append(Recompute(unit) if policy.again.wraps(i) else unit)
 
     norm = flat("norm")
     last = RMSNorm(norm, "model.norm", d, config.norm_eps, policy, summed=group.cuts_rows)

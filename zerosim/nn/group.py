@@ -12,6 +12,7 @@ from zerosim import functional as F
 from zerosim.device.device import Buffer
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
+from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Tensor, apply
 
 
@@ -37,9 +38,11 @@ class Alone:
         """x + a row for each position; `rows` are whole."""
         return F.add_rows(x, rows)
 
-    def dropout(self, x: Tensor, probability: float, key: tuple[int, int], op: str) -> Tensor:
+    def dropout(
+        self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
+    ) -> Tensor:
         """Dropout between the cut linear maps."""
-        return F.dropout(x, probability, key, op=op)
+        return F.dropout(x, probability, key, op=op, keep_mask=keep_mask)
 
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
@@ -56,11 +59,11 @@ class Alone:
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Tensor], Rule],
+        rule_of: Callable[[Held], Rule],
         op: str,
     ) -> Tensor:
         """Any map of weights that are cut by outputs: `run` makes its result of all rows of x, `rule_of` its rule."""
-        return apply(rule_of(x), run(x), x, *weights, op=op, saved={"input": x})
+        return apply(rule_of(held(x)), run(x), x, *weights, op=op, saved={"input": held(x)})
 
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False

@@ -4,6 +4,8 @@ function of tensors: of x (..., D), D its width, which gives y of the same shape
 
 from __future__ import annotations
 
+from operator import add
+
 from zerosim import functional as F
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.nn.group import ALONE, Alone
@@ -77,18 +79,24 @@ class LayerNorm:
 
 
 class Dropout:
-    """Drops by `probability` in training, and nothing elsewhere; `op` names its random numbers within the unit."""
+    """Drops by `probability` in training, and nothing elsewhere; `op` names its random numbers within the unit.
 
-    def __init__(self, op: str, probability: float, keys: DropoutKeys, group: Alone = ALONE) -> None:
+    Without `keep_mask` backward makes the mask again.
+    """
+
+    def __init__(
+        self, op: str, probability: float, keys: DropoutKeys, group: Alone = ALONE, *, keep_mask: bool = True
+    ) -> None:
         self.op = op
         self.probability = probability
         self.keys = keys
         self.group = group
+        self.keep_mask = keep_mask
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.probability == 0.0 or not x.device.is_training:
             return x
-        return self.group.dropout(x, self.probability, self.keys(self.op), self.op)
+        return self.group.dropout(x, self.probability, self.keys(self.op), self.op, keep_mask=self.keep_mask)
 
 
 class Attention:
@@ -131,20 +139,29 @@ class Attention:
             key=self.keys("attn") if dropout else (0, 0),
             policy=self.policy,
         )
-        return self.c_proj(core)
+        return self.policy.run("attn_proj", self.c_proj, core)
 
 
 class FeedForward:
     """c_fc (D, F), GELU, c_proj (F, D); F is 4D in GPT-2."""
 
     def __init__(
-        self, flat: Flat, name: str, width: int, inner: int, std: tuple[float, float], group: Alone = ALONE
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        inner: int,
+        std: tuple[float, float],
+        policy: ActivationPolicy = DEFAULT,
+        group: Alone = ALONE,
     ) -> None:
+        self.policy = policy
         self.c_fc = ColumnLinear(flat, f"{name}.c_fc", width, inner, std=std[0], group=group)
         self.c_proj = RowLinear(flat, f"{name}.c_proj", inner, width, std=std[1], group=group)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x)))
+        y = self.policy.run("fc1", self.c_fc, x)
+        return self.c_proj(self.policy.run("mlp_act", F.gelu, y))
 
 
 class Block:
@@ -173,10 +190,14 @@ class Block:
         self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width, eps=eps, policy=policy, summed=summed)
         self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys, policy=policy, group=group)
         self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width, eps=eps, policy=policy, summed=summed)
-        self.mlp = FeedForward(flat, f"{name}.mlp", width, inner, std, group)
-        self.drop_1 = Dropout("resid_1", dropout, keys, group)
-        self.drop_2 = Dropout("resid_2", dropout, keys, group)
+        self.mlp = FeedForward(flat, f"{name}.mlp", width, inner, std, policy, group)
+        keep_mask = "dropout" not in policy.again.parts
+        self.drop_1 = Dropout("resid_1", dropout, keys, group, keep_mask=keep_mask)
+        self.drop_2 = Dropout("resid_2", dropout, keys, group, keep_mask=keep_mask)
+        self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x + self.drop_1(self.attn(self.ln_1(x)))
-        return x + self.drop_2(self.mlp(self.ln_2(x)))
+        run = self.policy.run
+        branch = run("attn_proj", self.drop_1, self.attn(run("layernorm", self.ln_1, x)))
+        x = run("attn_proj", add, x, branch)
+        return x + self.drop_2(self.mlp(run("layernorm", self.ln_2, x)))

@@ -6,6 +6,8 @@ fit as they are; q|k|v and gate|up are separate parameters whose results lie pac
 
 from __future__ import annotations
 
+from operator import add
+
 from zerosim import functional as F
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn.group import ALONE, Alone
@@ -66,6 +68,9 @@ class LlamaAttention:
         qkv = self.group.packed_linear(x, self.qkv_proj)
         qkv = F.rotary(qkv, self.num_heads, self.num_kv_heads, base=self.rope_base)
         y = F.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
+        return self.policy.run("attn_proj", self._out, y)
+
+    def _out(self, y: Tensor) -> Tensor:
         return self.group.row_linear(y, self.o_proj, transposed=True)
 
 
@@ -73,7 +78,14 @@ class LlamaFeedForward:
     """down_proj (D, F) of silu(gate_proj x) * up_proj x, both (F, D). Shapes: x and y (..., D); F is `wide`."""
 
     def __init__(
-        self, flat: Flat, name: str, width: int, wide: int, std: tuple[float, float], group: Alone = ALONE
+        self,
+        flat: Flat,
+        name: str,
+        width: int,
+        wide: int,
+        std: tuple[float, float],
+        policy: ActivationPolicy,
+        group: Alone = ALONE,
     ) -> None:
         split = group.split((wide, width), 0)
         self.gate_up_proj = [
@@ -83,11 +95,15 @@ class LlamaFeedForward:
         self.down_proj = flat.declare(
             f"{name}.down_proj.weight", (width, wide), std=std[1], split=group.split((width, wide), 1)
         )
+        self.policy = policy
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = F.swiglu(self.group.packed_linear(x, self.gate_up_proj))
-        return self.group.row_linear(y, self.down_proj, transposed=True)
+        y = self.policy.run("fc1", self._gate_up, x)
+        return self.group.row_linear(self.policy.run("mlp_act", F.swiglu, y), self.down_proj, transposed=True)
+
+    def _gate_up(self, x: Tensor) -> Tensor:
+        return self.group.packed_linear(x, self.gate_up_proj)
 
 
 class LlamaBlock:
@@ -115,8 +131,10 @@ class LlamaBlock:
         self.post_attention_layernorm = RMSNorm(
             flat, f"{name}.post_attention_layernorm", width, norm_eps, policy, summed=summed
         )
-        self.mlp = LlamaFeedForward(flat, f"{name}.mlp", width, ffn, std, group)
+        self.mlp = LlamaFeedForward(flat, f"{name}.mlp", width, ffn, std, policy, group)
+        self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        run = self.policy.run
+        x = run("attn_proj", add, x, self.self_attn(run("layernorm", self.input_layernorm, x)))
+        return x + self.mlp(run("layernorm", self.post_attention_layernorm, x))

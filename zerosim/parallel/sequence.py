@@ -65,10 +65,13 @@ class SequenceParallel(TensorParallel):
         self.keeps_gathered = keeps_gathered
 
     # -- between the linear maps -----------------------------------------------------------------------
-    def dropout(self, x: Tensor, probability: float, key: tuple[int, int], op: str) -> Tensor:
+    def dropout(
+        self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
+    ) -> Tensor:
         """The rows' part of the whole's mask."""
         numel = x.buffer.numel
-        return F.dropout(x, probability, key, op=op, window=Window(self.index * numel, numel, 0))
+        window = Window(self.index * numel, numel, 0)
+        return F.dropout(x, probability, key, op=op, window=window, keep_mask=keep_mask)
 
     def add_rows(self, x: Tensor, rows: Operand) -> Tensor:
         """x's rows are number index B T/t and on of the whole's B T; row i has position i % T."""

@@ -31,6 +31,7 @@ from zerosim.functional.linear import Linear, PackedLinear, linear_result, packe
 from zerosim.nn.group import Alone
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
+from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Leaf, Operand, Saved, Tensor, apply, layer_of
 
 PURPOSE = "activations"
@@ -113,17 +114,17 @@ class TensorParallel(Alone):
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Tensor], Rule],
+        rule_of: Callable[[Held], Rule],
         op: str,
     ) -> Tensor:
         whole = self.entered(x)
-        out, held = run(whole), whole if self.keeps_gathered else x
-        return apply(F(held, self, rule_of), out, x, *weights, op=op, saved={"input": held})
+        out, kept = run(whole), held(whole if self.keeps_gathered else x)
+        return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept})
 
-    def entered(self, x: Tensor) -> Tensor:
+    def entered(self, x: Held) -> Tensor:
         """x behind f."""
         whole = self.borders.f_forward(self.comm, x.buffer)
-        return x if whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
+        return x if isinstance(x, Tensor) and whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
 
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
@@ -132,8 +133,8 @@ class TensorParallel(Alone):
         if bias is not None:
             out.device.kernel(out.numel, out.device.backend.add, out.array, bias.array, out.array)
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        rule = G(Linear(x, weight, None, transposed), bias, self)
-        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": x})
+        rule = G(Linear(held(x), weight, None, transposed), bias, self)
+        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": held(x)})
 
     # -- the vocabulary ------------------------------------------------------------------------------
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
@@ -199,9 +200,9 @@ class F:
     """f and a column-parallel map behind it. Saves the map's whole input or, where f gathers it again, this rank's
     rows."""
 
-    held: Tensor
+    held: Held
     group: TensorParallel
-    rule_of: Callable[[Tensor], Rule]
+    rule_of: Callable[[Held], Rule]
 
     def backward(self, grad: Buffer) -> Grads:
         group = self.group

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from rich.console import RenderableType
 
-from zerosim.analysis.formulas import block_activations, block_text, zero_paper_elements
+from zerosim.analysis.formulas import block_activations, block_text, keeps_scores, zero_paper_elements
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -41,9 +41,10 @@ class BlockCheck:
         return self.formula == self.counted
 
 
-def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
-    """What one block's forward left, beside 2205.05198's count under the same recompute."""
-    because, recompute, model = tuple(_other_premises(config)), config.memory.recompute, config.model
+def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") -> BlockCheck:
+    """What one block's forward left, beside 2205.05198's count under the same recompute. `unit`: which block."""
+    recompute, model = _of_block(config, unit), config.model
+    because = tuple(_other_premises(config, recompute))
     sizes = (model.seq, config.data.micro_batch, model.hidden, model.heads)
     rows_cut, whole = config.parallel.sequence_parallel, config.parallel.keep_gathered
     kept = {"partitioned": config.partitions_inputs, "on_host": config.memory.cpu_checkpointing}
@@ -63,26 +64,33 @@ def check_block(config: RunConfig, rows: Sequence[SavedRow]) -> BlockCheck:
     return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, text, because)
 
 
-def _other_premises(config: RunConfig) -> list[str]:
+def _of_block(config: RunConfig, unit: str) -> str:
+    """`--recompute` as it is for this block: of every second one `full` or `none`."""
+    again = config.memory.again
+    return again.of_block(int(unit.rpartition(".")[2])) if again.every else config.memory.recompute
+
+
+def _other_premises(config: RunConfig, recompute: str) -> list[str]:
     """In what the run differs from the block that the paper counts."""
     itemsize = dtype(config.precision.param_dtype).itemsize
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
-    if config.memory.recompute == "full":
+    if recompute == "full":
         return found
     if config.model.family != "gpt":
         found.append(f"the paper's block is a GPT's, not that of a {config.model.family}")
     elif config.model.ffn != 4 * config.model.hidden:
         found.append(f"the feed-forward is {config.model.ffn} wide, not 4h = {4 * config.model.hidden}")
-    keeps_scores = config.memory.recompute == "none" and config.memory.attention == "eager"
+    has_scores = keeps_scores(recompute)
+    eager = has_scores and config.memory.attention == "eager"
     if not config.model.dropout:
-        found.append("without dropout there are no masks" + (" and no second softmax" if keeps_scores else ""))
+        found.append("without dropout there are no masks" + (" and no second softmax" if eager else ""))
     if config.memory.saves != "megatron":
         found.append(
             "--saves lean keeps the norms' statistics"
-            + (" and no second softmax" if keeps_scores and config.model.dropout else "")
+            + (" and no second softmax" if eager and config.model.dropout else "")
         )
-    if config.memory.recompute == "none" and config.memory.attention == "flash":
-        found.append("flash attention keeps no scores")
+    if config.memory.attention == "flash" and "core_attn" not in config.memory.again.parts:
+        found.append(f"flash attention keeps {'no scores' if has_scores else 'its log-sum-exp'}")
     return found
 
 
@@ -106,23 +114,34 @@ def activations_table(
 ) -> RenderableType:
     """What one block keeps for one micro-batch, op by op; then the paper's count, and the ZeRO paper's estimate.
 
-    `saved` and `again` are `ActivationLedger.saved()` and `.saved_again()`; every block keeps the same.
+    `saved` and `again` are `ActivationLedger.saved()` and `.saved_again()`; every block keeps the same, or what runs
+    again in every K-th one.
     Raises: InputError where no unit is a block.
     """
     unit = block_unit(saved)
-    check = check_block(config, saved[unit])
+    check = check_block(config, saved[unit], unit)
     sizes = f"s {config.model.seq}, b {config.data.micro_batch}, h {config.model.hidden}, a {config.model.heads}"
     sizes += f", t {config.mesh.tp}" if config.mesh.tp > 1 else ""
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
     body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
-    made_again = sum(row.nbytes for row in (again or {}).get(unit, ()))
+    made_again = max((sum(row.nbytes for row in rows) for rows in (again or {}).values()), default=0)
     has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
     note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
+    if ":" in _of_block(config, unit):
+        note = "Formula: 2205.05198, section 4.1, without the tensors that are made again."
     if check.formula is None:
         note = f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
+    if config.memory.again.every > 1:
+        inputs = [name for name, rows in saved.items() if [row.op for row in rows] == ["recompute"]]
+        note += f" Of {_others(inputs)} the input alone is kept." if inputs else ""
     if made_again:
         note += f" Backward makes {made_again:,} B more of it again, one block at a time."
     return Stack(titled(title, body, note), prose(_estimate(config, saved, unit), "dim"))
+
+
+def _others(units: Sequence[str]) -> str:
+    """Some names, of which the first and the last say enough."""
+    return " and ".join(units) if len(units) < 3 else f"{units[0]}, {units[1]} to {units[-1]}"
 
 
 def _grid(config: RunConfig, check: BlockCheck, *, narrow: bool = False) -> Grid:

@@ -16,18 +16,18 @@ def exchanges(asked: Question, shape: Shape) -> list[Section]:
     """What a rank in the middle of the pipeline sends of activations: blocks alone, no table, no head, no loss."""
     layers, m, each = Fraction(shape.layers, asked.pp), asked.micro_batches, asked.param_bytes
     numel = shape.seq * shape.micro_batch * shape.hidden
-    full, t, p = shape.recompute == "full", asked.tp, asked.pp
+    again, t, p = formulas.borders_again(shape.recompute, 1), asked.tp, asked.pp
     sbh = f"{shape.seq:,} · {shape.micro_batch:,} · {shape.hidden:,} · {each}"
     share, times = f"{t - 1:,}/{t:,}", f"{number(layers)} · {m:,}"
     terms = []
     if t > 1 and asked.sequence_parallel:
-        gathers, scatters = formulas.sequence_calls(1, first=False, last=False, recompute=full)
+        gathers, scatters = formulas.sequence_calls(1, first=False, last=False, again=again)
         for name, calls in (("all_gather", gathers), ("reduce_scatter", scatters)):
             value = calls * layers * m * formulas.gather_sent(numel, t) * each
             text = f"{calls} · sbh(t-1)/t · L/p · m"
             terms.append(Term(f"tp: {name}", text, f"{calls} · {share} · {sbh} · {times}", value))
     elif t > 1:
-        calls = formulas.tensor_calls(1, first=False, last=False, recompute=full)
+        calls = formulas.tensor_calls(1, first=False, last=False, again=again)
         value = calls * layers * m * formulas.all_reduce_sent(numel, t) * each
         text, numbers = f"{calls} · 2sbh(t-1)/t · L/p · m", f"{calls} · 2 · {share} · {sbh} · {times}"
         terms.append(Term("tp: all_reduce", text, numbers, value))
@@ -89,7 +89,7 @@ def blocks(asked: Question, shape: Shape) -> Section:
         "none": "Nothing is computed again.",
         "selective": "With selective recompute backward computes the scores again.",
         "full": "With full recompute a block keeps its input alone; the block that backward is in lives whole besides.",
-    }[shape.recompute]
+    }.get(shape.recompute, f"Backward computes again: {', '.join(formulas.parts_again(shape.recompute))}.")
     note = (
         "s tokens, b rows, h width, a heads; 2-byte tensors, 1-byte dropout masks, an MLP of 4h, "
         f"{f't = {t:,} tensor-parallel ranks' if t > 1 else 'one tensor-parallel rank'}. {again} "

@@ -15,7 +15,7 @@ from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.comm.runtime import make_backend
-from zerosim.config import RunConfig
+from zerosim.config import MemoryConfig, RunConfig
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.device.device import Device, Kind
 from zerosim.errors import OutOfMemory
@@ -96,11 +96,10 @@ def _what_was_run(result: RunResult) -> str:
         f"{OPTIMIZERS[config.optim.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
     if config.model.family in _OF_BLOCKS:
-        again = {"none": "nothing is", "selective": "the attention core is", "full": "blocks are"}
         kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.memory.saves]
         text += (
             f", with {config.memory.attention} attention and what {kernels} kernels save; "
-            f"{again[config.memory.recompute]} computed again in backward"
+            f"{_run_again(config.memory)} computed again in backward"
         )
     ran, ranks = len(result.ran), config.mesh.ranks
     if ran == ranks:
@@ -108,6 +107,18 @@ def _what_was_run(result: RunResult) -> str:
     if ran == 1:
         return f"{text}. Of {ranks:,} ranks one was run: they cannot differ."
     return f"{text}. Of {ranks:,} ranks {ran:,} were run, one of each kind that can differ."
+
+
+def _run_again(memory: MemoryConfig) -> str:
+    """The subject of '... computed again in backward'."""
+    if memory.again.every:
+        return "blocks are" if memory.again.every == 1 else f"one block in {memory.again.every} is"
+    words = {
+        "none": "nothing is",
+        "selective": "the attention core is",
+        "selective:op": "all but attention and every second matmul of a block is",
+    }
+    return words.get(memory.recompute, f"of every block {memory.recompute.partition(':')[2].replace(',', ', ')} is")
 
 
 def memory_table(result: RunResult) -> RenderableType:

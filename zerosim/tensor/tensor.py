@@ -26,6 +26,7 @@ from zerosim.errors import InputError
 from zerosim.tensor.autograd import Gradient, Node, Rule, Sink, add_gradients, backward
 
 if TYPE_CHECKING:
+    from zerosim.tensor.discarded import Discarded
     from zerosim.tensor.flat import Flat
 
 
@@ -52,13 +53,17 @@ class Leaf:
 
 
 class Tensor:
-    """An n-dimensional array on a device, and the node that made it (None: no gradient flows)."""
+    """An n-dimensional array on a device, and the node that made it (None: no gradient flows).
 
-    __slots__ = ("buffer", "node")
+    `discarded`: what rules hold of it where its bytes are not to be kept (`tensor/discarded.py`).
+    """
+
+    __slots__ = ("buffer", "discarded", "node")
 
     def __init__(self, buffer: Buffer, node: Node | Sink | None = None) -> None:
         self.buffer = buffer
         self.node = node
+        self.discarded: Discarded | None = None
 
     @property
     def array(self) -> Array:
@@ -250,8 +255,9 @@ def outline(x: Operand) -> Outline | Parameter:
     return x if isinstance(x, Parameter) else Outline(x.device, x.shape, x.dtype, x.requires_grad)
 
 
-Saved = Mapping[str, Operand | Buffer | None]
-"""What a rule holds until its backward, by what it is to the rule. Parameters are handles and hold no bytes."""
+Saved = Mapping[str, "Operand | Buffer | Discarded | None"]
+"""What a rule holds until its backward, by what it is to the rule. Parameters are handles and hold no bytes, and so is
+what is made again."""
 
 
 def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved | None = None) -> Tensor:
@@ -270,7 +276,7 @@ def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved 
 def record_saved(device: Device, op: str, saved: Saved) -> None:
     """One event for each buffer that `op` holds from here to its backward. All of its storage stays live."""
     for what, held in saved.items():
-        if held is None or isinstance(held, Parameter):
+        if not isinstance(held, Tensor | Buffer):
             continue
         storage = (held.buffer if isinstance(held, Tensor) else held).storage
         device.recorder.add(Save(device.where, op, what, storage.id, int(storage.array.nbytes)))

@@ -77,17 +77,22 @@ def _formula_block(asked: Asked) -> Fraction:
 
 def _formula_share(asked: Asked) -> Fraction:
     whole = asked.config.replace(**WHOLE)
-    return _formula_block(asked) / _block(whole.model, whole)
+    blocks = range(whole.model.layers)
+    return sum((_block(_with_blocks(asked), asked.config, i) for i in blocks), Fraction(0)) / (
+        len(blocks) * _block(whole.model, whole)
+    )
 
 
-def _block(model: ModelConfig, c: RunConfig) -> Fraction:
+def _block(model: ModelConfig, c: RunConfig, block: int = 0) -> Fraction:
+    """What a block keeps; where every K-th one runs again, block 0 is one that keeps all."""
+    again = c.memory.again
     return formulas.block_activations(
         model.seq,
         c.data.micro_batch,
         model.hidden,
         model.heads,
         ffn=model.ffn,
-        recompute=c.memory.recompute,
+        recompute=again.of_block(block) if again.every else c.memory.recompute,
         tensor_parallel=c.mesh.tp,
         sequence_parallel=c.parallel.sequence_parallel,
         keep_gathered=c.parallel.keep_gathered,

@@ -13,18 +13,21 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
 
 from __future__ import annotations
 
-from zerosim.analysis.formulas.activations import RECOMPUTE as RECOMPUTE
 from zerosim.analysis.formulas.activations import WHY_ESTIMATES_DIFFER as WHY_ESTIMATES_DIFFER
 from zerosim.analysis.formulas.activations import block_activations as block_activations
 from zerosim.analysis.formulas.activations import block_parts as block_parts
 from zerosim.analysis.formulas.activations import block_text as block_text
 from zerosim.analysis.formulas.activations import checkpoint_elements as checkpoint_elements
+from zerosim.analysis.formulas.activations import keeps_scores as keeps_scores
+from zerosim.analysis.formulas.activations import parts_again as parts_again
 from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements
 from zerosim.analysis.formulas.calculators import Calculator as Calculator
 from zerosim.analysis.formulas.calculators import calculators as calculators
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
+from zerosim.analysis.formulas.parallel import Again as Again
 from zerosim.analysis.formulas.parallel import all_reduce_sent as all_reduce_sent
 from zerosim.analysis.formulas.parallel import border_sends as border_sends
+from zerosim.analysis.formulas.parallel import borders_again as borders_again
 from zerosim.analysis.formulas.parallel import bubble as bubble
 from zerosim.analysis.formulas.parallel import gather_sent as gather_sent
 from zerosim.analysis.formulas.parallel import input_gathers as input_gathers

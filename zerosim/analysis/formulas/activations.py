@@ -9,9 +9,23 @@ s tokens per row, b rows of a micro-batch, h width, a heads, L blocks, t tensor-
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
+from types import MappingProxyType
 
-RECOMPUTE = ("none", "selective", "full")
+NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "core_attn": (0, 0),  # and the scores
+        "attn_proj": (2, 0),  # the second norm's input
+        "layernorm": (4, 0),  # the inputs of the maps behind both norms
+        "mlp": (0, 16),  # the input and the output of its activation
+        "mlp_act": (0, 8),  # the output alone
+        "dropout": (2, 0),  # both masks
+        "op": (8, 8),  # all of these but the activation's input, and the scores
+    }
+)
+"""What a block does not keep of each part that runs again, in sbh bytes: of the 10 that tensor parallelism leaves
+whole, and of the 24 that it divides, where ffn = 4h."""
 
 WHY_ESTIMATES_DIFFER = (
     "The ZeRO paper gives 12 elements per token, width and block in one sentence, without naming them, and nothing "
@@ -57,20 +71,39 @@ def block_activations(
 
     With full recompute t ranks may keep the input `partitioned`, or nothing of it where it waits `on_host` (the ZeRO
     paper's Pa and Pa+cpu, 1910.02054, section 6.1).
-    `selective` computes the attention scores again (5as²b), `full` the whole block from its input (2sbh; that
-    sequence parallelism divides it follows from the rest).
+    `selective` computes the attention scores again (5as²b), `selective:PART,...` what is named (`NOT_KEPT`), `full` the
+    whole block from its input (2sbh; that sequence parallelism divides it follows from the rest).
     """
     t = tensor_parallel
     tokens = seq * micro_batch
     if recompute == "full":
         return Fraction(0 if on_host else 2 * tokens * hidden, t if sequence_parallel or partitioned else 1)
-    whole = 10 * tokens * hidden
+    less_whole, less_divided = _not_kept(recompute)
     scores = 5 * heads * seq * tokens
-    divided = sum(block_parts(seq, micro_batch, hidden, heads, ffn).values()) - whole - scores
-    kept_scores = 0 if recompute == "selective" else Fraction(scores, t)
+    divided = sum(block_parts(seq, micro_batch, hidden, heads, ffn).values()) - 10 * tokens * hidden - scores
+    divided -= less_divided * tokens * (4 * hidden if ffn is None else ffn) // 4
+    whole = (10 - less_whole) * tokens * hidden
+    kept_scores = Fraction(scores, t) if keeps_scores(recompute) else 0
     gathered = 4 * tokens * hidden if sequence_parallel and keep_gathered else 0
     shared = gathered + Fraction(whole - gathered, t if sequence_parallel else 1)
     return shared + Fraction(divided, t) + kept_scores
+
+
+def parts_again(recompute: str) -> list[str]:
+    """The parts that `selective` or `selective:PART,...` names."""
+    form, _, given = recompute.partition(":")
+    return (given or "core_attn").split(",") if form == "selective" else []
+
+
+def keeps_scores(recompute: str) -> bool:
+    """Whether a block keeps its attention scores, where eager attention has made some."""
+    return recompute != "full" and not {"core_attn", "op"} & set(parts_again(recompute))
+
+
+def _not_kept(recompute: str) -> tuple[int, int]:
+    """In sbh bytes, as in `NOT_KEPT`."""
+    pairs = [NOT_KEPT[part] for part in parts_again(recompute)]
+    return sum(whole for whole, _ in pairs), sum(divided for _, divided in pairs)
 
 
 def block_text(
@@ -85,12 +118,16 @@ def block_text(
     """One block's formula with ffn = 4h, on one rank or on each of t."""
     if recompute == "full":
         return "0" if on_host else "2sbh/t" if sequence_parallel or partitioned else "2sbh"
-    scores = "" if recompute == "selective" else " + 5as²b/t" if tensor_parallel else " + 5as²b"
+    scores = "" if not keeps_scores(recompute) else " + 5as²b/t" if tensor_parallel else " + 5as²b"
+    less_whole, less_divided = _not_kept(recompute)
+    whole, divided = 10 - less_whole, 24 - less_divided
     if not tensor_parallel:
-        return f"34sbh{scores}"
+        return f"{whole + divided}sbh{scores}"
     if not sequence_parallel:
-        return f"10sbh + 24sbh/t{scores}"
-    return f"4sbh + 30sbh/t{scores}" if keep_gathered else f"34sbh/t{scores}"
+        return f"{whole}sbh + {divided}sbh/t{scores}"
+    if keep_gathered:
+        return f"4sbh + {whole - 4 + divided}sbh/t{scores}"
+    return f"{whole + divided}sbh/t{scores}"
 
 
 def zero_paper_elements(seq: int, micro_batch: int, hidden: int, layers: int) -> int:

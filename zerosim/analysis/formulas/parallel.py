@@ -12,6 +12,7 @@ layers on each. A rank that holds `layers` blocks, with the token table (`first`
                           4 reduce-scatters; 6                1        1
       inputs kept whole   4 all-gathers; 6                    1        1            3 all-reduces
     recompute, Pa         1 all-gather more (1910.02054, 8)
+    parts that run again  g once for attn_proj and op, f once for the mlp
     pipeline              bsh for each micro-batch, border and direction; bsh/t under sequence parallelism
 """
 
@@ -19,32 +20,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import NamedTuple
+
+from zerosim.analysis.formulas.activations import parts_again
 
 LOSS_CALLS = 3
 """Numbers per token that are all-reduced: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
 
 
-def tensor_calls(layers: int, *, first: bool, last: bool, recompute: bool = False) -> int:
-    """All-reduces of bsh per micro-batch: f in backward and g in forward, of attention and of the feed-forward.
+class Again(NamedTuple):
+    """How often the blocks of a rank run f and g, forward, once more for recompute."""
 
-    Full recompute runs g twice.
-    """
-    return (6 if recompute else 4) * layers + first + last
+    f: int = 0
+    g: int = 0
+
+
+KEPT = Again()
+
+
+def borders_again(recompute: str, layers: int) -> Again:
+    """Of so many blocks that all run the same again: both f and both g of `full`, those of the parts of `selective`."""
+    parts = parts_again(recompute)
+    f, g = (2, 2) if recompute == "full" else (parts.count("mlp"), parts.count("attn_proj") + parts.count("op"))
+    return Again(f * layers, g * layers)
+
+
+def tensor_calls(layers: int, *, first: bool, last: bool, again: Again = KEPT) -> int:
+    """All-reduces of bsh per micro-batch: f in backward and g in forward, of attention and of the feed-forward."""
+    return 4 * layers + again.g + first + last
 
 
 def sequence_calls(
-    layers: int, *, first: bool, last: bool, recompute: bool = False, keep_gathered: bool = False
+    layers: int, *, first: bool, last: bool, again: Again = KEPT, keep_gathered: bool = False
 ) -> tuple[int, int]:
     """All-gathers and reduce-scatters of bsh per micro-batch (2205.05198, section 4.2.2).
 
     f gathers in forward and scatters in backward, g the other way round: 4 and 4 in a block. Unless they are kept,
     inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block and 1 of the head.
-    Full recompute runs forward twice.
     """
-    again = 0 if keep_gathered else 1
-    gathers = (4 + 2 * again + (2 if recompute else 0)) * layers + first + (1 + again) * last
-    scatters = (4 + (2 if recompute else 0)) * layers + first + last
-    return gathers, scatters
+    twice = 0 if keep_gathered else 1
+    gathers = (4 + 2 * twice) * layers + again.f + first + (1 + twice) * last
+    return gathers, 4 * layers + again.g + first + last
 
 
 def input_gathers(layers: int) -> int:
@@ -56,7 +72,7 @@ def input_gathers(layers: int) -> int:
 def partition_share(ranks: int) -> Fraction:
     """What Pa adds to the traffic of a recomputed block, over what tensor parallelism sends there: 1/12, however many
     ranks there are (1910.02054, section 8: under 10 %)."""
-    calls = tensor_calls(1, first=False, last=False, recompute=True)
+    calls = tensor_calls(1, first=False, last=False, again=borders_again("full", 1))
     return gather_sent(input_gathers(1), ranks) / all_reduce_sent(calls, ranks)
 
 

@@ -1,0 +1,79 @@
+"""What `--recompute` may say: nothing, parts of every block, or whole blocks.
+
+    none                   everything that backward reads is kept
+    selective              the attention core runs again (2205.05198, section 5)
+    selective:PART,...     these parts of every block do
+    selective:op           all but results of attention and of every second matmul (torchtitan's policy of that name)
+    full                   every block keeps its input alone
+    full:K                 every K-th block does, the others keep all (torchtitan's selective_ac_option K)
+
+A part names results that nobody keeps: each is made a second time when backward reads it. Names are those of
+Megatron's --recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, of a dense block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from zerosim.errors import InputError, did_you_mean
+
+FORMS = "none|selective[:PART,...]|full[:K]"
+PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "core_attn": ("core_attn",),  # scores, softmax and its mask; with flash attention its output too
+        "attn_proj": ("attn_proj",),  # attention's last map, dropout and the sum after it: the second norm's input
+        "layernorm": ("layernorm",),  # both norms: the inputs of the linear maps behind them
+        "mlp": ("fc1", "mlp_act"),  # the feed-forward but for its last map, whose result no backward reads
+        "mlp_act": ("mlp_act",),  # GELU or SwiGLU: the input of the last map
+        "dropout": ("dropout",),  # the masks of both branches
+        "op": ("core_attn", "attn_proj", "layernorm", "mlp_act", "dropout"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What backward runs again: `parts` of every block, or every `every`-th block whole (0: none)."""
+
+    parts: frozenset[str] = frozenset()
+    every: int = 0
+
+    def wraps(self, block: int) -> bool:
+        """Whether block 0, 1, ... runs again whole: of every second one 1, 3, 5."""
+        return self.every > 0 and (block + 1) % self.every == 0
+
+    def of_block(self, block: int) -> str:
+        """As a word for this block alone, `full` or `none`, where blocks differ."""
+        return "full" if self.wraps(block) else "none"
+
+
+def read_recompute(text: str, attention: str = "eager") -> Again:
+    """The value of `--recompute`. Under `op` a flash kernel's result is kept, and eager attention runs again.
+
+    Raises: InputError for what is none of the forms.
+    """
+    form, colon, given = text.partition(":")
+    if form not in ("none", "selective", "full") or (form == "none" and colon):
+        hint = did_you_mean(form, ("none", "selective", "full"), "")
+        parts = f"parts of a block are named behind a colon: selective:{form}" if form in PARTS else hint
+        raise InputError(f"recompute {text!r}: expected {FORMS}{'; ' * bool(parts)}{parts}")
+    if form == "full":
+        if colon and not (given.isdecimal() and len(given) < 10 and int(given) >= 1):
+            raise InputError(f"recompute {text!r}: every how many blocks is a whole number of at least 1, as in full:2")
+        return Again(every=int(given) if colon else 1)
+    if form == "none":
+        return Again()
+    found: dict[str, str] = {}
+    for name in given.split(",") if colon else ["core_attn"]:
+        if name not in PARTS:
+            hint = did_you_mean(name, PARTS, f"they are {', '.join(PARTS)}")
+            raise InputError(f"recompute {text!r}: no part of a block is called {name!r}; {hint}")
+        for part in PARTS[name]:
+            if part in found:
+                what = f"{name!r} twice" if name == found[part] else f"{name!r} and {found[part]!r}, which share {part}"
+                raise InputError(f"recompute {text!r}: names {what}; leave one out")
+            found[part] = name
+    keeps_core = found.get("core_attn") == "op" and attention == "flash"
+    return Again(frozenset(part for part in found if not (keeps_core and part == "core_attn")))

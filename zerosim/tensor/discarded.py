@@ -1,0 +1,73 @@
+"""Results that nobody keeps: a rule that reads one in backward makes it a second time.
+
+(2205.05198, section 5; Megatron's output-discarding checkpoints; PyTorch's selective checkpoints keep what is expensive
+and make the rest so.) An op runs as ever. What its readers then save is a `Discarded`, which knows the function and its
+inputs. The first to ask for its values has the function run once more, without a graph; those bytes live until the last
+rule that holds it has had its backward. An input may be discarded itself: then it is made first.
+
+    y = discard("layernorm", norm, x)     x is kept by norm's rule, y's bytes go when its reader has run
+    z = linear(y, w)                      linear's rule holds y as Discarded(norm, x)
+
+Functions give the same bits twice: dropout's masks depend on where they are used alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerosim.backends.kernels import Array
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import DType
+from zerosim.tensor.tensor import Tensor, record_saved
+
+
+class Discarded:
+    """What a rule holds of a tensor that is made again: how, and no bytes until they are asked for."""
+
+    __slots__ = ("_buffer", "_inputs", "_run", "device", "dtype", "part", "requires_grad", "shape")
+
+    def __init__(self, part: str, of: Tensor, run: Callable[..., Tensor], inputs: tuple[Held, ...]) -> None:
+        self.part = part
+        self.device: Device = of.device
+        self.shape: tuple[int, ...] = of.shape
+        self.dtype: DType = of.dtype
+        self.requires_grad: bool = of.requires_grad
+        self._run = run
+        self._inputs = inputs
+        self._buffer: Buffer | None = None
+
+    @property
+    def buffer(self) -> Buffer:
+        """Its bytes, made where they are not there."""
+        if self._buffer is None:
+            with self.device.no_grad():
+                self._buffer = self._run(*(Tensor(x.buffer) for x in self._inputs)).buffer
+            self._inputs = ()  # what was made for this alone goes
+            if self.device.recorder.enabled:
+                record_saved(self.device, self.part, {"made again": self._buffer})
+        return self._buffer
+
+    @property
+    def array(self) -> Array:
+        return self.buffer.array
+
+    def new_grad(self) -> Buffer:
+        """A buffer for its gradient, contents undefined."""
+        return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
+
+
+Held = Tensor | Discarded
+"""What a rule holds of a tensor whose values it reads."""
+
+
+def held(x: Tensor) -> Held:
+    """What a rule is to save of x."""
+    return x.discarded or x
+
+
+def discard(part: str, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """run(*inputs); what reads the result holds how it was made. `part` names it in the record."""
+    y = run(*inputs)
+    if y.device.grad_enabled and not any(y is x for x in inputs):
+        y.discarded = Discarded(part, y, run, tuple(map(held, inputs)))
+    return y
