@@ -64,6 +64,7 @@ RUNS: list[dict[str, Any]] = [
     dict(stage=2, precision="fp16", loss_scale=64.0),
     dict(stage=3, precision="fp64", accumulate=2),
     dict(stage=3, dropout=0.2, recompute="selective"),
+    dict(stage=2, dropout=0.2, recompute="selective:op", saves="megatron"),
     dict(stage=1, dropout=0.2, attention="flash", recompute="full", saves="megatron"),
     dict(stage=3, collective="ring", bucket_bytes=64),
     dict(stage=0, tp=2, vocab=20, recompute="full", partition_activations=True, cpu_checkpointing=True),
