@@ -102,8 +102,9 @@ def recipes() -> tuple[Recipe, ...]:
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5)",
-            "The threshold counts whole units here, single tensors there. Prefetching and "
-            "sub-groups, which bound the fp32 copy in stage 3 to 1e9 elements at a time, are left out. So is "
+            "The threshold counts whole units here, single tensors there. Modules are gathered one by one there, and "
+            "up to 5e7 elements ahead (stage3_prefetch_bucket_size); here whole units are, and none ahead unless "
+            "--prefetch says so. Sub-groups, which bound the fp32 copy in stage 3 to 1e9 elements, are left out. So is "
             "stage3_max_reuse_distance: parameters that recur within 1e9 others are not freed between forward and "
             "backward there, so that a smaller model stays gathered and sends about 2 Psi. Its stage 3 estimator "
             "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
@@ -119,7 +120,8 @@ def recipes() -> tuple[Recipe, ...]:
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
             "2-byte parameters stay, and each reduction is waited for at once. FSDP2 copies what it gathers into a "
             "tensor per parameter: in forward it holds both copies of the unit that computes and gathers the next one "
-            "when its turn comes, which takes as much as the next one's gather here.",
+            "when its turn comes, which takes as much as the next one's gather here. The root's units are gathered "
+            "and reduced in one call there, one by one here.",
             (2, 3),
         ),
         Recipe(
