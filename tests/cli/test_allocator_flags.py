@@ -37,7 +37,8 @@ def test_running_out_of_memory_says_why_and_what_helps(capsys: pytest.CaptureFix
     assert main(["run", *SMALL, "--quiet", "--json", "-"]) == 0
     peak = max(rank["memory"]["peak"]["bytes"] for rank in json.loads(capsys.readouterr().out)["ranks"])
     scenario = tmp_path / "arena.toml"
-    scenario.write_text(f'allocator = "arena"\nallocator_conf = "defragment:False"\ncapacity = {peak}\n', encoding="utf-8")
+    text = f'allocator = "arena"\nallocator_conf = "defragment:False"\ncapacity = {peak}\n'
+    scenario.write_text(text, encoding="utf-8")
     assert main(["run", str(scenario), *SMALL, "--quiet"]) == 3
     said = " ".join(capsys.readouterr().err.split())
     for words in (
