@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from zerosim.config.files import read_scenario as read_scenario
     from zerosim.config.model import ModelConfig as ModelConfig
     from zerosim.config.option import Option as Option
+    from zerosim.config.parallel import MeshConfig as MeshConfig
+    from zerosim.config.parallel import ParallelConfig as ParallelConfig
     from zerosim.config.parts import DataConfig as DataConfig
     from zerosim.config.parts import MemoryConfig as MemoryConfig
-    from zerosim.config.parts import MeshConfig as MeshConfig
     from zerosim.config.parts import OptimConfig as OptimConfig
-    from zerosim.config.parts import ParallelConfig as ParallelConfig
     from zerosim.config.parts import PrecisionConfig as PrecisionConfig
     from zerosim.config.parts import WorldConfig as WorldConfig
     from zerosim.config.presets.recipes import RecipeChoices as RecipeChoices
@@ -24,7 +24,8 @@ _NAMES = {
     "files": "read_scenario",
     "model": "ModelConfig",
     "option": "Option",
-    "parts": "DataConfig MemoryConfig MeshConfig OptimConfig ParallelConfig PrecisionConfig WorldConfig",
+    "parallel": "MeshConfig ParallelConfig",
+    "parts": "DataConfig MemoryConfig OptimConfig PrecisionConfig WorldConfig",
     "presets.recipes": "RecipeChoices",
     "run": "OPTIONS PLAN_DEFAULTS RunConfig plan_config",
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from zerosim.config.model import ModelConfig
-from zerosim.config.parts import DataConfig, MemoryConfig, MeshConfig, ParallelConfig
+from zerosim.config.parallel import MeshConfig, ParallelConfig
+from zerosim.config.parts import DataConfig, MemoryConfig
 from zerosim.errors import InputError
 from zerosim.placement.stages import cut_layers
 

@@ -18,6 +18,9 @@ from typing import Any, Self
 from zerosim.errors import InputError
 from zerosim.units import LONGEST_NUMBER
 
+OF_RECIPE = "the recipe's"
+"""The default, in words, of an option that the recipe sets."""
+
 _KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),)}
 )

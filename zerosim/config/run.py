@@ -17,15 +17,8 @@ from zerosim.config.launcher import mpirun_size
 from zerosim.config.mesh_checks import check_kept_inputs, check_pipeline, check_tensor_parallel
 from zerosim.config.model import ModelConfig
 from zerosim.config.option import Option, Part
-from zerosim.config.parts import (
-    DataConfig,
-    MemoryConfig,
-    MeshConfig,
-    OptimConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    WorldConfig,
-)
+from zerosim.config.parallel import MeshConfig, ParallelConfig
+from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig, PrecisionConfig, WorldConfig
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA

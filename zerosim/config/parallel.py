@@ -1,0 +1,181 @@
+"""Two parts of a configuration: how the ranks are arranged, and what ZeRO divides among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.presets.recipes import NAMES as RECIPES
+from zerosim.config.presets.recipes import find_recipe
+from zerosim.errors import InputError
+from zerosim.placement.mesh import Mesh
+from zerosim.units import parse_bytes, parse_count
+
+RANKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MeshConfig(Part):
+    """How the ranks are arranged."""
+
+    ranks: int = option(
+        None, "virtual ranks, each a device of its own", low=1, high=65536, metavar="N",
+        shown="4; with --world mpi what mpirun started", also=("--world-size", "--num-gpus", "--nproc-per-node"),
+    )  # fmt: skip
+    dp_replicate: int = option(
+        1, "copies of the model states (HSDP): each is divided among N/R ranks, and gradients are averaged over the R "
+        "ranks that hold the same part", low=1, high=65536, metavar="R", also=("--dp-replicas",),
+    )  # fmt: skip
+
+    tp: int = option(
+        1, "tensor parallelism: ranks that every linear map and the attention heads are cut over", low=1, high=65536,
+        metavar="T", also=("--tensor-parallel", "--tensor-model-parallel-size"),
+    )  # fmt: skip
+
+    pp: int = option(
+        1, "pipeline parallelism: stages that the layers are cut into; micro-batches (--accumulate) pass through them",
+        low=1, high=4096, metavar="P", also=("--pipeline-parallel", "--pipeline-model-parallel-size"),
+    )  # fmt: skip
+
+    def _resolve(self) -> None:
+        if self.ranks is None:
+            object.__setattr__(self, "ranks", RANKS)
+
+    def _check(self) -> None:
+        each = self.dp_replicate * self.tp * self.pp
+        if self.ranks % each:
+            sizes = {"tp": self.tp, "pp": self.pp, "dp_replicate": self.dp_replicate}
+            product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            most = int(type(self).options()["ranks"].high or each)
+            if each > most:
+                raise InputError(f"{product} is {each:,} ranks at least: ranks go up to {most:,}; choose smaller ones")
+            raise InputError(
+                f"{product} does not divide ranks {self.ranks}: a world is pp x dp_replicate x dp_shard x tp ranks; "
+                f"choose ranks {min(max(1, round(self.ranks / each)), most // each) * each}"
+            )
+
+    def _default(self, of: Any) -> Any:
+        return RANKS if of.attribute == "ranks" else of.default
+
+    @property
+    def axes(self) -> Mesh:
+        """The ranks along each axis: `dp_shard` is what the other axes leave."""
+        shards = self.ranks // (self.dp_replicate * self.tp * self.pp)
+        return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, dp_shard=shards, tp=self.tp)
+
+    @property
+    def dp_shard(self) -> int:
+        """Ranks that model states are divided among: the formulas' N."""
+        return self.axes.dp_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ParallelConfig(Part):
+    """What ZeRO divides among the ranks, and when it gathers, reduces and frees. `recipe` sets what is None."""
+
+    zero_stage: int = option(
+        3, "ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, 3 also the parameters",
+        flat="stage", low=0, high=3, metavar="0..3", also=("--zero-stage", "-z"),
+    )  # fmt: skip
+    replica_reduction: str = option(
+        "step", "with --dp-replicate: when they are; once a step, or in each micro-batch",
+        choices=("step", "micro_batch"),
+    )  # fmt: skip
+    partition: str = option(
+        "slices", "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner")
+    )
+    bucket_bytes: int | None = option(
+        25 * 2**20, "the most that one collective moves per call; none: one call per unit", low=1, metavar="SIZE",
+        shown="25MiB", parse=parse_bytes,
+    )  # fmt: skip
+    reshard_after_forward: bool = option(
+        True, "stage 3: free a unit after forward; without, it stays gathered (FSDP's 2Psi)"
+    )
+    keep_last_unit: bool = option(False, "stage 3: the last unit stays gathered from forward to backward")
+    sequence_parallel: bool = option(
+        False, "with --tp: norms, dropout and residuals are cut by rows over the same ranks", also=("--sp",)
+    )
+    keep_gathered: bool = option(
+        False, "with --sequence-parallel: gathered inputs are kept for backward, not gathered again"
+    )
+    pipeline: str | None = option(
+        None, "with --pp: the order of forwards and backwards", choices=("gpipe", "1f1b", "interleaved"),
+        shown="1f1b",
+    )  # fmt: skip
+    virtual_stages: int | None = option(
+        None, "with --pipeline interleaved: chunks of layers on each rank", low=1, high=4096, metavar="V", shown="2"
+    )
+    stage_layers: str | None = option(
+        None, "with --pp: layers of each stage (interleaved: of each chunk, in the model's order), such as 3,4,4,3",
+        metavar="L,L,...", shown="as many on each",
+    )  # fmt: skip
+    balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
+    pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
+    recipe: str = option("paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES))
+    grad_reduction: str | None = option(
+        None, "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"), shown=OF_RECIPE
+    )
+    reduce_bucket: int | None = option(
+        None, "stages 1 to 3: elements of a buffer of constant size (CB) out of which gradients are reduced; 0: none",
+        low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--reduce-bucket-size",),
+    )  # fmt: skip
+    reduce_buffers: int | None = option(
+        None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, shown=OF_RECIPE
+    )
+    upcast_grads: bool | None = option(None, "the optimizer step copies its gradients to fp32 first")
+    keep_root_units: bool | None = option(
+        None, "stage 3: units outside the blocks stay gathered from forward to backward"
+    )
+    persistent_numel: int | None = option(
+        None, "stage 3: units with fewer elements stay gathered", low=0, metavar="COUNT", shown=OF_RECIPE
+    )
+    cast_shards: bool | None = option(
+        None, "stage 3: 2-byte shards are cast from the masters at each gather, not stored"
+    )
+    prefetch: int | None = option(
+        None, "stage 3: units that are gathered ahead, while the one before them computes", low=0, high=4096,
+        metavar="UNITS", shown=OF_RECIPE,
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        find_recipe(self.recipe)
+        if self.reduce_bucket and self.zero_stage == 0:
+            raise InputError(f"reduce_bucket {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
+        if self.reduce_bucket and self.partition == "owner":
+            raise InputError(f"reduce_bucket {self.reduce_bucket}: of partition slices; drop one of them")
+        if self.prefetch and self.zero_stage != 3:
+            raise InputError(
+                f"prefetch {self.prefetch}: stage {self.zero_stage} keeps every parameter; leave it out, or choose "
+                "stage 3"
+            )
+        if self.virtual_stages is not None and self.pipeline != "interleaved":
+            raise InputError(
+                f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"
+            )
+        if self.layers_given and self.balance_ends:
+            raise InputError("balance_ends: stage_layers says how the layers are cut; leave one of them out")
+        if self.grad_reduction == "all_reduce" and self.partition == "owner" and self.zero_stage in (1, 2):
+            raise InputError(
+                "grad_reduction 'all_reduce': under partition owner gradients are reduced to owners; drop one"
+            )
+
+    @property
+    def pipeline_schedule(self) -> str:
+        """As given, or 1f1b."""
+        return self.pipeline or "1f1b"
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of layers on each pipeline rank."""
+        return (self.virtual_stages or 2) if self.pipeline == "interleaved" else 1
+
+    @property
+    def layers_given(self) -> list[int] | None:
+        """`stage_layers` as numbers. Raises: InputError for anything else."""
+        if self.stage_layers is None:
+            return None
+        words = self.stage_layers.split(",")
+        if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+            raise InputError(f"stage_layers {self.stage_layers!r}: expected numbers with commas, such as 3,4,4,3")
+        return [int(word) for word in words]
