@@ -125,6 +125,7 @@ CHECKED: list[dict[str, Any]] = [
     dict(ranks=8, tp=2, pp=2, stage=1, layers=8, accumulate=4, pipeline="interleaved", model="llama", **PA, **CPU),
     dict(ranks=4, tp=2, stage=3, sequence_parallel=True, **PA, **CPU),
     dict(ranks=2, tp=1, stage=3, precision="fp32", **CPU),
+    dict(ranks=4, tp=2, pp=2, stage=0, layers=5, stage_layers="3,2", accumulate=3, recompute="full:2", **PA, **CPU),
 ]
 
 

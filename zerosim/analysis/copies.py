@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.exchanges import border_numel, times_of
+from zerosim.analysis.exchanges import blocks_run_again, border_numel, times_of
 from zerosim.analysis.shares import share_of
 from zerosim.analysis.traffic import sent_rows
 from zerosim.config import RunConfig
@@ -46,23 +46,25 @@ def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck
     each = dtype(config.precision.param_dtype).itemsize
     parts = config.mesh.tp if config.partitions_inputs or config.parallel.sequence_parallel else 1
     numel, unit = border_numel(config), "bsh/t" if parts > 1 else "bsh"
-    moved = formulas.inputs_moved(share.layers, config.data.accumulate, numel, parts) * each
+    blocks = blocks_run_again(config, share)
+    moved = formulas.inputs_moved(blocks, config.data.accumulate, numel, parts) * each
     checks = []
     for way in ("device to host", "host to device"):
         own = [(rank, row) for rank, row in rows if row.op == way]
         counted = tuple(sum(row.payload_bytes for at, row in own if at == rank) for rank in ranks)
         calls = sum(row.calls for at, row in own if at == ranks[0])
-        checks.append(CopyCheck(way, calls, counted, moved, times_of(share.layers * config.data.accumulate, unit)))
-    held, live = tuple(result.memory[rank].host_peak_bytes for rank in ranks), _live_inputs(config, stage, share.layers)
+        checks.append(CopyCheck(way, calls, counted, moved, times_of(blocks * config.data.accumulate, unit)))
+    held, live = tuple(result.memory[rank].host_peak_bytes for rank in ranks), _live_inputs(config, stage, blocks)
     formula = None if live is None else formulas.inputs_moved(live, 1, numel, parts) * each
     return [*checks, CopyCheck("on the host", None, held, formula, "" if live is None else times_of(live, unit))]
 
 
-def _live_inputs(config: RunConfig, stage: int, layers: int) -> int | None:
-    """Inputs that a stage holds at most; None where chunks of unlike sizes are live."""
+def _live_inputs(config: RunConfig, stage: int, blocks: int) -> int | None:
+    """Inputs that a stage holds at most; None where chunks that keep unlike numbers are live."""
     parallel, pp = config.parallel, config.mesh.pp
     chunks = parallel.num_chunks
-    if len(set(config.layers_by_chunk(config.model.layers)[stage::pp])) > 1:
+    sizes = config.layers_by_chunk(config.model.layers)[stage::pp]
+    if len(set(sizes)) > 1 or (chunks > 1 and config.memory.again.every > 1):
         return None
     schedule = parallel.pipeline_schedule
-    return formulas.live_micro_batches(schedule, stage, pp, config.data.accumulate, chunks) * layers // chunks
+    return formulas.live_micro_batches(schedule, stage, pp, config.data.accumulate, chunks) * blocks // chunks

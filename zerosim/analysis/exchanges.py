@@ -72,7 +72,7 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
         nbytes = formulas.all_reduce_sent(calls * bsh, mesh.tp) * each + of_loss
         forms = {"all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (times_of(2 * calls, "bsh"), loss_text))))}
         if config.partitions_inputs:
-            count = formulas.input_gathers(share.layers) * times
+            count = formulas.input_gathers(blocks_run_again(config, share)) * times
             nbytes = formulas.gather_sent(count * bsh, mesh.tp) * each
             forms["all_gather"] = Form(nbytes, nbytes, times_of(count, "bsh"))
         return forms
@@ -89,11 +89,15 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
 
 def _run_again(config: RunConfig, share: Share) -> formulas.Again:
     """What recompute adds to f and g of a stage's blocks."""
-    choice = config.memory.again
-    if choice.every:
-        blocks = [int(name.rpartition(".")[2]) for name in share.numels if is_block(name)]
-        return formulas.borders_again("full", sum(map(choice.wraps, blocks)))
+    if config.memory.again.every:
+        return formulas.borders_again("full", blocks_run_again(config, share))
     return formulas.borders_again(config.memory.recompute, share.layers)
+
+
+def blocks_run_again(config: RunConfig, share: Share) -> int:
+    """Blocks of a stage that keep their input alone: all with `full`, every K-th with `full:K`."""
+    blocks = [int(name.rpartition(".")[2]) for name in share.numels if is_block(name)]
+    return sum(map(config.memory.again.wraps, blocks))
 
 
 def _divides(config: RunConfig) -> bool:

@@ -49,7 +49,7 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
     Parts need no more than `check_tensor_parallel` asks: tp divides the heads, and so the width of every input.
     """
     for name in ("partition_activations", "cpu_checkpointing"):
-        if getattr(memory, name) and memory.recompute != "full":
+        if getattr(memory, name) and not memory.again.every:
             raise InputError(
                 f"{name}: recompute {memory.recompute!r} keeps no block's input to run it again; "
                 "pass --recompute full too, or leave it out"
