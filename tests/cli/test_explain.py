@@ -314,7 +314,7 @@ def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixtur
     ("words", "message"),
     [
         (["--tp", "3"], "--tp 3 --pp 2 does not divide --ranks 16"),
-        (["--cpu-checkpointing"], "--cpu-checkpointing: no block's input is kept to run it again"),
+        (["--cpu-checkpointing"], "--cpu-checkpointing: every block's input is kept with --recompute full alone"),
         (["--tp", "0"], "--tp 0: expected at least 1 and at most 16"),
         (
             ["--tp", "1", "--sequence-parallel"],

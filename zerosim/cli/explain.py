@@ -126,7 +126,7 @@ def _shape(args: argparse.Namespace) -> Shape | None:
     kept = {name: getattr(args, name) for name in ("partition_activations", "cpu_checkpointing")}
     for name, given in kept.items():
         if given and args.recompute != "full":
-            raise InputError(f"{flag_of(name)}: no block's input is kept to run it again; pass --recompute full too")
+            raise InputError(f"{flag_of(name)}: every block's input is kept with --recompute full alone; pass it too")
     if args.partition_activations and args.tp == 1:
         raise InputError("--partition-activations: tensor-parallel ranks keep parts, and there is one; pass --tp too")
     values = {name: getattr(args, name) for name in SHAPE}
