@@ -121,8 +121,9 @@ class ParallelConfig(Part):
         low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--reduce-bucket-size",),
     )  # fmt: skip
     reduce_buffers: int | None = option(
-        None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, shown=OF_RECIPE
-    )
+        None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, metavar="1|2",
+        shown=OF_RECIPE,
+    )  # fmt: skip
     upcast_grads: bool | None = option(None, "the optimizer step copies its gradients to fp32 first")
     keep_root_units: bool | None = option(
         None, "stage 3: units outside the blocks stay gathered from forward to backward"
