@@ -160,8 +160,7 @@ class FeedForward:
         self.c_proj = RowLinear(flat, f"{name}.c_proj", inner, width, std=std[1], group=group)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.policy.run("fc1", self.c_fc, x)
-        return self.c_proj(self.policy.run("mlp_act", F.gelu, y))
+        return self.c_proj(self.policy.run("mlp_act", F.gelu, self.policy.run("fc1", self.c_fc, x)))
 
 
 class Block:
@@ -197,7 +196,6 @@ class Block:
         self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        run = self.policy.run
-        branch = run("attn_proj", self.drop_1, self.attn(run("layernorm", self.ln_1, x)))
-        x = run("attn_proj", add, x, branch)
+        run = self.policy.run  # no name for a branch: it dies when it is added
+        x = run("attn_proj", add, x, run("attn_proj", self.drop_1, self.attn(run("layernorm", self.ln_1, x))))
         return x + self.drop_2(self.mlp(run("layernorm", self.ln_2, x)))

@@ -99,8 +99,9 @@ class LlamaFeedForward:
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.policy.run("fc1", self._gate_up, x)
-        return self.group.row_linear(self.policy.run("mlp_act", F.swiglu, y), self.down_proj, transposed=True)
+        run = self.policy.run
+        y = run("mlp_act", F.swiglu, run("fc1", self._gate_up, x))
+        return self.group.row_linear(y, self.down_proj, transposed=True)
 
     def _gate_up(self, x: Tensor) -> Tensor:
         return self.group.packed_linear(x, self.gate_up_proj)
