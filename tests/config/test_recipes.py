@@ -21,14 +21,14 @@ def cost_of(name: str, stage: int) -> BytesPerParameter:
 
 
 def after_backward(name: str, stage: int) -> Fraction:
-    return sum(model_states(stage, 1, RANKS, cost_of(name, stage)).values(), Fraction(0))
+    held = find_recipe(name).choices(stage).states_stage(stage)
+    return sum(model_states(held, 1, RANKS, cost_of(name, stage)).values(), Fraction(0))
 
 
 def in_optimizer(name: str, stage: int) -> Fraction:
     choices = find_recipe(name).choices(stage)
-    upcast, own_only = choices.upcast_grads, choices.own_grads_only
-    cost = cost_of(name, stage)
-    states = optimizer_step_states(stage, 1, RANKS, cost, upcast_grads=upcast, own_grads_only=own_only)
+    held = choices.states_stage(stage)
+    states = optimizer_step_states(held, 1, RANKS, cost_of(name, stage), upcast_grads=choices.upcast_grads)
     return sum(states.values(), Fraction(0))
 
 
@@ -87,7 +87,14 @@ def test_bytes_per_parameter_when_backward_ends(stage: int) -> None:
     n = RANKS
     two_two_twelve = (16, 4 + Fraction(12, n), 2 + Fraction(14, n), Fraction(16, n))
     assert after_backward("paper", stage) == two_two_twelve[stage]
-    assert after_backward("deepspeed", stage) == (18, *two_two_twelve[1:])[stage]  # stage 0 in bf16 adds up in fp32
+    assert (
+        after_backward("deepspeed", stage)
+        == (
+            18,  # stage 0 in bf16 adds up in fp32
+            2 + Fraction(14, n),  # stage 1 has let go of the rest of its gradients
+            *two_two_twelve[2:],
+        )[stage]
+    )
     eighteen = (18, 6 + Fraction(12, n), 2 + Fraction(16, n), Fraction(18, n))
     assert after_backward("megatron", stage) == eighteen[stage]
     # FSDP2: 4 + 4 + 8 in stage 3, for the 2-byte shard is not stored.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.analysis.compare import check_states
 from zerosim.analysis.formulas import BytesPerParameter, after_step_states
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc
@@ -114,6 +115,17 @@ def test_bytes_per_parameter_of_a_recipe(recipe: str, stage: int, mark: str, exp
         choices = result.config.recipe_choices
         cost = BytesPerParameter(0 if choices.cast_shards else 2, 4 if choices.grad_dtype == "fp32" else 2, 12)
         assert sum(after_step_states(stage, 1, N, cost, persistent_grads=choices.persistent_grads).values()) == expected
+
+
+@pytest.mark.parametrize("partition", ["slices", "owner"])
+def test_stage_1_of_deepspeed_holds_its_own_gradients_only_when_backward_ends(partition: str) -> None:
+    """Without a buffer too; under whole units also a rank that owns none lets go of them. Weights are the paper's."""
+    result = run(small(recipe="deepspeed", stage=1, partition=partition, reduce_bucket=0))
+    assert all(check.agrees for check in check_states(result))
+    assert sum(check.mean for check in check_states(result) if check.kind == "grad") == 2 * Fraction(
+        result.num_parameters, result.config.mesh.ranks
+    )
+    assert_same_weights(result, run(small(stage=1)))
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(0, Fraction(20)), (1, 4 + Fraction(16, N))])

@@ -31,7 +31,8 @@ from zerosim.optim.control import StepReport
 from zerosim.report import words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
-from zerosim.report.look import Adaptive, Grid, emit, prose, right, show
+from zerosim.report.look import Adaptive, Grid, emit, prose, right
+from zerosim.report.names import show
 from zerosim.report.notebook import COLUMNS, InNotebook
 from zerosim.report.plan import holders_table, memory_table
 from zerosim.report.plots.style import contrast

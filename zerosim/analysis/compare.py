@@ -93,7 +93,7 @@ def peak_rank(result: RunResult) -> int:
 def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
     config = result.config
     each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
-    if is_owned(config) and config.parallel.zero_stage >= formulas.first_partitioned(kind):
+    if is_owned(config) and config.states_stage >= formulas.first_partitioned(kind):
         owned: Counter[int | None] = Counter()
         for name, numel in share.numels.items():
             owned[result.layout.owner(name)] += numel

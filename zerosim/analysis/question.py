@@ -68,8 +68,8 @@ class Question:
 
     @property
     def states_stage(self) -> int:
-        """The stage whose model states are there when backward ends, as of a run (`RunConfig.states_stage`)."""
-        return 2 if self.stage == 1 and self.choices.reduce_bucket else self.stage
+        """The stage whose model states are there when backward ends."""
+        return self.choices.states_stage(self.stage)
 
     @property
     def param_bytes(self) -> int:

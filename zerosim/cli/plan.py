@@ -17,7 +17,6 @@ from zerosim.errors import InputError, OutOfMemory
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
-    from zerosim.config import RunConfig
     from zerosim.report.verdict import Limit
     from zerosim.train.result import RunResult
 

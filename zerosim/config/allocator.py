@@ -9,8 +9,9 @@ memory usage", and c10/core/AllocatorConfig.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from zerosim.errors import InputError, did_you_mean
@@ -151,12 +152,14 @@ def _power_of_two(key: str, word: str) -> int:
     return int(word)
 
 
-_VALUES: dict[str, Callable[[str, str], Any]] = {
-    "max_split_size_mb": _megabytes,
-    "max_non_split_rounding_mb": _megabytes,
-    "roundup_power2_divisions": _divisions,
-    "garbage_collection_threshold": _share,
-    "expandable_segments": _boolean,
-    "fit": _fit,
-    "defragment": _boolean,
-}
+_VALUES: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
+    {
+        "max_split_size_mb": _megabytes,
+        "max_non_split_rounding_mb": _megabytes,
+        "roundup_power2_divisions": _divisions,
+        "garbage_collection_threshold": _share,
+        "expandable_segments": _boolean,
+        "fit": _fit,
+        "defragment": _boolean,
+    }
+)

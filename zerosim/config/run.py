@@ -66,9 +66,8 @@ class RunConfig:
 
     @property
     def states_stage(self) -> int:
-        """The stage whose model states are there when backward ends: out of a `reduce_bucket` stage 1 keeps a slice."""
-        stage = self.parallel.zero_stage
-        return 2 if stage == 1 and self.recipe_choices.reduce_bucket and self.parallel.partition == "slices" else stage
+        """The stage whose model states are there when backward ends (`RecipeChoices.states_stage`)."""
+        return self.recipe_choices.states_stage(self.parallel.zero_stage)
 
     @property
     def partitions_inputs(self) -> bool:

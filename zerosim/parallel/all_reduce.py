@@ -27,7 +27,8 @@ class AllReduced(Strategy):
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
         def keep(_: Any) -> None:
             for flat, grad in zip(flats, grads, strict=True):
-                self.keep_shard(flat, self.own_part(flat, grad))
+                with self.device.scope(unit=flat.name):
+                    self.keep_shard(flat, self.own_part(flat, grad))
 
         return self.comm.launch_all_reduce(grads), keep
 

@@ -153,7 +153,10 @@ class Strategy:
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
         """Reduce whole gradients in one call, and keep the own parts when it has arrived."""
-        shards = [flat.new_grad_shard() for flat in flats]
+        shards = []
+        for flat in flats:
+            with self.device.scope(unit=flat.name):
+                shards.append(flat.new_grad_shard())
 
         def keep(_: Any) -> None:
             for flat, shard in zip(flats, shards, strict=True):
@@ -216,9 +219,6 @@ class Strategy:
         """
         scale = self.reduce_grad_norm()
         if scale is not None:
-            if self.updater.grad_memory.own_only:
-                for flat in self.flats:
-                    flat.keep_own_grad()
             if self.updater.grad_memory.upcast:
                 self._upcast_grads()
             for flat in self.flats:

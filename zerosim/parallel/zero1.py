@@ -36,6 +36,10 @@ class Zero1(Strategy):
 
     def end_backward(self) -> None:
         self.reduce(self.bucket.flush())
+        if self.updater.grad_memory.own_only:
+            for flat in self.flats:
+                with self.device.scope(unit=flat.name):
+                    flat.keep_own_grad()
 
     def reduce(self, flats: list[Flat]) -> None:
         """Average these flats' gradients in one call: each own slice, where it stands."""

@@ -21,9 +21,11 @@ class Zero2(Strategy):
     keeps_grads = False
 
     def post_backward(self, unit: Unit) -> None:
-        if unit.reduces and self.buffers is None:
+        if not unit.reduces:
+            return
+        if self.buffers is None:
             self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
-        elif unit.reduces and self.buffers is not None:
+        else:
             self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:

@@ -18,7 +18,7 @@ from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.report import mesh, mesh_words, words
 from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
-from zerosim.report.names import STAGES, counted, listed
+from zerosim.report.names import STAGES, counted, listed, local
 from zerosim.report.notebook import InNotebook
 from zerosim.report.tables import mesh_text
 from zerosim.train.result import RunResult
@@ -167,14 +167,12 @@ def _column(outcome: RunResult | OutOfMemory, rows: Sequence[str]) -> list[Cell]
     if step is not None:
         volume = volume_of(outcome).text()
         states, exchanged, agrees = mesh.mean_sent(outcome, step)
-        moved: list[Cell] = (
-            [mesh_words.local(volume), round(exchanged)] if on_mesh else [check_traffic(outcome, step)[-1].text]
-        )
+        moved: list[Cell] = [local(volume), round(exchanged)] if on_mesh else [check_traffic(outcome, step)[-1].text]
         sent = [round(states), *moved, None if outcome.is_modelled else agrees]
     formula = stages[0][-1].text
     return [
         *(max(max(checks[kind].counted) for checks in stages) for kind in range(len(stages[0]))),
-        mesh_words.local(formula) if on_mesh else formula,
+        local(formula) if on_mesh else formula,
         all(check.agrees for checks in stages for check in checks),
         max(memory.peak.total_bytes for memory in outcome.memory),
         *sent,

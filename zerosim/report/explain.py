@@ -16,8 +16,8 @@ from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_activations import blocks, copies, exchanges, paper_activations
 from zerosim.report.explain_states import optimizer_step, states, traffic
 from zerosim.report.explain_terms import PRINTED, Section, gigabytes
-from zerosim.report.look import Adaptive, Grid, Stack, prose, right, show, titled
-from zerosim.report.names import OPTIMIZERS, STAGES, counted
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.names import OPTIMIZERS, STAGES, counted, show
 from zerosim.report.notebook import InNotebook
 
 

@@ -7,7 +7,8 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_states import ZERO_PAPER
-from zerosim.report.explain_terms import Section, Term, number
+from zerosim.report.explain_terms import Section, Term
+from zerosim.report.names import show
 
 RECOMPUTATION_PAPER = "arXiv 2205.05198 (Reducing Activation Recomputation)"
 
@@ -18,7 +19,7 @@ def exchanges(asked: Question, shape: Shape) -> list[Section]:
     numel = shape.seq * shape.micro_batch * shape.hidden
     again, t, p = formulas.borders_again(shape.recompute, 1), asked.tp, asked.pp
     sbh = f"{shape.seq:,} · {shape.micro_batch:,} · {shape.hidden:,} · {each}"
-    share, times = f"{t - 1:,}/{t:,}", f"{number(layers)} · {m:,}"
+    share, times = f"{t - 1:,}/{t:,}", f"{show(layers)} · {m:,}"
     terms = []
     if t > 1 and asked.sequence_parallel:
         gathers, scatters = formulas.sequence_calls(1, first=False, last=False, again=again)
@@ -62,7 +63,7 @@ def copies(asked: Question, shape: Shape) -> list[Section]:
     value = layers * formulas.inputs_moved(1, asked.micro_batches, numel, parts) * each
     cut = "/t" if parts > 1 else ""
     sbh = f"{shape.seq:,} · {shape.micro_batch:,} · {shape.hidden:,} · {each}{f' / {parts:,}' if parts > 1 else ''}"
-    numbers = f"{sbh} · {number(layers)} · {asked.micro_batches:,}"
+    numbers = f"{sbh} · {show(layers)} · {asked.micro_batches:,}"
     terms = [Term(way, f"sbh{cut} · L/p · m", numbers, value) for way in ("device to host", "host to device")]
     note = f"Kept inputs of blocks, over PCIe: no rank sends them. {ZERO_PAPER}, section 6.1."
     return [Section("copies", "Copies between device and host per rank and step", tuple(terms), (note,))]
@@ -83,7 +84,7 @@ def blocks(asked: Question, shape: Shape) -> Section:
         terms += (Term("all blocks", "times L", f"{shape.layers:,} blocks", layers * block),)
     else:
         live = formulas.live_micro_batches("1f1b", 0, p, asked.micro_batches)
-        numbers = f"{number(layers)} blocks · {live:,}"
+        numbers = f"{show(layers)} blocks · {live:,}"
         terms += (Term("first stage", "times L/p · min(m, p)", numbers, layers * live * block),)
     again = {
         "none": "Nothing is computed again.",

@@ -7,7 +7,8 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.question import Question
-from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes, number
+from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes
+from zerosim.report.names import local, show
 
 ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
 _OPERATIONS = {0: ("all_reduce", ""), 1: ("", "all_gather"), 2: ("", "all_gather"), 3: ("reduce_scatter", "all_gather")}
@@ -15,7 +16,7 @@ _OPERATIONS = {0: ("all_reduce", ""), 1: ("", "all_gather"), 2: ("", "all_gather
 
 def _local(asked: Question, text: str) -> str:
     """A formula in words, of what a rank holds."""
-    return text.replace("Ψ", "Ψ_r") if asked.tp * asked.pp > 1 else text
+    return local(text) if asked.tp * asked.pp > 1 else text
 
 
 def states(asked: Question) -> Section:
@@ -48,7 +49,7 @@ def states(asked: Question) -> Section:
 def _state(asked: Question, kind: str, value: Fraction) -> Term:
     each = {"param": asked.cost.param, "grad": asked.cost.grad, "optim": asked.cost.optim}[kind]
     divided = asked.states_stage >= formulas.first_partitioned(kind)
-    numbers = f"{each} · {number(asked.held)}" + (f" / {asked.shards:,}" if divided else "")
+    numbers = f"{each} · {show(asked.held)}" + (f" / {asked.shards:,}" if divided else "")
     return Term(
         kind, _local(asked, formulas.state_text(asked.states_stage, kind, asked.cost)), numbers if each else "0", value
     )
@@ -91,23 +92,22 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 
 def optimizer_step(asked: Question) -> Section:
     psi, ranks, cost = asked.held, asked.shards, asked.cost
-    own_only = asked.choices.own_grads_only
-    stage = formulas.step_stage(asked.states_stage, own_grads_only=own_only)
-    values = formulas.optimizer_step_states(asked.stage, psi, ranks, cost, upcast_grads=True, own_grads_only=own_only)
+    values = formulas.optimizer_step_states(asked.states_stage, psi, ranks, cost, upcast_grads=True)
     # The copies are divided from stage 1 on, as the optimizer states are.
     copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
     with_copies = BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
-    numbers = f"4 · {number(psi)}" + (f" / {ranks:,}" if asked.stage else "")
+    numbers = f"4 · {show(psi)}" + (f" / {ranks:,}" if asked.stage else "")
     total = sum(values.values(), Fraction(0))
+    in_all = _local(asked, formulas.model_states_text(asked.states_stage, with_copies))
     terms = (
         Term(
             "states",
-            _local(asked, formulas.model_states_text(stage, cost)),
-            "as above" if stage == asked.states_stage else "of gradients the own slice",
+            _local(asked, formulas.model_states_text(asked.states_stage, cost)),
+            "as above",
             total - values["upcast"],
         ),
         Term("upcast", _local(asked, formulas.state_text(asked.stage, "optim", copies)), numbers, values["upcast"]),
-        Term("total", _local(asked, formulas.model_states_text(stage, with_copies)), "", total, is_sum=True),
+        Term("total", in_all, "", total, is_sum=True),
     )
     note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
     return Section("optimizer_step", "While the optimizer steps", terms, (note,))
@@ -127,7 +127,7 @@ def traffic(asked: Question) -> Section:
     across, text = Fraction(0), moved.text()
     if asked.replicas > 1:
         across = formulas.replica_bytes(psi, ranks, asked.replicas, asked.grad_bytes)
-        numbers = f"{asked.replicas - 1:,}/{asked.replicas:,} · 2 · {number(psi)} / {ranks:,} · {asked.grad_bytes}"
+        numbers = f"{asked.replicas - 1:,}/{asked.replicas:,} · 2 · {show(psi)} / {ranks:,} · {asked.grad_bytes}"
         terms.append(Term("across replicas", _local(asked, formulas.replica_text()), numbers, across))
         text += f" + {formulas.replica_text()}"
     terms.append(Term("total", _local(asked, text), "", grads + params + across, is_sum=True))
@@ -156,4 +156,4 @@ def traffic(asked: Question) -> Section:
 
 def _sent(asked: Question, times: Fraction, each: int) -> str:
     share = f"{asked.shards - 1:,}/{asked.shards:,}" if asked.shards > 1 else "0"
-    return f"{share} · {f'{times} · ' if times != 1 else ''}{number(asked.held)} · {each}"
+    return f"{share} · {f'{times} · ' if times != 1 else ''}{show(asked.held)} · {each}"

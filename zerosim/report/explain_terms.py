@@ -42,11 +42,6 @@ class Section:
     """Whether the total is what the paper prints; None where it prints nothing."""
 
 
-def number(value: Fraction) -> str:
-    """With commas; of what is not whole two decimals."""
-    return f"{int(value):,}" if value.denominator == 1 else f"{float(value):,.2f}"
-
-
 def gigabytes(value: Fraction) -> str:
     """Three figures, such as '16.6 GB'."""
     return format_bytes(round(value))

@@ -24,6 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from zerosim.config.launcher import is_launched
+from zerosim.report.names import show
 from zerosim.report.notebook import InNotebook, width_asked
 from zerosim.units import format_bytes
 
@@ -166,13 +167,6 @@ def prose(text: str, style: str = "") -> Adaptive:
         return Constrain(Text(look.text(text), style=style), min(look.width, PROSE_WIDTH))
 
     return Adaptive(build)
-
-
-def show(value: Fraction | int) -> str:
-    """An exact number with thousands apart; a fraction with two digits."""
-    if isinstance(value, Fraction) and value.denominator != 1:
-        return f"{float(value):,.2f}"
-    return f"{int(value):,}"
 
 
 def spread(values: Sequence[int], separator: str = " ") -> str:

@@ -17,8 +17,9 @@ from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.shares import alike_stages, share_of, shares_of
 from zerosim.analysis.traffic import TrafficCheck, check_traffic
 from zerosim.report import mesh_words
-from zerosim.report.look import Adaptive, Grid, right, show, spread, stacked, titled
-from zerosim.report.mesh_words import local, stage_name
+from zerosim.report.look import Adaptive, Grid, right, spread, stacked, titled
+from zerosim.report.mesh_words import stage_name
+from zerosim.report.names import local, show
 from zerosim.train.result import RunResult
 
 _ACTIVATIONS = ("activation", "activation_grad", "kept")

@@ -25,11 +25,6 @@ def shape(config: RunConfig) -> str:
     return " x ".join(f"{names.get(axis, axis)} {size}" for axis, size in mesh.sizes.items() if size > 1)
 
 
-def local(text: str) -> str:
-    """A formula in words, of what a rank holds."""
-    return text.replace("Ψ", "Ψ_r")
-
-
 def stage_name(run: range, pp: int) -> str:
     """'stages 1 to 6'; without a pipeline every rank is alike."""
     if pp == 1:

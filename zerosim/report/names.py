@@ -6,6 +6,7 @@ Light to import: a notebook reads it before it has shown anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -50,3 +51,15 @@ def listed(names: Sequence[object]) -> str:
     """'0 and 1', '0, 1 and 2'."""
     *most, last = map(str, names)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def show(value: Fraction | int) -> str:
+    """An exact number with thousands apart; a fraction with two digits."""
+    if isinstance(value, Fraction) and value.denominator != 1:
+        return f"{float(value):,.2f}"
+    return f"{int(value):,}"
+
+
+def local(text: str) -> str:
+    """A formula in words of what all ranks of a mesh hold, in those of what one does: of Ψ_r in the place of Ψ."""
+    return text.replace("Ψ", "Ψ_r")

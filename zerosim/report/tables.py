@@ -19,8 +19,8 @@ from zerosim.analysis.traffic import TrafficCheck, check_traffic
 from zerosim.config import RunConfig
 from zerosim.report import mesh, mesh_words, words
 from zerosim.report.copies import copies_table
-from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, show, spread, stacked, titled
-from zerosim.report.names import KINDS
+from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, spread, stacked, titled
+from zerosim.report.names import KINDS, show
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 

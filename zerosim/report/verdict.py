@@ -122,7 +122,7 @@ def _parts(at: Snapshot) -> dict[str, int]:
     gathered: dict[str, int] = {}
     logits = activations = 0
     for (unit, kind), nbytes in at.by_unit.items():
-        if kind in ("unsharded_param", "unsharded_grad"):
+        if kind in ("unsharded_param", "prefetched_param", "unsharded_grad"):
             gathered[unit] = gathered.get(unit, 0) + nbytes
         elif kind in ("activation", "activation_grad", "kept", "temp"):
             logits += nbytes if unit in _LOGITS else 0
@@ -132,6 +132,7 @@ def _parts(at: Snapshot) -> dict[str, int]:
         "one gathered unit and its gradient": max(gathered.values(), default=0),
         "activations": activations,
         "logits and their gradients": logits,
+        "buffers of collectives": at.by_kind.get("comm", 0),
     }
 
 

@@ -17,7 +17,7 @@ from zerosim.config import RunConfig
 from zerosim.placement.mesh import DATA
 from zerosim.report import mesh_words
 from zerosim.report.look import spread
-from zerosim.report.names import OPTIMIZERS, STAGES, counted
+from zerosim.report.names import OPTIMIZERS, STAGES, counted, local
 from zerosim.train.result import RunResult
 
 
@@ -153,7 +153,7 @@ def closing(result: RunResult) -> str:
         + ("only while it is used" if config.parallel.reshard_after_forward else "once, for forward and backward"),
     }[stage]
     whole = formulas.model_states_text(0, cost)
-    whole = mesh_words.local(whole) if is_mesh(config) else whole
+    whole = local(whole) if is_mesh(config) else whole
     owned = " on average" if is_owned(config) else ""
     less = (
         f"{float(ddp / mine):.3g} times fewer bytes than DDP's {whole}"

@@ -26,7 +26,7 @@ class GradMemory:
     persistent    what is kept (the whole, or the own slice) has its buffer from start to end: Megatron's contiguous
                   buffer, to which each weight's gradient is added; DeepSpeed's flat buffer of stage 3
     param_dtype   backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
-    own_only      before the step, all but the own slice goes (DeepSpeed's stage 1)
+    own_only      when backward ends, all but the own part goes (DeepSpeed's stage 1)
     upcast        the step first copies the own slice of half-type gradients to fp32
     keep_upcast   that copy stays until the next step begins (Megatron in fp16)
     """
@@ -189,12 +189,12 @@ class GradAccumulator:
             self.grad_shard = _added(self.grad_shard, grad)
 
     def keep_own_grad(self) -> None:
-        """Of a gradient that is whole only the own slice stays, in a buffer of its own."""
-        own = self.grad_shard
-        if own is not None and self.grad_whole is not None:
+        """Of a gradient that is whole only the own part stays, in a buffer of its own where it is not all of it."""
+        own, whole = self.grad_shard, self.grad_whole
+        if own is not None and whole is not None and own is not whole:
             self.grad_shard = self.new_grad_shard()
             self.device.kernel(0, self.device.backend.copy, own.array, self.grad_shard.array)
-            self.grad_whole = None
+        self.grad_whole = None
 
     def upcast_grad_shard(self) -> Buffer | None:
         """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""

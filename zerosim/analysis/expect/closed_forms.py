@@ -43,8 +43,7 @@ def _formula_states(asked: Asked) -> Fraction:
     def states(psi: int) -> Fraction:
         args = c.states_stage, psi, c.mesh.dp_shard, cost_of(c)
         if asked.at == "gradients_upcast":
-            own_only = choices.own_grads_only
-            of = formulas.optimizer_step_states(*args, upcast_grads=choices.upcast_grads, own_grads_only=own_only)
+            of = formulas.optimizer_step_states(*args, upcast_grads=choices.upcast_grads)
         elif asked.at == "after_step":
             kept = choices.keep_upcast
             of = formulas.after_step_states(*args, persistent_grads=choices.persistent_grads, keep_upcast=kept)

@@ -64,7 +64,6 @@ from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
 from zerosim.analysis.formulas.states import state_text as state_text
-from zerosim.analysis.formulas.states import step_stage as step_stage
 from zerosim.analysis.formulas.traffic import Volume as Volume
 from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
 from zerosim.analysis.formulas.traffic import replica_text as replica_text

@@ -75,7 +75,6 @@ def optimizer_step_states(
     cost: BytesPerParameter,
     *,
     upcast_grads: bool = False,
-    own_grads_only: bool = False,
 ) -> dict[str, Fraction]:
     """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 
@@ -83,16 +82,10 @@ def optimizer_step_states(
     alive stage 2 is 2Psi + 18Psi/N, which is what its estimator counts (stage_1_and_2.py, edaa722: 2 grads
     16-bit + 4 grads 32-bit + 4 + 8), and stage 3 is 20Psi/N. Its stage 3 estimator says 18Psi/N: the same
     without the 2-byte gradients. Gradients of 4 bytes or more need no copy.
-    `own_grads_only`: stage 1 has let go of all but its own slice by then, and so holds what stage 2 does.
     """
-    states = model_states(step_stage(stage, own_grads_only=own_grads_only), num_parameters, ranks, cost)
+    states = model_states(stage, num_parameters, ranks, cost)
     each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
     return {**states, "upcast": Fraction(each * num_parameters, ranks if stage >= 1 else 1)}
-
-
-def step_stage(stage: int, *, own_grads_only: bool) -> int:
-    """The stage whose model states a rank holds while the optimizer steps."""
-    return 2 if own_grads_only and stage == 1 else stage
 
 
 def after_step_states(

@@ -23,7 +23,7 @@ class RecipeChoices:
     grad_reduction     stages 1 and 2: 'reduce_scatter', or 'all_reduce' of which a rank keeps its slice
     persistent_grads   what is kept of the gradients has its buffer from start to end
     param_dtype_grads  backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
-    own_grads_only     before the step, all but the own slice of the gradients goes
+    own_grads_only     stage 1: when backward ends, all but the own slice of the gradients goes
     upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
     keep_upcast        that copy stays until the next step begins
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
@@ -51,6 +51,11 @@ class RecipeChoices:
     prefetch: int = 0
     late_reduction: bool = False
     loss: str = "lean"
+
+    def states_stage(self, stage: int) -> int:
+        """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
+        the gradients, as stage 2 has."""
+        return 2 if stage == 1 and (self.own_grads_only or self.reduce_bucket) else stage
 
 
 @dataclass(frozen=True, slots=True)

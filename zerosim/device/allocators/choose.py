@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerosim.config.allocator import arena_knobs, caching_knobs
+from zerosim.config.allocator import NAMES, arena_knobs, caching_knobs
 from zerosim.device.allocators.arena import Arena
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.memory import Exact
@@ -19,7 +19,7 @@ def make_allocator(name: str, capacity: int | None, conf: str | None = None) -> 
     if name == "caching":
         return CachingAllocator(capacity, caching_knobs(conf))
     if name != "arena":
-        raise InputError(f"allocator {name!r}: expected one of exact, caching, arena")
+        raise InputError(f"allocator {name!r}: expected one of {', '.join(NAMES)}")
     if capacity is None:
         raise InputError("allocator 'arena': it is one region of a given size; pass --capacity, such as 32GB")
     return Arena(capacity, arena_knobs(conf))
