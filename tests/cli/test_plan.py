@@ -33,7 +33,7 @@ def assert_agrees(config: RunConfig) -> None:
         assert traffic.agrees, traffic
 
 
-@pytest.mark.parametrize("recipe", ["paper", "deepspeed", "fsdp2", "megatron"])
+@pytest.mark.parametrize("recipe", ["paper", "ddp", "deepspeed", "fsdp2", "megatron"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 3, 64, 1000])
 def test_counts_equal_the_closed_forms(stage: int, ranks: int, recipe: str) -> None:

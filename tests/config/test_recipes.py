@@ -33,7 +33,7 @@ def in_optimizer(name: str, stage: int) -> Fraction:
 
 
 def test_the_names() -> None:
-    assert tuple(recipe.name for recipe in recipes()) == NAMES == ("paper", "deepspeed", "fsdp2", "megatron")
+    assert tuple(recipe.name for recipe in recipes()) == NAMES == ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
     for recipe in recipes():
         assert recipe.models
         assert recipe.source
@@ -41,6 +41,8 @@ def test_the_names() -> None:
 
 
 TORCH: dict[str, Any] = {"loss": "torch"}
+FOREACH: dict[str, Any] = {**TORCH, "foreach": True}
+SUB_GROUP: dict[str, Any] = {"sub_group": 1_000_000_000}
 BUCKET: dict[str, Any] = {"reduce_bucket": 500_000_000}
 LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 
@@ -49,21 +51,29 @@ LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
     ("name", "by_stage"),
     [
         ("paper", ({}, {}, {}, {})),
+        ("ddp", ({**FOREACH, "grad_buckets": "copies"}, FOREACH, FOREACH, FOREACH)),
         (
             "deepspeed",
             (
                 {**TORCH, **LATE_FP32, "persistent_grads": True},
                 {**TORCH, **BUCKET, "grad_reduction": "all_reduce", "upcast_grads": True, "own_grads_only": True},
                 {**TORCH, **BUCKET, "grad_reduction": "all_reduce", "upcast_grads": True},
-                {**TORCH, **BUCKET, "upcast_grads": True, "persistent_grads": True, "persistent_numel": 100_000},
+                {
+                    **TORCH,
+                    **BUCKET,
+                    **SUB_GROUP,
+                    "upcast_grads": True,
+                    "persistent_grads": True,
+                    "persistent_numel": 100_000,
+                },
             ),
         ),
         (
             "fsdp2",
             (
-                *[{**TORCH, **LATE_FP32}] * 3,
+                *[{**FOREACH, **LATE_FP32}] * 3,
                 {
-                    **TORCH,
+                    **FOREACH,
                     **LATE_FP32,
                     "keep_root_units": True,
                     "cast_shards": True,
@@ -124,7 +134,7 @@ def test_stages_that_a_framework_does_not_have() -> None:
     [
         ("deepsped", "unknown recipe 'deepsped': did you mean deepspeed?"),
         ("fsdp", "unknown recipe 'fsdp': did you mean fsdp2?"),
-        ("horovod", "unknown recipe 'horovod': expected one of paper, deepspeed, fsdp2, megatron"),
+        ("horovod", "unknown recipe 'horovod': expected one of paper, ddp, deepspeed, fsdp2, megatron"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Kind
@@ -196,3 +197,33 @@ def test_cosine_schedule(warmup: int) -> None:
         schedule.step()
     ours = LRSchedule(LR, "cosine", warmup, low, total)
     within(f"cosine after {warmup}", [ours(done) for done in range(total)], expected, rtol=1e-12)
+
+
+class _Made(TorchDispatchMode):
+    """Elements of what foreach operations make, beside what they change in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if "_foreach_" in str(func) and isinstance(made, list | tuple):
+            self.numel += sum(tensor.numel() for tensor in made)
+        return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_foreach_makes_as_many_arrays_as_pytorch(case: str) -> None:
+    """In its second step, when the states are there. What it makes lives to the end of the step."""
+    ours, make = CASES[case]
+    weights = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES.values()]
+    theirs = make(weights)
+    for group in theirs.param_groups:
+        group["foreach"] = True
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    theirs.step()
+    with _Made() as made:
+        theirs.step()
+    assert made.numel == ours.foreach_temporaries * sum(weight.numel() for weight in weights)

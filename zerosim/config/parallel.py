@@ -124,6 +124,21 @@ class ParallelConfig(Part):
         None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, metavar="1|2",
         shown=OF_RECIPE,
     )  # fmt: skip
+    allgather_bucket: int | None = option(
+        None, "stages 1 and 2: elements of a buffer through which new parameters arrive; 0: none", low=0, high=10**12,
+        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--allgather-bucket-size",),
+    )  # fmt: skip
+    grad_buckets: str | None = option(
+        None, "stage 0: gradients are reduced where they are, in buckets that stay and are copied back, or live in "
+        "such buckets (DDP's gradient_as_bucket_view)", choices=("none", "copies", "views"), shown=OF_RECIPE,
+    )  # fmt: skip
+    sub_group: int | None = option(
+        None, "stage 3: elements of a rank that the optimizer steps together; 0: all", low=0, high=10**12,
+        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--sub-group-size",),
+    )  # fmt: skip
+    foreach: bool | None = option(
+        None, "the optimizer steps all tensors together, with temporaries of their size (PyTorch's default)"
+    )
     upcast_grads: bool | None = option(None, "the optimizer step copies its gradients to fp32 first")
     keep_root_units: bool | None = option(
         None, "stage 3: units outside the blocks stay gathered from forward to backward"
@@ -145,6 +160,12 @@ class ParallelConfig(Part):
             raise InputError(f"reduce_bucket {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
         if self.reduce_bucket and self.partition == "owner":
             raise InputError(f"reduce_bucket {self.reduce_bucket}: of partition slices; drop one of them")
+        if self.allgather_bucket and (self.zero_stage not in (1, 2) or self.partition == "owner"):
+            raise InputError(f"allgather_bucket {self.allgather_bucket}: of stages 1 and 2 and partition slices")
+        if self.grad_buckets not in (None, "none") and self.zero_stage != 0:
+            raise InputError(f"grad_buckets {self.grad_buckets!r}: of stage 0; leave it out, or choose --stage 0")
+        if self.sub_group and self.zero_stage != 3:
+            raise InputError(f"sub_group {self.sub_group}: of stage 3; leave it out, or choose it")
         if self.prefetch and self.zero_stage != 3:
             raise InputError(
                 f"prefetch {self.prefetch}: stage {self.zero_stage} keeps every parameter; leave it out, or choose "

@@ -31,6 +31,11 @@ class Adam:
     def states(self) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
+    @property
+    def foreach_temporaries(self) -> int:
+        """The roots of exp_avg_sq and, where decay is added to gradients, those sums (torch/optim/adam.py)."""
+        return 1 if self.decoupled or not self.weight_decay else 2
+
     def update(
         self,
         weights: Buffer,

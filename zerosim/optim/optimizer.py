@@ -16,6 +16,11 @@ class Optimizer(Protocol):
         """Their names, as PyTorch's optimizers call them."""
         ...
 
+    @property
+    def foreach_temporaries(self) -> int:
+        """Arrays beside them that PyTorch's foreach implementation holds for all weights at once."""
+        ...
+
     def update(
         self,
         weights: Buffer,

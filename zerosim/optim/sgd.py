@@ -20,6 +20,11 @@ class SGD:
     def states(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
 
+    @property
+    def foreach_temporaries(self) -> int:
+        """Gradients with decay added (torch/optim/sgd.py)."""
+        return 1 if self.weight_decay else 0
+
     def update(
         self,
         weights: Buffer,

@@ -5,6 +5,8 @@ Whether a step is taken, and what gradients are multiplied by, is decided in `co
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from warnings import warn
 
 from zerosim.device.device import Kind
@@ -16,7 +18,12 @@ from zerosim.tensor.flat import Flat
 
 
 class Updater:
-    """The same on every rank. `decay`: which weights decay, 'all' or 'matrices' (two dimensions or more)."""
+    """The same on every rank.
+
+    decay      which weights decay, 'all' or 'matrices' (two dimensions or more)
+    sub_group  flats are stepped together until they have so many elements of this rank's; 0: all of them
+    foreach    with the temporaries of PyTorch's foreach implementation, beside which a fused one has none
+    """
 
     def __init__(
         self,
@@ -25,11 +32,15 @@ class Updater:
         *,
         decay: str = "all",
         grad_memory: GradMemory = GradMemory(),  # noqa: B008  frozen
+        sub_group: int = 0,
+        foreach: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self.control = control
         self.decay = decay
         self.grad_memory = grad_memory
+        self.sub_group = sub_group
+        self.foreach = foreach
 
     def decide(self, scaled_norm: float) -> float | None:
         """As `StepControl.decide`, and raises what it raises."""
@@ -48,6 +59,30 @@ class Updater:
         for state in flat.states.values():
             device.kernel(0, device.backend.fill, state.array, 0.0)
         flat.master = flat.states.pop("master", None)
+
+    def groups(self, flats: Sequence[Flat]) -> Iterator[list[Flat]]:
+        """The flats that are stepped together, in order. Source: DeepSpeed edaa722, stage3.py, _create_fp16_sub_groups:
+        a group ends with what fills it."""
+        group: list[Flat] = []
+        for flat in flats:
+            group.append(flat)
+            if self.sub_group and sum(one.own.size for one in group) >= self.sub_group:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    @contextmanager
+    def temporaries(self, flats: Sequence[Flat]) -> Iterator[None]:
+        """`with updater.temporaries(flats):` holds what a step of these flats takes beside their states. Contents are
+        undefined: the kernel works element by element, and writes none."""
+        held = [
+            flat.device.alloc((flat.own.size,), compute_dtype(flat.dtype), Kind.TEMP, padding=flat.own.padding)
+            for flat in flats
+            for _ in range(self.optimizer.foreach_temporaries if self.foreach else 0)
+        ]
+        yield
+        del held
 
     def update(self, flat: Flat, grad_scale: float) -> None:
         """Move the own slice of one flat by one step; `grad_scale` is what `decide` gave."""

@@ -68,6 +68,7 @@ class Strategy:
         self.everyone = comm  # all ranks of the mesh
         self.replicas: Comm | None = None  # the ranks that hold the same parts as this one
         self.buffers: ReduceBuffers | None = None  # of constant size, through which gradients are reduced
+        self.allgather_bucket = 0  # elements of one through which new parameters arrive; 0: where they belong
         self.reduces_each_micro_batch = False
         self.last = True
         self._uses: Sequence[Use] = ()
@@ -219,21 +220,27 @@ class Strategy:
         """
         scale = self.reduce_grad_norm()
         if scale is not None:
-            if self.updater.grad_memory.upcast:
-                self._upcast_grads()
-            for flat in self.flats:
+            for group in self.updater.groups(self.flats):
+                self._step_together(group, scale)
+        for flat in self.flats:
+            flat.drop_grads()
+
+    def _step_together(self, flats: Sequence[Flat], scale: float) -> None:
+        if self.updater.grad_memory.upcast:
+            self._upcast_grads(flats)
+        with self.updater.temporaries(flats):
+            for flat in flats:
                 self.updater.update(flat, scale)
                 flat.store_param_shard()  # fp32 master -> own slice, no traffic
                 flat.drop_grads()
                 self.publish_params(flat)
-        for flat in self.flats:
-            flat.drop_grads()
 
-    def _upcast_grads(self) -> None:
-        """All of the own slices in fp32, beside the half-type ones; then those go (DeepSpeed's order)."""
-        copies = [flat.upcast_grad_shard() for flat in self.flats]
-        self.device.mark("gradients_upcast")
-        for flat, shard in zip(self.flats, copies, strict=True):
+    def _upcast_grads(self, flats: Sequence[Flat]) -> None:
+        """These flats' own slices in fp32, beside the half-type ones; then those go (DeepSpeed's order)."""
+        copies = [flat.upcast_grad_shard() for flat in flats]
+        if flats[0] is self.flats[0]:  # of several groups the first
+            self.device.mark("gradients_upcast")
+        for flat, shard in zip(flats, copies, strict=True):
             if shard is not None:
                 flat.drop_grads()
                 flat.grad_shard = shard

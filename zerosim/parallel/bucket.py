@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
@@ -102,3 +103,20 @@ class ReduceBuffers:
     def _land(self) -> None:
         work, then = self._under_way.popleft()
         then(work.wait())
+
+
+def gather_params(comm: Comm, flat: Flat, bucket: int) -> None:
+    """All ranks' new parameters over the old ones. With a `bucket` of some elements they arrive there, piece by piece,
+    and are copied to where they belong: what a list of tensors costs (DeepSpeed edaa722, all_gather_dp_groups with
+    allgather_bucket_size, where there is no all_gather_into_tensor)."""
+    shard, whole = flat.shard(), flat.whole_param()
+    if not bucket or comm.size == 1:
+        comm.all_gather(shard, out=whole)
+        return
+    most = max(1, bucket // comm.size)
+    for start in range(0, shard.numel, most):
+        piece = shard[start : start + most]
+        arrived = comm.all_gather(piece, kind=Kind.COMM)
+        for rank in range(comm.size):
+            part, at = arrived[rank * piece.numel : (rank + 1) * piece.numel], rank * shard.numel + start
+            flat.device.kernel(0, flat.device.backend.copy, part.array, whole[at : at + piece.numel].array)

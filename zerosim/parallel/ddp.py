@@ -4,13 +4,16 @@
     volume per step    2 Psi (N-1)/N elements     all_reduce of gradients, in buckets
 
 ZeRO paper, sections 2.1 and 7.1. A bucket is reduced as soon as it is full, in place in the
-gradients' own memory. With accumulation, gradients are summed first and reduced once.
+gradients' own memory or, as PyTorch's DDP does by default, in a copy that lives through the run:
+2 Psi bytes more. With accumulation, gradients are summed first and reduced once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from zerosim.comm.collectives import Comm
-from zerosim.device.device import Device
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
@@ -28,6 +31,14 @@ class DDP(Strategy):
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         super().__init__(comm, device, updater)
         self.bucket = Bucket(comm.bucket_bytes)
+        self.copies: dict[str, Buffer] = {}  # of gradients, by flat
+
+    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
+        super().place(flats, write)
+        if self.updater.grad_memory.bucket_copies:
+            for flat in flats:
+                with self.device.scope(unit=flat.name):
+                    self.copies[flat.name] = self.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
 
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
@@ -39,8 +50,17 @@ class DDP(Strategy):
         self.reduce(self.bucket.flush())
 
     def reduce(self, flats: list[Flat]) -> None:
-        """Average these flats' whole gradients in one call, in place."""
+        """Average these flats' whole gradients in one call, in place or in their copies."""
         if flats:
-            self.comm.all_reduce([flat.whole_grad() for flat in flats])
-            for flat in flats:
-                flat.grad_shard = flat.whole_grad()  # the own slice is all of it
+            grads = [flat.whole_grad() for flat in flats]
+            reduced = [self.copies.get(flat.name, grad) for flat, grad in zip(flats, grads, strict=True)]
+            self._copy(grads, reduced)
+            self.comm.all_reduce(reduced)
+            self._copy(reduced, grads)
+            for flat, grad in zip(flats, grads, strict=True):
+                flat.grad_shard = grad  # the own slice is all of it
+
+    def _copy(self, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            if source is not target:
+                self.device.kernel(0, self.device.backend.copy, source.array, target.array)

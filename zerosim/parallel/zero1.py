@@ -15,7 +15,7 @@ from zerosim.device.device import Device
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.bucket import Bucket
+from zerosim.parallel.bucket import Bucket, gather_params
 from zerosim.tensor.flat import Flat
 
 
@@ -51,4 +51,4 @@ class Zero1(Strategy):
                 flat.grad_shard = shard
 
     def publish_params(self, flat: Flat) -> None:
-        self.comm.all_gather(flat.shard(), out=flat.whole_param())
+        gather_params(self.comm, flat, self.allgather_bucket)

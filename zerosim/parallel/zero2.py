@@ -12,6 +12,7 @@ from __future__ import annotations
 from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.bucket import gather_params
 from zerosim.tensor.flat import Flat
 
 
@@ -33,4 +34,4 @@ class Zero2(Strategy):
         return self.comm.reduce_scatter(grad, out=flat.new_grad_shard())
 
     def publish_params(self, flat: Flat) -> None:
-        self.comm.all_gather(flat.shard(), out=flat.whole_param())
+        gather_params(self.comm, flat, self.allgather_bucket)

@@ -91,25 +91,25 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 
 
 def optimizer_step(asked: Question) -> Section:
-    psi, ranks, cost = asked.held, asked.shards, asked.cost
-    values = formulas.optimizer_step_states(asked.states_stage, psi, ranks, cost, upcast_grads=True)
+    psi, ranks, cost, group = asked.held, asked.shards, asked.cost, asked.choices.sub_group
+    values = formulas.optimizer_step_states(asked.states_stage, psi, ranks, cost, upcast_grads=True, sub_group=group)
+    held = _local(asked, formulas.model_states_text(asked.states_stage, cost))
     # The copies are divided from stage 1 on, as the optimizer states are.
     copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
     with_copies = BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
+    copied = _local(asked, formulas.state_text(asked.stage, "optim", copies))
     numbers = f"4 · {show(psi)}" + (f" / {ranks:,}" if asked.stage else "")
     total = sum(values.values(), Fraction(0))
     in_all = _local(asked, formulas.model_states_text(asked.states_stage, with_copies))
+    note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
+    if group and psi / ranks > group:
+        copied, numbers, in_all = "4G", f"4 · {group:,}", f"{held} + 4G"
+        note += " G elements are copied and stepped at once (sub_group_size), and what the last tensor has beyond."
     terms = (
-        Term(
-            "states",
-            _local(asked, formulas.model_states_text(asked.states_stage, cost)),
-            "as above",
-            total - values["upcast"],
-        ),
-        Term("upcast", _local(asked, formulas.state_text(asked.stage, "optim", copies)), numbers, values["upcast"]),
+        Term("states", held, "as above", total - values["upcast"]),
+        Term("upcast", copied, numbers, values["upcast"]),
         Term("total", in_all, "", total, is_sum=True),
     )
-    note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
     return Section("optimizer_step", "While the optimizer steps", terms, (note,))
 
 

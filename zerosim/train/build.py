@@ -209,13 +209,16 @@ def build_updater(config: RunConfig, steps: int, make_control: Callable[..., Ste
     )
     choices = config.recipe_choices
     memory = GradMemory(
-        persistent=choices.persistent_grads,
+        persistent=choices.lasting_grads,
         param_dtype=choices.param_dtype_grads,
         own_only=choices.own_grads_only,
+        bucket_copies=choices.grad_buckets == "copies",
         upcast=choices.upcast_grads,
         keep_upcast=choices.keep_upcast,
     )
-    return Updater(_optimizer(optim), control, decay=optim.decay, grad_memory=memory)
+    together = choices.sub_group if config.parallel.zero_stage == 3 else 0
+    optimizer, decay = _optimizer(optim), optim.decay
+    return Updater(optimizer, control, decay=decay, grad_memory=memory, sub_group=together, foreach=choices.foreach)
 
 
 def _optimizer(optim: OptimConfig) -> Optimizer:
@@ -270,6 +273,7 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
     if choices.reduce_bucket and config.parallel.zero_stage and config.parallel.partition == "slices":
         lasting = not strategy.keeps_params
         strategy.buffers = ReduceBuffers(device, choices.reduce_bucket, count=choices.reduce_buffers, lasting=lasting)
+    strategy.allgather_bucket = choices.allgather_bucket
     return strategy
 
 

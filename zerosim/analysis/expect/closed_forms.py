@@ -43,10 +43,11 @@ def _formula_states(asked: Asked) -> Fraction:
     def states(psi: int) -> Fraction:
         args = c.states_stage, psi, c.mesh.dp_shard, cost_of(c)
         if asked.at == "gradients_upcast":
-            of = formulas.optimizer_step_states(*args, upcast_grads=choices.upcast_grads)
+            upcast, together = choices.upcast_grads, choices.sub_group
+            of = formulas.optimizer_step_states(*args, upcast_grads=upcast, sub_group=together)
         elif asked.at == "after_step":
             kept = choices.keep_upcast
-            of = formulas.after_step_states(*args, persistent_grads=choices.persistent_grads, keep_upcast=kept)
+            of = formulas.after_step_states(*args, persistent_grads=choices.lasting_grads, keep_upcast=kept)
         else:
             of = formulas.model_states(*args)
         return sum(of.values(), Fraction(0))

@@ -75,8 +75,11 @@ def optimizer_step_states(
     cost: BytesPerParameter,
     *,
     upcast_grads: bool = False,
+    sub_group: int = 0,
 ) -> dict[str, Fraction]:
     """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
+
+    Of those no more than of `sub_group` elements are there at once, and of what the last tensor has beyond; 0: of all.
 
     DeepSpeed casts the reduced 2-byte gradients of a rank's partition to fp32 before the step. With both
     alive stage 2 is 2Psi + 18Psi/N, which is what its estimator counts (stage_1_and_2.py, edaa722: 2 grads
@@ -85,7 +88,8 @@ def optimizer_step_states(
     """
     states = model_states(stage, num_parameters, ranks, cost)
     each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
-    return {**states, "upcast": Fraction(each * num_parameters, ranks if stage >= 1 else 1)}
+    own = Fraction(num_parameters, ranks if stage >= 1 else 1)
+    return {**states, "upcast": each * (min(own, Fraction(sub_group)) if sub_group else own)}
 
 
 def after_step_states(

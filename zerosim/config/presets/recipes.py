@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from zerosim.errors import InputError, did_you_mean
 
-NAMES = ("paper", "deepspeed", "fsdp2", "megatron")
+NAMES = ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,15 @@ class RecipeChoices:
     own_grads_only     stage 1: when backward ends, all but the own slice of the gradients goes
     upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
     keep_upcast        that copy stays until the next step begins
+    grad_buckets       stage 0: gradients are reduced where they are ('none'), in buckets that stay and are copied
+                       back ('copies'), or live in such buckets ('views')
+    sub_group          stage 3: elements of a rank that the optimizer steps, and copies to fp32, together; 0: all
+    foreach            the optimizer steps all tensors together, with temporaries of their size
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
     persistent_numel   stage 3: units with fewer elements stay gathered for good
     reduce_bucket      stages 1 to 3: elements of the buffer out of which gradients are reduced; 0: from where they are
     reduce_buffers     how many there are; with two, one is filled while the other is reduced
+    allgather_bucket   stages 1 and 2: elements of the buffer through which new parameters arrive; 0: where they belong
     loss               what a step holds of its logits (functional/loss_modes.py)
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
     prefetch           stage 3: units that are gathered ahead, while another one computes
@@ -43,14 +48,23 @@ class RecipeChoices:
     own_grads_only: bool = False
     upcast_grads: bool = False
     keep_upcast: bool = False
+    grad_buckets: str = "none"
+    sub_group: int = 0
+    foreach: bool = False
     keep_root_units: bool = False
     persistent_numel: int = 0
     cast_shards: bool = False
     reduce_bucket: int = 0
     reduce_buffers: int = 1
+    allgather_bucket: int = 0
     prefetch: int = 0
     late_reduction: bool = False
     loss: str = "lean"
+
+    @property
+    def lasting_grads(self) -> bool:
+        """Whether the buffer of what is kept of the gradients is there from start to end."""
+        return self.persistent_grads or self.grad_buckets == "views"
 
     def states_stage(self, stage: int) -> int:
         """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
@@ -100,6 +114,18 @@ def recipes() -> tuple[Recipe, ...]:
             (0, 1, 2, 3),
         ),
         Recipe(
+            "ddp",
+            "PyTorch's DistributedDataParallel: gradients are copied into buckets that live through the run, are "
+            "all-reduced there and copied back (its default; gradient_as_bucket_view=True is --grad-buckets views). "
+            "The optimizer steps all tensors together (foreach), and the loss is PyTorch's.",
+            "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
+            "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
+            "There the first bucket has 1 MiB, and a bucket ends with a tensor; here one call moves at most 25 MiB. "
+            "Autocast is left out, which keeps fp32 parameters and casts them for each product: half types have fp32 "
+            "masters here, as with apex O2 or ZeRO's own baseline.",
+            (0,),
+        ),
+        Recipe(
             "deepspeed",
             "DeepSpeed's defaults: gradients are reduced out of a buffer of 5e8 elements; stages 1 and 2 all-reduce "
             "them and keep the own slice, which the step casts to fp32; stage 3 has the buffer for its slice from the "
@@ -109,7 +135,8 @@ def recipes() -> tuple[Recipe, ...]:
             "zero/config.py (stage3_param_persistence_threshold 1e5)",
             "The threshold counts whole units here, single tensors there. Modules are gathered one by one there, and "
             "up to 5e7 elements ahead (stage3_prefetch_bucket_size); here whole units are, and none ahead unless "
-            "--prefetch says so. Sub-groups, which bound the fp32 copy in stage 3 to 1e9 elements, are left out. So is "
+            "--prefetch says so. allgather_bucket_size decides nothing where PyTorch has all_gather_into_tensor (since "
+            "1.13): parameters are gathered where they belong; --allgather-bucket is what it did before. Left out is "
             "stage3_max_reuse_distance: parameters that recur within 1e9 others are not freed between forward and "
             "backward there, so that a smaller model stays gathered and sends about 2 Psi. Its stage 3 estimator "
             "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
@@ -119,7 +146,8 @@ def recipes() -> tuple[Recipe, ...]:
             "fsdp2",
             "PyTorch's fully_shard with a mixed-precision policy: gradients made in 2 bytes and reduced in fp32, the "
             "root's units gathered until backward ends, no 16-bit shard stored, the next unit gathered and the last "
-            "one's gradient reduced while one computes. Stage 2 is reshard_after_forward=False. The loss is PyTorch's.",
+            "one's gradient reduced while one computes. Stage 2 is reshard_after_forward=False. The optimizer steps "
+            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
@@ -157,15 +185,22 @@ _PAPER = RecipeChoices()
 _TORCH = RecipeChoices(loss="torch")
 _DEEPSPEED_1 = replace(_TORCH, grad_reduction="all_reduce", upcast_grads=True, reduce_bucket=500_000_000)
 _DEEPSPEED_3 = replace(
-    _TORCH, upcast_grads=True, persistent_grads=True, persistent_numel=100_000, reduce_bucket=500_000_000
+    _TORCH,
+    upcast_grads=True,
+    persistent_grads=True,
+    persistent_numel=100_000,
+    reduce_bucket=500_000_000,
+    sub_group=1_000_000_000,
 )
 _DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
-_FSDP2_3 = replace(_TORCH, keep_root_units=True, cast_shards=True, prefetch=1, late_reduction=True)
-_FSDP2 = (_TORCH, _TORCH, _TORCH, _FSDP2_3)
+_FOREACH = replace(_TORCH, foreach=True)
+_FSDP2_3 = replace(_FOREACH, keep_root_units=True, cast_shards=True, prefetch=1, late_reduction=True)
+_FSDP2 = (_FOREACH, _FOREACH, _FOREACH, _FSDP2_3)
 _MEGATRON = RecipeChoices(loss="megatron", persistent_grads=True, param_dtype_grads=True)
 _CHOICES: Mapping[str, Mapping[str, tuple[RecipeChoices, ...]]] = MappingProxyType(
     {
         "paper": {"": (_PAPER,) * 4},
+        "ddp": {"": (replace(_FOREACH, grad_buckets="copies"), _FOREACH, _FOREACH, _FOREACH)},
         "deepspeed": {
             "bf16": (replace(_TORCH, grad_dtype="fp32", param_dtype_grads=True, persistent_grads=True), *_DEEPSPEED),
             "": (replace(_TORCH, upcast_grads=True), *_DEEPSPEED),
