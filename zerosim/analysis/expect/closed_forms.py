@@ -118,7 +118,9 @@ def _mask_bytes(asked: Asked) -> int:
 def _attention_outputs(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
     each = c.data.micro_batch * model.seq * model.hidden * _param_bytes(asked)
-    return Fraction(each * model.layers, c.mesh.tp * c.mesh.pp)
+    order, chunks, stage = c.parallel.pipeline_schedule, c.parallel.num_chunks, asked.pipeline_stage or 0
+    live = formulas.live_micro_batches(order, stage, c.mesh.pp, c.data.accumulate, chunks)
+    return Fraction(each * live * model.layers, c.mesh.tp * c.mesh.pp * chunks)
 
 
 def _twelve_bytes(asked: Asked) -> int:
@@ -176,7 +178,10 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
         "score_bytes": Quantity(_score_bytes, "bytes", "the scores of one layer and micro-batch, as²b/t elements"),
         "mask_bytes": Quantity(_mask_bytes, "bytes", "a causal mask of a micro-batch, bs² of one byte"),
         "attention_output_bytes": Quantity(
-            _attention_outputs, "bytes", "the results of all attention cores of a micro-batch, sbh L/(t p) elements"
+            _attention_outputs,
+            "bytes",
+            "the results of the attention cores of all micro-batches that are live at once, sbh L/(t p) elements each",
+            takes=(PIPELINE_STAGE,),
         ),
         "bubble": Quantity(_formula_bubble, "share", "(p-1)/m, interleaved (p-1)/(v m)"),
         "parameters": Quantity(lambda asked: _psi(asked.config), "count", "by the family's formula"),

@@ -42,6 +42,13 @@ def _counted_peak(asked: Asked) -> int:
     return max(memory.peak.total_bytes for memory in asked.memory_of_ranks)
 
 
+def _counted_allocated(asked: Asked) -> int:
+    held = [memory.allocator.allocated_bytes for memory in asked.memory_of_ranks if memory.allocator is not None]
+    if not held:
+        raise InputError("allocated_bytes: an exact allocator has no blocks; give allocator, such as 'caching'")
+    return max(held)
+
+
 def _counted_sent(asked: Asked) -> int:
     result = asked.result
     return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
@@ -126,6 +133,12 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             _counted_peak,
             "bytes",
             "the most live bytes at once, on the rank with the most",
+            takes=(PIPELINE_STAGE,),
+        ),
+        "allocated_bytes": Quantity(
+            _counted_allocated,
+            "bytes",
+            "the most at once of the blocks that the allocator gave, rounding and unsplit rests included",
             takes=(PIPELINE_STAGE,),
         ),
         "spared_bytes": Quantity(_counted_spared, "bytes", "the peak of the same run at stage 0, less this one's"),
