@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
 from zerosim.cli.outputs import as_json, output, show, written
-from zerosim.cli.parser import Parser, size
+from zerosim.cli.parser import Parser, size, whole_number
 from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.units import MOST_BYTES, format_bytes
@@ -25,6 +26,14 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("the device")
     add_device_flags(group)
     add_run_flags(parser, planning=True)
+    group = parser.add_argument_group("time")
+    group.add_argument("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: the preset's)")
+    group.add_argument(
+        "--nic",
+        metavar="SIZE",
+        type=size,
+        help="bytes per second of all NICs of a node, such as 200GB (default: the preset's)",
+    )
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
@@ -94,7 +103,8 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.report.plan import plan_report
     from zerosim.report.verdict import fits
 
-    result, refusal = _planned(config, limit, every_rank=args.every_rank)
+    cluster = device_cluster(args, limit)
+    result, refusal = _planned(config, limit, every_rank=args.every_rank, cluster=cluster)
     fitting, advice = refusal is None and (limit is None or fits(result, limit)), None
     if limit is not None and not fitting:
         from zerosim.analysis.search import cheapest_fits
@@ -103,31 +113,49 @@ def main(args: argparse.Namespace) -> int:
         flash = limit.device is None or limit.device.flash is not False
         found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve, flash=flash)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
-    with written((figures, as_json(lambda: plan_values(result, limit, fitting, advice)))):
+    with written((figures, as_json(lambda: plan_values(result, limit, fitting, advice, cluster)))):
         if not args.quiet:
-            show(args, plan_report(result, limit, advice, refusal))
+            show(args, plan_report(result, limit, advice, refusal, cluster))
     return 0 if fitting else 3
 
 
-def _planned(config: RunConfig, limit: Limit | None, *, every_rank: bool) -> tuple[RunResult, OutOfMemory | None]:
+def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | None:
+    """The devices of --gpu in nodes, as --node-gpus and --nic say; None without --gpu.
+
+    Raises: InputError for nodes of no GPU, and where there is no device that nodes could be of.
+    """
+    if limit is not None and limit.device is not None:
+        return cluster_of(limit.device, node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
+    for flag, value in (("--node-gpus", args.node_gpus), ("--nic", args.nic)):
+        if value is not None:
+            raise InputError(f"{flag} {value}: of which devices? pass --gpu NAME too")
+    return None
+
+
+def _planned(
+    config: RunConfig, limit: Limit | None, *, every_rank: bool, cluster: Cluster | None
+) -> tuple[RunResult, OutOfMemory | None]:
     """What the configuration takes on devices without a limit. An allocator has to live with one: where it refuses,
     that is returned too, and the figures are those of exact bytes."""
     from zerosim.train.plan import plan
 
     if config.memory.allocator == "exact":
-        return plan(config, every_rank=every_rank), None
+        return plan(config, every_rank=every_rank, cluster=cluster), None
     room = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     try:
-        return plan(config.replace(capacity=room), every_rank=every_rank), None
+        return plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster), None
     except OutOfMemory as error:
-        exact = plan(config.replace(allocator="exact", allocator_conf=None), every_rank=every_rank)
+        exact = plan(config.replace(allocator="exact", allocator_conf=None), every_rank=every_rank, cluster=cluster)
         return replace(exact, config=config), error
 
 
-def plan_values(result: RunResult, limit: Limit | None, fitting: bool, advice: str | None) -> dict[str, Any]:
+def plan_values(
+    result: RunResult, limit: Limit | None, fitting: bool, advice: str | None, cluster: Cluster | None = None
+) -> dict[str, Any]:
     """The JSON form: that of a run without what has values, each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
     with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
+    from zerosim.report.time import time_values
     from zerosim.report.verdict import peak_bytes
 
     config = result.config
@@ -139,6 +167,7 @@ def plan_values(result: RunResult, limit: Limit | None, fitting: bool, advice: s
         **outside_values(config, limit),
         "fits": None if limit is None else fitting,
         "advice": advice,
+        "time": time_values(result, cluster),
     }
 
 

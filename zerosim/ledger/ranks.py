@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
+from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Event, Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.allocator import AllocatorLedger
 from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.pools import PoolLedger
 from zerosim.ledger.traffic import CommLedger
 
@@ -24,23 +26,24 @@ FILES = ("data", "tokens", "weights")
 
 class RankLedgers:
     """What is counted on one rank: memory, traffic, its memory pool; on rank 0 activations too (all save the same);
-    what its allocator holds, unless it is exact.
+    what its allocator holds, unless it is exact; how long things take, on a cluster.
 
     `events` are those that the run kept.
     """
 
-    def __init__(self, rank: int, allocator: str = "exact") -> None:
+    def __init__(self, rank: int, allocator: str = "exact", cluster: Cluster | None = None) -> None:
         self.rank = rank
         self.memory = MemoryLedger()
         self.traffic = CommLedger()
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None
         self.allocator = None if allocator == "exact" else AllocatorLedger()
+        self.pace = None if cluster is None else PaceLedger(cluster)
         self.events: list[Event] = []
 
     @property
     def readers(self) -> tuple[Reader, ...]:
-        own = (self.memory, self.traffic, self.pool, self.activations, self.allocator)
+        own = (self.memory, self.traffic, self.pool, self.activations, self.allocator, self.pace)
         return tuple(reader for reader in own if reader is not None)
 
     def explain(self, error: OutOfMemory) -> None:

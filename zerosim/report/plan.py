@@ -16,6 +16,7 @@ from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.comm.runtime import make_backend
 from zerosim.config import MemoryConfig, RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.device.device import Device, Kind
 from zerosim.errors import OutOfMemory
@@ -27,6 +28,7 @@ from zerosim.report.copies import copies_table
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
 from zerosim.report.tables import allocator_text, kept_text, mesh_text, owners_table, states_table, traffic_table
+from zerosim.report.time import time_table
 from zerosim.report.verdict import Limit, assumed, fits, outside_table, too_much, verdict
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
@@ -44,9 +46,14 @@ _MARK_NAMES = {
 
 
 def plan_report(
-    result: RunResult, limit: Limit | None, advice: str | None, refusal: OutOfMemory | None = None
+    result: RunResult,
+    limit: Limit | None,
+    advice: str | None,
+    refusal: OutOfMemory | None = None,
+    cluster: Cluster | None = None,
 ) -> Stack:
-    """All of a plan. `advice` is the cheapest change that was found to fit, `refusal` what an allocator said."""
+    """All of a plan. `advice` is the cheapest change that was found to fit, `refusal` what an allocator said;
+    `cluster` is what its time is of."""
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
     of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.param_dtype)) else ""
@@ -65,6 +72,7 @@ def plan_report(
         None if limit is None else prose(assumed(config, limit), "dim"),
         None if limit is None or fits(result, limit) else prose(too_much(result, limit)),
         None if advice is None else prose(advice),
+        time_table(result, cluster),
         memory_table(result),
         allocator_text(result),
         outside_table(config, limit),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from zerosim.config import RunConfig
+from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import Snapshot
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.train.result import RankMemory, RunResult
@@ -75,6 +76,26 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
         memory=[memories[rank] for rank in more.stands_for],
         traffic=[rows[rank] for rank in more.stands_for],
         extended_from=(had, has),
+        time=_time(few.time, more.time, rest / steps) if few.time and more.time else None,
+    )
+
+
+def _time(few: StepTime, more: StepTime, times: float) -> StepTime:
+    """In a long pipeline each micro-batch takes as long as the one before it."""
+
+    def grown(first: float, second: float) -> float:
+        return second + (second - first) * times
+
+    axes = more.exposed.keys() | few.exposed.keys()
+    return StepTime(
+        more.rank,
+        grown(few.seconds, more.seconds),
+        grown(few.compute, more.compute),
+        {axis: grown(few.exposed.get(axis, 0.0), more.exposed.get(axis, 0.0)) for axis in sorted(axes)},
+        grown(few.bubble, more.bubble),
+        grown(few.copies, more.copies),
+        round(grown(few.hardware_flops, more.hardware_flops)),
+        round(grown(few.model_flops, more.model_flops)),
     )
 
 

@@ -19,10 +19,12 @@ from typing import Any
 
 from zerosim.comm.runtime import Context, launch_alone, make_backend
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
+from zerosim.ledger.clock import simulate, step_time
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
@@ -39,6 +41,7 @@ def plan(
     every_rank: bool = False,
     skipped: Collection[int] = (),
     keep_events: bool = False,
+    cluster: Cluster | None = None,
 ) -> RunResult:
     """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or one step.
 
@@ -47,18 +50,20 @@ def plan(
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
     `config` (data, weights, tokens, sample) is not read. Of many micro-batches in a pipeline few are run, and the rest
-    follows (`extend.py`), unless events are kept.
+    follows (`extend.py`), unless events are kept. With a `cluster` the result has the step's `time` on it.
 
     Raises: InputError, OutOfMemory (where the configuration has a capacity).
     """
     runs = None if keep_events else shorter_runs(config)
     if runs is None:
-        return _plan(config, every_rank, skipped, keep_events)
-    few, more = (_plan(config.replace(accumulate=count), every_rank, skipped, keep_events=False) for count in runs)
+        return _plan(config, every_rank, skipped, keep_events, cluster)
+    few, more = (_plan(config.replace(accumulate=count), every_rank, skipped, False, cluster) for count in runs)
     return extended(config, few, more)
 
 
-def _plan(config: RunConfig, every_rank: bool, skipped: Collection[int], keep_events: bool) -> RunResult:
+def _plan(
+    config: RunConfig, every_rank: bool, skipped: Collection[int], keep_events: bool, cluster: Cluster | None
+) -> RunResult:
     """`plan` with all of its micro-batches."""
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
@@ -68,11 +73,16 @@ def _plan(config: RunConfig, every_rank: bool, skipped: Collection[int], keep_ev
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
-            ledgers[rank] = RankLedgers(rank, config.memory.allocator)
+            ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster)
             reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
             stands_for = layout.classes(uneven.found, around)
-    return collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
+    result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
+    if cluster is None:
+        return result
+    paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
+    timeline = simulate(paces, stands_for, config.mesh.axes, cluster)
+    return replace(result, time=step_time(timeline, stands_for))
 
 
 def peak_of(config: RunConfig, capacity: int | None = None) -> int:

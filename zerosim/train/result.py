@@ -15,6 +15,7 @@ from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.ledger.activations import SavedRow
 from zerosim.ledger.allocator import AllocatorPeaks
+from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.ledger.pools import PoolRow
 from zerosim.ledger.ranks import RankLedgers
@@ -106,6 +107,7 @@ class RunResult:
     events             by rank the whole record, empty unless `keep_events` was given
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and what was in use on them, with backend cuda on threads
+    time               of a plan on a cluster: how long its first step takes there (`ledger/clock.py`)
     extended_from      of a pipeline's plan: how many micro-batches were run, twice, all figures extended from them
 
     On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
@@ -129,6 +131,7 @@ class RunResult:
     saved_again: dict[str, tuple[SavedRow, ...]]
     gpus: tuple[GpuUse, ...] = ()
     extended_from: tuple[int, int] | None = None
+    time: StepTime | None = None
 
     @property
     def units(self) -> tuple[UnitInfo, ...]:

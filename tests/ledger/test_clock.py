@@ -1,0 +1,212 @@
+"""The clock: what must hold on any hardware, exact cases, and measured steps."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import pytest
+
+from zerosim.analysis.formulas import bubble
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster, cluster_of
+from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.run import plan_config
+from zerosim.device.events import Launch, Scope, Wait
+from zerosim.errors import InputError
+from zerosim.ledger.clock import COMPUTE, Timeline, simulate, step_time
+from zerosim.ledger.costs import collective_seconds, topology
+from zerosim.ledger.pace import Busy, Entry, PaceLedger
+from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.parallel.schedule import Forward
+from zerosim.placement.mesh import Mesh
+from zerosim.train.plan import plan
+
+A100 = cluster_of(find_hardware("a100-80"))
+SMALL: dict[str, Any] = dict(model="gpt", layers=4, hidden=64, heads=4, seq=32, vocab=128)
+MESHES: dict[str, dict[str, Any]] = {
+    "zero-3": dict(ranks=3, stage=3, accumulate=2),
+    "prefetched": dict(ranks=4, stage=3, recipe="fsdp2"),
+    "two buffers": dict(ranks=4, stage=2, reduce_bucket=30_000, reduce_buffers=2),
+    "hybrid": dict(ranks=8, stage=3, dp_replicate=2),
+    "tensor": dict(ranks=4, stage=1, tp=2, sequence_parallel=True),
+    "pipeline": dict(ranks=8, stage=1, tp=2, pp=2, accumulate=5),
+    "interleaved": dict(ranks=2, stage=1, pp=2, accumulate=4, pipeline="interleaved"),
+    "on the host": dict(ranks=2, stage=2, tp=2, recompute="full", partition_activations=True, cpu_checkpointing=True),
+}
+
+
+def small(**settings: Any) -> RunConfig:
+    return plan_config(**{**SMALL, **settings})
+
+
+def timeline_of(config: RunConfig, cluster: Cluster, *, every_rank: bool = False) -> Timeline:
+    result = plan(config, keep_events=True, every_rank=every_rank)
+    paces = {}
+    for rank in set(result.stands_for):
+        paces[rank] = PaceLedger(cluster)
+        paces[rank].read(result.events[rank])
+    entries = {rank: pace.entries for rank, pace in paces.items()}
+    return simulate(entries, result.stands_for, config.mesh.axes, cluster, keep_spans=True)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_causes_come_first_and_no_second_is_lost(name: str) -> None:
+    timeline = timeline_of(small(**MESHES[name]), A100)
+    for track in timeline.tracks.values():
+        assert sum([track.compute, track.bubble, track.copies, *track.exposed.values()]) == pytest.approx(track.end)
+        streams = defaultdict(list)
+        for span in track.spans:
+            streams[span.stream].append(span)
+            assert 0 <= span.start <= span.stop <= track.end
+        for spans in streams.values():
+            assert all(first.stop <= second.start + 1e-15 for first, second in pairwise(spans))
+        assert streams[COMPUTE][0].start == 0
+        busy = sum(span.stop - span.start for span in streams[COMPUTE] if span.name != "wait")
+        assert busy == pytest.approx(track.compute)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_ranks_that_stand_for_others_take_as_long_as_all_of_them(name: str) -> None:
+    config = small(**MESHES[name])
+    few, every = timeline_of(config, A100), timeline_of(config, A100, every_rank=True)
+    for rank, track in few.tracks.items():
+        assert track.end == pytest.approx(every.tracks[rank].end, rel=1e-12)
+    assert few.seconds == pytest.approx(every.seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_faster_link_never_makes_a_step_longer(name: str) -> None:
+    config = small(**MESHES[name])
+    slow = replace(A100, node_gpus=2)
+    for faster in (
+        replace(slow, link=2 * slow.link),
+        replace(slow, nic=4 * slow.nic),
+        replace(slow, pcie=2 * slow.pcie),
+        replace(slow, latency=0.0),
+    ):
+        assert timeline_of(config, faster).seconds <= timeline_of(config, slow).seconds + 1e-12
+
+
+def test_links_without_limits_leave_compute_alone() -> None:
+    free = replace(A100, link=inf, nic=inf, pcie=inf, latency=0.0)
+    timeline = timeline_of(small(ranks=4, stage=3), free)
+    assert all(track.end == track.compute for track in timeline.tracks.values())
+
+
+def test_where_nothing_overlaps_the_time_is_the_sum() -> None:
+    """The paper's stage 3 waits for each collective where it is launched."""
+    result = plan(small(ranks=4, stage=3), keep_events=True)
+    places = topology((0, 1, 2, 3), A100)
+    collectives = [
+        collective_seconds(event, places, A100)
+        for event in result.events[0]
+        if isinstance(event, Launch) and event.scope.step == 0
+    ]
+    track = timeline_of(small(ranks=4, stage=3), A100).tracks[0]
+    assert sum(track.exposed.values()) == pytest.approx(sum(collectives))
+    assert track.end == pytest.approx(track.compute + sum(collectives))
+
+
+def test_prefetch_hides_what_the_paper_waits_for() -> None:
+    settings = dict(ranks=4, stage=3, hidden=512, seq=256, micro_batch=4)
+    waits = [sum(timeline_of(small(**settings, prefetch=n), A100).last.exposed.values()) for n in (0, 1, 2)]
+    assert waits[0] > max(waits[1:])
+    assert min(waits) > 0  # what begins a forward or backward has nothing before it
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_forwards_and_backwards_on_free_links_wait_p_minus_1_over_m(name: str, seed: int) -> None:
+    draw = random.Random(seed)
+    stages, chunks = draw.randint(2, 5), draw.randint(2, 3) if name == "interleaved" else 1
+    batches = stages * draw.randint(1 if chunks == 1 else 2, 4)
+    free = replace(A100, link=inf, nic=inf, latency=0.0)
+    entries = {
+        stage: _entries(SCHEDULES[name](stages, stage, batches, chunks), stage, stages, chunks)
+        for stage in range(stages)
+    }
+    timeline = simulate(entries, range(stages), Mesh(pp=stages), free)
+    for track in timeline.tracks.values():
+        ideal = 3 * batches * chunks
+        assert Fraction(round(timeline.seconds) - ideal, ideal) == bubble(stages, batches, chunks)
+        assert track.compute == ideal
+
+
+def _entries(actions: list[Any], stage: int, stages: int, chunks: int) -> list[Entry]:
+    """A forward takes 1, a backward 2; a message goes between any two of them that follow one another."""
+    entries: list[Entry] = []
+    sequence: dict[tuple[int, int, str], int] = defaultdict(int)
+    work = 0
+
+    def message(op: str, pair: tuple[int, int], scope: Scope) -> None:
+        nonlocal work
+        work += 1
+        number = sequence[(*pair, scope.phase)]
+        sequence[(*pair, scope.phase)] += 1
+        entries.append(Launch(scope, work, op, "bf16", "activations", "pp", pair, number, 8, 8, 8))
+        if op == "recv":
+            entries.append(Wait(scope, work))
+
+    for action in actions:
+        forward = isinstance(action, Forward)
+        scope = Scope(0, "forward" if forward else "backward", "", action.slot)
+        place, ahead = action.chunk * stages + stage, 1 if forward else -1
+        if 0 <= place - ahead < stages * chunks:
+            message("recv", ((stage - ahead) % stages, stage), scope)
+        entries.append(Busy(scope, "", 1.0 if forward else 2.0, 0, 0))
+        if 0 <= place + ahead < stages * chunks:
+            message("send", (stage, (stage + ahead) % stages), scope)
+    return entries
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_a_long_pipeline_takes_what_two_short_ones_say(schedule: str) -> None:
+    config = small(ranks=2, pp=2, accumulate=12, pipeline=schedule, recompute="full")
+    short = plan(config, cluster=A100)
+    assert short.extended_from is not None
+    assert short.time is not None
+    whole = step_time(timeline_of(config, A100), [0, 1])
+    assert short.time.seconds == pytest.approx(whole.seconds, rel=1e-9)
+    assert short.time.hardware_flops == whole.hardware_flops
+    assert short.time.model_flops == whole.model_flops
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_model_flops_are_2205_05198s(recompute: str) -> None:
+    """72 B L s h^2 (1 + s/6h + v/12hL), whatever is computed again; full recompute adds a forward of the blocks."""
+    layers, s, h, v, ranks, batch = 3, 64, 32, 256, 2, 3
+    config = small(layers=layers, seq=s, hidden=h, vocab=v, ranks=ranks, micro_batch=batch, recompute=recompute)
+    time = plan(config, cluster=A100).time
+    assert time is not None
+    blocks = 72 * Fraction(ranks * batch * layers * s * h**2) * (1 + Fraction(s, 6 * h))
+    head = Fraction(72 * ranks * batch * s * h * v, 12)
+    assert time.model_flops == blocks + head
+    again = {"none": 0, "selective": 4 * ranks * batch * layers * s * s * h, "full": blocks / 3}[recompute]
+    assert time.hardware_flops == blocks + head + again
+
+
+def test_a_nodes_nics_are_shared_and_crossed_once() -> None:
+    """16 GPUs in two nodes: one ring of all has all NICs; one of eight rings, a GPU of each node, an eighth."""
+    cluster = replace(A100, latency=0.0)
+    launch = Launch(Scope(0), 1, "all_gather", "bf16", "states", "dp_shard", (), 0, 16 * 10**9, 0, 0)
+    everyone, pair = topology(range(16), cluster), topology((0, 8), cluster)
+    assert collective_seconds(launch, everyone, cluster) == pytest.approx(16e9 * 15 / 16 / 192e9)
+    assert collective_seconds(launch, pair, cluster) == pytest.approx(16e9 / 2 / 24e9)
+    assert collective_seconds(launch, topology(range(8), cluster), cluster) == pytest.approx(16e9 * 7 / 8 / 240e9)
+
+
+def test_what_the_clock_refuses() -> None:
+    lonely: list[Entry] = [
+        Launch(Scope(0), 1, "all_reduce", "bf16", "states", "dp_shard", (0, 1), 0, 8, 8, 8),
+        Wait(Scope(0), 1),
+    ]
+    with pytest.raises(InputError, match="rank 0 waits for a call that another rank never makes"):
+        simulate({0: lonely, 1: []}, [0, 1], Mesh(dp_shard=2), A100)
+    with pytest.raises(InputError, match="node_gpus 0"):
+        cluster_of(find_hardware("a100-80"), node_gpus=0)

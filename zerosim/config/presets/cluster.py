@@ -1,0 +1,151 @@
+"""What a device reaches in practice and how devices are linked: what the clock (`ledger/clock.py`) reads.
+
+Peaks and bandwidths are the preset's (`hardware.py`); here is the share of them that a kernel gets, by how long it
+would take at the peak, and what links carry. One curve for each device, none of it fitted to a measured step.
+
+    matmul   the ceiling is the best product that was measured on that device (MAMF); how much less a shorter product
+             gets is Calculon's curve of an A100 (calculon-ai/calculon caa4b11, a100.json: .95, .9, .6 and .1 of the
+             peak at 128, 16, 1 and 0 GFLOP), read by time at the peak, so that a faster device wants larger ones
+    memory   the same file's: .9, .75, .6 and .3 at 100, 10, 1 and 0 MB of an A100's 2039 GB/s
+    links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20, 20.6 and 40.1 GB/s for each NVLink
+    a NIC    12 GB/s for each 100 Gb/s (the same file), shared by a node's GPUs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from zerosim.config.presets.hardware import Hardware
+from zerosim.errors import InputError
+
+GB = 10**9
+_A100_FLOPS, _A100_BYTES = 312e12, 2039e9
+_MATMUL = ((1 * GB / _A100_FLOPS, 0.6), (16 * GB / _A100_FLOPS, 0.9), (128 * GB / _A100_FLOPS, 0.95))
+_MEMORY = ((1e6 / _A100_BYTES, 0.6), (10e6 / _A100_BYTES, 0.75), (100e6 / _A100_BYTES, 0.9))
+_LEAST_MATMUL, _LEAST_MEMORY = 0.1, 0.3
+_ON_A100 = "-13 to -2 % of measured steps (arXiv 2205.05198, Table 5: 22B on 8, 175B on 64)"
+_ON_B200 = "-35 to -25 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
+_UNKNOWN = "not held against measured steps of this device"
+MAMF = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The share of a peak that a kernel reaches, by the seconds that it would take at the peak.
+
+    `points` are (seconds, share), ascending. Between them the share is linear in the logarithm of time, below the first
+    it falls to `least`, and above the last it stays. A kernel that does more never ends sooner.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    least: float
+
+    def share(self, seconds: float) -> float:
+        """Of the peak, for a kernel that takes so long at it."""
+        first, last = self.points[0], self.points[-1]
+        if seconds >= last[0]:
+            return last[1]
+        if seconds <= first[0]:
+            return self.least + (first[1] - self.least) * seconds / first[0]
+        for (low, below), (high, above) in zip(self.points, self.points[1:], strict=False):
+            if seconds <= high:
+                return below + (above - below) * math.log(seconds / low) / math.log(high / low)
+        raise AssertionError(seconds)
+
+    def scaled(self, ceiling: float) -> Curve:
+        """The same shape, with `ceiling` as its highest share."""
+        by = ceiling / self.points[-1][1]
+        return Curve(tuple((seconds, share * by) for seconds, share in self.points), self.least * by)
+
+
+@dataclass(frozen=True, slots=True)
+class Practice:
+    """What one generation of GPUs reaches: shares of its peaks, NVLink, PCIe, and a node of them.
+
+    `known_error` is how far the clock was off measured steps, none of which it was fitted to.
+    """
+
+    matmul: float
+    source: str
+    known_error: str
+    nvlink_bytes_per_s: float
+    pcie_bytes_per_s: float
+    node_gpus: int
+    node_nic_bytes_per_s: float
+
+
+_PRACTICE: Mapping[str, Practice] = MappingProxyType(
+    {
+        "v100": Practice(
+            83 / 125, "Markidis et al., arXiv 1803.04014: 83 TFLOP/s", _UNKNOWN, 120 * GB, 12 * GB, 16, 96 * GB
+        ),
+        "a100": Practice(0.869, f"{MAMF}: 271.2 of 312 TFLOP/s", _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
+        "h100": Practice(0.803, f"{MAMF}: 794.5 of 989 TFLOP/s", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "h200": Practice(0.803, f"{MAMF}: 794.5 of 989 TFLOP/s, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "b200": Practice(0.776, f"{MAMF}: 1745 of 2250 TFLOP/s", _ON_B200, 721.8 * GB, 48 * GB, 8, 384 * GB),
+    }
+)
+"""By generation. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX A100 with eight of 200, DGX H100 and later of 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Devices of one kind in nodes of `node_gpus`. Bandwidths are in bytes per second and in one direction.
+
+    link   all of a device's links to the others of its node
+    nic    all of a node's NICs together, which its GPUs share
+    pcie   between a device and its host
+    """
+
+    name: str
+    peak_flops: float
+    hbm: float
+    matmul: Curve
+    memory: Curve
+    link: float
+    nic: float
+    pcie: float
+    node_gpus: int
+    source: str
+    known_error: str
+    latency: float = 1.0  # times NCCL's latencies; 0 for links that take none
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.node_gpus
+
+
+def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_s: float | None = None) -> Cluster:
+    """A cluster of these devices. Without a preset for the device: an A100's shares, its own links, and no NIC limit of
+    its own beyond an A100's.
+
+    Raises: InputError for a node of less than one GPU, and for a NIC that carries nothing.
+    """
+    if node_gpus is not None and node_gpus < 1:
+        raise InputError(f"node_gpus {node_gpus}: expected at least 1")
+    if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
+        raise InputError(f"nic {nic_bytes_per_s}: expected bytes per second, more than 0")
+    practice = _PRACTICE.get(device.name.split("-")[0])
+    if practice is None:
+        known = _PRACTICE["a100"]
+        practice = replace(
+            known,
+            nvlink_bytes_per_s=device.link_bytes_per_s,
+            source=f"assumed, of an A100: {MAMF}",
+            known_error=_UNKNOWN,
+        )
+    return Cluster(
+        device.name,
+        device.peak_flops,
+        device.hbm_bytes_per_s,
+        Curve(_MATMUL, _LEAST_MATMUL).scaled(practice.matmul),
+        Curve(_MEMORY, _LEAST_MEMORY),
+        practice.nvlink_bytes_per_s,
+        practice.node_nic_bytes_per_s if nic_bytes_per_s is None else nic_bytes_per_s,
+        practice.pcie_bytes_per_s,
+        practice.node_gpus if node_gpus is None else node_gpus,
+        practice.source,
+        practice.known_error,
+    )

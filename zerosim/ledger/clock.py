@@ -1,0 +1,292 @@
+"""The clock: when each thing of a step would run, on given hardware. A pure reader of ranks' records.
+
+A device runs its kernels in their order, on its compute stream. A collective waits in the stream of its mesh axis, a
+message in that of its pair of ranks and a copy in that of its direction, each behind what came before it there. A
+collective starts when its last member has launched it; a Wait holds compute until the work has ended. A collective's
+own sums are part of it. Nothing that runs at the same time slows another down; what shares a NIC has its fixed share
+(`costs.py`).
+
+Ranks that are alike are simulated once (`train/plan.py`): a member of a group stands where the one that represents it
+does, at the call of the same number.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from zerosim.config.presets.cluster import Cluster
+from zerosim.device.events import Copy, Launch, Scope
+from zerosim.errors import InputError
+from zerosim.ledger.costs import Topology, collective_seconds, copy_seconds, topology
+from zerosim.ledger.pace import Busy, Entry
+from zerosim.placement.mesh import AXES, Mesh
+
+COMPUTE = "compute"
+Key = tuple[str, tuple[tuple[int, ...], ...], int]
+"""What members of a call agree on: stream, where each of them stands along the axes that differ, and number."""
+
+
+class Span(NamedTuple):
+    """Something that a stream does from `start` to `stop`, in seconds from the beginning of the step.
+
+    `waits_for` is the stream that compute waits for, where `name` is 'wait'.
+    """
+
+    stream: str
+    name: str
+    start: float
+    stop: float
+    scope: Scope
+    waits_for: str = ""
+
+
+@dataclass(slots=True)
+class Track:
+    """One rank's step in time.
+
+    exposed  seconds that compute waited for a collective's own time, by mesh axis
+    bubble   seconds that it waited because another rank was not there yet
+    """
+
+    rank: int
+    end: float = 0.0
+    compute: float = 0.0
+    copies: float = 0.0
+    bubble: float = 0.0
+    exposed: dict[str, float] = field(default_factory=dict)
+    flops: int = 0
+    forward_flops: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The ranks that were simulated; `last` is the one that ends last, which is when the step is over."""
+
+    tracks: Mapping[int, Track]
+
+    @property
+    def last(self) -> Track:
+        return max(self.tracks.values(), key=lambda track: (track.end, -track.rank))
+
+    @property
+    def seconds(self) -> float:
+        return self.last.end
+
+
+def simulate(
+    paces: Mapping[int, Sequence[Entry]],
+    stands_for: Sequence[int],
+    mesh: Mesh,
+    cluster: Cluster,
+    *,
+    keep_spans: bool = False,
+) -> Timeline:
+    """One step of these ranks (`pace.py`); `stands_for` says which of them each rank of the mesh is like.
+
+    Raises: InputError for ranks of which one waits for a call that another never makes.
+    """
+    runs = {rank: _Run(rank, paces[rank], mesh, cluster, keep_spans) for rank in sorted(set(stands_for))}
+    calls = _Calls(runs, stands_for, cluster)
+    waiting = deque(runs.values())
+    stuck = 0
+    while waiting:
+        run = waiting.popleft()
+        before = run.at
+        run.go_on(calls)
+        if run.at < len(run.entries):
+            waiting.append(run)
+            stuck = 0 if run.at > before else stuck + 1
+            if stuck > len(waiting):
+                raise InputError(f"rank {run.track.rank} waits for a call that another rank never makes")
+        else:
+            stuck = 0
+    return Timeline({rank: run.track for rank, run in runs.items()})
+
+
+class StepTime(NamedTuple):
+    """How long a step takes and what its time is made of, on the rank that ends last; in seconds.
+
+    compute, bubble, copies and all of `exposed` (by mesh axis) add up to `seconds`. `hardware_flops` are those of all
+    products on all ranks; `model_flops` count each forward product and the two of its backward, and none that is
+    computed again.
+    """
+
+    rank: int
+    seconds: float
+    compute: float
+    exposed: Mapping[str, float]
+    bubble: float
+    copies: float
+    hardware_flops: int
+    model_flops: int
+
+
+def step_time(timeline: Timeline, stands_for: Sequence[int]) -> StepTime:
+    """The time of a step whose ranks are like those that were simulated."""
+    last, tracks = timeline.last, [timeline.tracks[rank] for rank in stands_for]
+    return StepTime(
+        last.rank,
+        last.end,
+        last.compute,
+        dict(last.exposed),
+        last.bubble,
+        last.copies,
+        sum(track.flops for track in tracks),
+        3 * sum(track.forward_flops for track in tracks),
+    )
+
+
+class _Call:
+    """One collective as one rank sees it: when it could start here, and, once that is known, its start and end."""
+
+    __slots__ = ("key", "launch", "launched", "ready", "start", "stop", "stream")
+
+    def __init__(self, key: Key, launch: Launch, stream: str, launched: float) -> None:
+        self.key, self.launch, self.stream, self.launched = key, launch, stream, launched
+        self.ready = -1.0  # after what is before it in its stream
+        self.start = self.stop = -1.0
+
+
+class _Run:
+    """One rank on its way through its record."""
+
+    def __init__(self, rank: int, entries: Sequence[Entry], mesh: Mesh, cluster: Cluster, keep: bool) -> None:
+        self.track = Track(rank)
+        self.entries = entries
+        self.at = 0
+        self.now = 0.0
+        self.mesh, self.cluster, self.keep = mesh, cluster, keep
+        self.calls: dict[Key, _Call] = {}
+        self.works: dict[int, _Call] = {}
+        self.streams: dict[str, deque[_Call]] = {}  # launched, and not placed in time yet
+        self.free: dict[str, float] = {}  # when a stream's last work ends
+
+    def go_on(self, calls: _Calls) -> None:
+        """To the end of the record, or to a wait for what other ranks have not launched."""
+        while self.at < len(self.entries):
+            entry = self.entries[self.at]
+            if isinstance(entry, Busy):
+                self._compute(entry)
+            elif isinstance(entry, Launch):
+                self._launch(entry)
+            elif isinstance(entry, Copy):
+                self._copy(entry)
+            else:
+                call = self.works[entry.work]
+                if call.stop < 0 and not calls.place(self, call):
+                    return
+                self._wait(call, entry.scope)
+            self.at += 1
+        self.track.end = self.now
+
+    def _compute(self, busy: Busy) -> None:
+        self._span(COMPUTE, busy.name, self.now, self.now + busy.seconds, busy.scope)
+        self.now += busy.seconds
+        self.track.compute += busy.seconds
+        self.track.flops += busy.flops
+        self.track.forward_flops += busy.forward_flops
+
+    def _launch(self, event: Launch) -> None:
+        stream = event.axis
+        if event.op in ("send", "recv"):  # numbered by ordered pair and direction, which is forward's or backward's
+            ends = [self.mesh.index(rank, event.axis) for rank in event.group]
+            stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
+        key = stream, _places(self.mesh, event.group), event.sequence
+        call = _Call(key, event, stream, self.now)
+        self.calls[key] = self.works[event.work] = call
+        self.streams.setdefault(stream, deque()).append(call)
+
+    def _wait(self, call: _Call, scope: Scope) -> None:
+        if call.stop > self.now:
+            late = max(0.0, call.start - max(self.now, call.ready))
+            gap = call.stop - self.now
+            self.track.bubble += late
+            axis = call.launch.axis
+            self.track.exposed[axis] = self.track.exposed.get(axis, 0.0) + gap - late
+            self._span(COMPUTE, "wait", self.now, call.stop, scope, call.stream)
+            self.now = call.stop
+
+    def _copy(self, event: Copy) -> None:
+        """To the host beside compute; from it compute waits, for the copy is what it goes on with."""
+        stream = f"{event.source} to {event.target}"
+        start = max(self.now, self.free.get(stream, 0.0))
+        stop = start + copy_seconds(event, self.cluster)
+        self._span(stream, "copy", start, stop, event.scope)
+        self.free[stream] = stop
+        if event.target == "device":
+            self.track.copies += stop - self.now
+            self._span(COMPUTE, "wait", self.now, stop, event.scope, stream)
+            self.now = stop
+
+    def _span(self, stream: str, name: str, start: float, stop: float, scope: Scope, waits_for: str = "") -> None:
+        if self.keep:
+            self.track.spans.append(Span(stream, name, start, stop, scope, waits_for))
+
+    def end_call(self, call: _Call) -> None:
+        """Its time is known."""
+        self.streams[call.stream].popleft()
+        self.free[call.stream] = call.stop
+        self._span(call.stream, call.launch.op, call.start, call.stop, call.launch.scope)
+
+
+class _Calls:
+    """What ranks do together: a call is placed in time when all of its members have launched it."""
+
+    def __init__(self, runs: Mapping[int, _Run], stands_for: Sequence[int], cluster: Cluster) -> None:
+        self.runs, self.stands_for, self.cluster = runs, stands_for, cluster
+        self._members: dict[tuple[int, ...], tuple[_Run, ...]] = {}
+        self._places: dict[tuple[int, ...], Topology] = {}
+
+    def members(self, group: tuple[int, ...]) -> tuple[_Run, ...]:
+        if group not in self._members:
+            ranks = dict.fromkeys(self.stands_for[rank] for rank in group)
+            self._members[group] = tuple(self.runs[rank] for rank in ranks)
+        return self._members[group]
+
+    def place(self, run: _Run, call: _Call) -> bool:
+        """Place a call, and those before it in its stream; False where a member has not launched it yet."""
+        while call.stop < 0:
+            first = run.streams[call.stream][0]
+            if not self._place_first(run, first):
+                return False
+        return True
+
+    def _place_first(self, run: _Run, call: _Call) -> bool:
+        start = 0.0
+        for member in self.members(call.launch.group):
+            ready = self._ready(member, call.key)
+            if ready is None:
+                return False
+            start = max(start, ready)
+        call.start, call.stop = start, start + self._seconds(call.launch)
+        run.end_call(call)
+        return True
+
+    def _ready(self, run: _Run, key: Key) -> float | None:
+        """When a member could start: launched, and what is before it in its stream is over; None before its launch."""
+        call = run.calls.get(key)
+        if call is None:
+            return None
+        if call.ready < 0:
+            while (first := run.streams[call.stream][0]) is not call:
+                if not self._place_first(run, first):
+                    return None
+            call.ready = max(call.launched, run.free.get(call.stream, 0.0))
+        return call.ready
+
+    def _seconds(self, launch: Launch) -> float:
+        if launch.group not in self._places:
+            self._places[launch.group] = topology(launch.group, self.cluster)
+        return collective_seconds(launch, self._places[launch.group], self.cluster)
+
+
+@lru_cache(maxsize=4096)
+def _places(mesh: Mesh, group: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Where the members stand along the axes in which they differ: the same for groups that are alike."""
+    columns = [[mesh.index(rank, axis) for rank in group] for axis in AXES]
+    return tuple(tuple(column) for column in columns if len(set(column)) > 1)

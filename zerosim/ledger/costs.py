@@ -1,0 +1,96 @@
+"""How long one thing takes by itself: a kernel, a collective, a message, a copy. A duration depends on its event alone.
+
+A kernel takes the longer of its arithmetic and its memory traffic, each at the share of the peak that a kernel of that
+size reaches (`config/presets/cluster.py`). A collective takes a latency and its bytes over the slowest link of its
+ring; NCCL's own formulas and constants (NVIDIA/nccl 5067397, tuning.cc): three protocols, ring or, of an all-reduce,
+tree, the cheapest of which is taken. A node's NICs are shared by its GPUs, and a ring crosses them once: the members of
+a group on one node have their share of them together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zerosim.config.presets.cluster import Cluster
+from zerosim.device.events import Copy, Kernel, Launch
+from zerosim.device.work import MATMUL
+
+US = 1e-6
+
+
+class Protocol(NamedTuple):
+    """Microseconds of a call, of a step inside a node and of one between nodes, and the share of the bandwidth."""
+
+    base: float
+    intra: float
+    inter: float
+    share: float
+
+
+RINGS = (Protocol(6.6, 0.6, 2.7, 0.5), Protocol(14.0, 1.9, 4.0, 0.92), Protocol(8.4, 3.4, 14.0, 1.0))
+TREES = (Protocol(6.8, 0.6, 5.0, 0.92 / 3.8), Protocol(14.0, 1.25, 8.5, 0.92 * 0.92), Protocol(8.4, 4.0, 14.0, 0.92))
+"""LL, LL128 and Simple, over NVLink and a network."""
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def kernel_seconds(kernel: Kernel, cluster: Cluster) -> float:
+    """Roofline: the longer of arithmetic and memory."""
+    seconds = (kernel.bytes_read + kernel.bytes_written) / cluster.hbm
+    seconds /= cluster.memory.share(seconds) if seconds else 1.0
+    if kernel.engine == MATMUL and kernel.flops:
+        arithmetic = kernel.flops / cluster.peak_flops
+        seconds = max(seconds, arithmetic / cluster.matmul.share(arithmetic))
+    return seconds
+
+
+def copy_seconds(copy: Copy, cluster: Cluster) -> float:
+    """Between a device and its host."""
+    return copy.nbytes / cluster.pcie
+
+
+class Topology(NamedTuple):
+    """Where a group's members are: how many there are, on how many nodes, and how many share a node at most."""
+
+    members: int
+    nodes: int
+    together: int
+
+
+def topology(group: Sequence[int], cluster: Cluster) -> Topology:
+    """Of these ranks, which fill nodes in their order."""
+    on_node = Counter(map(cluster.node_of, group))
+    return Topology(len(group), len(on_node), max(on_node.values()))
+
+
+def bandwidth(place: Topology, cluster: Cluster) -> float:
+    """Bytes per second of a ring through such a group: those of its slowest link."""
+    if place.nodes == 1:
+        return cluster.link
+    share = cluster.nic * place.together / cluster.node_gpus
+    return share if place.together == 1 else min(share, cluster.link)
+
+
+def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
+    """A collective or a message of its own, from the moment when all members are there."""
+    if launch.payload_bytes == 0 or place.members == 1:
+        return 0.0
+    speed = bandwidth(place, cluster)
+    if launch.op in ("send", "recv"):
+        ways = [_seconds(ring, launch.payload_bytes, 1, place.nodes - 1, speed, cluster.latency) for ring in RINGS]
+        return min(ways)
+    n, crossings = place.members, place.nodes if place.nodes > 1 else 0
+    rounds = 2 if launch.op == "all_reduce" else 1
+    steps, inter = rounds * (n - 1), rounds * max(0, crossings - 1)
+    nbytes = launch.payload_bytes * (rounds * (n - 1) / n if launch.op not in ("broadcast", "reduce") else 1.0)
+    ways = [_seconds(ring, nbytes, steps, inter, speed, cluster.latency) for ring in RINGS]
+    if launch.op == "all_reduce":
+        depth, local = (place.nodes - 1).bit_length(), max(1, n // place.nodes) - 1
+        ways += [_seconds(tree, nbytes, 2 * (local + depth), 2 * depth, speed, cluster.latency) for tree in TREES]
+    return min(ways)
+
+
+def _seconds(protocol: Protocol, nbytes: float, steps: int, inter: int, speed: float, latency: float) -> float:
+    latency *= protocol.base + (steps - inter) * protocol.intra + inter * protocol.inter
+    return latency * US + nbytes / (speed * protocol.share)

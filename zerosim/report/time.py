@@ -1,0 +1,72 @@
+"""How long a step takes by the clock, and what its time is made of. Modelled, and said to be so where it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from zerosim.config.presets.cluster import Cluster
+from zerosim.ledger.clock import StepTime
+from zerosim.report.look import Adaptive, Grid, right, titled
+from zerosim.train.result import RunResult
+
+_AXES = {"dp_shard": "ZeRO's collectives", "tp": "tensor parallelism's", "pp": "between pipeline stages"}
+
+
+def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
+    """Seconds of a step, their parts on the rank that ends last, and what that makes of the hardware."""
+    time = result.time
+    if time is None or cluster is None or not time.hardware_flops:
+        return None
+    grid = Grid("", right("seconds"), right("share"))
+    for name, seconds in _parts(time):
+        grid.add(name, f"{seconds:.4g}", f"{100 * seconds / time.seconds:.1f} %")
+    grid.rule()
+    grid.add("step", f"{time.seconds:.4g}", None, style="bold")
+    ranks, config = result.config.mesh.ranks, result.config
+    tokens = config.global_batch * config.model.seq / time.seconds
+    note = (
+        f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. Known "
+        f"error: {cluster.known_error}. {tokens:,.0f} tokens/s; {_tera(time.model_flops, time, ranks):.1f} TFLOP/s "
+        "per GPU, "
+        f"{_tera(time.hardware_flops, time, ranks):.1f} with what is computed again; MFU "
+        f"{100 * time.model_flops / (time.seconds * ranks * cluster.peak_flops):.1f} %. Products at most at "
+        f"{100 * cluster.matmul.points[-1][1]:.1f} % of the peak ({cluster.source})."
+    )
+    return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
+
+
+def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
+    """The JSON form. `compute_s`, all of `exposed_s`, `bubble_s` and `copies_s` add up to `step_s`."""
+    time = result.time
+    if time is None or cluster is None or not time.hardware_flops:
+        return None
+    ranks, config = result.config.mesh.ranks, result.config
+    return {
+        "modelled_on": cluster.name,
+        "rank": time.rank,
+        "step_s": time.seconds,
+        "tokens_per_s": config.global_batch * config.model.seq / time.seconds,
+        "hardware_tflops": _tera(time.hardware_flops, time, ranks),
+        "model_tflops": _tera(time.model_flops, time, ranks),
+        "mfu": time.model_flops / (time.seconds * ranks * cluster.peak_flops),
+        "compute_s": time.compute,
+        "exposed_s": dict(time.exposed),
+        "bubble_s": time.bubble,
+        "copies_s": time.copies,
+        "known_error": cluster.known_error,
+    }
+
+
+def _parts(time: StepTime) -> list[tuple[str, float]]:
+    """Those that take any time."""
+    parts = [("kernels", time.compute)]
+    parts += [(f"waits for {_AXES.get(axis, axis)}", seconds) for axis, seconds in time.exposed.items()]
+    parts += [("waits for other ranks", time.bubble), ("copies to and from the host", time.copies)]
+    return [(name, seconds) for name, seconds in parts if seconds]
+
+
+def _tera(flops: int, time: StepTime, ranks: int) -> float:
+    """TFLOP/s of a GPU."""
+    return flops / time.seconds / ranks / 1e12
