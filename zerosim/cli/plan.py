@@ -26,7 +26,15 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("the device")
     add_device_flags(group)
     add_run_flags(parser, planning=True)
-    group = parser.add_argument_group("time")
+    add_time_flags(parser.add_argument_group("time"))
+    group = parser.add_argument_group("what it leaves")
+    group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
+    group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
+    group.add_argument("--quiet", "-q", action="store_true", help="no tables")
+
+
+def add_time_flags(group: Any) -> None:
+    """--node-gpus and --nic."""
     group.add_argument("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: the preset's)")
     group.add_argument(
         "--nic",
@@ -34,10 +42,6 @@ def add_arguments(parser: Parser) -> None:
         type=size,
         help="bytes per second of all NICs of a node, such as 200GB (default: the preset's)",
     )
-    group = parser.add_argument_group("what it leaves")
-    group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
-    group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
-    group.add_argument("--quiet", "-q", action="store_true", help="no tables")
 
 
 def add_device_flags(group: Any) -> None:

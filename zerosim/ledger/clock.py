@@ -22,7 +22,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Copy, Launch, Scope
 from zerosim.errors import InputError
 from zerosim.ledger.costs import Topology, collective_seconds, copy_seconds, topology
-from zerosim.ledger.pace import Busy, Entry
+from zerosim.ledger.pace import Busy, Entry, Live
 from zerosim.placement.mesh import AXES, Mesh
 
 COMPUTE = "compute"
@@ -33,7 +33,7 @@ Key = tuple[str, tuple[tuple[int, ...], ...], int]
 class Span(NamedTuple):
     """Something that a stream does from `start` to `stop`, in seconds from the beginning of the step.
 
-    `waits_for` is the stream that compute waits for, where `name` is 'wait'.
+    `waits_for` is the stream that compute waits for, where `name` is 'wait'; `number` that of a call in its stream.
     """
 
     stream: str
@@ -42,6 +42,7 @@ class Span(NamedTuple):
     stop: float
     scope: Scope
     waits_for: str = ""
+    number: int = -1
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Track:
     flops: int = 0
     forward_flops: int = 0
     spans: list[Span] = field(default_factory=list)
+    live: list[tuple[float, int]] = field(default_factory=list)  # seconds, and bytes that are live from then on
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,8 @@ class _Run:
                 self._launch(entry)
             elif isinstance(entry, Copy):
                 self._copy(entry)
+            elif isinstance(entry, Live):
+                self.track.live.append((self.now, entry.nbytes))
             else:
                 call = self.works[entry.work]
                 if call.stop < 0 and not calls.place(self, call):
@@ -223,15 +227,18 @@ class _Run:
             self._span(COMPUTE, "wait", self.now, stop, event.scope, stream)
             self.now = stop
 
-    def _span(self, stream: str, name: str, start: float, stop: float, scope: Scope, waits_for: str = "") -> None:
+    def _span(
+        self, stream: str, name: str, start: float, stop: float, scope: Scope, waits_for: str = "", number: int = -1
+    ) -> None:
         if self.keep:
-            self.track.spans.append(Span(stream, name, start, stop, scope, waits_for))
+            self.track.spans.append(Span(stream, name, start, stop, scope, waits_for, number))
 
     def end_call(self, call: _Call) -> None:
         """Its time is known."""
         self.streams[call.stream].popleft()
         self.free[call.stream] = call.stop
-        self._span(call.stream, call.launch.op, call.start, call.stop, call.launch.scope)
+        launch = call.launch
+        self._span(call.stream, launch.op, call.start, call.stop, launch.scope, number=launch.sequence)
 
 
 class _Calls:

@@ -1,6 +1,7 @@
 """A reader of a rank's record that keeps what the clock needs: how long its kernels take, and what it waits for.
 
-Kernels that follow one another in one scope are one entry, unless each is asked for.
+Kernels that follow one another in one scope are one entry. In `detail` each is one, and so is what becomes live or is
+freed, for pictures and traces.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Phase
-from zerosim.device.events import Copy, Event, Kernel, Launch, Scope, Wait
+from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import kernel_seconds
 
@@ -25,19 +26,30 @@ class Busy(NamedTuple):
     forward_flops: int
 
 
-Entry = Busy | Launch | Wait | Copy
+class Live(NamedTuple):
+    """So many bytes are live from here on."""
+
+    scope: Scope
+    nbytes: int
+
+
+Entry = Busy | Launch | Wait | Copy | Live
 
 
 class PaceLedger:
-    """The entries of one step. `each_kernel`: they are not put together, and have their names."""
+    """The entries of one step."""
 
-    def __init__(self, cluster: Cluster, *, step: int = 0, each_kernel: bool = False) -> None:
-        self.cluster, self.step, self.each_kernel = cluster, step, each_kernel
+    def __init__(self, cluster: Cluster, *, step: int = 0, detail: bool = False) -> None:
+        self.cluster, self.step, self.detail = cluster, step, detail
         self.entries: list[Entry] = []
+        self._sizes: dict[int, int] = {}
+        self._live = 0
 
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
         for event in events:
+            if self.detail and isinstance(event, Alloc | Free):
+                self._count(event)
             if event.scope.step != self.step:
                 continue
             if isinstance(event, Kernel):
@@ -46,15 +58,25 @@ class PaceLedger:
             elif isinstance(event, Launch | Wait) or (isinstance(event, Copy) and event.purpose == "offload"):
                 self.entries.append(event)
 
+    def _count(self, event: Alloc | Free) -> None:
+        """What is live is known from the beginning of the record, the moments are those of the step."""
+        if isinstance(event, Alloc):
+            self._sizes[event.id] = event.nbytes
+            self._live += event.nbytes
+        else:
+            self._live -= self._sizes.pop(event.id)
+        if event.scope.step == self.step:
+            self.entries.append(Live(event.scope, self._live))
+
     def _add(self, kernel: Kernel) -> None:
         seconds = kernel_seconds(kernel, self.cluster)
         flops = kernel.flops if kernel.engine == MATMUL else 0
         forward = flops if kernel.scope.phase == Phase.FORWARD.value else 0
         last = self.entries[-1] if self.entries else None
-        if isinstance(last, Busy) and last.scope == kernel.scope and not self.each_kernel:
+        if isinstance(last, Busy) and last.scope == kernel.scope and not self.detail:
             self.entries[-1] = Busy(
                 last.scope, last.name, last.seconds + seconds, last.flops + flops, last.forward_flops + forward
             )
         else:
-            name = kernel.name if self.each_kernel else kernel.scope.unit
+            name = kernel.name if self.detail else kernel.scope.unit
             self.entries.append(Busy(kernel.scope, name, seconds, flops, forward))

@@ -1,0 +1,100 @@
+"""A trace by the documented rules: complete events nest, arrows have two ends, counters count what the ledger does."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerosim.cli.main import main
+from zerosim.config.run import plan_config
+from zerosim.train.plan import plan
+
+RUN = ["--layers", "2", "--hidden", "32", "--heads", "2", "--seq", "16", "--ranks", "4", "--tp", "2", "--pp", "2"]
+RUN += ["--accumulate", "3", "--stage", "1"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    assert main(["export", "trace", "--gpu", "a100-80", "-o", str(file), *RUN]) == 0
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return found
+
+
+def test_every_event_has_what_its_kind_needs(trace: dict[str, Any]) -> None:
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "s", "f", "C"}
+    for event in trace["traceEvents"]:
+        assert {"ph", "name", "pid", "tid", "ts"} <= event.keys()
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(value, int) for value in event["args"].values())
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+    assert names == ["rank 0", "rank 2"]  # one of each kind
+    assert "not measured" in trace["otherData"]["times"]
+
+
+def test_slices_nest_on_each_thread(trace: dict[str, Any]) -> None:
+    threads = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append(event)
+    deepest = 0
+    for slices in threads.values():
+        open_ends: list[float] = []
+        for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
+            while open_ends and open_ends[-1] <= event["ts"] + 1e-6:  # less than a picosecond
+                open_ends.pop()
+            end = event["ts"] + event["dur"]
+            assert not open_ends or end <= open_ends[-1] + 1e-6
+            open_ends.append(end)
+            deepest = max(deepest, len(open_ends))
+    assert deepest == 3  # a phase, a unit, a kernel
+
+
+def test_each_arrow_goes_forward_in_time_between_two_ranks(trace: dict[str, Any]) -> None:
+    ends: dict[str, dict[str, Any]] = defaultdict(dict)
+    for event in trace["traceEvents"]:
+        if event["ph"] in ("s", "f"):
+            assert event["ph"] not in ends[event["id"]]
+            ends[event["id"]][event["ph"]] = event
+    assert len(ends) == 2 * 3  # forward and back, for each micro-batch
+    for pair in ends.values():
+        assert pair["s"]["pid"] != pair["f"]["pid"]
+        assert pair["s"]["ts"] <= pair["f"]["ts"]
+        assert pair["f"]["bp"] == "e"
+
+
+def test_the_counter_reaches_the_peak(trace: dict[str, Any]) -> None:
+    settings = dict(layers=2, hidden=32, heads=2, seq=16, ranks=4, tp=2, pp=2, accumulate=3, stage=1)
+    memory = plan(plan_config(**settings), keep_events=True).memory
+    for rank in (0, 2):
+        counted = [e["args"]["bytes"] for e in trace["traceEvents"] if e["ph"] == "C" and e["pid"] == rank]
+        assert max(counted) <= memory[rank].peak.total_bytes  # what lives for no time is not drawn
+        assert max(counted) > 0.9 * memory[rank].peak.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export", "trace", "-o", "trace.json"], "--gpu"),
+        (["export", "film", "-o", "a", "--gpu", "a100-80"], "invalid choice: 'film'"),
+        (["export", "trace", "--gpu", "a101", "-o", "trace.json"], "unknown hardware 'a101'"),
+        (["export", "trace", "--gpu", "a100-80", "--node-gpus", "0", "-o", "trace.json"], "node_gpus 0"),
+        (["plan", "--nic", "200GB"], "--nic 200000000000: of which devices? pass --gpu NAME too"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
