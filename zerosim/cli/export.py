@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zerosim.config import RunConfig
     from zerosim.config.presets.cluster import Cluster
     from zerosim.ledger.clock import Timeline
+    from zerosim.train.result import RunResult
 
 FORMATS = ("trace",)
 
@@ -25,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--out", "-o", metavar="FILE", required=True, help="where it goes, such as trace.json")
     group = parser.add_argument_group("the device")
     group.add_argument("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
-    add_time_flags(group)
+    add_time_flags(group.add_argument)
     add_run_flags(parser, planning=True)
     parser.set_defaults(limit=None, reserve=None)
 
@@ -41,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
         file.write(json.dumps(chrome_trace(timeline, cluster.name), allow_nan=False).encode())
 
     file = output(args, "out", config)
-    timeline = timeline_of(config, cluster)
+    timeline, _ = timeline_of(config, cluster)
     with written((file, fill)):
         pass
     ranks = f"{len(timeline.tracks):,} of {config.mesh.ranks:,} ranks, one of each kind that can differ"
@@ -50,8 +51,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def timeline_of(config: RunConfig, cluster: Cluster) -> Timeline:
-    """A step's every kernel in time."""
+def timeline_of(config: RunConfig, cluster: Cluster) -> tuple[Timeline, RunResult]:
+    """A step's every kernel in time, and the plan that it is of."""
     from zerosim.ledger.clock import simulate
     from zerosim.ledger.pace import PaceLedger
     from zerosim.train.plan import plan
@@ -61,4 +62,4 @@ def timeline_of(config: RunConfig, cluster: Cluster) -> Timeline:
     for rank, pace in paces.items():
         pace.read(result.events[rank])
     entries = {rank: pace.entries for rank, pace in paces.items()}
-    return simulate(entries, result.stands_for, config.mesh.axes, cluster, keep_spans=True)
+    return simulate(entries, result.stands_for, config.mesh.axes, cluster, keep_spans=True), result

@@ -26,17 +26,17 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("the device")
     add_device_flags(group)
     add_run_flags(parser, planning=True)
-    add_time_flags(parser.add_argument_group("time"))
+    add_time_flags(parser.add_argument_group("time").add_argument)
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no tables")
 
 
-def add_time_flags(group: Any) -> None:
-    """--node-gpus and --nic."""
-    group.add_argument("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: the preset's)")
-    group.add_argument(
+def add_time_flags(add: Any) -> None:
+    """--node-gpus and --nic, by an `add_argument`."""
+    add("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: the preset's)")
+    add(
         "--nic",
         metavar="SIZE",
         type=size,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
-from zerosim.cli.plan import add_reserve_flag, device_limit, planned_config
+from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_cluster, device_limit, planned_config
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, printable
 from zerosim.ledger.memory import MARKS
@@ -32,6 +32,7 @@ FIGURES = {
     "timeline": "live bytes over one step, event by event",
     "traffic": "bytes sent per rank and step, by stage and operation",
     "addresses": "where each buffer lay in memory, and the holes between (with --allocator caching or arena)",
+    "streams": "one step in time on a GPU: each rank's streams as lanes, waits, live bytes (with --gpu)",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
@@ -58,13 +59,18 @@ def _figure_parser(name: str | None) -> Parser:
     add("--out", "-o", metavar="FILE", help="where it goes: a name that ends in .png or .svg")
     add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
     add("--size", metavar="WxH", type=_inches, help="inches, such as 8x4.5 (default: the figure's)")
-    if name not in ("traffic", "schedule"):
+    if name == "streams":
+        add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
+        add("--rank", metavar="R|all", type=_number_or_all, default="all", help="whose (default: all of one kind each)")
+        add_time_flags(add)
+        parser.set_defaults(limit=None)
+    elif name not in ("traffic", "schedule"):
         what = "the allocator has" if name == "addresses" else "a line at"
         add("--limit", "--capacity", metavar="SIZE", type=size, help=f"{what} so many bytes")
         add("--gpu", metavar="NAME", help=f"{what} this device's memory, such as v100-32")
     if name in ("addresses", "memory"):
         add_reserve_flag(add)
-    if name not in ("addresses", "timeline", "schedule"):
+    if name not in ("addresses", "timeline", "schedule", "streams"):
         add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
     if name in ("memory", "scaling"):
         add("--mark", choices=(*MARKS, "peak"), default="end_of_backward", help="when (default: end_of_backward)")
@@ -262,11 +268,28 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     return figure, {"schedule": kind, "bubble": share, "stages": rows}
 
 
+def _streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.cli.export import timeline_of
+    from zerosim.report.plots import streams_figure
+    from zerosim.report.plots.streams import MOST_RANKS
+    from zerosim.report.plots.words import run_words
+    from zerosim.report.time import track_values
+
+    cluster = device_cluster(args, limit)
+    assert cluster is not None  # --gpu is required
+    timeline, words = timeline_of(config, cluster)
+    ranks = sorted(timeline.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
+    subtitle = f"{run_words({'': words})}, on {cluster.name}, modelled; known error: {cluster.known_error}"
+    figure = streams_figure(timeline, ranks, subtitle=subtitle, theme=args.theme, size=args.size)
+    return figure, {"step_s": timeline.seconds, "ranks": [track_values(timeline.tracks[rank]) for rank in ranks]}
+
+
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "addresses": _addresses,
     "memory": _memory,
     "scaling": _scaling,
     "schedule": _schedule,
+    "streams": _streams,
     "timeline": _timeline,
     "traffic": _traffic,
 }

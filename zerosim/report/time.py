@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from zerosim.config.presets.cluster import Cluster
-from zerosim.ledger.clock import StepTime
+from zerosim.ledger.clock import StepTime, Track
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.train.result import RunResult
 
@@ -70,3 +70,15 @@ def _parts(time: StepTime) -> list[tuple[str, float]]:
 def _tera(flops: int, time: StepTime, ranks: int) -> float:
     """TFLOP/s of a GPU."""
     return flops / time.seconds / ranks / 1e12
+
+
+def track_values(track: Track) -> dict[str, Any]:
+    """The JSON form of one rank's step."""
+    return {
+        "rank": track.rank,
+        "end_s": track.end,
+        "compute_s": track.compute,
+        "exposed_s": dict(track.exposed),
+        "bubble_s": track.bubble,
+        "copies_s": track.copies,
+    }

@@ -8,6 +8,7 @@ from zerosim.report.plots.by_stage import memory_figure, traffic_figure
 from zerosim.report.plots.page import write_figure
 from zerosim.report.plots.scaling import scaling_figure
 from zerosim.report.plots.schedule import schedule_figure
+from zerosim.report.plots.streams import streams_figure
 from zerosim.report.plots.timeline import timeline_figure
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "memory_figure",
     "scaling_figure",
     "schedule_figure",
+    "streams_figure",
     "timeline_figure",
     "traffic_figure",
     "write_figure",

@@ -1,0 +1,63 @@
+"""The picture of a step in time: what its bars say is what the clock says."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from zerosim.cli.main import main
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.run import plan_config
+from zerosim.errors import InputError
+from zerosim.ledger.clock import COMPUTE, Timeline, simulate
+from zerosim.ledger.pace import PaceLedger
+from zerosim.report.plots import streams_figure
+from zerosim.report.plots.streams import bars_of
+from zerosim.train.plan import plan
+
+A100 = cluster_of(find_hardware("a100-80"))
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    settings = dict(layers=4, hidden=64, heads=4, seq=32, vocab=128, ranks=4, tp=2, pp=2, accumulate=3, stage=1)
+    result = plan(plan_config(**settings), keep_events=True)
+    entries = {}
+    for rank in result.ran:
+        pace = PaceLedger(A100, detail=True)
+        pace.read(result.events[rank])
+        entries[rank] = pace.entries
+    return simulate(entries, result.stands_for, result.config.mesh.axes, A100, keep_spans=True)
+
+
+def test_bars_of_a_lane_follow_one_another_and_hold_its_time(timeline: Timeline) -> None:
+    for track in timeline.tracks.values():
+        bars = bars_of(track, COMPUTE)
+        assert sum(bar.stop - bar.start for bar in bars) == pytest.approx(track.compute)
+        assert all(first.stop <= second.start + 1e-15 for first, second in pairwise(bars))
+        assert {bar.what for bar in bars} == {"forward", "backward", "optimizer"}
+        assert {bar.what for bar in bars_of(track, "pp messages")} == {"message"}
+        assert sum(span.name in ("send", "recv") for span in track.spans) == 2 * 3  # each way, each micro-batch
+
+
+def test_ranks_that_have_no_lanes_are_refused(timeline: Timeline) -> None:
+    figure = streams_figure(timeline, sorted(timeline.tracks), theme="dark")
+    assert figure.get_label().startswith("A step of ")
+    with pytest.raises(InputError, match="rank 1 was not simulated: another one stands for it; expected one of 0, 2"):
+        streams_figure(timeline, [1])
+
+
+def test_the_command_draws_and_says_what_it_drew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, figures = tmp_path / "step.svg", tmp_path / "step.json"
+    words = ["plot", "streams", "--gpu", "h100-80", "--ranks", "4", "--layers", "2", "--hidden", "64", "--heads", "4"]
+    assert main([*words, "--stage", "3", "--prefetch", "1", "-o", str(out), "--json", str(figures)]) == 0
+    values = json.loads(figures.read_text("utf-8"))
+    [rank] = values["ranks"]
+    parts = [rank["compute_s"], rank["bubble_s"], rank["copies_s"], *rank["exposed_s"].values()]
+    assert sum(parts) == pytest.approx(values["step_s"])
+    assert "modelled" in out.read_text("utf-8")
+    assert "wrote" in capsys.readouterr().out
