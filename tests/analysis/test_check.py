@@ -19,7 +19,7 @@ from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import parse_figure, printed_like
-from zerosim.analysis.expect.reading import KEYS
+from zerosim.analysis.expect.keys import FIGURES, KEYS
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
@@ -50,6 +50,18 @@ def test_the_readme_names_every_key_and_every_quantity() -> None:
     assert named == set(KEYS)
     assert said["quantity"] == set(COUNTS)
     assert said["formula"] == set(FORMULAS)
+
+
+def test_the_readme_has_every_file_and_its_figures() -> None:
+    """So that no table and no figure is lost unseen. Nothing has to be counted for that."""
+    rows = [line.split("|") for line in (FOLDER / "README.md").read_text("utf-8").splitlines() if ".toml` |" in line]
+    said = {row[1].strip(" `"): [int(cell.strip().replace("-", "0")) for cell in row[3:8]] for row in rows}
+    for name in FILES:
+        tables = read_expectations(read(name))
+        kinds = [sum(len(table.cells) for table in tables if table.figures == kind) for kind in FIGURES]
+        counted = sum(len(table.cells) for table in tables if table.quantity)
+        assert said.pop(name) == [*kinds, counted, sum(kinds) - counted], name
+    assert not said
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -103,12 +115,13 @@ def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
     file = read(name)
     for index, table in enumerate(file.expect):
         right = dict(figures_in(table.get("instead", [])))
-        for place, text in figures_in(table["printed"]):
-            key, was = ("instead", right[place]) if place in right else ("printed", text)
+        own = "computed" if "computed" in table else "printed"
+        for place, text in figures_in(table[own]):
+            key, was = ("instead", right[place]) if place in right else (own, text)
             wrong = another(was, table)
             judged = judge(read_expectations(changed(file, index, key, place, wrong))[index], runs)
             (failed,) = [cell for cell in judged.cells if not cell.passed]
-            figure = failed.printed if key == "printed" else failed.instead
+            figure = failed.printed if key == own else failed.instead
             assert figure is not None
             assert figure.text == wrong.strip("*"), f"{key} {was} at {place}"
 
@@ -119,9 +132,10 @@ def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
     file = read(name)
     for index, table in enumerate(file.expect):
         for place, text in figures_in(table.get("instead", [])):
-            judged = tables_of(changed(file, index, "printed", place, text), runs)[index]
+            own = "computed" if "computed" in table else "printed"
+            judged = tables_of(changed(file, index, own, place, text), runs)[index]
             (failed,) = [cell for cell in judged.cells if not cell.passed]
-            assert "is what is printed: drop instead" in failed.failures[0]
+            assert f"is what is {own}: drop instead" in failed.failures[0]
 
 
 def test_every_bold_cell_of_table_1_can_fail(runs: Runs) -> None:
@@ -268,9 +282,71 @@ def test_several_files_and_folders_each_once(capsys: pytest.CaptureFixture[str])
 
 def test_a_folder_says_what_it_does_not_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario(tmp_path)
-    (tmp_path / "plain.toml").write_text(RUN, "utf-8")
+    (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 0
     assert f"Not checked, for they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "# a comment\n", RUN, RUN + SWEEP])
+def test_a_file_that_lost_what_it_expects_fails(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a folder, beside one that is whole."""
+    scenario(tmp_path)
+    (tmp_path / "lost.toml").write_text(text, "utf-8")
+    assert main(["check", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"scenario {tmp_path}/lost.toml: there is no [expect] in it, so nothing to check" in said
+
+
+# Each kind of table that this folder has, in small: what is counted, and how its figures are judged.
+KINDS = {
+    "printed": GOOD,
+    "printed, with a formula": GOOD + 'formula = "model_states_bytes"\n',
+    "computed": GOOD.replace("printed =", "computed ="),
+    "measured": GOOD.replace('rounding = "exact"', 'within = "5%"'),
+    "contradicted": GOOD.replace('["16", "4"]', '["17", "4"]') + 'instead = ["16", "-"]\nnote = "n"\n',
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lost", ["quantity", "misspelt", "count", "figures", "figure"])
+def test_a_table_that_lost_its_count_or_a_figure_fails(
+    kind: str, lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", scenario(tmp_path, KINDS[kind])]) == 0
+    capsys.readouterr()
+    pattern, new = {
+        "quantity": (r"(?m)^quantity = .*\n", ""),
+        "misspelt": (r"(?m)^quantity", "quantiti"),
+        "count": (r'quantity = "model_states_bytes"', 'quantity = "model_states"'),
+        "figures": (r"(?m)^(printed|computed) = .*\n", ""),
+        "figure": (r'(?m)^((?:printed|computed) = .*), "4"\]', r"\1]"),
+    }[lost]
+    expect, times = re.subn(pattern, new, KINDS[kind])
+    assert times == 1
+    assert main(["check", scenario(tmp_path, expect)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("right", ['["15", "-"]', '["-", "-"]', '["17", "-"]', '["16", "5"]'])
+def test_an_instead_that_no_longer_matches_fails(
+    right: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_to = KINDS["contradicted"].replace('["16", "-"]', right)
+    assert main(["check", scenario(tmp_path, changed_to)]) == 1
+    assert capsys.readouterr().out.count("≠ ") == 2  # in the table, and in words
+
+
+def test_a_figure_is_counted_or_says_that_it_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expect = replaced("quantity =", 'formula_only = "no moment has it."\nformula =')
+    path = scenario(tmp_path, expect)
+    assert main(["check", path, str(FOLDER / "figure1.toml")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Formula only, for these figures are no count's: {path}: no moment has it." in said
+    assert "6 printed figures in 2 scenarios: 4 compared with a count, 6 with a formula, 2 with that alone." in said
+    assert main(["check", scenario(tmp_path, expect.replace("printed =", "computed =")), "--json", "-"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["scenarios"][0]["tables"]
+    assert (table["figures"], table["quantity"], table["formula_only"]) == ("computed", None, "no moment has it.")
 
 
 def test_json_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,6 +418,13 @@ BAD_EXPECT = [
     (GOOD + "with = { stage = 1 }\n", "sweep: stage has a value of its own too"),
     (replaced('"exact"', '"multiples-of-first-row"'), "the first axis of [sweep] must be mp"),
     (replaced('"model_states_bytes"', '"largest_model"'), "memory is missing: largest_model needs it"),
+    (
+        replaced("quantity =", "formula ="),
+        "quantity is missing: name the count of these figures, or say in formula_only",
+    ),
+    (GOOD + 'formula_only = "f"\n', "formula_only: model_states_bytes is counted; leave it out"),
+    (GOOD + 'computed = ["16", "4"]\n', "computed and printed: what is worked out here no source has printed"),
+    (replaced('"model_states_bytes"', '"peak_bytes"'), "within is missing: peak_bytes is of one program alone"),
     (GOOD + 'within = "5%"\n', "or within for what was measured, not both"),
     (
         replaced('rounding = "exact"', 'within = "a little"'),
@@ -393,7 +476,7 @@ def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, caps
 def test_nothing_to_check_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path)]) == 2
     assert "holds no scenario" in capsys.readouterr().err
-    (tmp_path / "plain.toml").write_text(RUN, "utf-8")
+    (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 2
     assert "nothing to check" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "missing.toml")]) == 2

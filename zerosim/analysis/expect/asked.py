@@ -15,6 +15,7 @@ from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.errors import InputError
+from zerosim.models.model import Model
 from zerosim.train.build import build_model
 from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
@@ -33,7 +34,7 @@ class Runs:
     def __init__(self) -> None:
         self._made: dict[tuple[RunConfig, str], RunResult] = {}
         self._largest: dict[tuple[RunConfig, int], int] = {}
-        self._parameters: dict[RunConfig, int] = {}
+        self._models: dict[RunConfig, Model] = {}
 
     def result(self, config: RunConfig, counted_on: str) -> RunResult:
         """A step on shapes alone, or training for real numbers. Raises: what either raises."""
@@ -41,11 +42,11 @@ class Runs:
             self._made[config, counted_on] = run(config) if counted_on == TRAINING else plan(config)
         return self._made[config, counted_on]
 
-    def parameters(self, config: RunConfig) -> int:
-        """Of the model as it is built; nothing has to run for that."""
-        if config not in self._parameters:
-            self._parameters[config] = build_model(config, Device(0, make_backend("meta"))).num_parameters
-        return self._parameters[config]
+    def model(self, config: RunConfig) -> Model:
+        """As it is built; nothing has to run for that."""
+        if config not in self._models:
+            self._models[config] = build_model(config, Device(0, make_backend("meta")))
+        return self._models[config]
 
     def largest(self, config: RunConfig, memory: int) -> int:
         """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""

@@ -5,6 +5,7 @@ No formula is in them. Bytes are those of the rank with the most, padding includ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -99,6 +100,12 @@ def _counted_of_a_rank(asked: Asked) -> int:
     return max(held) if asked.pipeline_stage is None else held[asked.pipeline_stage]
 
 
+def _counted_matrices(asked: Asked) -> int:
+    flats = asked.runs.model(asked.config).flats
+    shapes = [spec.whole_shape for flat in flats if is_block(flat.name) for spec in flat.spec.weights]
+    return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+
+
 def _counted_bubble(asked: Asked) -> Fraction:
     """Of the lists of actions that the engine runs; nothing has to run for that."""
     c = asked.config
@@ -168,9 +175,12 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
         ),
         "bubble": Quantity(_counted_bubble, "share", "slots in which a stage waits, over those that its actions take"),
         "parameters": Quantity(
-            lambda asked: asked.runs.parameters(asked.config),
+            lambda asked: asked.runs.model(asked.config).num_parameters,
             "count",
             "parameters that the model declares, a tied table once",
+        ),
+        "block_matrices": Quantity(
+            _counted_matrices, "count", "elements of the matrices that the model's blocks declare"
         ),
         "largest_model": Quantity(
             _counted_largest, "count", "most parameters whose counted states fit, x mp", ("memory",), ("mp",)

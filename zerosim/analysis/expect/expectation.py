@@ -38,6 +38,9 @@ class Expectation:
 
     A figure is compared by its `rounding`, or where that is '' as a share of what is printed that it may be off
     (`within`), with the bytes of the causes that the count leaves out (`outside`) added to the count.
+
+    `figures` says where the figures are from: the source 'printed' or 'measured' them, or they were 'computed' for the
+    file with the source's rule. Where nothing is counted, `formula_only` says why.
     """
 
     path: str
@@ -45,6 +48,8 @@ class Expectation:
     source: str
     quantity: str | None
     formula: str | None
+    figures: str
+    formula_only: str
     beside: str | None
     why: str
     note: str

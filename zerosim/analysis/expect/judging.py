@@ -52,6 +52,11 @@ class JudgedCell:
         """Judged less printed, in the figure's unit."""
         return self.printed.measured(self.judged) - self.printed.value
 
+    @property
+    def share_off(self) -> Fraction:
+        """The difference as a share of what is printed; 0 where that is 0."""
+        return self.difference / self.printed.value if self.printed.value else Fraction(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -67,6 +72,11 @@ class Judged:
     @property
     def num_failed(self) -> int:
         return sum(not cell.passed for cell in self.cells)
+
+    @property
+    def worst(self) -> Fraction:
+        """How far off the figure is that is farthest off, as a share of it."""
+        return max(abs(cell.share_off) for cell in self.cells)
 
     @property
     def num_bold(self) -> int:
@@ -149,12 +159,12 @@ def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction | 
         return None
     printed, right = cell.printed, cell.instead or cell.printed
     if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
-        return f"{what} {printed.in_unit(value)} is what is printed: drop instead"
+        return f"{what} {printed.in_unit(value)} is what is {expectation.figures}: drop instead"
     rounded = _rounded(expectation, cell, right, value)
     if rounded == right.digits:
         return None
     difference = show_difference(right.measured(value) - right.value)
-    against = "printed" if cell.instead is None else f"printed {printed.with_unit}, instead"
+    against = expectation.figures if cell.instead is None else f"{expectation.figures} {printed.with_unit}, instead"
     unit = f" {right.unit}" if right.unit else ""
     return (
         f"{against} {right.with_unit}, {what} {right.in_unit(value)}, difference {difference}{unit} "
