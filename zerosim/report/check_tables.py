@@ -18,7 +18,7 @@ from zerosim.analysis.expect import Expectation, Judged, JudgedCell
 from zerosim.analysis.expect.asked import SHAPES
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
-from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference, within_text
+from zerosim.analysis.expect.figures import ROUNDINGS, show_difference, within_text
 from zerosim.analysis.expect.keys import FIGURES, MEASURED
 from zerosim.analysis.expect.sweeps import Axis, grid
 from zerosim.report.look import Adaptive, Cell, Grid, Look, right
@@ -96,7 +96,7 @@ def _kinds(judged: Judged) -> list[str]:
         "count": expectation.quantity,
         "outside": expectation.outside,
         "formula": expectation.formula,
-        "difference": True,
+        "difference": not judged.cells[0].printed.is_verdict,
         "off": expectation.figures == MEASURED,
         "count beside": expectation.beside,
     }
@@ -119,10 +119,10 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
     if kind == "difference":
         return Text(show_difference(cell.difference), style="" if cell.passed else "red")
     if kind == "off":
-        return Text(f"{float(100 * cell.share_off):+.2g} %", style="" if cell.passed else "red")
+        return Text(f"{float(100 * cell.share_off):+.3g} %", style="" if cell.passed else "red")
     outside = sum(cell.outside.values(), Fraction(0))
     value = {"count": cell.counted, "outside": outside, "formula": cell.formula, "count beside": cell.beside}[kind]
-    return Text("" if value is None else show(figure.measured(value)))
+    return Text("" if value is None else figure.shown(value))
 
 
 def _header(axis: Axis, label: str) -> str:
@@ -163,7 +163,7 @@ def rules(judged: Judged) -> str:
         added = " with what is outside of it" if expectation.outside else ""
         return (
             f"Measured: the count{added} may be {within_text(expectation.within)} off; the worst is "
-            f"{float(100 * judged.worst):.2g} % off."
+            f"{float(100 * judged.worst):.3g} % off."
         )
     text = f"Rounding: {ROUNDINGS[expectation.rounding]}."
     if expectation.bold:

@@ -10,6 +10,7 @@ from zerosim.analysis.expect.asked import Quantity
 from zerosim.analysis.expect.figures import Figure
 from zerosim.analysis.expect.sweeps import Axis
 from zerosim.config import RunConfig
+from zerosim.config.presets.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Expectation:
     bold: BoldRule | None
     counted_on: str
     at: str
-    memory: int
+    memory: int | Hardware
     calculator: str
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]

@@ -19,6 +19,8 @@ from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.expectation import Cell, Expectation
 from zerosim.analysis.expect.figures import Figure, printed_like, show_difference, within_text
 from zerosim.analysis.expect.sweeps import MP, describe
+from zerosim.config import RunConfig
+from zerosim.config.presets.hardware import Hardware
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -122,7 +124,13 @@ def _read(
 
 
 def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
-    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, e.memory, e.calculator)
+    memory = e.memory if isinstance(e.memory, int) else _left_of(e.memory, cell.config)
+    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, memory, e.calculator)
+
+
+def _left_of(device: Hardware, config: RunConfig) -> int:
+    """What a device has beside what is outside of the program."""
+    return device.memory_bytes - sum(one.nbytes for one in device.outside(config.mesh.axes))
 
 
 def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Fraction]:
@@ -143,7 +151,10 @@ def _compare_measured(
     printed = cell.printed
     off = printed.measured(value + outside) - printed.value
     within = expectation.within
-    if abs(off) <= (within if isinstance(within, int) else within * printed.value):
+    below = above = within if isinstance(within, int) else within * printed.value
+    if not isinstance(within, int) and within >= 1:  # else nothing would be too little
+        below = printed.value - printed.value / (1 + within)
+    if -below <= off <= above:
         return None
     beside = f" and {printed.in_unit(outside)} outside of it" if outside else ""
     difference = f"{show_difference(off)} {printed.unit}".rstrip()
@@ -163,8 +174,10 @@ def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction | 
     rounded = _rounded(expectation, cell, right, value)
     if rounded == right.digits:
         return None
-    difference = show_difference(right.measured(value) - right.value)
     against = expectation.figures if cell.instead is None else f"{expectation.figures} {printed.with_unit}, instead"
+    if right.is_verdict:
+        return f"{against} {right.text}, {what} {right.in_unit(value)}"
+    difference = show_difference(right.measured(value) - right.value)
     unit = f" {right.unit}" if right.unit else ""
     return (
         f"{against} {right.with_unit}, {what} {right.in_unit(value)}, difference {difference}{unit} "

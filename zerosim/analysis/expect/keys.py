@@ -1,21 +1,24 @@
 """The keys of a table [expect], and which of them go together.
 
-source                where it is printed: paper, section or table (required)
-title                 what the figures are (required where a file has several tables)
-quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
-formula_only          why nothing is counted, where there is no quantity
-printed               the figures as strings, one for each place of the grid; **bold**, "-" for none
-computed              in its place, for figures that no source prints: its rule with numbers put in by the file
-unit                  of figures that name none, such as GB
-rounding              how the source rounded (`figures.py`); or, for what a source measured:
-within                how far count and causes may be from it, such as "5%", or "64KiB" where the unit is B
-outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
-bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
-instead, note         figures that the source's own rule gives where it prints others, and why
-beside, why           a count that is shown and not judged, and why it differs
-with, sweep           fields of this table's runs; its own grid instead of the file's
-counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
-at, memory, calculator   what some quantities take: a moment, devices' bytes, whose rule
+A key and what it says:
+
+    source                where it is printed: paper, section or table (required)
+    title                 what the figures are (required where a file has several tables)
+    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
+    formula_only          why nothing is counted, where there is no quantity
+    printed               the figures as strings, one for each place of the grid; **bold**, "-" for none
+    computed              in its place, for figures that no source prints: its rule with numbers put in by the file
+    unit                  of figures that name none, such as GB
+    rounding              how the source rounded (`figures.py`); or, for what a source measured:
+    within                how far count and causes may be from it, such as "5%", or "64KiB" where the unit is B; from
+                          "100%" on also in the other direction: "300%" is four times as much, or a fourth
+    outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
+    bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
+    instead, note         figures that the source's own rule gives where it prints others, and why
+    beside, why           a count that is shown and not judged, and why it differs
+    with, sweep           fields of this table's runs; its own grid instead of the file's
+    counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
+    at, memory, calculator   what some quantities take: a moment, devices' bytes or a device by name, whose rule
 """
 
 from __future__ import annotations
@@ -51,9 +54,9 @@ _FROM: Mapping[str, str] = MappingProxyType(
     {PRINTED: "the figures as they are printed, as strings", COMPUTED: "those that its rule gives, worked out here"}
 )
 """The keys of the figures themselves, of which a table has one."""
-MEASURED_ONLY = ("peak_bytes", "allocated_bytes")
+MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch")
 """Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
-NOT_TRAINED = ("largest_model", "parameters", "block_matrices")
+NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices")
 """Counts that are read off no step."""
 KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory")
 

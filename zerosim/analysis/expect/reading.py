@@ -26,6 +26,7 @@ from zerosim.analysis.expect.keys import (
 from zerosim.analysis.expect.sweeps import MP, NO_FIELDS, PIPELINE_STAGE, Axis, Point, describe, grid, read_axes
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
+from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.errors import InputError, did_you_mean
 from zerosim.units import LONGEST_NUMBER, parse_bytes, shown
 
@@ -80,7 +81,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
         at=table.get("at", "end_of_backward"),
-        memory=_size(table, "memory") if "memory" in table else 0,
+        memory=_memory(table) if "memory" in table else 0,
         axes=axes,
         cells=tuple(
             Cell(
@@ -156,10 +157,10 @@ def _within(table: Mapping[str, Any]) -> Fraction | int:
     text = table["within"]
     if table.get("unit") == "B" and "%" not in text:
         return _size(table, "within")
-    match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%", text)
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%", text)
     if match is None or not Fraction(match[1]):
         raise InputError(
-            f'within {shown(text)}: expected a share of what is printed above 0 and below 100 %, such as "5%"'
+            f'within {shown(text)}: expected a share of what is printed above 0 and below 1,000 %, such as "5%"'
         )
     return Fraction(match[1]) / 100
 
@@ -176,6 +177,14 @@ def _outside(table: Mapping[str, Any], dimension: str) -> dict[str, int | Quanti
             raise InputError(f"outside {cause!r}: {value!r} is not known; {hint}")
         found[cause] = known[value] if isinstance(value, str) and value in known else _size(table["outside"], cause)
     return found
+
+
+def _memory(table: Mapping[str, Any]) -> int | Hardware:
+    """A size, or a device by its name. Raises: InputError for neither."""
+    value = table["memory"]
+    if isinstance(value, str) and not value[:1].isdigit():
+        return find_hardware(value)
+    return _size(table, "memory")
 
 
 def _size(table: Mapping[str, Any], key: str) -> int:
