@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.advice import run
-from zerosim.analysis.expect.largest import fits, largest_that_fits
-from zerosim.analysis.search import most_that_fits
+from zerosim.analysis.expect.largest import fits, largest_states, largest_that_fits
 from zerosim.analysis.shares import is_mesh, share_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -64,13 +63,8 @@ class Runs:
 
     def largest_states(self, config: RunConfig, memory: int) -> int:
         """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
-
-        def states(tried: RunConfig) -> int:
-            return max(sum(rank.model_states().values()) for rank in plan(tried).memory)
-
         if (config, memory, "params") not in self._largest:
-            found = most_that_fits(config, "params", memory, states).best
-            self._largest[config, memory, "params"] = found.value if found else 0
+            self._largest[config, memory, "params"] = largest_states(config, memory)
         return self._largest[config, memory, "params"]
 
 

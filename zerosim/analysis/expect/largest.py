@@ -1,6 +1,6 @@
 """The largest value of a field that fits on a device, found by running on shapes alone.
 
-What a step takes grows with layers and with rows nearly in a line. So two small runs say where the edge should be, and
+What a step takes grows with layers, rows and parameters nearly in a line. So two small runs say where the edge should be, and
 runs on both sides of it say where it is. `analysis/search.py` takes nothing for granted, and more runs.
 """
 
@@ -13,7 +13,8 @@ from zerosim.errors import OutOfMemory
 from zerosim.train.plan import peak_of, plan
 
 SMALL = 8
-"""The line goes through what this many layers or rows take, and twice as many."""
+SMALL_FLAT = 10**9
+"""The line goes through what so many layers or rows take, or a flat model's parameters, and twice as many."""
 
 
 def fits(config: RunConfig, memory: int) -> bool:
@@ -32,11 +33,31 @@ def largest_that_fits(config: RunConfig, field: str, memory: int) -> int:
     def with_value(value: int) -> RunConfig:
         return config.replace(**{field: value})
 
-    at_small, at_twice = (peak_of(with_value(value)) for value in (SMALL, 2 * SMALL))
-    guess = SMALL + SMALL * (memory - at_small) // max(1, at_twice - at_small)
-    highest = OPTIONS[field].high
-    assert highest is not None
-    return edge(lambda value: fits(with_value(value), memory), min(guess, int(highest)))
+    guess = _guess(lambda value: peak_of(with_value(value)), SMALL, memory)
+    return edge(lambda value: fits(with_value(value), memory), min(guess, _highest(field)))
+
+
+def largest_states(config: RunConfig, memory: int) -> int:
+    """Parameters of the largest flat model whose counted states are no more than so many bytes on any rank; 0 where
+    none is."""
+
+    def states(params: int) -> int:
+        return max(sum(rank.model_states().values()) for rank in plan(config.replace(params=params)).memory)
+
+    guess = _guess(states, SMALL_FLAT, memory)
+    return edge(lambda params: states(params) <= memory, min(guess, _highest("params")))
+
+
+def _guess(nbytes: Callable[[int], int], small: int, memory: int) -> int:
+    """Where the line through two small values reaches the memory."""
+    at_small, at_twice = nbytes(small), nbytes(2 * small)
+    return small + small * (memory - at_small) // max(1, at_twice - at_small)
+
+
+def _highest(field: str) -> int:
+    high = OPTIONS[field].high
+    assert high is not None  # of every field that is searched
+    return int(high)
 
 
 def edge(is_inside: Callable[[int], bool], guess: int) -> int:
