@@ -1,7 +1,7 @@
 """The largest value of a field that fits on a device, found by running on shapes alone.
 
-What a step takes grows with layers, rows and parameters nearly in a line. So two small runs say where the edge should be, and
-runs on both sides of it say where it is. `analysis/search.py` takes nothing for granted, and more runs.
+What a step takes grows with layers, rows and parameters nearly in a line. So two small runs say where the edge should
+be, and runs on both sides of it say where it is. `analysis/search.py` takes nothing for granted, and more runs.
 """
 
 from __future__ import annotations
