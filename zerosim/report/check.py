@@ -27,7 +27,7 @@ from zerosim.report.notebook import InNotebook
 SAID_BY = {
     PRINTED: "Printed:",
     MEASURED: "Measured:",
-    COMPUTED: "Computed, and printed by no source: the numbers of these runs, put into the rule of",
+    COMPUTED: "Computed for these runs, and printed by no source; the rule:",
 }
 
 
