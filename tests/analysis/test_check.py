@@ -18,8 +18,9 @@ from zerosim.analysis import formulas
 from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
-from zerosim.analysis.expect.figures import parse_figure, printed_like
-from zerosim.analysis.expect.reading import KEYS
+from zerosim.analysis.expect.figures import VERDICTS, parse_figure, printed_like
+from zerosim.analysis.expect.keys import FIGURES, KEYS
+from zerosim.analysis.expect.largest import edge
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
@@ -27,6 +28,8 @@ from zerosim.errors import InputError
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
+SLOW = ("figure6.toml", "figure7.toml", "figure8.toml", "table2_measured.toml")  # models of up to 225 blocks, searched
+COUNTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FILES]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,19 @@ def test_the_readme_names_every_key_and_every_quantity() -> None:
     assert said["formula"] == set(FORMULAS)
 
 
-@pytest.mark.parametrize("name", FILES)
+def test_the_readme_has_every_file_and_its_figures() -> None:
+    """So that no table and no figure is lost unseen. Nothing has to be counted for that."""
+    rows = [line.split("|") for line in (FOLDER / "README.md").read_text("utf-8").splitlines() if ".toml` |" in line]
+    said = {row[1].strip(" `"): [int(cell.strip().replace("-", "0")) for cell in row[3:8]] for row in rows}
+    for name in FILES:
+        tables = read_expectations(read(name))
+        kinds = [sum(len(table.cells) for table in tables if table.figures == kind) for kind in FIGURES]
+        counted = sum(len(table.cells) for table in tables if table.quantity)
+        assert said.pop(name) == [*kinds, counted, sum(kinds) - counted], name
+    assert not said
+
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_every_scenario_passes(name: str, runs: Runs) -> None:
     for table in tables_of(read(name), runs):
         assert [failure for cell in table.cells for failure in cell.failures] == []
@@ -87,8 +102,10 @@ def next_digit(text: str) -> str:
 
 
 def another(text: str, table: dict[str, Any]) -> str:
-    """A figure that is not this one: off by one in its last digit, or where it was measured, in its first."""
-    return str(9 - int(text[0])) + text[1:] if "within" in table else next_digit(text)
+    """A figure that is not this one: off by one in its last digit, or where it was measured, more than it was."""
+    if text in VERDICTS:
+        return VERDICTS[1 - VERDICTS.index(text)]
+    return f"99{text}" if "within" in table else next_digit(text)
 
 
 def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -> ScenarioFile:
@@ -97,18 +114,19 @@ def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -
     return ScenarioFile(file.path, file.run, file.sweep, expect)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", COUNTED)
 def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
     """Each printed figure that is another is found, there and nowhere else."""
     file = read(name)
     for index, table in enumerate(file.expect):
         right = dict(figures_in(table.get("instead", [])))
-        for place, text in figures_in(table["printed"]):
-            key, was = ("instead", right[place]) if place in right else ("printed", text)
+        own = "computed" if "computed" in table else "printed"
+        for place, text in figures_in(table[own]):
+            key, was = ("instead", right[place]) if place in right else (own, text)
             wrong = another(was, table)
             judged = judge(read_expectations(changed(file, index, key, place, wrong))[index], runs)
             (failed,) = [cell for cell in judged.cells if not cell.passed]
-            figure = failed.printed if key == "printed" else failed.instead
+            figure = failed.printed if key == own else failed.instead
             assert figure is not None
             assert figure.text == wrong.strip("*"), f"{key} {was} at {place}"
 
@@ -119,9 +137,10 @@ def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
     file = read(name)
     for index, table in enumerate(file.expect):
         for place, text in figures_in(table.get("instead", [])):
-            judged = tables_of(changed(file, index, "printed", place, text), runs)[index]
+            own = "computed" if "computed" in table else "printed"
+            judged = tables_of(changed(file, index, own, place, text), runs)[index]
             (failed,) = [cell for cell in judged.cells if not cell.passed]
-            assert "is what is printed: drop instead" in failed.failures[0]
+            assert f"is what is {own}: drop instead" in failed.failures[0]
 
 
 def test_every_bold_cell_of_table_1_can_fail(runs: Runs) -> None:
@@ -258,6 +277,48 @@ def test_what_was_measured_is_a_count_and_causes(tmp_path: Path, capsys: pytest.
     assert "a library (2.00 KB)" in said
 
 
+SMALL_GPT = 'model = "gpt"\nlayers = 1\nranks = 2\nstage = 2\n'
+
+
+def test_what_fits_is_a_verdict_and_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest fits, one more does not, and what is off by more than the tolerance fails in both directions."""
+    head = 'source = "s"\nmemory = "2MB"\n'
+
+    def check_largest(quantity: str, within: str, printed: int) -> int:
+        text = f'{head}quantity = "{quantity}"\nwithin = "{within}"\nprinted = "{printed}"\n'
+        return main(["check", scenario(tmp_path, text, SMALL_GPT, ""), "--json", "-"])
+
+    found = {}
+    for quantity in ("largest_batch", "largest_model"):
+        assert check_largest(quantity, "1%", 1) == 1
+        (cell,) = json.loads(capsys.readouterr().out)["scenarios"][0]["tables"][0]["cells"]
+        found[quantity] = cell["counted"]
+    rows = found["largest_batch"]
+    assert [check_largest("largest_batch", "300%", printed) for printed in (4 * rows, 4 * rows + 1)] == [0, 1]
+    assert [check_largest("largest_batch", "99%", printed) for printed in (2 * rows, 100 * rows + 1)] == [0, 1]
+    capsys.readouterr()
+    verdict = f'{head}quantity = "fits"\nrounding = "exact"\nprinted = ["fits", "{{}}"]\n'
+    sweep = f"[sweep]\nmicro_batch = [{rows}, {rows + 1}]\n"
+    assert main(["check", scenario(tmp_path, verdict.format("OOM"), SMALL_GPT, sweep)]) == 0
+    assert main(["check", scenario(tmp_path, verdict.format("fits"), SMALL_GPT, sweep)]) == 1
+    assert f"micro_batch={rows + 1}: printed fits, counted OOM" in capsys.readouterr().out
+    layers = [
+        RunConfig.from_dict({"model": "gpt", "layers": layers, "micro_batch": 1, "ranks": 2, "stage": 2})
+        for layers in range(1, 40)
+    ]
+    runs = Runs()
+    assert found["largest_model"] in [runs.model(config).num_parameters for config in layers]
+
+
+@pytest.mark.parametrize("guess", [-5, 0, 1, 6, 7, 8, 100])
+@pytest.mark.parametrize("largest", [0, 1, 7, 64])
+def test_an_edge_is_found_from_any_guess(largest: int, guess: int) -> None:
+    asked: list[int] = []
+    assert edge(lambda value: asked.append(value) or value <= largest, guess) == largest  # type: ignore[func-returns-value]
+    assert largest + 1 in asked
+    assert len(set(asked)) == len(asked)
+
+
 def test_several_files_and_folders_each_once(capsys: pytest.CaptureFixture[str]) -> None:
     one = str(FOLDER / "figure1.toml")
     assert main(["check", one, str(FOLDER / "trillion.toml"), one]) == 0
@@ -268,9 +329,71 @@ def test_several_files_and_folders_each_once(capsys: pytest.CaptureFixture[str])
 
 def test_a_folder_says_what_it_does_not_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario(tmp_path)
-    (tmp_path / "plain.toml").write_text(RUN, "utf-8")
+    (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 0
     assert f"Not checked, for they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "# a comment\n", RUN, RUN + SWEEP])
+def test_a_file_that_lost_what_it_expects_fails(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a folder, beside one that is whole."""
+    scenario(tmp_path)
+    (tmp_path / "lost.toml").write_text(text, "utf-8")
+    assert main(["check", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"scenario {tmp_path}/lost.toml: there is no [expect] in it, so nothing to check" in said
+
+
+# Each kind of table that this folder has, in small: what is counted, and how its figures are judged.
+KINDS = {
+    "printed": GOOD,
+    "printed, with a formula": GOOD + 'formula = "model_states_bytes"\n',
+    "computed": GOOD.replace("printed =", "computed ="),
+    "measured": GOOD.replace('rounding = "exact"', 'within = "5%"'),
+    "contradicted": GOOD.replace('["16", "4"]', '["17", "4"]') + 'instead = ["16", "-"]\nnote = "n"\n',
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lost", ["quantity", "misspelt", "count", "figures", "figure"])
+def test_a_table_that_lost_its_count_or_a_figure_fails(
+    kind: str, lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", scenario(tmp_path, KINDS[kind])]) == 0
+    capsys.readouterr()
+    pattern, new = {
+        "quantity": (r"(?m)^quantity = .*\n", ""),
+        "misspelt": (r"(?m)^quantity", "quantiti"),
+        "count": (r'quantity = "model_states_bytes"', 'quantity = "model_states"'),
+        "figures": (r"(?m)^(printed|computed) = .*\n", ""),
+        "figure": (r'(?m)^((?:printed|computed) = .*), "4"\]', r"\1]"),
+    }[lost]
+    expect, times = re.subn(pattern, new, KINDS[kind])
+    assert times == 1
+    assert main(["check", scenario(tmp_path, expect)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("right", ['["15", "-"]', '["-", "-"]', '["17", "-"]', '["16", "5"]'])
+def test_an_instead_that_no_longer_matches_fails(
+    right: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed_to = KINDS["contradicted"].replace('["16", "-"]', right)
+    assert main(["check", scenario(tmp_path, changed_to)]) == 1
+    assert capsys.readouterr().out.count("≠ ") == 2  # in the table, and in words
+
+
+def test_a_figure_is_counted_or_says_that_it_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expect = replaced("quantity =", 'formula_only = "no moment has it."\nformula =')
+    path = scenario(tmp_path, expect)
+    assert main(["check", path, str(FOLDER / "figure1.toml")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Formula only, for these figures are no count's: {path}: no moment has it." in said
+    assert "6 printed figures in 2 scenarios: 4 compared with a count, 6 with a formula, 2 with that alone." in said
+    assert main(["check", scenario(tmp_path, expect.replace("printed =", "computed =")), "--json", "-"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["scenarios"][0]["tables"]
+    assert (table["figures"], table["quantity"], table["formula_only"]) == ("computed", None, "no moment has it.")
 
 
 def test_json_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,7 +420,7 @@ def test_json_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_every_table_fits_its_width(
     name: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "training.toml" and width != 80:
+    if name in ("training.toml", *SLOW) and width != 80:
         pytest.skip("one width is enough of what takes seconds")
     monkeypatch.setenv("COLUMNS", str(width))
     main(["check", str(FOLDER / name)])
@@ -342,6 +465,18 @@ BAD_EXPECT = [
     (GOOD + "with = { stage = 1 }\n", "sweep: stage has a value of its own too"),
     (replaced('"exact"', '"multiples-of-first-row"'), "the first axis of [sweep] must be mp"),
     (replaced('"model_states_bytes"', '"largest_model"'), "memory is missing: largest_model needs it"),
+    (
+        replaced("quantity =", "formula ="),
+        "quantity is missing: name the count of these figures, or say in formula_only",
+    ),
+    (GOOD + 'formula_only = "f"\n', "formula_only: model_states_bytes is counted; leave it out"),
+    (GOOD + 'computed = ["16", "4"]\n', "computed and printed: what is worked out here no source has printed"),
+    (replaced('"model_states_bytes"', '"peak_bytes"'), "within is missing: peak_bytes is of one program alone"),
+    (replaced('"model_states_bytes"', '"fits"') + 'memory = "1KB"\n', "'16': expected OOM or fits, or - for none"),
+    (
+        replaced('"model_states_bytes"', '"largest_model"').replace('"KB"', '"K"') + 'memory = "v10"\n',
+        "unknown hardware 'v10': did you mean v100-32?",
+    ),
     (GOOD + 'within = "5%"\n', "or within for what was measured, not both"),
     (
         replaced('rounding = "exact"', 'within = "a little"'),
@@ -393,7 +528,7 @@ def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, caps
 def test_nothing_to_check_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path)]) == 2
     assert "holds no scenario" in capsys.readouterr().err
-    (tmp_path / "plain.toml").write_text(RUN, "utf-8")
+    (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 2
     assert "nothing to check" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "missing.toml")]) == 2

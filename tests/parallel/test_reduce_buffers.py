@@ -52,6 +52,17 @@ def test_the_buffers_are_those_bytes_for_each_backward_or_for_good(stage: int, c
     assert {event.scope.phase for event in opened} == {"init" if stage == 3 else "backward"}
 
 
+def test_of_a_whole_that_persists_the_own_slice_is_kept() -> None:
+    """Stage 1 with Megatron's buffer: what is reduced out of a constant-size buffer lands in the own part of it, and
+    only that is copied to fp32."""
+    settings = dict(ranks=2, stage=1, steps=2, precision="fp16", recipe="megatron", tie_embeddings=False)
+    plain, ours = run(small(**settings)), run(small(**settings, reduce_bucket=1500))
+    assert ours.losses == plain.losses
+    assert all((ours.weights[key] == plain.weights[key]).all() for key in plain.weights)
+    assert ours.memory[0].marks["after_step"].by_kind == plain.memory[0].marks["after_step"].by_kind
+    assert_same_record(small(**settings, reduce_bucket=1500))
+
+
 def test_with_two_buffers_one_is_reduced_while_the_other_is_filled() -> None:
     def most_under_way(count: int) -> int:
         events = run(

@@ -31,8 +31,13 @@ def main(args: argparse.Namespace) -> int:
     files = [read_scenario_file(path) for path in found]
     expectations = {file.path: read_expectations(file) for file in files}
     skipped = [path for path, tables in expectations.items() if not tables]
+    if bare := next((file.path for file in files if not file.expect and not file.is_run_alone), None):
+        raise InputError(
+            f"scenario {bare}: there is no [expect] in it, so nothing to check; write expect = [] in a file that is "
+            "for zerosim run alone"
+        )
     if bare := next((path for path in skipped if path in named), None):
-        raise InputError(f"scenario {bare}: there is no [expect] in it, so nothing to check: see zerosim run {bare}")
+        raise InputError(f"scenario {bare}: it expects nothing, so there is nothing to check: see zerosim run {bare}")
     if len(skipped) == len(files):
         raise InputError(f"no [expect] in any scenario of {', '.join(args.paths)}: nothing to check")
     runs_of = [cell.config for tables in expectations.values() for table in tables for cell in table.cells]

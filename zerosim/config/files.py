@@ -17,12 +17,16 @@ TABLES = ("sweep", "expect")
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
-    """One file, not yet checked: `run` as flat fields of a RunConfig, `sweep`, and each of its [expect] tables."""
+    """One file, not yet checked: `run` as flat fields of a RunConfig, `sweep`, and each of its [expect] tables.
+
+    `is_run_alone`: it says that it expects nothing (`expect = []`). A file without any [expect] may have lost it.
+    """
 
     path: str
     run: dict[str, Any]
     sweep: dict[str, Any]
     expect: tuple[dict[str, Any], ...]
+    is_run_alone: bool = False
 
 
 def read_scenario(path: str) -> dict[str, Any]:
@@ -45,10 +49,10 @@ def read_scenario_file(path: str) -> ScenarioFile:
             hint = did_you_mean(name, TABLES, "the tables are [sweep] and [expect]", quote=lambda table: f"[{table}]")
             raise InputError(f"scenario {path}: unknown table [{name}]; {hint}")
         values[name] = value
-    sweep, expect = values.pop("sweep", {}), values.pop("expect", [])
+    sweep, expect = values.pop("sweep", {}), values.pop("expect", None)
     if not isinstance(sweep, dict):
         raise InputError(f"scenario {path}: sweep {sweep!r}: expected a table, [sweep]")
-    tables = [expect] if isinstance(expect, dict) else expect
+    tables = [] if expect is None else [expect] if isinstance(expect, dict) else expect
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise InputError(f"scenario {path}: expect {expect!r}: expected a table, [expect], or several, [[expect]]")
-    return ScenarioFile(path, values, sweep, tuple({**table} for table in tables))
+    return ScenarioFile(path, values, sweep, tuple({**table} for table in tables), is_run_alone=expect == [])

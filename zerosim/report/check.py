@@ -17,11 +17,18 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis.expect import Judged
+from zerosim.analysis.expect.keys import COMPUTED, FIGURES, MEASURED, PRINTED
 from zerosim.analysis.expect.sweeps import describe
 from zerosim.report.check_tables import basis, contradictions, figures_table, rules
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right
 from zerosim.report.names import counted
 from zerosim.report.notebook import InNotebook
+
+SAID_BY = {
+    PRINTED: "Printed:",
+    MEASURED: "Measured:",
+    COMPUTED: "Computed for these runs, and printed by no source; the rule:",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +44,16 @@ class CheckedFile:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """How many figures there are, how many of them are compared with what, are bold, or differ."""
+        """How many figures there are, how many of them are compared with what, are from where, are bold, or differ."""
         return {
             "figures": sum(len(table.cells) for table in self.tables),
             "by count": sum(len(table.cells) for table in self.tables if table.expectation.quantity is not None),
             "by formula": sum(len(table.cells) for table in self.tables if table.expectation.formula is not None),
+            "formula only": sum(len(table.cells) for table in self.tables if table.expectation.quantity is None),
+            **{
+                figures: sum(len(table.cells) for table in self.tables if table.expectation.figures == figures)
+                for figures in FIGURES
+            },
             "bold": sum(table.num_bold for table in self.tables),
             "differ": self.num_failed,
         }
@@ -81,6 +93,7 @@ class CheckReport(InNotebook):
         yield Stack(
             *(_whole(path, table) for path, table in tables if in_full),
             _overview(self.files) if several or not in_full else None,
+            None if in_full else _uncounted(tables),
             None if in_full else _contradicted(tables),
             _failures(tables),
             _closing(self),
@@ -93,12 +106,12 @@ def _whole(path: str, judged: Judged) -> RenderableType:
     title = f"{path}: {expectation.title}" if expectation.title else path
     return Stack(
         prose(title, "bold"),
-        prose(f"Printed: {expectation.source}."),
+        prose(f"{SAID_BY[expectation.figures]} {expectation.source}."),
         prose(basis(expectation), "dim"),
         Text(""),
         figures_table(judged),
         Text(""),
-        prose(rules(expectation), "dim"),
+        prose(rules(judged), "dim"),
         prose(f"Note: {expectation.note}", "yellow") if expectation.note else None,
         prose(f"Beside it, not judged: {expectation.why}", "yellow") if expectation.why else None,
         close=True,
@@ -106,16 +119,18 @@ def _whole(path: str, judged: Judged) -> RenderableType:
 
 
 def _overview(files: Sequence[CheckedFile]) -> RenderableType:
-    """A line for each file: how many figures, how many of them beside a count, beside a formula, in bold, wrong."""
+    """A line for each file: how many figures, how many of them beside a count, a formula or that alone, how many that
+    no source prints, how many that differ."""
     folders = {str(Path(file.path).parent) for file in files}
     folder = next(iter(folders)) if len(folders) == 1 else ""
     title = Column(f"{folder}/" if folder else "scenario", overflow="fold")
-    headers = ("figures", "by count", "by formula", "bold", "differ")
+    names = ("figures", "by count", "by formula", "formula only", "computed", "differ")
+    headers = [name.replace(" ", "\n") for name in names]
     grid = Grid(title, *(right(name, no_wrap=True) for name in headers), Column("", no_wrap=True))
     for file in files:
-        counts = (str(file.numbers[name] or "-") for name in headers)
+        counts = (str(file.numbers[name] or "-") for name in names)
         grid.add(Path(file.path).name if folder else file.path, *counts, not file.num_failed)
-    return Adaptive(grid, grid.without("figures", "bold"))
+    return Adaptive(grid, grid.without("figures", "by\nformula"))
 
 
 def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
@@ -129,6 +144,17 @@ def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
     return Stack(*lines, close=True) if lines else None
 
 
+def _uncounted(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
+    """Tables of which nothing is counted, and why."""
+    notes = [
+        prose(f"{path}: {f'{title}: ' if (title := table.expectation.title) else ''}{table.expectation.formula_only}")
+        for path, table in tables
+        if table.expectation.formula_only
+    ]
+    heading = prose("Formula only, for these figures are no count's:", "bold")
+    return Stack(heading, *notes, close=True) if notes else None
+
+
 def _contradicted(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
     """Where a source's figures are not what its own rule gives, and why."""
     notes = [
@@ -139,12 +165,17 @@ def _contradicted(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None
 
 
 def _closing(report: CheckReport) -> RenderableType:
-    figures, counts, formulas = (
-        sum(file.numbers[name] for file in report.files) for name in ("figures", "by count", "by formula")
-    )
+    total = {name: sum(file.numbers[name] for file in report.files) for name in report.files[0].numbers}
+    number = total["figures"]
+    from_where = [(total[name], name) for name in FIGURES if total[name]]
+    if len(from_where) > 1:
+        what = f"{counted(number, 'figure')} ({', '.join(f'{each:,} {name}' for each, name in from_where)})"
+    else:
+        what = counted(number, f"{from_where[0][1]} figure")
+    alone = f", {total['formula only']} with that alone" if total["formula only"] else ""
     text = (
-        f"{counted(figures, 'printed figure')} in {counted(len(report.files), 'scenario')}: {counts} compared with a "
-        f"count, {formulas} with a formula. "
+        f"{what} in {counted(len(report.files), 'scenario')}: {total['by count']} compared with a count, "
+        f"{total['by formula']} with a formula{alone}. "
     )
     failed = sum(file.num_failed for file in report.files)
     text += "All agree." if report.passed else f"{failed} {'do' if failed > 1 else 'does'} not agree."
@@ -160,9 +191,10 @@ def _line(text: str, style: str) -> Adaptive:
 
 def _table_dict(judged: Judged) -> dict[str, Any]:
     expectation = judged.expectation
-    names = ("title", "source", "quantity", "formula", "beside", "why", "note", "rounding", "counted_on")
+    names = ("title", "source", "figures", "quantity", "formula", "formula_only", "beside", "why", "note", "rounding")
     return {
         **{name: getattr(expectation, name) for name in names},
+        "counted_on": expectation.counted_on,
         "within": _number(expectation.within) if expectation.within else None,
         "passed": judged.passed,
         "cells": [

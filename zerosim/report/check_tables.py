@@ -18,7 +18,8 @@ from zerosim.analysis.expect import Expectation, Judged, JudgedCell
 from zerosim.analysis.expect.asked import SHAPES
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
-from zerosim.analysis.expect.figures import ROUNDINGS, show, show_difference, within_text
+from zerosim.analysis.expect.figures import ROUNDINGS, show_difference, within_text
+from zerosim.analysis.expect.keys import FIGURES, MEASURED
 from zerosim.analysis.expect.sweeps import Axis, grid
 from zerosim.report.look import Adaptive, Cell, Grid, Look, right
 from zerosim.units import format_bytes
@@ -60,7 +61,8 @@ def _whole(judged: Judged, *second: str) -> Grid:
         table.rule()
         cells = [places.get((row, *second, *labels)) for labels in columns]
         for kind in _kinds(judged):
-            table.add(row if kind == "printed" else None, kind, *(_entry(cell, kind) for cell in cells))
+            place = row if kind in FIGURES else None
+            table.add(place, kind, *(_entry(cell, kind) for cell in cells))
     return table
 
 
@@ -81,7 +83,7 @@ def _tall(judged: Judged) -> Grid:
     for cell in judged.cells:
         table.rule()
         for kind in _kinds(judged):
-            table.add(", ".join(cell.labels) if kind == "printed" else None, kind, _entry(cell, kind))
+            table.add(", ".join(cell.labels) if kind in FIGURES else None, kind, _entry(cell, kind))
     return table
 
 
@@ -89,12 +91,13 @@ def _kinds(judged: Judged) -> list[str]:
     """What there is to show of each figure."""
     expectation = judged.expectation
     has = {
-        "printed": True,
+        expectation.figures: True,
         "instead": any(cell.instead for cell in judged.cells),
         "count": expectation.quantity,
         "outside": expectation.outside,
         "formula": expectation.formula,
-        "difference": True,
+        "difference": not judged.cells[0].printed.is_verdict,
+        "off": expectation.figures == MEASURED,
         "count beside": expectation.beside,
     }
     return [kind for kind, there in has.items() if there]
@@ -103,9 +106,9 @@ def _kinds(judged: Judged) -> list[str]:
 def _entry(cell: JudgedCell | None, kind: str) -> Cell:
     """One number in the figure's unit; the verdict stands with the figure that is judged."""
     if cell is None:
-        return Text("-" if kind == "printed" else "", style="dim")
+        return Text("-" if kind in FIGURES else "", style="dim")
     figure, mark = cell.printed, "✓" if cell.passed else "≠"
-    if kind == "printed":
+    if kind in FIGURES:
         text = f"*{figure.text}*" if figure.is_bold else figure.text
         if cell.instead is not None:
             return Text(f"{text}  ", style="dim")
@@ -115,9 +118,11 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
         return Text(right_one, style="yellow" if cell.passed else "bold red")
     if kind == "difference":
         return Text(show_difference(cell.difference), style="" if cell.passed else "red")
+    if kind == "off":
+        return Text(f"{float(100 * cell.share_off):+.3g} %", style="" if cell.passed else "red")
     outside = sum(cell.outside.values(), Fraction(0))
     value = {"count": cell.counted, "outside": outside, "formula": cell.formula, "count beside": cell.beside}[kind]
-    return Text("" if value is None else show(figure.measured(value)))
+    return Text("" if value is None else figure.shown(value))
 
 
 def _header(axis: Axis, label: str) -> str:
@@ -142,6 +147,8 @@ def basis(expectation: Expectation) -> str:
     if expectation.formula:
         of = f"{expectation.calculator}, " if expectation.calculator else ""
         parts.append(f"Formula: {of}{FORMULAS[expectation.formula].what}.")
+    if expectation.formula_only:
+        parts.append(f"Formula only: {expectation.formula_only}")
     if expectation.beside:
         parts.append(f"Count beside it ({where}{at}): {COUNTS[expectation.beside].what}.")
     units = {cell.printed.unit: cell.printed.scale for cell in expectation.cells if cell.printed.scale > 1}
@@ -149,11 +156,15 @@ def basis(expectation: Expectation) -> str:
     return " ".join(parts)
 
 
-def rules(expectation: Expectation) -> str:
-    """How the source rounded, and what it sets in bold."""
+def rules(judged: Judged) -> str:
+    """How the source rounded, and what it sets in bold; of what it measured, how far off the count may be and is."""
+    expectation = judged.expectation
     if not expectation.rounding:
         added = " with what is outside of it" if expectation.outside else ""
-        return f"Measured: the count{added} is to be within {within_text(expectation.within)} of what is printed."
+        return (
+            f"Measured: the count{added} may be {within_text(expectation.within)} off; the worst is "
+            f"{float(100 * judged.worst):.3g} % off."
+        )
     text = f"Rounding: {ROUNDINGS[expectation.rounding]}."
     if expectation.bold:
         size = format_bytes(expectation.bold.at_most)

@@ -185,8 +185,9 @@ class GradAccumulator:
         if grad is None:
             return
         if self.grad_shard is None and self._lasting is not None:
-            self.device.kernel(0, self.device.backend.copy, grad.array, self._lasting.array)
-            self.grad_shard = self._lasting
+            own = self._lasting[self.own.start : self.own.stop] if self.keeps_whole_grad else self._lasting
+            self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
+            self.grad_shard = own
         else:
             self.grad_shard = _added(self.grad_shard, grad)
 

@@ -1,10 +1,12 @@
 """Scenarios that check themselves: what a source prints, read, and judged against what is counted.
 
 expectation.py   a table [expect], as values
+keys.py          the keys of a table [expect], and which go together
 reading.py       the table [expect] of a file
 sweeps.py        the grid of runs that a table spans
 figures.py       printed figures: units, bold type, rounding
 asked.py         a question about a run, and the runs that are needed
+largest.py       what fits on a device, and the largest that does
 counts.py        what can be counted on a run
 closed_forms.py  what can be computed from its values
 judging.py       whether count and formula, rounded as the source rounds, are what it prints

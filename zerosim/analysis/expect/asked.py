@@ -9,12 +9,13 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.advice import run
-from zerosim.analysis.search import most_that_fits
+from zerosim.analysis.expect.largest import fits, largest_states, largest_that_fits
 from zerosim.analysis.shares import is_mesh, share_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.errors import InputError
+from zerosim.models.model import Model
 from zerosim.train.build import build_model
 from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
@@ -32,8 +33,9 @@ class Runs:
 
     def __init__(self) -> None:
         self._made: dict[tuple[RunConfig, str], RunResult] = {}
-        self._largest: dict[tuple[RunConfig, int], int] = {}
-        self._parameters: dict[RunConfig, int] = {}
+        self._largest: dict[tuple[RunConfig, int, str], int] = {}
+        self._fits: dict[tuple[RunConfig, int], bool] = {}
+        self._models: dict[RunConfig, Model] = {}
 
     def result(self, config: RunConfig, counted_on: str) -> RunResult:
         """A step on shapes alone, or training for real numbers. Raises: what either raises."""
@@ -41,22 +43,29 @@ class Runs:
             self._made[config, counted_on] = run(config) if counted_on == TRAINING else plan(config)
         return self._made[config, counted_on]
 
-    def parameters(self, config: RunConfig) -> int:
-        """Of the model as it is built; nothing has to run for that."""
-        if config not in self._parameters:
-            self._parameters[config] = build_model(config, Device(0, make_backend("meta"))).num_parameters
-        return self._parameters[config]
+    def model(self, config: RunConfig) -> Model:
+        """As it is built; nothing has to run for that."""
+        if config not in self._models:
+            self._models[config] = build_model(config, Device(0, make_backend("meta")))
+        return self._models[config]
 
-    def largest(self, config: RunConfig, memory: int) -> int:
+    def fits(self, config: RunConfig, memory: int) -> bool:
+        """Whether a step needs no more than so many bytes."""
+        if (config, memory) not in self._fits:
+            self._fits[config, memory] = fits(config, memory)
+        return self._fits[config, memory]
+
+    def largest(self, config: RunConfig, memory: int, field: str) -> int:
+        """The largest value of a field with which a step fits; 0 where none does."""
+        if (config, memory, field) not in self._largest:
+            self._largest[config, memory, field] = largest_that_fits(config, field, memory)
+        return self._largest[config, memory, field]
+
+    def largest_states(self, config: RunConfig, memory: int) -> int:
         """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
-
-        def states(tried: RunConfig) -> int:
-            return max(sum(rank.model_states().values()) for rank in plan(tried).memory)
-
-        if (config, memory) not in self._largest:
-            found = most_that_fits(config, "params", memory, states).best
-            self._largest[config, memory] = found.value if found else 0
-        return self._largest[config, memory]
+        if (config, memory, "params") not in self._largest:
+            self._largest[config, memory, "params"] = largest_states(config, memory)
+        return self._largest[config, memory, "params"]
 
 
 @dataclass(frozen=True, slots=True)

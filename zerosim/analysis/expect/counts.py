@@ -5,6 +5,7 @@ No formula is in them. Bytes are those of the rank with the most, padding includ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -87,16 +88,33 @@ def _counted_partition(asked: Asked) -> Fraction:
 
 
 def _counted_largest(asked: Asked) -> int:
-    """Times mp: a model of mp times as many parameters leaves each rank what one of this size does."""
-    if asked.config.model.family != "flat":
-        raise InputError(f"model {asked.config.model.name}: the largest is searched among flat ones; choose model flat")
-    return asked.runs.largest(asked.config, asked.memory) * asked.mp
+    """Of flat models by their states, times mp: a model of mp times as many parameters leaves each rank what one of
+    this size does. Of others by all that a step takes, with more and more layers."""
+    c = asked.config
+    if c.model.family == "flat":
+        return asked.runs.largest_states(c, asked.memory) * asked.mp
+    if asked.mp > 1:
+        raise InputError(f"mp {asked.mp}: multiplies flat models; model {c.model.name} runs on tp ranks, give tp")
+    layers = asked.runs.largest(c, asked.memory, "layers")
+    return asked.runs.model(c.replace(layers=layers)).num_parameters if layers else 0
+
+
+def _counted_reserved(asked: Asked) -> int:
+    if asked.config.memory.allocator == "exact":
+        raise InputError("reserved_bytes: an exact allocator takes what is live; give allocator, such as 'caching'")
+    return max(memory.reserved_bytes for memory in asked.memory_of_ranks)
 
 
 def _counted_of_a_rank(asked: Asked) -> int:
     """By the layout that the run was placed with."""
     held = [share.num_parameters for share in shares_of(asked.result)]
     return max(held) if asked.pipeline_stage is None else held[asked.pipeline_stage]
+
+
+def _counted_matrices(asked: Asked) -> int:
+    flats = asked.runs.model(asked.config).flats
+    shapes = [spec.whole_shape for flat in flats if is_block(flat.name) for spec in flat.spec.weights]
+    return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
 def _counted_bubble(asked: Asked) -> Fraction:
@@ -141,6 +159,12 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             "the most at once of the blocks that the allocator gave, rounding and unsplit rests included",
             takes=(PIPELINE_STAGE,),
         ),
+        "reserved_bytes": Quantity(
+            _counted_reserved,
+            "bytes",
+            "the most that the allocator had taken from the device, in use or cached",
+            takes=(PIPELINE_STAGE,),
+        ),
         "spared_bytes": Quantity(_counted_spared, "bytes", "the peak of the same run at stage 0, less this one's"),
         "sent_bytes": Quantity(_counted_sent, "bytes", "model states sent in the last step, by the rank with the most"),
         "sent_over_psi": Quantity(
@@ -168,12 +192,31 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
         ),
         "bubble": Quantity(_counted_bubble, "share", "slots in which a stage waits, over those that its actions take"),
         "parameters": Quantity(
-            lambda asked: asked.runs.parameters(asked.config),
+            lambda asked: asked.runs.model(asked.config).num_parameters,
             "count",
             "parameters that the model declares, a tied table once",
         ),
+        "block_matrices": Quantity(
+            _counted_matrices, "count", "elements of the matrices that the model's blocks declare"
+        ),
         "largest_model": Quantity(
-            _counted_largest, "count", "most parameters whose counted states fit, x mp", ("memory",), ("mp",)
+            _counted_largest,
+            "count",
+            "most parameters of a model that fits: flat by its states, x mp; others by a whole step, layer by layer",
+            ("memory",),
+            ("mp",),
+        ),
+        "largest_batch": Quantity(
+            lambda asked: asked.runs.largest(asked.config, asked.memory, "micro_batch"),
+            "count",
+            "most rows of a micro-batch with which a step fits",
+            ("memory",),
+        ),
+        "fits": Quantity(
+            lambda asked: int(asked.runs.fits(asked.config, asked.memory)),
+            "verdict",
+            "whether a step needs no more than the memory",
+            ("memory",),
         ),
     }
 )

@@ -10,6 +10,7 @@ from zerosim.analysis.expect.asked import Quantity
 from zerosim.analysis.expect.figures import Figure
 from zerosim.analysis.expect.sweeps import Axis
 from zerosim.config import RunConfig
+from zerosim.config.presets.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Expectation:
 
     A figure is compared by its `rounding`, or where that is '' as a share of what is printed that it may be off
     (`within`), with the bytes of the causes that the count leaves out (`outside`) added to the count.
+
+    `figures` says where the figures are from: the source 'printed' or 'measured' them, or they were 'computed' for the
+    file with the source's rule. Where nothing is counted, `formula_only` says why.
     """
 
     path: str
@@ -45,6 +49,8 @@ class Expectation:
     source: str
     quantity: str | None
     formula: str | None
+    figures: str
+    formula_only: str
     beside: str | None
     why: str
     note: str
@@ -55,7 +61,7 @@ class Expectation:
     bold: BoldRule | None
     counted_on: str
     at: str
-    memory: int
+    memory: int | Hardware
     calculator: str
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]

@@ -22,6 +22,7 @@ UNITS: Mapping[str, Mapping[str, int | Fraction]] = MappingProxyType(
         "count": {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12},
         "volume": {"Ψ": 1},
         "share": {"": 1, "%": Fraction(1, 100)},
+        "verdict": {"": 1},
     }
 )
 """How large the units of a dimension are. A count or a share may stand without one."""
@@ -36,6 +37,9 @@ ROUNDINGS: Mapping[str, str] = MappingProxyType(
         "exact": "none, the numbers are equal",
     }
 )
+
+VERDICTS = ("OOM", "fits")
+"""Figures of the dimension "verdict": 0 and 1."""
 
 NOT_PRINTED = "-"
 _CELL = re.compile(r"(\*\*)?([0-9][0-9,]*(?:\.[0-9]+)?) ?([A-Za-zΨ]*)(\*\*)?")
@@ -52,6 +56,10 @@ class Figure:
     is_bold: bool
 
     @property
+    def is_verdict(self) -> bool:
+        return self.text in VERDICTS
+
+    @property
     def value(self) -> Fraction:
         """In its unit."""
         return Fraction(self.digits)
@@ -64,8 +72,12 @@ class Figure:
     def with_unit(self) -> str:
         return f"{self.digits} {self.unit}".rstrip()
 
+    def shown(self, exact: Fraction) -> str:
+        """Bytes or a count as this figure would be shown, in its unit."""
+        return VERDICTS[int(exact)] if self.is_verdict else show(self.measured(exact))
+
     def in_unit(self, exact: Fraction) -> str:
-        return f"{show(self.measured(exact))} {self.unit}".rstrip()
+        return f"{self.shown(exact)} {self.unit}".rstrip()
 
 
 def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
@@ -77,6 +89,10 @@ def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
         raise InputError(f'{text!r}: expected a string, with the digits that are printed, like "31.4"')
     if text == NOT_PRINTED:
         return None
+    if dimension == "verdict":
+        if text not in VERDICTS:
+            raise InputError(f"{text!r}: expected {' or '.join(VERDICTS)}, or - for none")
+        return Figure(text, str(VERDICTS.index(text)), "", 1, False)
     match = _CELL.fullmatch(text) if len(text) <= LONGEST_NUMBER else None
     if match is None or bool(match[1]) != bool(match[4]):
         raise InputError(

@@ -19,6 +19,8 @@ from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.expectation import Cell, Expectation
 from zerosim.analysis.expect.figures import Figure, printed_like, show_difference, within_text
 from zerosim.analysis.expect.sweeps import MP, describe
+from zerosim.config import RunConfig
+from zerosim.config.presets.hardware import Hardware
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -52,6 +54,11 @@ class JudgedCell:
         """Judged less printed, in the figure's unit."""
         return self.printed.measured(self.judged) - self.printed.value
 
+    @property
+    def share_off(self) -> Fraction:
+        """The difference as a share of what is printed; 0 where that is 0."""
+        return self.difference / self.printed.value if self.printed.value else Fraction(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -67,6 +74,11 @@ class Judged:
     @property
     def num_failed(self) -> int:
         return sum(not cell.passed for cell in self.cells)
+
+    @property
+    def worst(self) -> Fraction:
+        """How far off the figure is that is farthest off, as a share of it."""
+        return max(abs(cell.share_off) for cell in self.cells)
 
     @property
     def num_bold(self) -> int:
@@ -112,7 +124,13 @@ def _read(
 
 
 def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
-    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, e.memory, e.calculator)
+    memory = e.memory if isinstance(e.memory, int) else _left_of(e.memory, cell.config)
+    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, memory, e.calculator)
+
+
+def _left_of(device: Hardware, config: RunConfig) -> int:
+    """What a device has beside what is outside of the program."""
+    return device.memory_bytes - sum(one.nbytes for one in device.outside(config.mesh.axes))
 
 
 def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Fraction]:
@@ -133,7 +151,10 @@ def _compare_measured(
     printed = cell.printed
     off = printed.measured(value + outside) - printed.value
     within = expectation.within
-    if abs(off) <= (within if isinstance(within, int) else within * printed.value):
+    below = above = within if isinstance(within, int) else within * printed.value
+    if not isinstance(within, int) and within >= 1:  # else nothing would be too little
+        below = printed.value - printed.value / (1 + within)
+    if -below <= off <= above:
         return None
     beside = f" and {printed.in_unit(outside)} outside of it" if outside else ""
     difference = f"{show_difference(off)} {printed.unit}".rstrip()
@@ -149,12 +170,14 @@ def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction | 
         return None
     printed, right = cell.printed, cell.instead or cell.printed
     if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
-        return f"{what} {printed.in_unit(value)} is what is printed: drop instead"
+        return f"{what} {printed.in_unit(value)} is what is {expectation.figures}: drop instead"
     rounded = _rounded(expectation, cell, right, value)
     if rounded == right.digits:
         return None
+    against = expectation.figures if cell.instead is None else f"{expectation.figures} {printed.with_unit}, instead"
+    if right.is_verdict:
+        return f"{against} {right.text}, {what} {right.in_unit(value)}"
     difference = show_difference(right.measured(value) - right.value)
-    against = "printed" if cell.instead is None else f"printed {printed.with_unit}, instead"
     unit = f" {right.unit}" if right.unit else ""
     return (
         f"{against} {right.with_unit}, {what} {right.in_unit(value)}, difference {difference}{unit} "

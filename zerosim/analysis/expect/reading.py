@@ -1,64 +1,34 @@
 """The table [expect] of a scenario: what a source prints about the run above it.
 
-Whatever can be wrong with a file is found here, before anything runs. Keys:
-
-    source                where it is printed: paper, section or table (required)
-    title                 what the figures are (required where a file has several tables)
-    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
-    printed               the figures as strings, one for each place of the grid; **bold**, "-" for none (required)
-    unit                  of figures that name none, such as GB
-    rounding              how the source rounded (`figures.py`); or, for what a source measured:
-    within                how far count and causes may be from it, such as "5%", or "64KiB" where the unit is B
-    outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
-    bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
-    instead, note         figures that the source's own rule gives where it prints others, and why
-    beside, why           a count that is shown and not judged, and why it differs
-    with, sweep           fields of this table's runs; its own grid instead of the file's
-    counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
-    at, memory, calculator   what some quantities take: a moment, devices' bytes, whose rule
+Whatever can be wrong with a file is found here and in `keys.py`, before anything runs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Any
 
-from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
+from zerosim.analysis.expect.asked import SHAPES, Quantity
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.expectation import BoldRule, Cell, Expectation
-from zerosim.analysis.expect.figures import ROUNDINGS, Figure, parse_figure
+from zerosim.analysis.expect.figures import Figure, parse_figure
+from zerosim.analysis.expect.keys import (
+    COMPUTED,
+    MEASURED,
+    PRINTED,
+    QUANTITIES,
+    check_keys,
+    check_options,
+)
 from zerosim.analysis.expect.sweeps import MP, NO_FIELDS, PIPELINE_STAGE, Axis, Point, describe, grid, read_axes
-from zerosim.analysis.formulas import calculators
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
+from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.errors import InputError, did_you_mean
-from zerosim.ledger.memory import MARKS
 from zerosim.units import LONGEST_NUMBER, parse_bytes, shown
-
-TEXTS = ("source", "title", "unit", "note", "why", "within")
-TABLES = ("with", "sweep", "bold", "outside")
-QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
-WORDS: Mapping[str, Collection[str]] = MappingProxyType(
-    {
-        **QUANTITIES,
-        "rounding": ROUNDINGS,
-        "at": MARKS,
-        "counted_on": (SHAPES, TRAINING),
-        "calculator": [calculator.name for calculator in calculators()],
-    }
-)
-"""The keys that take one of some words."""
-KEYS = (*TEXTS, *TABLES, *WORDS, "printed", "instead", "memory")
-REQUIRED: Mapping[str, str] = MappingProxyType(
-    {
-        "source": "name the paper and the section or table that prints it",
-        "printed": "the figures as they are printed, as strings",
-    }
-)
 
 
 def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
@@ -77,9 +47,9 @@ def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
 
 
 def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
-    _check_keys(table)
+    check_keys(table)
     asked = {key: known[table[key]] for key, known in QUANTITIES.items() if key in table}
-    _check_options(table, asked)
+    check_options(table, asked)
     given = table.get("with", {}) if "sweep" in table else {**file.run, **table.get("with", {})}
     axes = read_axes(table.get("sweep", file.sweep), given)
     rounding = table.get("rounding", "")
@@ -90,24 +60,28 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         for key, quantity in asked.items():
             if key != "beside" and name not in quantity.takes and any(name in point.changes for point in points):
                 raise InputError(f"sweep: {name} says nothing about {key} {table[key]!r}: leave it out")
-    printed, instead = (_figures(table, key, axes, points, dimension) for key in ("printed", "instead"))
+    key = COMPUTED if COMPUTED in table else PRINTED
+    printed, instead = (_figures(table, name, axes, points, dimension) for name in (key, "instead"))
     for point, figure, right in zip(points, printed, instead, strict=True):
         if figure is None and right is not None:
-            raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is printed there")
+            raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is {key} there")
     counted_on = table.get("counted_on", SHAPES)
     names_asked: dict[str, Any] = {key: table.get(key) for key in QUANTITIES}
-    texts: dict[str, str] = {key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator")}
+    texts: dict[str, str] = {
+        key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator", "formula_only")
+    }
     expectation = Expectation(
         path=file.path,
         **names_asked,
         **texts,
+        figures=MEASURED if "within" in table else key,
         rounding=rounding,
         within=_within(table) if "within" in table else Fraction(0),
         outside=_outside(table, dimension),
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
         at=table.get("at", "end_of_backward"),
-        memory=_size(table, "memory") if "memory" in table else 0,
+        memory=_memory(table) if "memory" in table else 0,
         axes=axes,
         cells=tuple(
             Cell(
@@ -123,57 +97,8 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         ),
     )
     if not expectation.cells:
-        raise InputError("printed holds no figure: nothing could fail")
+        raise InputError(f"{key} holds no figure: nothing could fail")
     return expectation
-
-
-def _check_keys(table: Mapping[str, Any]) -> None:
-    """Raises: InputError for an unknown key, a missing one, a value of another kind, and one without its companion."""
-    for key in table:
-        if key not in KEYS:
-            hint = did_you_mean(key, KEYS, f"expected one of {', '.join(KEYS)}")
-            raise InputError(f"unknown key {key!r}; {hint}")
-    for key, what in REQUIRED.items():
-        if key not in table:
-            raise InputError(f"{key} is missing: {what}")
-    for key, value in table.items():
-        if key in TEXTS and not (isinstance(value, str) and value.strip()):
-            raise InputError(f"{key} {value!r}: expected text")
-        if key in TABLES and not isinstance(value, dict):
-            raise InputError(f"{key} {value!r}: expected a table")
-        if key in WORDS and not (isinstance(value, str) and value in WORDS[key]):
-            hint = did_you_mean(value, WORDS[key], f"expected one of {', '.join(WORDS[key])}")
-            raise InputError(f"{key} {value!r} is not known; {hint}")
-    if ("rounding" in table) == ("within" in table):
-        raise InputError(
-            f"rounding is missing: one of {', '.join(ROUNDINGS)}, or within for what was measured, not both"
-        )
-    if "outside" in table and ("within" not in table or "quantity" not in table):
-        raise InputError("outside: causes that a count of something measured leaves out; it needs quantity and within")
-    if "instead" in table and "within" in table:
-        raise InputError("instead and within: say what is right, or how far off it may be; leave one out")
-    if "instead" in table and "note" not in table:
-        raise InputError("note is missing: say why the source's figures are not what its rule gives, or drop instead")
-    if ("beside" in table) != ("why" in table):
-        raise InputError("beside and why go together: a count that is not judged, and why it differs")
-    if "quantity" not in table and "formula" not in table:
-        raise InputError(f"quantity or formula is missing: say what is printed; counts are {', '.join(COUNTS)}")
-
-
-def _check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> None:
-    """Whether quantities go together, and with the keys that only some of them take. Raises: InputError."""
-    if len({quantity.dimension for quantity in asked.values()}) > 1:
-        raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
-    for key in ("at", "memory", "calculator"):
-        needed = any(key in quantity.needs for quantity in asked.values())
-        if needed and key not in table:
-            raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")
-        if key in table and not needed and not any(key in quantity.takes for quantity in asked.values()):
-            raise InputError(f"{key} {table[key]!r}: nothing here takes it; leave it out")
-    if table.get("counted_on") == TRAINING and not ("quantity" in table or "beside" in table):
-        raise InputError(f'counted_on "{TRAINING}": nothing here is counted; leave it out')
-    if table.get("counted_on") == TRAINING and table.get("quantity") in ("largest_model", "parameters"):
-        raise InputError(f'counted_on "{TRAINING}": {table["quantity"]} is not read off training; leave it out')
 
 
 def _figures(
@@ -232,10 +157,10 @@ def _within(table: Mapping[str, Any]) -> Fraction | int:
     text = table["within"]
     if table.get("unit") == "B" and "%" not in text:
         return _size(table, "within")
-    match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%", text)
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%", text)
     if match is None or not Fraction(match[1]):
         raise InputError(
-            f'within {shown(text)}: expected a share of what is printed above 0 and below 100 %, such as "5%"'
+            f'within {shown(text)}: expected a share of what is printed above 0 and below 1,000 %, such as "5%"'
         )
     return Fraction(match[1]) / 100
 
@@ -252,6 +177,14 @@ def _outside(table: Mapping[str, Any], dimension: str) -> dict[str, int | Quanti
             raise InputError(f"outside {cause!r}: {value!r} is not known; {hint}")
         found[cause] = known[value] if isinstance(value, str) and value in known else _size(table["outside"], cause)
     return found
+
+
+def _memory(table: Mapping[str, Any]) -> int | Hardware:
+    """A size, or a device by its name. Raises: InputError for neither."""
+    value = table["memory"]
+    if isinstance(value, str) and not value[:1].isdigit():
+        return find_hardware(value)
+    return _size(table, "memory")
 
 
 def _size(table: Mapping[str, Any], key: str) -> int:

@@ -1,0 +1,123 @@
+"""The keys of a table [expect], and which of them go together.
+
+A key and what it says:
+
+    source                where it is printed: paper, section or table (required)
+    title                 what the figures are (required where a file has several tables)
+    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
+    formula_only          why nothing is counted, where there is no quantity
+    printed               the figures as strings, one for each place of the grid; **bold**, "-" for none
+    computed              in its place, for figures that no source prints: its rule with numbers put in by the file
+    unit                  of figures that name none, such as GB
+    rounding              how the source rounded (`figures.py`); or, for what a source measured:
+    within                how far count and causes may be from it, such as "5%", or "64KiB" where the unit is B; from
+                          "100%" on also in the other direction: "300%" is four times as much, or a fourth
+    outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
+    bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
+    instead, note         figures that the source's own rule gives where it prints others, and why
+    beside, why           a count that is shown and not judged, and why it differs
+    with, sweep           fields of this table's runs; its own grid instead of the file's
+    counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
+    at, memory, calculator   what some quantities take: a moment, devices' bytes or a device by name, whose rule
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
+from zerosim.analysis.expect.closed_forms import FORMULAS
+from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.figures import ROUNDINGS
+from zerosim.analysis.formulas import calculators
+from zerosim.errors import InputError, did_you_mean
+from zerosim.ledger.memory import MARKS
+
+TEXTS = ("source", "title", "unit", "note", "why", "within", "formula_only")
+TABLES = ("with", "sweep", "bold", "outside")
+QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
+WORDS: Mapping[str, Collection[str]] = MappingProxyType(
+    {
+        **QUANTITIES,
+        "rounding": ROUNDINGS,
+        "at": MARKS,
+        "counted_on": (SHAPES, TRAINING),
+        "calculator": [calculator.name for calculator in calculators()],
+    }
+)
+"""The keys that take one of some words."""
+FIGURES = PRINTED, MEASURED, COMPUTED = "printed", "measured", "computed"
+"""Where a table's figures are from."""
+_FROM: Mapping[str, str] = MappingProxyType(
+    {PRINTED: "the figures as they are printed, as strings", COMPUTED: "those that its rule gives, worked out here"}
+)
+"""The keys of the figures themselves, of which a table has one."""
+MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch")
+"""Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
+NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices")
+"""Counts that are read off no step."""
+KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory")
+
+
+def check_keys(table: Mapping[str, Any]) -> None:
+    """Raises: InputError for an unknown key, a missing one, a value of another kind, and one without its companion."""
+    for key in table:
+        if key not in KEYS:
+            hint = did_you_mean(key, KEYS, f"expected one of {', '.join(KEYS)}")
+            raise InputError(f"unknown key {key!r}; {hint}")
+    if "source" not in table:
+        raise InputError("source is missing: name the paper and the section or table that prints it")
+    if PRINTED not in table and COMPUTED not in table:
+        raise InputError(f"{PRINTED} is missing: {_FROM[PRINTED]}; or {COMPUTED}: {_FROM[COMPUTED]}")
+    for key, value in table.items():
+        if key in TEXTS and not (isinstance(value, str) and value.strip()):
+            raise InputError(f"{key} {value!r}: expected text")
+        if key in TABLES and not isinstance(value, dict):
+            raise InputError(f"{key} {value!r}: expected a table")
+        if key in WORDS and not (isinstance(value, str) and value in WORDS[key]):
+            hint = did_you_mean(value, WORDS[key], f"expected one of {', '.join(WORDS[key])}")
+            raise InputError(f"{key} {value!r} is not known; {hint}")
+    if ("rounding" in table) == ("within" in table):
+        raise InputError(
+            f"rounding is missing: one of {', '.join(ROUNDINGS)}, or within for what was measured, not both"
+        )
+    if COMPUTED in table and (other := next((key for key in (PRINTED, "within", "bold") if key in table), None)):
+        raise InputError(f"{COMPUTED} and {other}: what is worked out here no source has printed or measured; drop one")
+    if "outside" in table and ("within" not in table or "quantity" not in table):
+        raise InputError("outside: causes that a count of something measured leaves out; it needs quantity and within")
+    if "instead" in table and "within" in table:
+        raise InputError("instead and within: say what is right, or how far off it may be; leave one out")
+    if "instead" in table and "note" not in table:
+        raise InputError("note is missing: say why the source's figures are not what its rule gives, or drop instead")
+    if ("beside" in table) != ("why" in table):
+        raise InputError("beside and why go together: a count that is not judged, and why it differs")
+    if "quantity" not in table and "formula" not in table:
+        raise InputError(f"quantity or formula is missing: say what is printed; counts are {', '.join(COUNTS)}")
+    if ("quantity" in table) == ("formula_only" in table):
+        raise InputError(
+            f"formula_only: {table['quantity']} is counted; leave it out"
+            if "quantity" in table
+            else "quantity is missing: name the count of these figures, or say in formula_only why nothing is counted"
+        )
+    if "quantity" not in table and "within" in table:
+        raise InputError("within: what was measured is held beside a count; quantity is missing")
+    if table.get("quantity") in MEASURED_ONLY and "within" not in table:
+        raise InputError(f"within is missing: {table['quantity']} is of one program alone; say how far off it may be")
+
+
+def check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> None:
+    """Whether quantities go together, and with the keys that only some of them take. Raises: InputError."""
+    if len({quantity.dimension for quantity in asked.values()}) > 1:
+        raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
+    for key in ("at", "memory", "calculator"):
+        needed = any(key in quantity.needs for quantity in asked.values())
+        if needed and key not in table:
+            raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")
+        if key in table and not needed and not any(key in quantity.takes for quantity in asked.values()):
+            raise InputError(f"{key} {table[key]!r}: nothing here takes it; leave it out")
+    if table.get("counted_on") == TRAINING and not ("quantity" in table or "beside" in table):
+        raise InputError(f'counted_on "{TRAINING}": nothing here is counted; leave it out')
+    if table.get("counted_on") == TRAINING and table.get("quantity") in NOT_TRAINED:
+        raise InputError(f'counted_on "{TRAINING}": {table["quantity"]} is not read off training; leave it out')
