@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
 from zerosim.errors import InputError
-from zerosim.grading import adapting, borders, checks, pipelines, traffic
+from zerosim.grading import adapting, best_fit, borders, checks, compaction, pipelines, traffic
 from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise, stages_of
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs, skeletons
@@ -247,6 +247,36 @@ EXERCISES: tuple[Exercise, ...] = (
         adapt=adapting.schedule,
         yours=("_one_by_one",),
         decisive=("losses", "live", "bubble"),
+    ),
+    exercise(
+        (20, "best_fit", skeletons.MyArena, 2, "An allocator: best fit, splitting, merging"),
+        "A region of capacity bytes is handed out in pieces. A request gets the start of the smallest hole that is "
+        "large enough, and of holes that are alike the lowest. What is left of the hole stays one. What is released "
+        "becomes a hole, and holes that touch are one hole.",
+        (
+            "reserve: min over (size, address) of the holes that are large enough. Put back what is left of it.",
+            "release: a hole behind begins where yours ends, a hole before ends where yours begins. Look for both.",
+        ),
+        (dict(ranks=2, note="each with a region of twice its peak"),),
+        judges=(("weights", checks.weights),),
+        adapt=best_fit.arena,
+        examine=best_fit.examine,
+        yours=("reserve", "release"),
+    ),
+    exercise(
+        (21, "compaction", skeletons.my_compaction, 2, "Defragmentation: what is live is put together"),
+        "There are free bytes enough, but no hole that is large enough. Which moves put all that is live at the start "
+        "of the region, so that the holes become one? A move may overwrite what has been moved, and what was free, but "
+        "nothing that is still to be moved.",
+        (
+            "Go through what is live from the lowest address up: live is in no order.",
+            "Keep the end of what is in place. What begins there already needs no move.",
+        ),
+        (dict(ranks=2, note="each with a region that is its peak"),),
+        judges=(("weights", checks.weights),),
+        adapt=compaction.region,
+        examine=compaction.examine,
+        yours=("compacted",),
     ),
 )
 
