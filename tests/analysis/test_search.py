@@ -9,7 +9,8 @@ import pytest
 
 from zerosim.analysis.meshes import candidates, cheapest_meshes
 from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, most_that_fits
-from zerosim.config import RunConfig
+from zerosim.config import RunConfig, plan_config
+from zerosim.train.plan import peak_within
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
 
@@ -36,14 +37,14 @@ def peak(nbytes: int) -> Any:
 
 
 def test_what_fills_a_device_to_the_last_byte_fits() -> None:
-    assert cheapest_fit(config(), 1000, peak(1000)) == "--stage 1 would fit: its peak is 1.00 KB of 1.00 KB"
+    assert cheapest_fit(config(), 1000, peak(1000)) == "--loss in-place would fit: its peak is 1.00 KB of 1.00 KB"
     assert cheapest_fit(config(), 1000, peak(1001)) is None
 
 
 def test_a_change_that_leaves_too_much_beside_the_states_does_not_end_the_search() -> None:
     """Fewer rows may still help: only more ranks cannot."""
     trials = Trials(states=0, rest=100)
-    found = cheapest_fit(config(attention="flash", stage=3), 200, trials)
+    found = cheapest_fit(config(attention="flash", stage=3, loss="chunked"), 200, trials)
     assert found is not None
     assert found.startswith("--micro-batch 2 --accumulate 2 would fit")
     assert [asked.data.micro_batch for asked in trials.asked] == [4, 2]
@@ -71,7 +72,8 @@ def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -
     tried = list(changes(start))
     assert all(changed != start for changed, _ in tried)
     assert [flags for _, flags in tried] == [
-        "--stage 1", "--stage 2", "--stage 3", "--attention flash", "--recompute selective",
+        "--loss in-place", "--stage 1", "--stage 2", "--stage 3", "--attention flash", "--loss chunked",
+        "--recompute selective",
         "--micro-batch 2 --accumulate 6", "--micro-batch 1 --accumulate 12", "--recompute full",
         "--stage 3 --micro-batch 2 --accumulate 6", "--stage 3 --micro-batch 1 --accumulate 12",
         *(words for least in ("--stage 3 --attention flash", "--stage 3 --attention flash --recompute full")
@@ -84,11 +86,34 @@ def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -
 
 def test_nothing_is_advised_that_is_set_already_or_that_the_device_does_not_have() -> None:
     """Every flag changes something; a GPU without flash kernels is not told to use them."""
-    start = config(stage=3, micro_batch=1, recompute="full", attention="flash", accumulate=4)
+    start = config(stage=3, micro_batch=1, recompute="full", attention="flash", loss="in-place", accumulate=4)
     assert [flags for _, flags in changes(start)][:2] == ["--accumulate 2 --ranks 4", "--accumulate 1 --ranks 8"]
     assert not any("flash" in flags for _, flags in changes(config(), flash=False))
-    most = config(stage=3, ranks=65536, micro_batch=1, recompute="full", attention="flash")
+    most = config(stage=3, ranks=65536, micro_batch=1, recompute="full", attention="flash", loss="in-place")
     assert list(changes(most)) == []
+
+
+def test_a_leaner_loss_is_advised_where_logits_decide() -> None:
+    """A small model with a large vocabulary and long rows: the logits and their gradient are most of the peak."""
+    start = plan_config(
+        model="gpt", layers=2, hidden=64, heads=2, seq=512, vocab=50_000, micro_batch=2, stage=3, ranks=2,
+        attention="flash", recompute="full",
+    )  # fmt: skip
+    logits = 2 * 2 * 512 * 50_000
+    peak = {loss: sum(peak_within(start.replace(loss=loss), None).values()) for loss in ("lean", "in-place", "chunked")}
+    assert 2 * logits > 0.8 * peak["lean"]
+    assert peak["lean"] > peak["in-place"] > peak["chunked"]
+    advised = [
+        cheapest_fit(start.replace(loss=own), room, peak_within)
+        for own, room in ((None, peak["lean"] - 1), ("torch", peak["in-place"] - 1), ("in-place", peak["in-place"] - 1))
+    ]
+    assert [(words or "").split(" would")[0] for words in advised] == [
+        "--loss in-place", "--loss chunked", "--loss chunked"
+    ]  # fmt: skip
+    assert not any("--loss" in flags for _, flags in changes(start.replace(loss="chunked")))
+    few = start.replace(micro_batch=1, seq=64)  # no more tokens than the model is wide
+    assert not any("chunked" in flags for _, flags in changes(few))
+    assert all("--loss chunked" in flags for _, flags in changes(start) if "--ranks" in flags)
 
 
 def test_the_cheapest_changes_are_those_that_fit_beside_the_reserve_and_none_contains_another() -> None:

@@ -104,10 +104,12 @@ def test_a_capacity_too_small_for_one_unit_is_bad_input() -> None:
 def test_changes_are_tried_from_the_cheapest() -> None:
     config = RunConfig(stage=1, micro_batch=6, accumulate=1, ranks=4, capacity=10**6)
     flags = [flags for _, flags in changes(config)]
-    assert flags[:8] == [
+    assert flags[:10] == [
+        "--loss in-place",
         "--stage 2",
         "--stage 3",
         "--attention flash",
+        "--loss chunked",
         "--recompute selective",
         "--micro-batch 3 --accumulate 2",
         "--micro-batch 2 --accumulate 3",

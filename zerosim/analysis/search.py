@@ -75,11 +75,23 @@ def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
     return ("none", "selective", "full") if own == "none" else (own, "full")
 
 
+def leaner_losses(config: RunConfig) -> list[str]:
+    """Loss modes that hold less of the logits than the configuration's own does, in the order of what they cost.
+
+    `chunked` holds a second gradient of the head (V, D) where others hold logits (tokens, V): no gain for few tokens.
+    """
+    own, tokens = config.recipe_choices.loss, config.data.micro_batch * config.model.seq
+    leaner = ["in-place"] if own not in ("in-place", "chunked") else []
+    leaner += ["chunked"] if own != "chunked" and tokens > config.model.hidden else []
+    return leaner if config.model.has_blocks else []
+
+
 def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
-    An allocator's knob against fragmentation, no prefetch (nothing but time), a higher stage (nothing but traffic),
-    another attention kernel if there is `flash`, running the attention core again, a smaller micro-batch with more
+    An allocator's knob against fragmentation, the logits' gradient written over them (another kernel, the same work),
+    no prefetch (nothing but time), a higher stage (nothing but traffic), another attention kernel if there is `flash`,
+    a part of the logits at a time (the head again), running the attention core again, a smaller micro-batch with more
     accumulation (the same global batch, thinner matrices), running whole blocks again (a third more arithmetic), all
     of them, more ranks (more devices).
     """
@@ -90,21 +102,28 @@ def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfi
 def _flags(config: RunConfig, changed: RunConfig) -> str:
     """'--stage 3 --micro-batch 2': what is passed beside what was passed."""
     before, after = config.to_dict(), changed.to_dict()
-    names = ("allocator_conf", "prefetch", "stage", "attention", "recompute", "micro_batch", "accumulate", "ranks")
-    return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
+    usual = ("allocator_conf", "prefetch", "stage", "attention", "loss", "recompute", "micro_batch", "accumulate")
+    return " ".join(
+        f"--{name.replace('_', '-')} {after[name]}" for name in (*usual, "ranks") if after[name] != before[name]
+    )
 
 
 def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
     more = ever_more_recompute(config)[1:]
     flash = flash and config.memory.attention == "eager" and config.model.has_blocks
+    leaner = leaner_losses(config)
     if (conf := without_fragmentation(config.memory.allocator, config.memory.allocator_conf)) is not None:
         yield config.replace(allocator_conf=conf)
+    if "in-place" in leaner:
+        yield config.replace(loss="in-place")
     if config.recipe_choices.prefetch:
         yield config.replace(prefetch=0)
     for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage)
     if flash:
         yield config.replace(attention="flash")
+    if "chunked" in leaner:
+        yield config.replace(loss="chunked")
     if "selective" in more:
         yield config.replace(recompute="selective")
     yield from _smaller(config)
@@ -113,6 +132,7 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
     least, is_alone = config, True  # alone each was tried above
     extremes: dict[str, object] = {"stage": 3} if config.parallel.zero_stage < 3 else {}
     extremes |= {"attention": "flash"} if flash else {}
+    extremes |= {"loss": "chunked"} if "chunked" in leaner_losses(config.replace(micro_batch=1)) else {}
     extremes |= {"recompute": "full"} if "full" in more else {}
     for field, value in extremes.items():
         least = least.replace(**{field: value})

@@ -86,6 +86,7 @@ class ChunkedLossRule:
                 dweight = share
             else:
                 device.kernel(share.numel, k.add, dweight.array, share.array, dweight.array)
+            del dlogits, share  # before the next ones are made
         return dx, dweight
 
 

@@ -35,7 +35,7 @@ SLICES = ((12, 4), (10, 4), (7, 3), (3, 4), (1, 1), (5, 8))
 def strategy(answer: Any) -> Own:
     """Strategies of the class handed in. Raises: InputError for anything else."""
     if not (inspect.isclass(answer) and issubclass(answer, Strategy)):
-        raise InputError(f"{_name(answer)} is no strategy: hand in the class itself, such as class Mine(Strategy)")
+        raise InputError(f"{name_of(answer)} is no strategy: hand in the class itself, such as class Mine(Strategy)")
     made: type[Strategy] = answer
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
@@ -47,7 +47,7 @@ def strategy(answer: Any) -> Own:
 def borders(answer: Any) -> Own:
     """The run's own strategy, over layers with the f and g handed in. Raises: InputError for anything else."""
     if not (inspect.isclass(answer) and issubclass(answer, Borders)):
-        raise InputError(f"{_name(answer)} has no f and g: hand in the class itself, such as class Mine(Borders)")
+        raise InputError(f"{name_of(answer)} has no f and g: hand in the class itself, such as class Mine(Borders)")
     made: type[Borders] = answer
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
@@ -60,12 +60,12 @@ def borders(answer: Any) -> Own:
 
 def schedule(answer: Any) -> Own:
     """A pipeline's schedule. Raises: InputError for anything but a function."""
-    return Own(schedule=_function(answer, "schedule(num_stages, stage, micro_batches, chunks)"))
+    return Own(schedule=function_of(answer, "schedule(num_stages, stage, micro_batches, chunks)"))
 
 
 def bounds(answer: Any) -> Own:
     """ZeRO-3 over the slices of the function handed in. Raises: InputError for anything but a function."""
-    cut = _function(answer, "slice_of(numel, rank, world_size)")
+    cut = function_of(answer, "slice_of(numel, rank, world_size)")
 
     class Bounds(Zero3):
         def owned(self, flat: Flat) -> Slice:
@@ -77,7 +77,7 @@ def bounds(answer: Any) -> Own:
 
 def reduction(answer: Any) -> Own:
     """DDP whose gradients go through the function handed in. Raises: InputError for anything but a function."""
-    reduce = _function(answer, "all_reduce(comm, grad)")
+    reduce = function_of(answer, "all_reduce(comm, grad)")
 
     class Reduction(Strategy):
         sees_all_grads = True
@@ -114,7 +114,7 @@ def _values(buffer: Buffer) -> Any:
 
 def examine_bounds(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
     """The slices of some sizes, compared with N slices of ceil(numel / N)."""
-    cut = _function(answer, "slice_of(numel, rank, world_size)")
+    cut = function_of(answer, "slice_of(numel, rank, world_size)")
     asked = ""
 
     def first_wrong() -> tuple[str, str] | None:
@@ -152,12 +152,27 @@ _LOOP = "a loop without an end, or a sleep: no loop is needed, a slice's start a
 _ROUND = "round up, -(-numel // world_size): one length for all; what reaches past numel is padding"
 
 
-def _function(answer: Any, signature: str) -> Callable[..., Any]:
+def function_of(answer: Any, signature: str) -> Callable[..., Any]:
     if inspect.isclass(answer) or not callable(answer):
-        raise InputError(f"{_name(answer)} is no function: hand in {signature}")
+        raise InputError(f"{name_of(answer)} is no function: hand in {signature}")
     function: Callable[..., Any] = answer
     return function
 
 
-def _name(answer: Any) -> str:
+def name_of(answer: Any) -> str:
     return text_of(answer, lambda one: getattr(one, "__name__", None) or f"a {type(one).__name__}")
+
+
+def examined(
+    name: str, expected: str, all_of_it: str, came: tuple[Any, Failure | None], asked: Callable[[], str]
+) -> tuple[Check, ...] | Failure:
+    """The check of an answer by itself, of `all_of_it`; `came` is what is wrong and a hint, or None, as `called` gave
+    it, and `asked` what was asked last."""
+    wrong, failure = came
+    if failure is not None and failure.reason == "unsolved":
+        return failure
+    if failure is not None:
+        return (Check(name, False, expected, f"{asked()} {failure.text}", line=failure.line),)
+    if wrong is not None:
+        return (Check(name, False, expected, wrong[0], hint=wrong[1]),)
+    return (Check(name, True, expected, all_of_it),)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from zerosim.device.allocators import arena
 from zerosim.grading.own_code import is_own
 from zerosim.parallel import pipeline
 from zerosim.parallel.base import RENAMED, Strategy
@@ -29,7 +30,7 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
     own = [(owner, name, vars(owner)[name]) for name in today for owner in _owners(name)]
     for owner, name, function in own:
         called = f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}"
-        from_anywhere = isinstance(owner, type) or owner is pipeline
+        from_anywhere = isinstance(owner, type) or owner in (pipeline, arena)
         setattr(owner, name, _noting(function, called, seen, from_anywhere=from_anywhere))
     try:
         yield seen
@@ -39,13 +40,15 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
 
 
 def _owners(name: str) -> list[type | ModuleType]:
-    """The strategies (the base only where no other has it: its own points are empty), the classes of f and g, and the
-    modules with that name."""
+    """The strategies (the base only where no other has it: its own points are empty), the classes of f and g, the
+    arena, and the modules with that name."""
     strategies: list[type] = [each for each in _shipped(Strategy) if name in vars(each)]
     borders: list[type] = [each for each in _shipped(Borders) if name in vars(each)]
     borders += [Borders] if name in vars(Borders) else []
     strategies += [Strategy] if not strategies and name in vars(Strategy) else []
-    return [*strategies, *borders, *(module for module in [partition, flat, pipeline] if name in vars(module))]
+    regions: list[type] = [arena.Arena] if name in vars(arena.Arena) else []
+    modules = [module for module in (partition, flat, pipeline, arena) if name in vars(module)]
+    return [*strategies, *borders, *regions, *modules]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:
@@ -57,8 +60,8 @@ def _shipped(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def _noting(function: Callable[..., Any], name: str, seen: set[str], *, from_anywhere: bool) -> Callable[..., Any]:
-    """A strategy's method may be called for the student by the engine, and a pipeline's own schedule out of a table;
-    other functions are used by zerosim itself too."""
+    """A strategy's method may be called for the student by the engine, a pipeline's own schedule out of a table; an
+    arena has its own way to compact at hand. Other functions are used by zerosim itself too."""
 
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:

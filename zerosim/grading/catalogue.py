@@ -1,88 +1,26 @@
 """The exercises, and one of them by its name or number.
 
 In most something is to be written: skeletons are in `given/skeletons.py`. In the others a bug is to be found: what has
-it is in `given/bugs.py`. All run on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7).
+it is in `given/bugs.py`. What is usual of an entry is in `entry.py`.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
-from zerosim.analysis.formulas.traffic import volume
-from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.grading import adapting, borders, checks, pipelines, traffic
-from zerosim.grading.exercise import Case, Exercise
+from zerosim.grading import adapting, best_fit, borders, checks, compaction, pipelines, traffic
+from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise, stages_of
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs, skeletons
 
-_TINY: dict[str, Any] = dict(
-    model="gpt", layers=2, hidden=24, heads=2, seq=5, vocab=256, micro_batch=1, steps=2, bucket_bytes=None, lr=1e-2
-)
-"""Five or six units, about 21,000 parameters: an event more or less is a unit, not noise."""
-
-_RUN = (("weights", checks.weights), ("bytes", checks.states), ("peak", checks.highest))
-_SENT = (("volume", traffic.volume), ("calls", traffic.number))
-_PLAIN, _SHARDED = (*_RUN, *_SENT), (*_RUN, ("gathered", checks.gathered), *_SENT)
 _ZERO3 = ("pre_forward", "post_forward", "pre_backward", "post_backward", "finish")
 
 
-def _case(stage: int, ranks: int, *, note: str = "", tied: bool = False, **changes: Any) -> Case:
-    """A run on the tiny model, named after what is changed of it."""
-    config = RunConfig(**{**_TINY, "stage": stage, "ranks": ranks, "tie_embeddings": tied, **changes})
-    who = f"{ranks} ranks" if config.mesh.pp == 1 else f"{ranks} stages"
-    parts = [who, *(["tied"] if tied else []), *([note] if note else [])]
-    if config.data.accumulate > 1:
-        parts.append(f"{config.data.accumulate} micro-batches")
-    if config.optim.clip_norm is not None:
-        parts.append(f"clip {config.optim.clip_norm}")
-    return Case(", ".join(parts), config)
-
-
-def _stages(stages: int, micro_batches: int) -> dict[str, Any]:
-    """What a run on a pipeline with a layer on each stage changes."""
-    return dict(ranks=stages, pp=stages, layers=stages, accumulate=micro_batches)
-
-
-def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
-    """Elements sent per rank and step, times N/(N-1), by the paper's closed form."""
-
-    def sent(config: RunConfig, psi: int, tied: int) -> Fraction:
-        form = volume(stage, micro_batches=config.data.accumulate, tied=config.model.tie_embeddings)
-        return (form.grads + form.params) * psi + form.tied * tied
-
-    return sent
-
-
-def _exercise(
-    head: tuple[int, str, Any, int, str],
-    question: str,
-    hints: tuple[str, ...],
-    runs: tuple[dict[str, Any], ...],
-    *,
-    sent: str = "",
-    **more: Any,
-) -> Exercise:
-    """An exercise with what is usual at its stage, and `more` of what is not.
-
-    `head` is its number and name, what is given, the stage and the title; `sent` is its volume in words.
-    """
-    number, name, given, stage, title = head
-    usual = dict(
-        cases=tuple(_case(stage, **run) for run in runs),
-        judges=_SHARDED if stage == 3 else _PLAIN,
-        volume=(sent or volume(stage).text(), _elements(stage)),
-        adapt=adapting.strategy,
-        gathered=1 if stage == 3 else None,
-    )
-    return Exercise(number, name, title, question, given, stage, hints=hints, **{**usual, **more})
-
-
 EXERCISES: tuple[Exercise, ...] = (
-    _exercise(
+    exercise(
         (1, "bounds", skeletons.slice_of, 3, "Slice bounds"),
         "numel elements are cut into N slices, one per rank. Collectives need slices of one length, and N need not "
         "divide numel. Where does rank's slice start and stop? It is run inside ZeRO-3, which does the rest.",
@@ -92,7 +30,7 @@ EXERCISES: tuple[Exercise, ...] = (
         yours=("slice_of", "slice_size"),
         examine=adapting.examine_bounds,
     ),
-    _exercise(
+    exercise(
         (2, "all_reduce", skeletons.all_reduce, 0, "All-reduce out of two halves"),
         "An all_reduce is a reduce_scatter and an all_gather. Write it with those two, in place: no byte of memory "
         "beside the gradient itself.",
@@ -101,11 +39,11 @@ EXERCISES: tuple[Exercise, ...] = (
             "own = grad[rank * c : (rank + 1) * c] is a window, not a copy: reduce_scatter(grad, out=own).",
         ),
         (dict(ranks=4), dict(ranks=2, tied=True)),
-        judges=(*_RUN, ("halves", traffic.halves), ("volume", traffic.volume)),
+        judges=(*RUN, ("halves", traffic.halves), ("volume", traffic.volume)),
         adapt=adapting.reduction,
         decisive=("weights", "halves"),
     ),
-    _exercise(
+    exercise(
         (3, "ddp", skeletons.MyDDP, 0, "DDP"),
         "Every rank holds everything. What happens after a unit's backward, so that all ranks take the same step? "
         "With accumulation, gradients are summed first and reduced once, at the last micro-batch (self.last).",
@@ -117,7 +55,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=4), dict(ranks=5, tied=True), dict(ranks=2, accumulate=3)),
         yours=("owned", "post_backward"),
     ),
-    _exercise(
+    exercise(
         (4, "zero1", skeletons.MyZero1, 1, "ZeRO-1"),
         "Every rank updates its slice only, so only the optimizer's states of that slice are there. Which half of the "
         "all_reduce is still needed, and what must follow the update?",
@@ -128,7 +66,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=4), dict(ranks=5, tied=True), dict(ranks=2, accumulate=3)),
         yours=("post_backward", "publish_params"),
     ),
-    _exercise(
+    exercise(
         (5, "zero2", skeletons.MyZero2, 2, "ZeRO-2"),
         "Now a rank keeps only its slice of the gradients. When may the rest of a unit's gradient go?",
         (
@@ -138,7 +76,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=4), dict(ranks=5, tied=True)),
         yours=("post_backward", "publish_params"),
     ),
-    _exercise(
+    exercise(
         (6, "zero3", skeletons.MyZero3, 3, "ZeRO-3: gather, use, free"),
         "A rank holds only its slice of the parameters. Each unit is gathered before it is used and freed after.",
         (
@@ -149,7 +87,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=4), dict(ranks=5), dict(ranks=2, note="a slice half as long as its unit")),
         yours=_ZERO3[:4],
     ),
-    _exercise(
+    exercise(
         (7, "tied", skeletons.MyTied, 3, "ZeRO-3 with tied embeddings"),
         "lm_head is wte's table used again: two units, one flat. It is gathered at each use. How often is its gradient "
         "reduced, and when?",
@@ -161,7 +99,7 @@ EXERCISES: tuple[Exercise, ...] = (
         sent="(3Ψ + 2VD)",
         yours=("post_backward", "finish"),
     ),
-    _exercise(
+    exercise(
         (8, "accumulation", skeletons.MyAccumulation, 2, "Accumulation in ZeRO-2"),
         "A micro-batches a step. Summing whole gradients first would cost ZeRO-1's memory. What does keeping only "
         "slices cost in traffic?",
@@ -177,7 +115,7 @@ EXERCISES: tuple[Exercise, ...] = (
         sent="(A + 1)Ψ",
         yours=("post_backward",),
     ),
-    _exercise(
+    exercise(
         (9, "clipping", skeletons.MyClipping, 2, "Clipping by the global norm"),
         "Gradients are multiplied by clip_norm / norm where the norm is larger. Each rank has the squares of its own "
         "slices. Whose norm is it?",
@@ -186,10 +124,10 @@ EXERCISES: tuple[Exercise, ...] = (
             "Squares add up over ranks, norms do not: all_reduce with op='sum' and purpose='control'.",
         ),
         (dict(ranks=4, clip_norm=0.05), dict(ranks=5, tied=True, clip_norm=0.5)),
-        judges=(("norm", checks.norm), *_PLAIN),
+        judges=(("norm", checks.norm), *PLAIN),
         yours=("reduce_grad_norm",),
     ),
-    _exercise(
+    exercise(
         (10, "prefetch", skeletons.MyPrefetch, 3, "ZeRO-3 with prefetch, under clipping and accumulation"),
         "While a unit computes, the next one's parameters can be on their way. self.flats are the units' flats, "
         "in forward's order. launch_all_gather gives a Work; its wait() gives the buffer.",
@@ -200,12 +138,12 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         (dict(ranks=4), dict(ranks=5, clip_norm=0.05), dict(ranks=2, accumulate=3, clip_norm=0.05)),
         sent="3AΨ",
-        judges=(("overlap", traffic.overlap), *_SHARDED),
+        judges=(("overlap", traffic.overlap), *SHARDED),
         decisive=("weights", "overlap"),
         gathered=2,
         slack=1,
     ),
-    _exercise(
+    exercise(
         (11, "bug_thrifty", bugs.Thrifty, 3, "Find the bug: it frees, and frees nothing"),
         "This ZeRO-3 trains to the right weights. Why does it hold two units at a time?",
         ("Bytes live as long as any name holds the buffer.", "Who still holds the buffer after reshard()?"),
@@ -213,14 +151,14 @@ EXERCISES: tuple[Exercise, ...] = (
         yours=_ZERO3,
         decisive=("weights", "bytes", "gathered"),
     ),
-    _exercise(
+    exercise(
         (12, "bug_mean", bugs.Mean, 0, "Find the bug: the loss falls, the weights are wrong"),
         "This DDP trains, and Adam hides almost all of its error. What is wrong with its gradients?",
         ("By what factor is the gradient off?", "What is the op of all_reduce, when none is given?"),
         (dict(ranks=4), dict(ranks=3, tied=True)),
         yours=("post_backward",),
     ),
-    _exercise(
+    exercise(
         (13, "bug_shared", bugs.Shared, 3, "Find the bug: too much traffic, and the last bits"),
         "This ZeRO-3 is right on a model whose head is its own. On a tied one it sends too much.",
         ("How often is the table reduced per step?", "What does unit.reduces say?"),
@@ -229,32 +167,32 @@ EXERCISES: tuple[Exercise, ...] = (
         yours=_ZERO3,
         decisive=("weights", "volume", "calls"),
     ),
-    _exercise(
+    exercise(
         (14, "bug_hasty", bugs.Hasty, 3, "Find the bug: used after it was freed"),
         "This ZeRO-3 keeps the tied table gathered from wte to lm_head, which saves a gather, and then fails. Repair "
         "it; two buffers may be gathered at a time.",
         ("Which point let go of the table, and which should have brought it back?", "Look at lm_head in backward."),
         (dict(ranks=4, tied=True), dict(ranks=3, tied=True)),
-        judges=tuple(pair for pair in _SHARDED if pair[0] not in ("peak", "calls")),
+        judges=tuple(pair for pair in SHARDED if pair[0] not in ("peak", "calls")),
         volume=("(3Ψ + VD)", lambda config, psi, tied: Fraction(3 * psi + tied)),
         yours=_ZERO3,
         gathered=2,
     ),
-    _exercise(
+    exercise(
         (15, "bug_patient", bugs.Patient, 1, "Find the bug: right with one micro-batch"),
         "This ZeRO-1 is right without accumulation. What does it forget with it?",
         ("How many micro-batches are in the sum?", "What happens to the last one when grad_whole is there already?"),
         (dict(ranks=4), dict(ranks=4, accumulate=3)),
         yours=("post_backward", "publish_params"),
     ),
-    _exercise(
+    exercise(
         (16, "bug_sparing", bugs.Sparing, 2, "Find the bug: fine on four ranks, dead on six"),
         "This ZeRO-2 works on 4 ranks. On 6 ranks of a narrower model it ends at once. Which rank did what?",
         ("What does a rank own of 20 elements cut into 6 slices?", "A collective needs every rank of its group."),
         (dict(ranks=4), dict(ranks=6, hidden=10, layers=1, note="a unit of 20 elements")),
         yours=("post_backward", "publish_params"),
     ),
-    _exercise(
+    exercise(
         (17, "borders", skeletons.MyBorders, 0, "f and g of tensor parallelism"),
         "Linear maps are cut over t ranks, by columns, then by rows. f stands before the columns, g behind the rows. "
         "What does each do in forward, and what in backward, so that t ranks train as one would?",
@@ -273,7 +211,7 @@ EXERCISES: tuple[Exercise, ...] = (
         yours=("f_forward", "f_backward", "g_forward", "g_backward"),
         decisive=("losses", "gradients"),
     ),
-    _exercise(
+    exercise(
         (18, "one_f_one_b", skeletons.my_1f1b, 0, "1F1B"),
         "A pipeline's schedule is one stage's list of Forward(slot) and Backward(slot), a slot for each micro-batch. "
         "GPipe keeps all of them. How soon can stage i go back, and what does it do from then on?",
@@ -282,7 +220,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "num_stages - stage - 1 forwards, or all if there are fewer; then a forward and a backward in turns; then "
             "the backwards that are left.",
         ),
-        (_stages(4, 8), _stages(3, 2)),
+        (stages_of(4, 8), stages_of(3, 2)),
         judges=(
             ("losses", pipelines.losses),
             ("live", pipelines.live("min(m, p-i)", lambda p, i, m: live_micro_batches("1f1b", i, p, m))),
@@ -292,7 +230,7 @@ EXERCISES: tuple[Exercise, ...] = (
         yours=("_one_by_one",),
         decisive=("losses", "live", "bubble"),
     ),
-    _exercise(
+    exercise(
         (19, "bug_rounds", bugs.rounds, 0, "Find the bug: fine on two stages, dead on three"),
         "GPipe keeps all m micro-batches. This schedule takes them in rounds, so that few are live. On two stages it "
         "works. On three, two of the stages wait for each other. At most p micro-batches may be live.",
@@ -300,7 +238,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "Write down the lists of stages 0 and 1 on three stages. Which micro-batch does each wait for?",
             "Stage 1 ends a round that stage 0 has not begun: what must be the same on all stages?",
         ),
-        (_stages(2, 4), _stages(3, 6)),
+        (stages_of(2, 4), stages_of(3, 6)),
         judges=(
             ("losses", pipelines.losses),
             ("live", pipelines.live("min(m, p)", lambda p, i, m: min(m, p))),
@@ -309,6 +247,36 @@ EXERCISES: tuple[Exercise, ...] = (
         adapt=adapting.schedule,
         yours=("_one_by_one",),
         decisive=("losses", "live", "bubble"),
+    ),
+    exercise(
+        (20, "best_fit", skeletons.MyArena, 2, "An allocator: best fit, splitting, merging"),
+        "A region of capacity bytes is handed out in pieces. A request gets the start of the smallest hole that is "
+        "large enough, and of holes that are alike the lowest. What is left of the hole stays one. What is released "
+        "becomes a hole, and holes that touch are one hole.",
+        (
+            "reserve: min over (size, address) of the holes that are large enough. Put back what is left of it.",
+            "release: a hole behind begins where yours ends, a hole before ends where yours begins. Look for both.",
+        ),
+        (dict(ranks=2, note="each with a region of twice its peak"),),
+        judges=(("weights", checks.weights),),
+        adapt=best_fit.arena,
+        examine=best_fit.examine,
+        yours=("reserve", "release"),
+    ),
+    exercise(
+        (21, "compaction", skeletons.my_compaction, 2, "Defragmentation: what is live is put together"),
+        "There are free bytes enough, but no hole that is large enough. Which moves put all that is live at the start "
+        "of the region, so that the holes become one? A move may overwrite what has been moved, and what was free, but "
+        "nothing that is still to be moved.",
+        (
+            "Go through what is live from the lowest address up: live is in no order.",
+            "Keep the end of what is in place. What begins there already needs no move.",
+        ),
+        (dict(ranks=2, note="each with a region that is its peak"),),
+        judges=(("weights", checks.weights),),
+        adapt=compaction.region,
+        examine=compaction.examine,
+        yours=("compacted",),
     ),
 )
 

@@ -17,7 +17,7 @@ from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import error_words
 from zerosim.grading.process import judged_in_process
 from zerosim.grading.report import Grade
-from zerosim.grading.trial import Trial, attempt
+from zerosim.grading.trial import Own, Trial, attempt
 from zerosim.stepper import DebugWorld, debug
 
 Begin = Callable[[str], None]
@@ -53,6 +53,8 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0) -> Deb
     if not 0 <= case < len(one.cases):
         raise InputError(f"case {case}: exercise {one.name!r} has cases 0 to {len(one.cases) - 1}")
     own = one.adapt(answer)
+    if own.allocator is not Own().allocator:
+        raise InputError(f"exercise {one.name!r}: memory is handed out between two events, where no world is stopped")
     return debug(one.cases[case].config, make_strategy=own.strategy, schedule=own.schedule)
 
 

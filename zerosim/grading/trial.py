@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from zerosim.comm.scheduler import Scheduler, State
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Event
-from zerosim.device.memory import Exact
+from zerosim.device.memory import Allocator, Exact
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
 from zerosim.grading.limits import (
     EVENTS_PER_STEP,
@@ -47,10 +48,12 @@ from zerosim.train.run import Experiment, RankOutcome
 
 
 class Own(NamedTuple):
-    """What of an answer takes the place of zerosim's: a strategy, or the schedule of a pipeline."""
+    """What of an answer takes the place of zerosim's: a strategy, the schedule of a pipeline, or what hands out each
+    device's memory."""
 
     strategy: MakeStrategy = build_strategy
     schedule: Schedule | None = None
+    allocator: Callable[[RunConfig], Allocator] = lambda config: Exact()
 
 
 class Update(NamedTuple):
@@ -161,7 +164,7 @@ class _Run:
         self.recorders = [BoundedRecorder(one.readers, scheduler.switch, limit) for one in self.ledgers]
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-            return Device(rank, backend, allocator=Exact(), recorder=self.recorders[rank], switch=switch)
+            return Device(rank, backend, allocator=own.allocator(config), recorder=self.recorders[rank], switch=switch)
 
         def watched(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
             rank = device.rank

@@ -13,19 +13,39 @@ takes the smallest hole that is large enough, too, and moves everything when it 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
 
 from zerosim.config.allocator import ArenaKnobs
 from zerosim.device.events import Move, Segment
 from zerosim.device.memory import News
 from zerosim.errors import Room
 
+Moves = list[tuple[int, int, int]]
+"""Source, target and size of each, in the order in which they are done."""
+
+
+def compacted(live: Mapping[int, int]) -> Moves:
+    """Move what is live (size by address) to the start, in the order of its addresses."""
+    moves, end = [], 0
+    for address, size in sorted(live.items()):
+        if address != end:
+            moves.append((address, end, size))
+        end += size
+    return moves
+
 
 class Arena:
-    """Grants parts of `capacity` bytes."""
+    """Grants parts of `capacity` bytes. `compact` says how live bytes are put together."""
 
-    def __init__(self, capacity: int, knobs: ArenaKnobs = ArenaKnobs()) -> None:  # noqa: B008  frozen
+    def __init__(
+        self,
+        capacity: int,
+        knobs: ArenaKnobs = ArenaKnobs(),  # noqa: B008  frozen
+        compact: Callable[[Mapping[int, int]], Moves] = compacted,
+    ) -> None:
         self.capacity: int | None = capacity
         self.knobs = knobs
+        self.compact = compact
         self.free_bytes = capacity
         self.news: list[News] = [(Segment, (0, capacity))]
         self._live: dict[int, tuple[int, int]] = {}  # address and size by id
@@ -102,14 +122,12 @@ class Arena:
         return size
 
     def _defragment(self) -> None:
-        """Move what is live to the start, in the order of its addresses."""
-        end = 0
-        for id, (address, size) in sorted(self._live.items(), key=lambda item: item[1]):
-            if address != end and size:
-                self._live[id] = end, size
-                self.news.append((Move, (id, address, end, size)))
-            end += size
+        ids = {address: id for id, (address, size) in self._live.items() if size}
+        for source, target, size in self.compact({address: self._live[id][1] for address, id in ids.items()}):
+            id = ids[source]
+            self._live[id] = target, size
+            self.news.append((Move, (id, source, target, size)))
         self._starts.clear()
         self._ends.clear()
         self._holes.clear()
-        self._open(end, self.free_bytes)
+        self._open(sum(size for _, size in self._live.values()), self.free_bytes)

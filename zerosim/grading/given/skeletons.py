@@ -135,3 +135,24 @@ def my_1f1b(
 ) -> list[Action]:
     """What a stage, from 0, does in a step. chunks is 1."""
     raise NotImplementedError("my_1f1b: return the list of actions")
+
+
+class MyArena:
+    """A region of `capacity` bytes."""
+
+    def __init__(self, capacity: int) -> None:
+        self.holes = {0: capacity}  # size by address
+        self.live: dict[int, int] = {}  # the same, of what is reserved
+
+    def reserve(self, nbytes: int) -> int | None:
+        """The address of so many bytes (1 at least); None: no hole."""
+        raise NotImplementedError("reserve: choose a hole, and split it")
+
+    def release(self, address: int) -> None:
+        """What was reserved there is free."""
+        raise NotImplementedError("release: open a hole, and merge it")
+
+
+def my_compaction(live: dict[int, int]) -> list[tuple[int, int, int]]:
+    """Moves (source, target, size). `live` has sizes by address."""
+    raise NotImplementedError("my_compaction: return the moves")

@@ -1,0 +1,195 @@
+"""The exercise on best fit: a region that is handed out in pieces, whose holes are split and merged.
+
+An answer is asked by itself first, about small regions that can be drawn on paper and a long stream of requests. Then
+it trains: it hands out the memory of every device of a run, and each of its answers is checked there, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from zerosim.device.memory import News
+from zerosim.errors import InputError, Room
+from zerosim.grading.adapting import examined, name_of
+from zerosim.grading.exercise import Check
+from zerosim.grading.limits import Failure, Watch, called
+from zerosim.grading.own_code import text_of
+from zerosim.grading.trial import Own
+from zerosim.train.plan import peak_of
+
+MERGE = "holes that touch are one hole: look behind what is released, and before it"
+
+
+class Stream(NamedTuple):
+    """Requests of a region: so many bytes, or, below 0, the release of what the n-th request got."""
+
+    capacity: int
+    requests: tuple[int, ...]
+    hint: str
+
+
+STREAMS = (
+    Stream(100, (10, 20, 70), "a new region is one hole at 0; what is left of a hole begins behind what was taken"),
+    Stream(100, (60, 41, 40, 1), "None where no hole is large enough; a hole of just that size is used up"),
+    Stream(100, (30, 10, 15, 45, -1, -3, 12, 3, 30), "the smallest hole that is large enough, not the first"),
+    Stream(100, (20, 10, 20, 50, -3, -1, 20), "of holes of one size the lowest"),
+    Stream(100, (30, 30, 40, -2, -1, 60), MERGE),
+    Stream(100, (30, 30, 40, -1, -2, 60), MERGE),
+    Stream(100, (20, 20, 20, 40, -1, -3, -2, 60, -4, 40), MERGE),
+)  # fmt: skip
+
+
+class Book:
+    """What of a region is live (size by address), and what it must answer."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.live: dict[int, int] = {}
+
+    @property
+    def holes(self) -> list[tuple[int, int]]:
+        """Size and address, in the order of the addresses."""
+        ends = [0, *(address + size for address, size in sorted(self.live.items()))]
+        starts = [*sorted(self.live), self.capacity]
+        return [(start - end, end) for end, start in zip(ends, starts, strict=True) if start > end]
+
+    def best(self, nbytes: int) -> int | None:
+        """Where the smallest hole of at least so many bytes begins, of equal ones the lowest."""
+        return min((hole for hole in self.holes if hole[0] >= nbytes), default=(0, None))[1]
+
+    def wrong(self, nbytes: int, came: Any) -> str:
+        """What is wrong with the answer to a request, '' for nothing."""
+        right = self.best(nbytes)
+        if type(came) is type(right) and came == right:
+            return ""
+        shown = [f"{size:,} B at {address:,}" for size, address in self.holes]
+        words = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
+        return f"reserve({nbytes}) is {text_of(came, repr)}, expected {right}; holes: {words or 'none'}"
+
+
+def arena(answer: Any) -> Own:
+    """A run whose devices' memory is handed out by the class handed in. Raises: InputError for anything else."""
+    made = _arena_class(answer)
+    return Own(allocator=lambda config: _Handed(made, 2 * peak_of(config)))
+
+
+class _Handed:
+    """An allocator of a student's making. A buffer's end cannot fail, so that what `release` raises comes next time."""
+
+    def __init__(self, made: Callable[[int], Any], capacity: int) -> None:
+        self.capacity: int | None = capacity
+        self.news: tuple[News, ...] = ()
+        self._arena, self._book = made(capacity), Book(capacity)
+        self._addresses: dict[int, int] = {}
+        self._raised: Exception | None = None
+
+    def forget(self) -> None:
+        """There are never any news."""
+
+    def reserve(self, id: int, nbytes: int) -> int | None:
+        """Raises: InputError for an address that is not the best hole's; what `release` raised before."""
+        if self._raised is not None:
+            raise self._raised
+        if not nbytes:
+            return 0
+        came = self._arena.reserve(nbytes)
+        if words := self._book.wrong(nbytes, came):
+            raise InputError(words)
+        if came is None:
+            return None
+        self._addresses[id], self._book.live[came] = came, nbytes
+        return nbytes
+
+    def release(self, id: int) -> None:
+        address = self._addresses.pop(id, None)
+        if address is not None:
+            del self._book.live[address]
+            try:
+                self._arena.release(address)
+            except Exception as error:
+                self._raised = error
+
+    def room(self, nbytes: int) -> Room:
+        sizes, capacity = [size for size, _ in self._book.holes], self._book.capacity
+        return Room(sum(sizes), max(sizes, default=0), capacity, capacity + nbytes)
+
+
+def examine(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
+    """Streams of requests, each answer compared with what is free."""
+    made, streams = _arena_class(answer), (*STREAMS, _long_stream())
+    said: list[str] = []
+
+    def first_wrong() -> tuple[str, str] | None:
+        for stream in streams:
+            said[:] = [f"a region of {stream.capacity:,} B"]
+            if words := _wrong_answer(made(stream.capacity), stream, said):
+                return f"{_last_of(said[:-1])}: {words}", stream.hint
+        return None
+
+    expected = "the smallest hole that is large enough, and None where there is none"
+    asked = f"{sum(len(stream.requests) for stream in streams)} requests in {len(streams)} regions"
+    came = called(first_wrong, watch, lambda: len(said))
+    return examined("requests", expected, asked, came, lambda: _last_of(said))
+
+
+def _wrong_answer(arena: Any, stream: Stream, said: list[str]) -> str:
+    """What is wrong with the first answer that is; `said` takes what was asked, one by one."""
+    book, given = Book(stream.capacity), list[int | None]()
+    for request in stream.requests:
+        if request < 0:
+            address = given[-request - 1]
+            assert address is not None  # by the streams
+            said.append(f"release({address})")
+            del book.live[address]
+            arena.release(address)
+            continue
+        said.append(f"reserve({request})")
+        came = arena.reserve(request)
+        if words := book.wrong(request, came):
+            return words
+        given.append(came)
+        if came is not None:
+            book.live[came] = request
+    return ""
+
+
+def _long_stream() -> Stream:
+    """400 requests in no order, and the release of all that is live then; the last takes the whole region."""
+    draw, book, requests, granted = random.Random(3), Book(2000), list[int](), list[int | None]()
+    while len(requests) < 400:
+        live = [at for at, address in enumerate(granted) if address is not None]
+        if live and draw.random() < 0.45:
+            requests.append(-draw.choice(live) - 1)
+        else:
+            requests.append(draw.choice((1, 7, 40, 40, 160, 400)))
+        _follow(book, requests[-1], granted)
+    requests += [-at - 1 for at, address in enumerate(granted) if address is not None]
+    return Stream(book.capacity, (*requests, book.capacity), MERGE)
+
+
+def _follow(book: Book, request: int, granted: list[int | None]) -> None:
+    if request > 0:
+        granted.append(address := book.best(request))
+        if address is not None:
+            book.live[address] = request
+    else:
+        address = granted[-request - 1]
+        assert address is not None
+        del book.live[address]
+        granted[-request - 1] = None
+
+
+def _last_of(said: list[str]) -> str:
+    """What was asked before, at most the last six of it."""
+    head = said[:1] if len(said) <= 7 else [said[0], f"{len(said) - 7} requests"]
+    return ", ".join([*head, *said[1:][-6:]])
+
+
+def _arena_class(answer: Any) -> Callable[[int], Any]:
+    if not inspect.isclass(answer) or not all(hasattr(answer, name) for name in ("reserve", "release")):
+        raise InputError(f"{name_of(answer)} is no arena: hand in the class itself, with reserve and release")
+    made: Callable[[int], Any] = answer
+    return made

@@ -1,0 +1,92 @@
+"""The exercise on defragmentation: moves that put all that is live at the start of a region.
+
+An answer is asked by itself first, and its moves are done. Then it trains: every device of a run has a region that is
+no larger than its peak, and each compaction is checked there, too. Source: ZeRO (arXiv 1910.02054), section 6.3.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from zerosim.device.allocators.arena import Arena, Moves, compacted
+from zerosim.errors import InputError
+from zerosim.grading.adapting import examined, function_of
+from zerosim.grading.exercise import Check
+from zerosim.grading.limits import Failure, Watch, called
+from zerosim.grading.own_code import text_of
+from zerosim.grading.trial import Own
+from zerosim.train.plan import peak_of
+
+SMALL: tuple[dict[int, int], ...] = (
+    {}, {0: 10}, {10: 20}, {0: 10, 20: 10}, {5: 30}, {10: 20, 60: 20}, {60: 20, 10: 20, 40: 5}, {20: 9, 0: 20},
+)  # fmt: skip
+"""Size by address of what is live."""
+
+
+def region(answer: Any) -> Own:
+    """A run on devices whose memory is put together as the function handed in says. Raises: InputError for anything
+    but a function."""
+    compact = function_of(answer, "my_compaction(live)")
+
+    def checked(live: Mapping[int, int]) -> Moves:
+        moves = compact(dict(live))
+        if words := _wrong_moves(live, moves):
+            raise InputError(f"of {len(live)} live buffers {words}")
+        return [(source, target, size) for source, target, size in moves]
+
+    return Own(allocator=lambda config: Arena(peak_of(config), compact=checked))
+
+
+def examine(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
+    """Regions, small ones first; each move is done."""
+    compact = function_of(answer, "my_compaction(live)")
+    draw, regions = random.Random(4), list(SMALL)
+    for _ in range(20):
+        starts = sorted(draw.sample(range(0, 1000, 10), 25))
+        live = [(start, draw.randint(1, 10)) for start in starts]
+        regions.append(dict(draw.sample(live, len(live))))
+    asked = ""
+
+    def first_wrong() -> tuple[str, str] | None:
+        nonlocal asked
+        for live in regions:
+            asked = f"my_compaction({live})" if len(live) < 5 else f"my_compaction of {len(live)} live buffers"
+            if words := _wrong_moves(live, compact(dict(live))):
+                return f"{asked}: {words}", "each move goes down, to the end of what is in place; draw it"
+        return None
+
+    expected = "all that is live at the start of the region, no byte lost and none moved in vain"
+    return examined(
+        "moves", expected, f"{len(regions)} regions", called(first_wrong, watch, lambda: asked), lambda: asked
+    )
+
+
+def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
+    """What is wrong with moves, which are done on a region whose every byte holds its own address; '' for nothing."""
+    if not isinstance(moves, list) or not all(_is_move(move) for move in moves):
+        return f"gave {text_of(moves, repr)[:80]}, expected a list of (source, target, size)"
+    places, total = {address: address for address in live}, sum(live.values())
+    memory = np.arange(max([total, *(address + size for address, size in live.items())], default=0))
+    for source, target, size in moves:
+        if live.get(source) != size or places[source] != source:
+            return f"the move {(source, target, size)} is none of a live buffer, whole and once"
+        if not 0 <= target <= len(memory) - size:
+            return f"the move {(source, target, size)} leaves the region"
+        memory[target : target + size] = memory[source : source + size].copy()
+        places[source] = target
+    for address, place in places.items():
+        if not np.array_equal(memory[place : place + live[address]], np.arange(address, address + live[address])):
+            return f"bytes of the buffer at {address} were overwritten"
+    high = max((place + live[address] for address, place in places.items()), default=0)
+    if high != total:
+        return f"{total:,} B are live and end at {high:,}: there are holes between them"
+    moved, least = (sum(size for _, _, size in some) for some in (moves, compacted(live)))
+    return f"{moved:,} B were moved where {least:,} B are enough" if moved > least else ""
+
+
+def _is_move(move: Any) -> bool:
+    return isinstance(move, tuple) and len(move) == 3 and all(type(one) is int for one in move)
