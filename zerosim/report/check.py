@@ -47,7 +47,12 @@ class CheckedFile:
         """How many figures there are, how many of them are compared with what, are from where, are bold, or differ."""
         return {
             "figures": sum(len(table.cells) for table in self.tables),
-            "by count": sum(len(table.cells) for table in self.tables if table.expectation.quantity is not None),
+            "by count": sum(
+                len(table.cells)
+                for table in self.tables
+                if table.expectation.quantity and not table.expectation.is_modelled
+            ),
+            "by clock": sum(len(table.cells) for table in self.tables if table.expectation.is_modelled),
             "by formula": sum(len(table.cells) for table in self.tables if table.expectation.formula is not None),
             "formula only": sum(len(table.cells) for table in self.tables if table.expectation.quantity is None),
             **{
@@ -119,12 +124,12 @@ def _whole(path: str, judged: Judged) -> RenderableType:
 
 
 def _overview(files: Sequence[CheckedFile]) -> RenderableType:
-    """A line for each file: how many figures, how many of them beside a count, a formula or that alone, how many that
-    no source prints, how many that differ."""
+    """A line for each file: how many figures, how many of them beside a count, the clock, a formula or that alone, how
+    many that no source prints, how many that differ."""
     folders = {str(Path(file.path).parent) for file in files}
     folder = next(iter(folders)) if len(folders) == 1 else ""
     title = Column(f"{folder}/" if folder else "scenario", overflow="fold")
-    names = ("figures", "by count", "by formula", "formula only", "computed", "differ")
+    names = ("figures", "by count", "by clock", "by formula", "formula only", "computed", "differ")
     headers = [name.replace(" ", "\n") for name in names]
     grid = Grid(title, *(right(name, no_wrap=True) for name in headers), Column("", no_wrap=True))
     for file in files:
@@ -173,9 +178,10 @@ def _closing(report: CheckReport) -> RenderableType:
     else:
         what = counted(number, f"{from_where[0][1]} figure")
     alone = f", {total['formula only']} with that alone" if total["formula only"] else ""
+    clock = f", {total['by clock']} with the clock, which is a model" if total["by clock"] else ""
     text = (
         f"{what} in {counted(len(report.files), 'scenario')}: {total['by count']} compared with a count, "
-        f"{total['by formula']} with a formula{alone}. "
+        f"{total['by formula']} with a formula{alone}{clock}. "
     )
     failed = sum(file.num_failed for file in report.files)
     text += "All agree." if report.passed else f"{failed} {'do' if failed > 1 else 'does'} not agree."

@@ -93,7 +93,8 @@ def _kinds(judged: Judged) -> list[str]:
     has = {
         expectation.figures: True,
         "instead": any(cell.instead for cell in judged.cells),
-        "count": expectation.quantity,
+        "count": expectation.quantity and not expectation.is_modelled,
+        "modelled": expectation.is_modelled,
         "outside": expectation.outside,
         "formula": expectation.formula,
         "difference": not judged.cells[0].printed.is_verdict,
@@ -121,7 +122,13 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
     if kind == "off":
         return Text(f"{float(100 * cell.share_off):+.3g} %", style="" if cell.passed else "red")
     outside = sum(cell.outside.values(), Fraction(0))
-    value = {"count": cell.counted, "outside": outside, "formula": cell.formula, "count beside": cell.beside}[kind]
+    value = {
+        "count": cell.counted,
+        "modelled": cell.counted,
+        "outside": outside,
+        "formula": cell.formula,
+        "count beside": cell.beside,
+    }[kind]
     return Text("" if value is None else figure.shown(value))
 
 
@@ -137,7 +144,8 @@ def basis(expectation: Expectation) -> str:
     where = "on shapes alone" if expectation.counted_on == SHAPES else "while training with real numbers"
     at = f", at {expectation.at}" if expectation.at != "end_of_backward" else ""
     if expectation.quantity:
-        parts.append(f"Count ({where}{at}): {COUNTS[expectation.quantity].what}.")
+        name = "Modelled" if expectation.is_modelled else "Count"
+        parts.append(f"{name} ({where}{at}): {COUNTS[expectation.quantity].what}.")
     if expectation.outside:
         causes = (
             f"{cause} ({format_bytes(each) if isinstance(each, int) else each.what})"
@@ -161,8 +169,9 @@ def rules(judged: Judged) -> str:
     expectation = judged.expectation
     if not expectation.rounding:
         added = " with what is outside of it" if expectation.outside else ""
+        what = "clock" if expectation.is_modelled else "count"
         return (
-            f"Measured: the count{added} may be {within_text(expectation.within)} off; the worst is "
+            f"Measured: the {what}{added} may be {within_text(expectation.within)} off; the worst is "
             f"{float(100 * judged.worst):.3g} % off."
         )
     text = f"Rounding: {ROUNDINGS[expectation.rounding]}."

@@ -80,6 +80,7 @@ class Asked:
     at: str = "end_of_backward"
     memory: int = 0
     calculator: str = ""
+    gpu: str = ""
 
     @property
     def result(self) -> RunResult:

@@ -15,6 +15,8 @@ from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -127,6 +129,13 @@ def _counted_bubble(asked: Asked) -> Fraction:
     return counted_bubble(slots_of(lists))
 
 
+def _clocked(asked: Asked) -> Fraction:
+    """The record says what is done and in which order, the clock when; so this one is not counted."""
+    time = plan(asked.config, cluster=cluster_of(find_hardware(asked.gpu))).time
+    assert time is not None  # a plan on a cluster has one
+    return Fraction(time.seconds)
+
+
 COUNTS: Mapping[str, Quantity] = MappingProxyType(
     {
         "model_states_bytes": Quantity(
@@ -211,6 +220,12 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             "count",
             "most rows of a micro-batch with which a step fits",
             ("memory",),
+        ),
+        "step_seconds": Quantity(
+            _clocked,
+            "seconds",
+            "a step by the clock, on the GPU that is named (docs/time.md)",
+            ("gpu",),
         ),
         "fits": Quantity(
             lambda asked: int(asked.runs.fits(asked.config, asked.memory)),

@@ -63,5 +63,7 @@ class Expectation:
     at: str
     memory: int | Hardware
     calculator: str
+    gpu: str
+    is_modelled: bool  # what is compared is the clock's, and no count
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]

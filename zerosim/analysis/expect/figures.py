@@ -23,6 +23,7 @@ UNITS: Mapping[str, Mapping[str, int | Fraction]] = MappingProxyType(
         "volume": {"Ψ": 1},
         "share": {"": 1, "%": Fraction(1, 100)},
         "verdict": {"": 1},
+        "seconds": {"s": 1, "ms": Fraction(1, 1000)},
     }
 )
 """How large the units of a dimension are. A count or a share may stand without one."""

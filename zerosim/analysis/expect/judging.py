@@ -125,7 +125,7 @@ def _read(
 
 def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
     memory = e.memory if isinstance(e.memory, int) else _left_of(e.memory, cell.config)
-    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, memory, e.calculator)
+    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, memory, e.calculator, e.gpu)
 
 
 def _left_of(device: Hardware, config: RunConfig) -> int:

@@ -18,6 +18,7 @@ A key and what it says:
     beside, why           a count that is shown and not judged, and why it differs
     with, sweep           fields of this table's runs; its own grid instead of the file's
     counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
+    gpu                   whose times: a device by name
     at, memory, calculator   what some quantities take: a moment, devices' bytes or a device by name, whose rule
 """
 
@@ -35,7 +36,7 @@ from zerosim.analysis.formulas import calculators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 
-TEXTS = ("source", "title", "unit", "note", "why", "within", "formula_only")
+TEXTS = ("source", "title", "unit", "note", "why", "within", "formula_only", "gpu")
 TABLES = ("with", "sweep", "bold", "outside")
 QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
 WORDS: Mapping[str, Collection[str]] = MappingProxyType(
@@ -54,7 +55,7 @@ _FROM: Mapping[str, str] = MappingProxyType(
     {PRINTED: "the figures as they are printed, as strings", COMPUTED: "those that its rule gives, worked out here"}
 )
 """The keys of the figures themselves, of which a table has one."""
-MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch")
+MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch", "step_seconds")
 """Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
 NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices")
 """Counts that are read off no step."""
@@ -111,7 +112,7 @@ def check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> No
     """Whether quantities go together, and with the keys that only some of them take. Raises: InputError."""
     if len({quantity.dimension for quantity in asked.values()}) > 1:
         raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
-    for key in ("at", "memory", "calculator"):
+    for key in ("at", "memory", "calculator", "gpu"):
         needed = any(key in quantity.needs for quantity in asked.values())
         if needed and key not in table:
             raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")

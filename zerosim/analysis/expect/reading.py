@@ -68,12 +68,13 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     counted_on = table.get("counted_on", SHAPES)
     names_asked: dict[str, Any] = {key: table.get(key) for key in QUANTITIES}
     texts: dict[str, str] = {
-        key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator", "formula_only")
+        key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator", "formula_only", "gpu")
     }
     expectation = Expectation(
         path=file.path,
         **names_asked,
         **texts,
+        is_modelled="quantity" in asked and asked["quantity"].dimension == "seconds",
         figures=MEASURED if "within" in table else key,
         rounding=rounding,
         within=_within(table) if "within" in table else Fraction(0),
