@@ -97,7 +97,7 @@ class RunConfig:
         return self.replace(
             stage=stage,
             dp_replicate=self.mesh.dp_replicate if stage else 1,
-            prefetch=self.parallel.prefetch if stage == 3 else None,
+            **({} if stage == 3 else dict.fromkeys(("prefetch", "gather", "prefetch_elements", "max_live"))),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,6 +197,16 @@ def _check_together(config: RunConfig) -> None:
         raise InputError(
             f"dp_replicate {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
             "leave it out, or choose stage 1, 2 or 3"
+        )
+    choices = config.recipe_choices
+    if choices.prefetch and choices.prefetch_elements:
+        raise InputError(
+            f"prefetch_elements {choices.prefetch_elements}: prefetch {choices.prefetch} counts units; set one of them "
+            "to 0"
+        )
+    if choices.max_live and not choices.prefetch_elements:
+        raise InputError(
+            f"max_live {choices.max_live}: holds back what is gathered ahead by elements; pass --prefetch-elements too"
         )
     check_tensor_parallel(model, mesh, config.parallel)
     check_kept_inputs(mesh, config.memory)

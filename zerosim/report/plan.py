@@ -92,7 +92,7 @@ def _what_was_run(result: RunResult) -> str:
         f"{config.model.seq:,} tokens = {config.global_batch * config.model.seq:,} tokens",
     )
     text = (
-        f"Ψ = {model} in {counted(len(result.units), 'unit')}, {config.precision.param_dtype}, "
+        f"Ψ = {model} in {words.pieces(result)}, {config.precision.param_dtype}, "
         f"{OPTIMIZERS[config.optim.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
     if config.model.family in _OF_BLOCKS:
@@ -181,9 +181,8 @@ def holders_table(result: RunResult) -> RenderableType:
 
 
 def _group(unit: str) -> str:
-    """h.17 belongs to h.*"""
-    head, _, tail = unit.rpartition(".")
-    return f"{head}.*" if head and tail.isdigit() else unit
+    """h.17 belongs to h.*, h.17.mlp.c_fc to h.*.mlp.c_fc."""
+    return ".".join("*" if part.isdigit() else part for part in unit.split("."))
 
 
 # -- a search -----------------------------------------------------------------------------------

@@ -31,13 +31,16 @@ class RecipeChoices:
     sub_group          stage 3: elements of a rank that the optimizer steps, and copies to fp32, together; 0: all
     foreach            the optimizer steps all tensors together, with temporaries of their size
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
-    persistent_numel   stage 3: units with fewer elements stay gathered for good
+    gather             stage 3: what is gathered at a time, a 'unit' or a leaf 'module'
+    persistent_numel   stage 3: units with fewer elements stay gathered for good; by module, tensors with no more
     reduce_bucket      stages 1 to 3: elements of the buffer out of which gradients are reduced; 0: from where they are
     reduce_buffers     how many there are; with two, one is filled while the other is reduced
     allgather_bucket   stages 1 and 2: elements of the buffer through which new parameters arrive; 0: where they belong
     loss               what a step holds of its logits (functional/loss_modes.py)
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
     prefetch           stage 3: units that are gathered ahead, while another one computes
+    prefetch_elements  stage 3: elements that are gathered ahead at each turn (parallel/zero3.py, Ahead)
+    max_live           stage 3: at so many gathered elements nothing is gathered ahead; 0: no limit
     late_reduction     stage 3: a reduction is waited for when the next one begins, and its input held until then
     """
 
@@ -52,12 +55,15 @@ class RecipeChoices:
     sub_group: int = 0
     foreach: bool = False
     keep_root_units: bool = False
+    gather: str = "unit"
     persistent_numel: int = 0
     cast_shards: bool = False
     reduce_bucket: int = 0
     reduce_buffers: int = 1
     allgather_bucket: int = 0
     prefetch: int = 0
+    prefetch_elements: int = 0
+    max_live: int = 0
     late_reduction: bool = False
     loss: str = "lean"
 
@@ -70,6 +76,11 @@ class RecipeChoices:
         """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
         the gradients, as stage 2 has."""
         return 2 if stage == 1 and (self.own_grads_only or self.reduce_bucket) else stage
+
+    def stays(self, numel: int) -> bool:
+        """Whether a flat buffer of so many elements stays gathered for good, in stage 3."""
+        limit = self.persistent_numel
+        return numel <= limit if self.gather == "module" else numel < limit
 
 
 @dataclass(frozen=True, slots=True)
