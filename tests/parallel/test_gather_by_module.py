@@ -152,7 +152,7 @@ def test_a_limit_holds_back_what_is_ahead_alone() -> None:
         (dict(stage=2), "gather 'module': stage 2 keeps every parameter; leave it out, or choose stage 3"),
         (
             dict(prefetch=1, prefetch_elements=5),
-            "prefetch_elements 5: prefetch 1 counts units; set one of them to 0",
+            "prefetch_elements 5: prefetch 1 counts units; leave one out",
         ),
         (
             dict(max_live=7),

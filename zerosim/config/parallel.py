@@ -13,6 +13,8 @@ from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes, parse_count
 
 RANKS = 4
+OF_STAGE_3 = ("prefetch", "gather", "prefetch_elements", "max_live", "sub_group")
+"""Options that say something of stage 3 alone: none of them may be given below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -193,6 +195,10 @@ class ParallelConfig(Part):
                 raise InputError(
                     f"{name} {value!r}: stage {self.zero_stage} keeps every parameter; leave it out, or choose stage 3"
                 )
+        if self.prefetch and self.prefetch_elements:
+            raise InputError(
+                f"prefetch_elements {self.prefetch_elements}: prefetch {self.prefetch} counts units; leave one out"
+            )
         if self.virtual_stages is not None and self.pipeline != "interleaved":
             raise InputError(
                 f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"

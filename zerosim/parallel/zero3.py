@@ -44,13 +44,14 @@ from zerosim.tensor.flat import Flat
 class Ahead:
     """How far buffers are gathered ahead by elements (DeepSpeed's stage3_prefetch_bucket_size and max_live_parameters).
 
-    numel      at each turn the next buffers of this micro-batch, forward or backward, are launched until they are so
-               many elements; the last one may go beyond. So what is ahead grows from turn to turn
+    numel      at each turn the next buffers of this forward or backward are launched until they are so many elements;
+               the last one may go beyond. So what is ahead grows from turn to turn
     max_live   at a turn no more than what is missing to so many gathered elements, those under way included; 0: no
                limit. It holds back nothing but this: a unit's own parameters come at its turn, whatever is there
 
-    What is gathered when it is looked at, to be freed before that use, is not looked at again: it comes at its turn.
-    Source: DeepSpeed edaa722, runtime/zero/partitioned_param_coordinator.py, fetch_sub_module.
+    What is there, or on its way, when a use of it is looked at is not launched for that use: if it is freed before, it
+    is gathered when the turn comes. DeepSpeed keeps it then, and goes on from forward into backward: left out, as its
+    max_reuse_distance is. Source: DeepSpeed edaa722, runtime/zero/partitioned_param_coordinator.py, fetch_sub_module.
     """
 
     numel: int = 0
@@ -182,14 +183,14 @@ class Zero3(Strategy):
         return True
 
     def _prefetch_elements(self) -> None:
-        """Of this micro-batch's next buffers those that are not there are launched, up to `ahead` more at each turn."""
+        """Of this forward's or backward's next buffers those that are not there are launched, by `ahead`."""
         most = self.ahead.numel
         if self.ahead.max_live:
             most = min(most, self.ahead.max_live - self._live)
-        slot, launched = self._uses[self._at - 1].action.slot, 0
+        action, launched = self._uses[self._at - 1].action, 0
         while self._queue:
             at, use, flat = self._queue[0]
-            if at >= self._at and (launched >= most or use.action.slot != slot):
+            if at >= self._at and (launched >= most or use.action != action):
                 return
             self._queue.popleft()
             if at >= self._at and self._launch_ahead(use.unit, flat):

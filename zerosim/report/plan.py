@@ -155,7 +155,8 @@ def _prefetched(peak: Snapshot) -> str:
     ahead = {unit: nbytes for (unit, kind), nbytes in peak.by_unit.items() if kind == Kind.PREFETCHED_PARAM}
     if not ahead:
         return ""
-    return f" Of the peak {sum(ahead.values()):,} B are parameters gathered ahead, of {listed(list(ahead))}."
+    names = listed(list(ahead)) if len(ahead) <= MOST_HOLDERS else f"{next(iter(ahead))} and {len(ahead) - 1:,} more"
+    return f" Of the peak {sum(ahead.values()):,} B are parameters gathered ahead, of {names}."
 
 
 def holders_table(result: RunResult) -> RenderableType:
