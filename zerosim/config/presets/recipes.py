@@ -139,17 +139,21 @@ def recipes() -> tuple[Recipe, ...]:
         Recipe(
             "deepspeed",
             "DeepSpeed's defaults: gradients are reduced out of a buffer of 5e8 elements; stages 1 and 2 all-reduce "
-            "them and keep the own slice, which the step casts to fp32; stage 3 has the buffer for its slice from the "
-            "start, and never frees small parameters. The loss is PyTorch's.",
+            "them and keep the own slice, which the step casts to fp32; stage 3 gathers each linear map and norm on "
+            "its own, and at each turn 5e7 more elements until 1e9 are there, has the buffer for its gradients' slice "
+            "from the start, and never frees tensors of at most 1e5 elements. The loss is PyTorch's.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
-            "zero/config.py (stage3_param_persistence_threshold 1e5)",
-            "The threshold counts whole units here, single tensors there. Modules are gathered one by one there, and "
-            "up to 5e7 elements ahead (stage3_prefetch_bucket_size); here whole units are, and none ahead unless "
-            "--prefetch says so. allgather_bucket_size decides nothing where PyTorch has all_gather_into_tensor (since "
+            "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
+            "stage3_max_live_parameters 1e9), zero/partitioned_param_coordinator.py (fetch_sub_module)",
+            "Stage 3 gathers each tensor in a call of its own here, those of a turn in one there; a Llama's q|k|v and "
+            "gate|up are one module each here, and three and two there. It prefetches from the first step here, and "
+            "within a forward or backward; there from the second on, and from forward into backward. "
+            "allgather_bucket_size decides nothing where PyTorch has all_gather_into_tensor (since "
             "1.13): parameters are gathered where they belong; --allgather-bucket is what it did before. Left out is "
             "stage3_max_reuse_distance: parameters that recur within 1e9 others are not freed between forward and "
-            "backward there, so that a smaller model stays gathered and sends about 2 Psi. Its stage 3 estimator "
+            "backward there, so that a smaller model stays gathered and sends about 2 Psi, and recompute gathers no "
+            "module of a block a third time. Its stage 3 estimator "
             "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
             (0, 1, 2, 3),
         ),
@@ -202,6 +206,9 @@ _DEEPSPEED_3 = replace(
     persistent_numel=100_000,
     reduce_bucket=500_000_000,
     sub_group=1_000_000_000,
+    gather="module",
+    prefetch_elements=50_000_000,
+    max_live=1_000_000_000,
 )
 _DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
 _FOREACH = replace(_TORCH, foreach=True)
