@@ -104,7 +104,8 @@ def states_note(result: RunResult) -> str:
     if is_owned(config):
         return note + " Whole units belong to ranks: the formula holds for the mean."
     if any(memory.marks["end_of_backward"].padding for memory in result.memory):
-        return note + " N does not divide every unit, so slices are padded: the mean without padding is compared."
+        what = "tensor" if config.recipe_choices.gather == "module" else "unit"
+        return note + f" N does not divide every {what}, so slices are padded: the mean without padding is compared."
     return note
 
 
