@@ -32,7 +32,7 @@ CLOSE = 1e-11
 MESH = {
     *("tp", "pp", "dp_replicate", "pipeline", "virtual_stages", "stage_layers", "balance_ends", "sequence_parallel"),
     *("keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition"),
-    "partition_activations",
+    *("partition_activations", "gather", "prefetch_elements", "max_live"),
 }
 """What one rank alone has not."""
 
@@ -73,6 +73,7 @@ def _fields(rng: random.Random) -> dict[str, Any]:
         fields |= dict(optimizer="sgd", lr=0.1, momentum=0.5)
     if stage == 3:
         fields |= rng.choice(({}, {}, dict(reshard_after_forward=False), dict(keep_last_unit=True)))
+        fields |= rng.choice(({}, dict(gather="module"), dict(gather="module", prefetch_elements=300, max_live=700)))
     if replicas > 1:
         fields |= dict(replica_reduction=rng.choice(("step", "micro_batch")))
     if pp > 1:

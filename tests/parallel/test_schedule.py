@@ -13,6 +13,7 @@ from zerosim.comm.runtime import launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Kernel, Launch, Wait
+from zerosim.dtypes import fp32
 from zerosim.errors import InputError
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
@@ -21,6 +22,8 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.schedule import Action, Backward, Forward, Use, schedule, uses_of
 from zerosim.parallel.zero3 import Zero3
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import cpu
 from zerosim.train.build import build_strategy, world_of
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment
@@ -149,7 +152,7 @@ def overlapping(result: RunResult) -> int:
 
 
 def test_uses_follow_the_actions() -> None:
-    units: list[Any] = ["a", "b"]
+    units = [Unit(name, Flat(name, cpu(), fp32, fp32), lambda x: x) for name in "ab"]
     actions = [Forward(0), Forward(1), Backward(0), Backward(1)]
     assert uses_of(actions, units) == [
         *(Use(unit, Forward(slot)) for slot in (0, 1) for unit in units),

@@ -96,7 +96,7 @@ def _run_again(config: RunConfig, share: Share) -> formulas.Again:
 
 def blocks_run_again(config: RunConfig, share: Share) -> int:
     """Blocks of a stage that keep their input alone: all with `full`, every K-th with `full:K`."""
-    blocks = [int(name.rpartition(".")[2]) for name in share.numels if is_block(name)]
+    blocks = [int(name.rpartition(".")[2]) for name in share.units if is_block(name)]
     return sum(map(config.memory.again.wraps, blocks))
 
 

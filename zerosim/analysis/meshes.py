@@ -15,6 +15,7 @@ from typing import Any
 
 from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
+from zerosim.config.parallel import OF_STAGE_3
 from zerosim.errors import InputError
 
 MOST_TENSOR = 8
@@ -93,7 +94,7 @@ def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> Ru
     uneven = config.model.has_blocks and config.model.vocab % tp > 0
     inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
     if stage < 3:
-        inside["prefetch"] = None
+        inside |= dict.fromkeys(OF_STAGE_3)
     if pp == 1:
         inside |= {"pipeline": None, "virtual_stages": None, "balance_ends": False}
     try:

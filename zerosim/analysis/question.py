@@ -6,12 +6,13 @@ are taken as they come: `cli/explain.py` checks them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
 from zerosim.config.presets.recipes import Recipe, RecipeChoices
+from zerosim.config.recompute import read_recompute
 from zerosim.dtypes import dtype
 
 
@@ -27,6 +28,12 @@ class Shape:
     recompute: str = "none"
     partition_activations: bool = False
     cpu_checkpointing: bool = False
+
+    @property
+    def runs_modules_again(self) -> bool:
+        """Whether backward runs linear maps or norms a second time."""
+        again = read_recompute(self.recompute)
+        return again.every > 0 or bool(again.parts & {"layernorm", "attn_proj", "fc1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class Question:
     optimizer: str = "adam"
     momentum: float = 0.0
     micro_batches: int = 1
+    gather: str | None = None
     shape: Shape | None = None
 
     @property
@@ -64,7 +72,8 @@ class Question:
 
     @property
     def choices(self) -> RecipeChoices:
-        return self.recipe.choices(self.stage, self.precision)
+        choices = self.recipe.choices(self.stage, self.precision)
+        return choices if self.gather is None else replace(choices, gather=self.gather)
 
     @property
     def states_stage(self) -> int:
@@ -98,4 +107,5 @@ class Question:
             grad_reduction=self.choices.grad_reduction,
             keep_root_units=self.choices.keep_root_units,
             persistent=self.choices.persistent_numel > 0,
+            again=self.choices.gather == "module" and self.shape is not None and self.shape.runs_modules_again,
         )

@@ -102,10 +102,9 @@ def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfi
 def _flags(config: RunConfig, changed: RunConfig) -> str:
     """'--stage 3 --micro-batch 2': what is passed beside what was passed."""
     before, after = config.to_dict(), changed.to_dict()
-    usual = ("allocator_conf", "prefetch", "stage", "attention", "loss", "recompute", "micro_batch", "accumulate")
-    return " ".join(
-        f"--{name.replace('_', '-')} {after[name]}" for name in (*usual, "ranks") if after[name] != before[name]
-    )
+    usual = ("allocator_conf", "prefetch", "prefetch_elements", "stage", "attention", "loss", "recompute")
+    names = (*usual, "micro_batch", "accumulate", "ranks")
+    return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
 def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
@@ -118,6 +117,8 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
         yield config.replace(loss="in-place")
     if config.recipe_choices.prefetch:
         yield config.replace(prefetch=0)
+    if config.recipe_choices.prefetch_elements:
+        yield config.replace(prefetch_elements=0)
     for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage)
     if flash:

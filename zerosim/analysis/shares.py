@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
@@ -17,7 +18,7 @@ from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.parallel.pipeline import SCHEDULES, Pipeline
 from zerosim.parallel.schedule import Backward
-from zerosim.placement.spec import FlatSpec
+from zerosim.placement.spec import FlatSpec, unit_of
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import is_block
 from zerosim.train.result import RunResult
@@ -28,6 +29,7 @@ class Share:
     """One pipeline stage's part of the model, as each of its `ranks` holds it.
 
     numels     elements of its flat buffers, in their order
+    units      the names of the units that they belong to, in their order
     tied       the buffer that two of its own units use, '' for none
     ends       the buffer that the first and the last stage both hold, '' for none
     chunks     the names of the units that run one after the other
@@ -36,6 +38,7 @@ class Share:
     stage: int
     ranks: range
     numels: Mapping[str, int]
+    units: tuple[str, ...]
     tied: str
     ends: str
     chunks: tuple[tuple[str, ...], ...]
@@ -47,7 +50,7 @@ class Share:
 
     @property
     def layers(self) -> int:
-        return sum(is_block(name) for name in self.numels)
+        return sum(map(is_block, self.units))
 
 
 def shares_of(result: RunResult) -> list[Share]:
@@ -58,10 +61,10 @@ def shares_of(result: RunResult) -> list[Share]:
 def share_of(result: RunResult, stage: int) -> Share:
     layout, config = result.layout, result.config
     pp, each = layout.mesh.pp, layout.mesh.world_size // layout.mesh.pp  # stages are the slowest axis
-    units = list(layout.flats)
-    tied = units[0] if result.tied_numel else ""
+    units = list(dict.fromkeys(flat.unit for flat in layout.flats.values()))
+    tied = next(iter(layout.flats)) if result.tied_numel else ""
     if tied:
-        units.append(tied)
+        units.append(layout.flats[tied].unit)
     chunks = [range(len(units))]
     if pp > 1:
         sizes = config.layers_by_chunk(sum(map(is_block, units)))
@@ -71,6 +74,7 @@ def share_of(result: RunResult, stage: int) -> Share:
         stage=stage,
         ranks=range(stage * each, (stage + 1) * each),
         numels={name: layout.flats[name].numel for name in names},
+        units=tuple(dict.fromkeys(layout.flats[name].unit for name in names)),
         tied=tied if pp == 1 else "",
         ends=tied if pp > 1 and tied in names else "",
         chunks=tuple(tuple(units[i] for i in chunk) for chunk in chunks),
@@ -120,12 +124,24 @@ class Gathers(NamedTuple):
     """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order.
 
     `last` is the last unit or, in a pipeline, all that is saved in a step by units that stay gathered for the next use.
+    `again` are the leaf modules that backward runs a second time, and gathers for that.
     """
 
     tied: int
     last: int
     root: int
     persistent: int
+    again: int
+
+
+PART_OF_LEAF: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("ln_1", "ln_2", "input_layernorm", "post_attention_layernorm"), "layernorm"),
+        **dict.fromkeys(("attn.c_proj", "self_attn.o_proj"), "attn_proj"),
+        **dict.fromkeys(("mlp.c_fc", "mlp.gate_up_proj"), "fc1"),
+    }
+)
+"""Which part of a block that may run again (`config/recompute.py`) a leaf module is."""
 
 
 def volume_of(result: RunResult, stage: int = 0) -> Volume:
@@ -142,6 +158,7 @@ def volume_of(result: RunResult, stage: int = 0) -> Volume:
         grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
         keep_root_units=choices.keep_root_units,
         persistent=gathers.persistent > 0,
+        again=gathers.again > 0,
         last_is_root=not is_block(share.chunks[-1][-1]) or result.tied_numel > 0,
     )
     saves = keeps_last and not is_alone and config.parallel.zero_stage == 3 and config.parallel.reshard_after_forward
@@ -150,22 +167,41 @@ def volume_of(result: RunResult, stage: int = 0) -> Volume:
 
 def gathers_of(result: RunResult, ranks: int = 1, stage: int = 0) -> Gathers:
     """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
-    share, choices = share_of(result, stage), result.config.recipe_choices
-    limit = choices.persistent_numel
-    freed = {name: numel for name, numel in share.numels.items() if numel >= limit}
+    share, choices, flats = share_of(result, stage), result.config.recipe_choices, result.layout.flats
+    freed = {name: numel for name, numel in share.numels.items() if not choices.stays(numel)}
 
     def padded(names: Iterable[str]) -> int:
         return formulas.padded_numel((freed[name] for name in names if name in freed), ranks)
+
+    def of_unit(unit: str) -> list[str]:
+        """The buffers of a unit's last turn: by module, those of its last leaf."""
+        names = [name for name in share.numels if flats[name].unit == unit]
+        return [name for name in names if flats[name].module == flats[names[-1]].module]
 
     last = [share.chunks[-1][-1]]
     if result.config.mesh.pp > 1:
         last = [name for name in _used_twice(result, share) if is_block(name) or not choices.keep_root_units]
     return Gathers(
         tied=padded([share.tied]),
-        last=padded(last),
-        root=padded(name for name in freed if not is_block(name)),
-        persistent=formulas.padded_numel((numel for numel in share.numels.values() if numel < limit), ranks),
+        last=padded(name for unit in last for name in of_unit(unit)),
+        root=padded(name for name in freed if not is_block(flats[name].unit)),
+        persistent=formulas.padded_numel((numel for numel in share.numels.values() if choices.stays(numel)), ranks),
+        again=padded(name for name in share.numels if runs_again(result.config, flats[name].module)),
     )
+
+
+def runs_again(config: RunConfig, module: str) -> bool:
+    """Whether backward runs a leaf module's forward a second time, beside its own turn."""
+    if config.recipe_choices.gather == "unit":
+        return False
+    unit = unit_of(module)
+    part = PART_OF_LEAF.get(module.removeprefix(f"{unit}."))
+    return _is_wrapped(config, unit) or part in config.memory.again.parts
+
+
+def _is_wrapped(config: RunConfig, unit: str) -> bool:
+    """Whether backward runs this unit again whole."""
+    return config.model.has_blocks and is_block(unit) and config.memory.again.wraps(int(unit.rpartition(".")[2]))
 
 
 def _used_twice(result: RunResult, share: Share) -> list[str]:
@@ -173,10 +209,12 @@ def _used_twice(result: RunResult, share: Share) -> list[str]:
     config = result.config
     order, chunks = SCHEDULES[config.parallel.pipeline_schedule], config.parallel.num_chunks
     actions = Pipeline(config.mesh.pp, share.stage, order=order, chunks=chunks).actions(config.data.accumulate)
-    found = []
+    by_module, found = config.recipe_choices.gather == "module", []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]
-        turns = isinstance(following, Backward) or len(units) == 1
+        turns = isinstance(following, Backward) or (len(units) == 1 and not by_module)
+        if by_module and _is_wrapped(config, units[-1]):
+            continue  # its second forward comes first
         if not isinstance(action, Backward) and following.chunk == action.chunk and turns:
             found.append(units[-1])
     return found

@@ -34,6 +34,7 @@ def add_arguments(parser: Parser) -> None:
     add("--pp", "--pipeline-parallel", metavar="P", type=whole_number, default=1, help="pipeline stages (default: 1)")
     add("--sequence-parallel", "--sp", action="store_true", help="with --tp: activations are cut by rows as well")
     add("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
+    add("--gather", metavar="unit|module", help="stage 3: what is gathered at a time (default: the recipe's)")
     precision = "of parameters; 2-byte types have fp32 masters (default: bf16)"
     add("--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16", help=precision)
     add("--optimizer", metavar="|".join(OPTIMIZERS), default="adam", help="which (default: adam)")
@@ -83,6 +84,9 @@ def question(args: argparse.Namespace) -> Question:
         )
     _within("--accumulate", args.accumulate, 1, MOST_SIZE)
     _one_of("--precision", args.precision, PRECISIONS)
+    _one_of("--gather", args.gather or "unit", OPTIONS["gather"].choices)
+    if args.gather == "module" and args.stage != 3:
+        raise InputError(f"--gather module: stage {args.stage} keeps every parameter; leave it out, or choose stage 3")
     _one_of("--optimizer", args.optimizer, OPTIMIZERS)
     if not (math.isfinite(args.momentum) and 0 <= args.momentum < 1):
         raise InputError(f"--momentum {args.momentum}: expected a number in [0, 1)")
@@ -105,6 +109,7 @@ def question(args: argparse.Namespace) -> Question:
         optimizer=args.optimizer,
         momentum=args.momentum,
         micro_batches=args.accumulate,
+        gather=args.gather,
         shape=_shape(args),
     )
 

@@ -13,6 +13,8 @@ from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes, parse_count
 
 RANKS = 4
+OF_STAGE_3 = ("prefetch", "gather", "prefetch_elements", "max_live", "sub_group")
+"""Options that say something of stage 3 alone: none of them may be given below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -143,15 +145,31 @@ class ParallelConfig(Part):
     keep_root_units: bool | None = option(
         None, "stage 3: units outside the blocks stay gathered from forward to backward"
     )
+    gather: str | None = option(
+        None, "stage 3: what is gathered, used and freed at a time: a unit (a block, the table, the head) or, as "
+        "DeepSpeed does, a leaf module (a linear map, a norm), each of its tensors in slices of its own",
+        choices=("unit", "module"), shown=OF_RECIPE,
+    )  # fmt: skip
     persistent_numel: int | None = option(
-        None, "stage 3: units with fewer elements stay gathered", low=0, metavar="COUNT", shown=OF_RECIPE
-    )
+        None, "stage 3: units with fewer elements stay gathered; by module, tensors with at most so many",
+        low=0, metavar="COUNT", shown=OF_RECIPE,
+    )  # fmt: skip
     cast_shards: bool | None = option(
         None, "stage 3: 2-byte shards are cast from the masters at each gather, not stored"
     )
     prefetch: int | None = option(
         None, "stage 3: units that are gathered ahead, while the one before them computes", low=0, high=4096,
         metavar="UNITS", shown=OF_RECIPE,
+    )  # fmt: skip
+    prefetch_elements: int | None = option(
+        None, "stage 3: at each turn so many elements are gathered ahead, and the rest of the last buffer (DeepSpeed's "
+        "stage3_prefetch_bucket_size)", low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count,
+        also=("--stage3-prefetch-bucket-size",),
+    )  # fmt: skip
+    max_live: int | None = option(
+        None, "with --prefetch-elements: nothing is gathered ahead while so many elements are there; what a turn needs "
+        "comes regardless (DeepSpeed's stage3_max_live_parameters); 0: no limit", low=0, high=10**13, metavar="COUNT",
+        shown=OF_RECIPE, parse=parse_count, also=("--stage3-max-live-parameters",),
     )  # fmt: skip
 
     def _check(self) -> None:
@@ -166,10 +184,20 @@ class ParallelConfig(Part):
             raise InputError(f"grad_buckets {self.grad_buckets!r}: of stage 0; leave it out, or choose --stage 0")
         if self.sub_group and self.zero_stage != 3:
             raise InputError(f"sub_group {self.sub_group}: of stage 3; leave it out, or choose it")
-        if self.prefetch and self.zero_stage != 3:
+        of_stage_3 = {
+            "prefetch": self.prefetch,
+            "gather": self.gather != "unit" and self.gather,
+            "prefetch_elements": self.prefetch_elements,
+            "max_live": self.max_live,
+        }
+        for name, value in of_stage_3.items():
+            if value and self.zero_stage != 3:
+                raise InputError(
+                    f"{name} {value!r}: stage {self.zero_stage} keeps every parameter; leave it out, or choose stage 3"
+                )
+        if self.prefetch and self.prefetch_elements:
             raise InputError(
-                f"prefetch {self.prefetch}: stage {self.zero_stage} keeps every parameter; leave it out, or choose "
-                "stage 3"
+                f"prefetch_elements {self.prefetch_elements}: prefetch {self.prefetch} counts units; leave one out"
             )
         if self.virtual_stages is not None and self.pipeline != "interleaved":
             raise InputError(

@@ -17,7 +17,7 @@ from zerosim.config.launcher import mpirun_size
 from zerosim.config.mesh_checks import check_kept_inputs, check_pipeline, check_tensor_parallel
 from zerosim.config.model import ModelConfig
 from zerosim.config.option import Option, Part
-from zerosim.config.parallel import MeshConfig, ParallelConfig
+from zerosim.config.parallel import OF_STAGE_3, MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig, PrecisionConfig, WorldConfig
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
 from zerosim.errors import InputError, did_you_mean
@@ -59,7 +59,11 @@ class RunConfig:
         """What is sent, kept and cast: as given or, where nothing is, as the recipe has it for the stage."""
         recipe, param_dtype = find_recipe(self.parallel.recipe), self.precision.param_dtype
         choices = recipe.choices(self.parallel.zero_stage, param_dtype)
-        own = {"grad_dtype": choices.grad_dtype or param_dtype}
+        own: dict[str, Any] = {"grad_dtype": choices.grad_dtype or param_dtype}
+        if (
+            self.parallel.prefetch or self.parallel.prefetch_elements
+        ):  # one way of looking ahead takes the other's place
+            own |= {"prefetch": 0, "prefetch_elements": 0}
         names = [field.name for field in fields(choices) if field.name in _HOMES]
         values = {name: getattr(getattr(self, _HOMES[name]), name) for name in names}
         return replace(choices, **own | {name: value for name, value in values.items() if value is not None})
@@ -93,11 +97,11 @@ class RunConfig:
         return copy
 
     def at_stage(self, stage: int) -> RunConfig:
-        """A copy at another ZeRO stage, without what that has not: replicas at stage 0, prefetch below stage 3."""
+        """A copy at another ZeRO stage, without what that has not: replicas at stage 0, what is stage 3's below it."""
         return self.replace(
             stage=stage,
             dp_replicate=self.mesh.dp_replicate if stage else 1,
-            prefetch=self.parallel.prefetch if stage == 3 else None,
+            **({} if stage == 3 else dict.fromkeys(OF_STAGE_3)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,6 +201,12 @@ def _check_together(config: RunConfig) -> None:
         raise InputError(
             f"dp_replicate {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
             "leave it out, or choose stage 1, 2 or 3"
+        )
+    ahead = config.parallel.prefetch_elements
+    if config.parallel.max_live and ahead is None and not config.recipe_choices.prefetch_elements:
+        raise InputError(
+            f"max_live {config.parallel.max_live}: holds back what is gathered ahead by elements; pass "
+            "--prefetch-elements too"
         )
     check_tensor_parallel(model, mesh, config.parallel)
     check_kept_inputs(mesh, config.memory)

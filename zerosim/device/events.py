@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from zerosim.placement.spec import unit_of
+
 
 class Scope(NamedTuple):
     """Where in the program an event happened. `step` is -1 while the world is set up."""
@@ -16,6 +18,11 @@ class Scope(NamedTuple):
     phase: str = "init"
     unit: str = ""
     slot: int = 0
+
+    @property
+    def block(self) -> str:
+        """The unit, of a leaf module in a block the block."""
+        return unit_of(self.unit)
 
 
 class Alloc(NamedTuple):

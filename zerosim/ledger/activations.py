@@ -19,7 +19,7 @@ class ActivationLedger:
     """What each unit's forward leaves for its backward, op by op, in the last micro-batch read.
 
     Rows stand in the order of saving. Parameters are not among them (they are model states), nor is
-    what a unit saved and dropped again before its forward ended.
+    what a unit saved and dropped again before its forward ended. A block's leaf modules count as the block.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class ActivationLedger:
             elif isinstance(event, (Free, HostFree)) and event.id in self._charged:
                 self._charged.remove(event.id)
                 scope = event.scope
-                if scope.phase == "forward" and (scope.unit, "forward") in self._rows:
-                    self._rows[scope.unit, "forward"].pop(event.id, None)  # gone before its forward ended
+                if scope.phase == "forward" and (scope.block, "forward") in self._rows:
+                    self._rows[scope.block, "forward"].pop(event.id, None)  # gone before its forward ended
 
     def _save(self, event: Save) -> None:
         scope = event.scope
-        where, moment = (scope.unit, scope.phase), (scope.step, scope.slot)
+        where, moment = (scope.block, scope.phase), (scope.step, scope.slot)
         if self._moments.get(where) != moment:
             self._moments[where], self._rows[where] = moment, {}
         if event.id not in self._charged:

@@ -61,7 +61,10 @@ class FlatConfig:
 
 
 def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DType, group: Alone = ALONE) -> Model:
-    """The units, declared and not yet placed: no memory is taken. A tensor-parallel `group` cuts each of them."""
+    """The units, declared and not yet placed: no memory is taken. A tensor-parallel `group` cuts each of them.
+
+    A unit is one tensor, and so one module.
+    """
     units = []
     for i, size in enumerate(config.unit_sizes):
         flat = Flat(f"units.{i}", device, dtype, grad_dtype)

@@ -16,7 +16,7 @@ from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
-from zerosim.nn import ActivationPolicy, Alone, Block, Dropout, LayerNorm, Recompute, Unit
+from zerosim.nn import ActivationPolicy, Alone, Block, Dropout, LayerNorm, Recompute, Tensors, Unit
 from zerosim.nn.group import ALONE
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
@@ -59,14 +59,17 @@ def build_gpt(
     policy: ActivationPolicy = DEFAULT,
     group: Alone = ALONE,
     padding: int = 0,
+    *,
+    by_module: bool = False,
 ) -> Model:
     """The units of a GPT, declared and not yet placed: no memory is taken. Full recompute wraps its blocks.
 
-    A tensor-parallel `group` cuts them; the token table gets `padding` rows so that it can.
+    A tensor-parallel `group` cuts them; the token table gets `padding` rows so that it can. `by_module`: the layers of
+    blocks are leaf modules (`nn/leaf.py`), and each tensor has a flat buffer.
     """
 
-    def flat(name: str) -> Flat:
-        return Flat(name, device, dtype, grad_dtype)
+    def flat(name: str) -> Flat | Tensors:
+        return (Tensors if by_module else Flat)(name, device, dtype, grad_dtype)
 
     d = config.hidden
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)

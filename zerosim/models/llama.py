@@ -17,7 +17,7 @@ from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
-from zerosim.nn import ActivationPolicy, Alone, Recompute, Unit
+from zerosim.nn import ActivationPolicy, Alone, Recompute, Tensors, Unit
 from zerosim.nn.group import ALONE
 from zerosim.nn.llama import LlamaBlock, RMSNorm
 from zerosim.tensor.flat import Flat
@@ -67,14 +67,17 @@ def build_llama(
     policy: ActivationPolicy = DEFAULT,
     group: Alone = ALONE,
     padding: int = 0,
+    *,
+    by_module: bool = False,
 ) -> Model:
     """The units of a Llama, declared and not yet placed: no memory is taken. Full recompute wraps its blocks.
 
-    A tensor-parallel `group` cuts them; the token table gets `padding` rows so that it can.
+    A tensor-parallel `group` cuts them; the token table gets `padding` rows so that it can. `by_module`: the layers of
+    blocks are leaf modules (`nn/leaf.py`), and each tensor has a flat buffer.
     """
 
-    def flat(name: str) -> Flat:
-        return Flat(name, device, dtype, grad_dtype)
+    def flat(name: str) -> Flat | Tensors:
+        return (Tensors if by_module else Flat)(name, device, dtype, grad_dtype)
 
     d = config.hidden
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)

@@ -14,7 +14,7 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.models.model import Model
-from zerosim.nn import Linear, Unit
+from zerosim.nn import Linear, Tensors, Unit
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 
@@ -36,11 +36,11 @@ class MLPConfig:
                 raise InputError(f"{name} {getattr(self, name)}: expected at least 1")
 
 
-def build_mlp(config: MLPConfig, device: Device, dtype: DType, grad_dtype: DType) -> Model:
-    """The units of an MLP, declared and not yet placed: no memory is taken."""
+def build_mlp(config: MLPConfig, device: Device, dtype: DType, grad_dtype: DType, *, by_module: bool = False) -> Model:
+    """The units of an MLP, declared and not yet placed: no memory is taken. Each is one module to begin with."""
 
-    def flat(name: str) -> Flat:
-        return Flat(name, device, dtype, grad_dtype)
+    def flat(name: str) -> Flat | Tensors:
+        return (Tensors if by_module else Flat)(name, device, dtype, grad_dtype)
 
     std = config.hidden**-0.5
     wte = flat("wte")

@@ -52,10 +52,7 @@ class Model:
         self.width = width
         self.head_weight = head_weight
         self.loss_mode = "lean"
-        self.flats: list[Flat] = []
-        for unit in units:
-            if all(unit.flat is not flat for flat in self.flats):
-                self.flats.append(unit.flat)
+        self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
     def cut(self, chunks: Sequence[range]) -> Model:
         """What a pipeline stage holds of this model: these runs of its units. A table that is tied to a unit of another
@@ -65,8 +62,8 @@ class Model:
         part.loss_mode, part.head_weight = self.loss_mode, self.head_weight
         first_uses: list[Flat] = []
         for unit in part.units:
-            unit.reduces = all(unit.flat is not flat for flat in first_uses)
-            first_uses.append(unit.flat)
+            unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)
+            first_uses += unit.flats
         return part
 
     @property
@@ -114,7 +111,7 @@ class Model:
     @property
     def tied_numel(self) -> int:
         """Elements of the buffers that two units share: the tied table."""
-        return sum(unit.flat.numel for unit in self.units if not unit.reduces)
+        return sum(flat.numel for unit in self.units if not unit.reduces for flat in unit.flats)
 
     def shapes(self) -> Shapes:
         """Name and shape of every parameter of the whole model, in the order of the layout."""

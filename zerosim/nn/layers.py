@@ -4,11 +4,13 @@ function of tensors: of x (..., D), D its width, which gives y of the same shape
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import add
 
 from zerosim import functional as F
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.nn.group import ALONE, Alone
+from zerosim.nn.leaf import Tensors, leaf
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Tensor
@@ -20,7 +22,7 @@ class Linear:
     `std` is that of the weight's initial normals; the bias starts at 0.
     """
 
-    def __init__(self, flat: Flat, name: str, width: int, wide: int, *, std: float) -> None:
+    def __init__(self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float) -> None:
         self.weight = flat.declare(f"{name}.weight", (width, wide), std=std)
         self.bias = flat.declare(f"{name}.bias", (wide,))
 
@@ -32,7 +34,7 @@ class ColumnLinear:
     """`Linear` whose outputs are cut over a tensor-parallel group; `parts` of them, such as q|k|v, apart."""
 
     def __init__(
-        self, flat: Flat, name: str, width: int, wide: int, *, std: float, group: Alone, parts: int = 1
+        self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float, group: Alone, parts: int = 1
     ) -> None:
         shape = width, wide
         self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 1, parts=parts))
@@ -46,7 +48,7 @@ class ColumnLinear:
 class RowLinear:
     """`Linear` whose inputs are cut over a tensor-parallel group; the bias is whole."""
 
-    def __init__(self, flat: Flat, name: str, width: int, wide: int, *, std: float, group: Alone) -> None:
+    def __init__(self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float, group: Alone) -> None:
         shape = width, wide
         self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 0))
         self.bias = flat.declare(f"{name}.bias", (wide,), summed=group.cuts_rows)
@@ -61,7 +63,7 @@ class LayerNorm:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         *,
@@ -108,7 +110,7 @@ class Attention:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         num_heads: int,
@@ -119,8 +121,14 @@ class Attention:
         policy: ActivationPolicy = DEFAULT,
         group: Alone = ALONE,
     ) -> None:
-        self.c_attn = ColumnLinear(flat, f"{name}.c_attn", width, 3 * width, std=std[0], group=group, parts=3)
-        self.c_proj = RowLinear(flat, f"{name}.c_proj", width, width, std=std[1], group=group)
+        self.c_attn = leaf(
+            flat,
+            "attn.c_attn",
+            lambda own: ColumnLinear(own, f"{name}.c_attn", width, 3 * width, std=std[0], group=group, parts=3),
+        )
+        self.c_proj = leaf(
+            flat, "attn.c_proj", lambda own: RowLinear(own, f"{name}.c_proj", width, width, std=std[1], group=group)
+        )
         self.whole_heads = num_heads
         self.num_heads = num_heads // group.size
         self.first_head = group.index * self.num_heads
@@ -147,7 +155,7 @@ class FeedForward:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         inner: int,
@@ -156,8 +164,12 @@ class FeedForward:
         group: Alone = ALONE,
     ) -> None:
         self.policy = policy
-        self.c_fc = ColumnLinear(flat, f"{name}.c_fc", width, inner, std=std[0], group=group)
-        self.c_proj = RowLinear(flat, f"{name}.c_proj", inner, width, std=std[1], group=group)
+        self.c_fc = leaf(
+            flat, "mlp.c_fc", lambda own: ColumnLinear(own, f"{name}.c_fc", width, inner, std=std[0], group=group)
+        )
+        self.c_proj = leaf(
+            flat, "mlp.c_proj", lambda own: RowLinear(own, f"{name}.c_proj", inner, width, std=std[1], group=group)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.c_proj(self.policy.run("mlp_act", F.gelu, self.policy.run("fc1", self.c_fc, x)))
@@ -172,7 +184,7 @@ class Block:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         num_heads: int,
@@ -185,10 +197,13 @@ class Block:
         policy: ActivationPolicy = DEFAULT,
         group: Alone = ALONE,
     ) -> None:
-        summed = group.cuts_rows
-        self.ln_1 = LayerNorm(flat, f"{name}.ln_1", width, eps=eps, policy=policy, summed=summed)
+        def norm(which: str) -> Callable[[Tensor], Tensor]:
+            summed, whole = group.cuts_rows, f"{name}.{which}"
+            return leaf(flat, which, lambda own: LayerNorm(own, whole, width, eps=eps, policy=policy, summed=summed))
+
+        self.ln_1 = norm("ln_1")
         self.attn = Attention(flat, f"{name}.attn", width, num_heads, std, dropout, keys, policy=policy, group=group)
-        self.ln_2 = LayerNorm(flat, f"{name}.ln_2", width, eps=eps, policy=policy, summed=summed)
+        self.ln_2 = norm("ln_2")
         self.mlp = FeedForward(flat, f"{name}.mlp", width, inner, std, policy, group)
         keep_mask = "dropout" not in policy.again.parts
         self.drop_1 = Dropout("resid_1", dropout, keys, group, keep_mask=keep_mask)

@@ -6,11 +6,13 @@ fit as they are; q|k|v and gate|up are separate parameters whose results lie pac
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from operator import add
 
 from zerosim import functional as F
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn.group import ALONE, Alone
+from zerosim.nn.leaf import Tensors, leaf
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 
@@ -19,7 +21,7 @@ class RMSNorm:
     """`functional.rms_norm` of the last dim; weight (D) starts at 1."""
 
     def __init__(
-        self, flat: Flat, name: str, width: int, eps: float, policy: ActivationPolicy, *, summed: bool = False
+        self, flat: Flat | Tensors, name: str, width: int, eps: float, policy: ActivationPolicy, *, summed: bool = False
     ) -> None:
         self.weight = flat.declare(f"{name}.weight", (width,), fill=1.0, summed=summed)
         self.eps = eps
@@ -27,6 +29,34 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight, self.eps, policy=self.policy)
+
+
+class PackedMaps:
+    """Maps (wide, D) of one x (..., D), by name: (wide, pieces that it is cut into). Their results lie side by side."""
+
+    def __init__(
+        self, flat: Flat | Tensors, width: int, maps: Mapping[str, tuple[int, int]], *, std: float, group: Alone
+    ) -> None:
+        self.weights = [
+            flat.declare(f"{name}.weight", (wide, width), std=std, split=group.split((wide, width), 0, pieces=pieces))
+            for name, (wide, pieces) in maps.items()
+        ]
+        self.group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.group.packed_linear(x, self.weights)
+
+
+class RowMap:
+    """A map (D, I) back to the width, cut by inputs. Shapes: x (..., I), y (..., D)."""
+
+    def __init__(self, flat: Flat | Tensors, name: str, width: int, inner: int, *, std: float, group: Alone) -> None:
+        shape = width, inner
+        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 1))
+        self.group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.group.row_linear(x, self.weight, transposed=True)
 
 
 class LlamaAttention:
@@ -38,7 +68,7 @@ class LlamaAttention:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         num_heads: int,
@@ -49,29 +79,25 @@ class LlamaAttention:
         group: Alone = ALONE,
     ) -> None:
         narrow, pieces = width // num_heads * num_kv_heads, min(num_kv_heads, group.size)
-        self.qkv_proj = [
-            flat.declare(
-                f"{name}.{part}_proj.weight", (wide, width), std=std[0], split=group.split((wide, width), 0, pieces=n)
-            )
-            for part, wide, n in (("q", width, group.size), ("k", narrow, pieces), ("v", narrow, pieces))
-        ]
-        self.o_proj = flat.declare(
-            f"{name}.o_proj.weight", (width, width), std=std[1], split=group.split((width, width), 1)
+        maps = {"q": (width, group.size), "k": (narrow, pieces), "v": (narrow, pieces)}
+        named = {f"{name}.{part}_proj": sizes for part, sizes in maps.items()}
+        self.qkv_proj = leaf(
+            flat, "self_attn.qkv_proj", lambda own: PackedMaps(own, width, named, std=std[0], group=group)
         )
-        self.group = group
+        self.o_proj = leaf(
+            flat,
+            "self_attn.o_proj",
+            lambda own: RowMap(own, f"{name}.o_proj", width, width, std=std[1], group=group),
+        )
         self.num_heads = num_heads // group.size
         self.num_kv_heads = num_kv_heads // pieces
         self.rope_base = rope_base
         self.policy = policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        qkv = self.group.packed_linear(x, self.qkv_proj)
-        qkv = F.rotary(qkv, self.num_heads, self.num_kv_heads, base=self.rope_base)
+        qkv = F.rotary(self.qkv_proj(x), self.num_heads, self.num_kv_heads, base=self.rope_base)
         y = F.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
-        return self.policy.run("attn_proj", self._out, y)
-
-    def _out(self, y: Tensor) -> Tensor:
-        return self.group.row_linear(y, self.o_proj, transposed=True)
+        return self.policy.run("attn_proj", self.o_proj, y)
 
 
 class LlamaFeedForward:
@@ -79,7 +105,7 @@ class LlamaFeedForward:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         wide: int,
@@ -87,24 +113,18 @@ class LlamaFeedForward:
         policy: ActivationPolicy,
         group: Alone = ALONE,
     ) -> None:
-        split = group.split((wide, width), 0)
-        self.gate_up_proj = [
-            flat.declare(f"{name}.{part}_proj.weight", (wide, width), std=std[0], split=split)
-            for part in ("gate", "up")
-        ]
-        self.down_proj = flat.declare(
-            f"{name}.down_proj.weight", (width, wide), std=std[1], split=group.split((width, wide), 1)
+        named = {f"{name}.{part}_proj": (wide, group.size) for part in ("gate", "up")}
+        self.gate_up_proj = leaf(
+            flat, "mlp.gate_up_proj", lambda own: PackedMaps(own, width, named, std=std[0], group=group)
+        )
+        self.down_proj = leaf(
+            flat, "mlp.down_proj", lambda own: RowMap(own, f"{name}.down_proj", width, wide, std=std[1], group=group)
         )
         self.policy = policy
-        self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.policy.run
-        y = run("mlp_act", F.swiglu, run("fc1", self._gate_up, x))
-        return self.group.row_linear(y, self.down_proj, transposed=True)
-
-    def _gate_up(self, x: Tensor) -> Tensor:
-        return self.group.packed_linear(x, self.gate_up_proj)
+        return self.down_proj(run("mlp_act", F.swiglu, run("fc1", self.gate_up_proj, x)))
 
 
 class LlamaBlock:
@@ -112,7 +132,7 @@ class LlamaBlock:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: Flat | Tensors,
         name: str,
         width: int,
         num_heads: int,
@@ -124,14 +144,18 @@ class LlamaBlock:
         policy: ActivationPolicy,
         group: Alone = ALONE,
     ) -> None:
-        summed = group.cuts_rows
-        self.input_layernorm = RMSNorm(flat, f"{name}.input_layernorm", width, norm_eps, policy, summed=summed)
+
+        def norm(which: str) -> Callable[[Tensor], Tensor]:
+            summed = group.cuts_rows
+            return leaf(
+                flat, which, lambda own: RMSNorm(own, f"{name}.{which}", width, norm_eps, policy, summed=summed)
+            )
+
+        self.input_layernorm = norm("input_layernorm")
         self.self_attn = LlamaAttention(
             flat, f"{name}.self_attn", width, num_heads, num_kv_heads, rope_base, std, policy, group
         )
-        self.post_attention_layernorm = RMSNorm(
-            flat, f"{name}.post_attention_layernorm", width, norm_eps, policy, summed=summed
-        )
+        self.post_attention_layernorm = norm("post_attention_layernorm")
         self.mlp = LlamaFeedForward(flat, f"{name}.mlp", width, ffn, std, policy, group)
         self.policy = policy
 

@@ -4,12 +4,13 @@
 forward and backward one input per slot is kept (`kept_inputs.py` says how). A strategy's points are the same:
 stage 3 gathers once in backward, for the second forward and the backward after it. Dropout masks are a function
 of where they are used (`tensor/rng.py`), so the second run drops what the first dropped, and every bit of the
-result is that of a run that keeps all.
+result is that of a run that keeps all. By leaf module stage 3 gathers twice: each leaf for the second forward, and
+again for its backward (DeepSpeed's checkpoints).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zerosim.device.device import Buffer
 from zerosim.nn.kept_inputs import Again, KeptInputs
@@ -21,10 +22,13 @@ class Recompute(Unit):
     """A unit around a unit. Its input stays, as `inputs` keeps it; backward makes everything else again."""
 
     def __init__(self, unit: Unit) -> None:
-        super().__init__(unit.name, unit.flat, unit.function, reduces=unit.reduces)
+        super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
         self.unit = unit
         self.inputs = KeptInputs()
         self._kept: dict[int, Again] = {}
+
+    def turns_back(self) -> Sequence[Unit]:
+        return (*self.turns(), *super().turns_back()) if self.leaves else super().turns_back()
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The unit's output; nothing of its graph is left."""

@@ -6,7 +6,8 @@ one micro-batch's forward and backward may lie apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from zerosim.device.device import Buffer
 from zerosim.tensor.autograd import Node, Sink, backward
@@ -14,19 +15,53 @@ from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Tensor
 
 
+class Declared(Protocol):
+    """Flat buffers, and leaf modules with buffers of their own, that a unit's layers have declared."""
+
+    @property
+    def flats(self) -> Sequence[Flat]: ...
+    @property
+    def leaves(self) -> Sequence[Unit]: ...
+
+
 class Unit:
     """A function over one flat buffer, gathered, used and freed as one.
+
+    By leaf module (`leaf.py`) there are several: a unit has a buffer for each of its tensors, and a block none but
+    those of its `leaves`, which are units themselves.
 
     `reduces` is False for the later of two units that share a flat (a tied head): backward comes
     through it first, and the shared gradient is complete only after the earlier one.
     """
 
-    def __init__(self, name: str, flat: Flat, function: Callable[[Tensor], Tensor], *, reduces: bool = True) -> None:
+    def __init__(
+        self, name: str, flat: Flat | Declared, function: Callable[[Tensor], Tensor], *, reduces: bool = True
+    ) -> None:
         self.name = name
-        self.flat = flat
+        self.flats: Sequence[Flat] = [flat] if isinstance(flat, Flat) else flat.flats
+        self.leaves: Sequence[Unit] = () if isinstance(flat, Flat) else flat.leaves
         self.function = function
         self.reduces = reduces
         self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
+
+    @property
+    def flat(self) -> Flat:
+        """Its flat buffer, where it has one."""
+        assert len(self.flats) == 1, f"{self.name} has {len(self.flats)} flat buffers of its own: see `flats`"
+        return self.flats[0]
+
+    @property
+    def all_flats(self) -> Sequence[Flat]:
+        """Its own and its leaves'."""
+        return [*self.flats, *(flat for leaf in self.leaves for flat in leaf.flats)]
+
+    def turns(self) -> Sequence[Unit]:
+        """What is gathered and freed in its forward, in that order: itself, or its leaves."""
+        return self.leaves or (self,)
+
+    def turns_back(self) -> Sequence[Unit]:
+        """The same in its backward."""
+        return tuple(reversed(self.turns()))
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The unit's output, cut from its graph; the graph is kept under `slot`, without the output's bytes.

@@ -9,6 +9,7 @@ are divided by the scale that they were made with.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,7 +78,8 @@ class LossScaler:
 
 
 class NormRow(NamedTuple):
-    """Where the squares of a flat buffer are added up: in `row`, by tensor-parallel rank `member` of `tp`."""
+    """Where the squares of a flat buffer are added up: in `row`, by tensor-parallel rank `member` of `tp`. Several
+    buffers may have one row."""
 
     row: int
     member: int = 0
@@ -94,11 +96,12 @@ def norm_partials(
     """This rank's share of the sum of squares: (rows, N) in fp64, 0 where another rank counts.
 
     Every flat is cut into the same N slices whatever the stage holds of it, each slice is one sum,
-    and padding is left out, so that all stages add the same numbers in the same order. There is a row for each flat of
+    and padding is left out, so that all stages add the same numbers in the same order. There is a row for each unit of
     the whole model and each tensor-parallel rank, of `num_rows` in all; what several of them hold, the first one counts
     (None: another one counts this flat). Without `rows`, there are these flats alone.
     """
     rows = rows or [NormRow(i) for i in range(len(flats))]
+    buffers = Counter(place.row for place in rows if place is not None)
     partials = device.alloc((num_rows or len(flats), world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for flat, place in zip(flats, rows, strict=True):
@@ -107,7 +110,7 @@ def norm_partials(
             continue  # nothing but padding, or another rank's
         number, member, tp = place
         row = partials.array[number]
-        if tp == 1:
+        if tp == 1 and buffers[number] == 1:
             part = flat.grad_shard[: stop - flat.own.start]
             first = flat.own.start // size
             out = row[first : first + -(-part.numel // size)]

@@ -156,12 +156,12 @@ class Strategy:
         """Reduce whole gradients in one call, and keep the own parts when it has arrived."""
         shards = []
         for flat in flats:
-            with self.device.scope(unit=flat.name):
+            with self.device.scope(unit=flat.module):
                 shards.append(flat.new_grad_shard())
 
         def keep(_: Any) -> None:
             for flat, shard in zip(flats, shards, strict=True):
-                with self.device.scope(unit=flat.name):
+                with self.device.scope(unit=flat.module):
                     self.keep_shard(flat, shard)
 
         return self.comm.launch_reduce_scatter(grads, out=shards), keep
@@ -188,7 +188,7 @@ class Strategy:
             return
         for flat in reversed(self.flats):  # the order in which backward left them
             if flat.grad_shard is not None:
-                with self.device.scope(unit=flat.name):
+                with self.device.scope(unit=flat.module):
                     self.replicas.all_reduce(flat.grad_shard)
 
     def reduce_shares(self) -> None:
@@ -200,7 +200,7 @@ class Strategy:
         for flat in reversed(self.flats):
             ends = self.groups.ends("pp") if sum(flat.name in names for names in stages) > 1 else None
             if ends is not None and ends.size > 1 and flat.grad_shard is not None:
-                with self.device.scope(unit=flat.name):
+                with self.device.scope(unit=flat.module):
                     ends.all_reduce(flat.grad_shard, op="sum")
             if self.groups.mesh.tp == 1:
                 continue
@@ -209,7 +209,7 @@ class Strategy:
                 sharers = mine.weight.sharers(self.groups.mesh.tp)
                 if sharers > 1 and flat.grad_shard is not None:
                     shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
-            with self.device.scope(unit=flat.name):
+            with self.device.scope(unit=flat.module):
                 for sharers, windows in shared.items():
                     self.groups.neighbours("tp", sharers).all_reduce(windows, op="sum")
 
@@ -272,7 +272,7 @@ class Strategy:
         if self.groups is None:
             self.layout = Layout(self.layout.mesh, [flat.spec for flat in flats], self.rows())
         for flat in flats:
-            with self.device.scope(unit=flat.name):
+            with self.device.scope(unit=flat.module):
                 self._place(flat)
                 write(flat)
 

@@ -15,13 +15,15 @@ from zerosim.tensor.flat import Flat
 
 
 def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
-    """Where in the norm a rank's flat buffers are added up, and how many rows there are: one for each of the whole
-    model's and each tensor-parallel rank. They stand in the model's order, whichever stage holds them."""
+    """Where in the norm a rank's flat buffers are added up, and how many rows there are: one for each unit of the whole
+    model and each tensor-parallel rank. They stand in the model's order, whichever stage holds them. By leaf module the
+    buffers of a unit are added up in its one row."""
     mesh = layout.mesh
     stage, index, tp = mesh.index(rank, "pp"), mesh.index(rank, "tp"), mesh.tp
-    places = {name: place for place, name in enumerate(layout.flats)}
+    units = dict.fromkeys(flat.unit for flat in layout.flats.values())
+    places = {unit: place for place, unit in enumerate(units)}
     rows = [
-        NormRow(places[flat.name] * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
+        NormRow(places[flat.spec.unit] * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
         for flat in flats
     ]
     return rows, len(places) * tp

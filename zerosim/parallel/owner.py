@@ -97,7 +97,7 @@ class OwnerZero3(OwnerPartition, Zero3):
         [flat], [grad] = flats, grads
 
         def keep(reduced: Buffer) -> None:
-            with self.device.scope(unit=flat.name):
+            with self.device.scope(unit=flat.module):
                 self.keep_shard(flat, self.own_part(flat, reduced))
 
         return self.comm.launch_reduce(grad, dst=self.owner(flat)), keep

@@ -36,7 +36,7 @@ Action = Forward | Backward
 
 
 class Use(NamedTuple):
-    """One unit's turn in an action."""
+    """The turn of one unit, or of a leaf module, in an action."""
 
     unit: Unit
     action: Action
@@ -84,9 +84,13 @@ def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1)
 
 
 def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
-    """The units' turns in the order of the step. A stage of several chunks of units takes one of them at a time."""
+    """The units' turns in the order of the step. A stage of several chunks of units takes one of them at a time.
+
+    By leaf module the turns are those of the leaves; a block that runs again has its leaves' forward in a backward.
+    """
     return [
-        Use(unit, action)
+        Use(turn, action)
         for action in actions
         for unit in (chunks[action.chunk] if isinstance(action, Forward) else reversed(chunks[action.chunk]))
+        for turn in (unit.turns() if isinstance(action, Forward) else unit.turns_back())
     ]

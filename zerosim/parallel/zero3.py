@@ -14,15 +14,20 @@ reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Choices beyond the p
                    and whose gradients are reduced then (FSDP2's root: tables, last norm, head)
     persistent     buffers that stay gathered for good, and are gathered once after each step
     cast_shards    the half-type shard is not stored, but cast from the fp32 master at each gather
+    by module      units are leaf modules, such as one linear map (`nn/leaf.py`), with a buffer for each tensor:
+                   DeepSpeed's granularity. A block that runs again in backward is then gathered for that, too
     prefetch       before a unit computes, the gathers of so many units after it are launched, and each is
                    waited for when its unit's turn comes. The volume stays, the peak grows by those units
+    ahead          the same by elements, as DeepSpeed does: see `Ahead`
     late_reduction a reduction is waited for when the next unit's begins, and its input is held until then
                    (FSDP2's reduce_scatter_state)
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from zerosim.comm.collectives import Comm
@@ -31,7 +36,26 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.schedule import Use
 from zerosim.tensor.flat import Flat
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """How far buffers are gathered ahead by elements (DeepSpeed's stage3_prefetch_bucket_size and max_live_parameters).
+
+    numel      at each turn the next buffers of this forward or backward are launched until they are so many elements;
+               the last one may go beyond. So what is ahead grows from turn to turn
+    max_live   at a turn no more than what is missing to so many gathered elements, those under way included; 0: no
+               limit. It holds back nothing but this: a unit's own parameters come at its turn, whatever is there
+
+    What is there, or on its way, when a use of it is looked at is not launched for that use: if it is freed before, it
+    is gathered when the turn comes. DeepSpeed keeps it then, and goes on from forward into backward: left out, as its
+    max_reuse_distance is. Source: DeepSpeed edaa722, runtime/zero/partitioned_param_coordinator.py, fetch_sub_module.
+    """
+
+    numel: int = 0
+    max_live: int = 0
 
 
 class Zero3(Strategy):
@@ -52,6 +76,7 @@ class Zero3(Strategy):
         persistent: Collection[str] = (),
         cast_shards: bool = False,
         prefetch: int = 0,
+        ahead: Ahead = Ahead(),
         late_reduction: bool = False,
     ) -> None:
         super().__init__(comm, device, updater)
@@ -62,8 +87,11 @@ class Zero3(Strategy):
         self.persistent = frozenset(persistent)
         self.cast_shards = cast_shards
         self.num_prefetched = prefetch
+        self.ahead = ahead
         self.late_reduction = late_reduction
         self._gathers: dict[str, Work[Buffer]] = {}  # under way, by flat
+        self._queue: deque[tuple[int, Use, Flat]] = deque()  # of the step's uses, those not looked at yet
+        self._live = 0  # elements that are gathered, or under way, and will be freed
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
@@ -72,21 +100,25 @@ class Zero3(Strategy):
             if flat.name in self.persistent:
                 flat.unshard(self.gather(flat))
 
+    def begin(self, uses: Sequence[Use]) -> None:
+        super().begin(uses)
+        if self.ahead.numel:
+            self._queue = deque((at, use, flat) for at, use in enumerate(uses) for flat in use.unit.flats)
+
     def pre_forward(self, unit: Unit) -> None:
-        self._unshard(unit.flat)
-        self._prefetch()
+        self._come(unit)
 
     def post_forward(self, unit: Unit) -> None:
         if unit.name not in self.kept and not (self.keep_next and self.is_used_next(unit)):
-            self.reshard(unit.flat)
+            for flat in unit.flats:
+                self.reshard(flat)
 
     def is_used_next(self, unit: Unit) -> bool:
-        """Whether the use after the one that is on is this unit's again."""
-        return any(use.unit is unit for use in Strategy.coming(self))
+        """Whether the next use is this unit's again, in another forward or backward."""
+        return self.ends_action and any(use.unit is unit for use in Strategy.coming(self))
 
     def pre_backward(self, unit: Unit) -> None:
-        self._unshard(unit.flat)
-        self._prefetch()
+        self._come(unit)
 
     def post_backward(self, unit: Unit) -> None:
         if unit.name in self.root:
@@ -102,15 +134,25 @@ class Zero3(Strategy):
 
     def finish(self, unit: Unit) -> None:
         """A unit's backward is over: its parameters go, its gradient is reduced."""
-        if unit.reduces or unit.flat.name not in self.kept:  # a shared buffer's other unit may still keep it
-            self.reshard(unit.flat)  # free before the reduction: lower peak
-        if unit.reduces and self.buffers is not None:
-            self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
-        elif unit.reduces and self.late_reduction:
-            self.land()  # the unit's before: its input goes before this one's is made
-            self.later(*self.launch_reduce([unit.flat], [unit.flat.take_grad()]))
-        elif unit.reduces:  # a tied buffer: after its last use only
-            self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
+        for flat in unit.flats:
+            if unit.reduces or flat.module not in self.kept:  # a shared buffer's other unit may still keep it
+                self.reshard(flat)  # free before the reduction: lower peak
+        for flat in unit.flats if unit.reduces else ():  # a tied buffer: after its last use only
+            if self.buffers is not None:
+                self.buffers.add(flat, [flat.take_grad()], self.launch_reduce)
+            elif self.late_reduction:
+                self.land()  # the one before: its input goes before this one's is made
+                self.later(*self.launch_reduce([flat], [flat.take_grad()]))
+            else:
+                self.keep_shard(flat, self.reduce(flat, flat.take_grad()))
+
+    def _come(self, unit: Unit) -> None:
+        """A unit's turn has come: its parameters are there, those of units to come on their way."""
+        for flat in unit.flats:
+            self._unshard(flat)
+        self._prefetch()
+        if self._queue:
+            self._prefetch_elements()
 
     def _unshard(self, flat: Flat) -> None:
         """The whole parameters are there: as they are, or as they arrive, or gathered now."""
@@ -122,14 +164,37 @@ class Zero3(Strategy):
             flat.unshard(full)
         elif flat.param is None:
             flat.unshard(self.gather(flat))
+            self._live += flat.numel
 
     def _prefetch(self) -> None:
         """Of this forward's or backward's next units, those that are not there are under way, as many as are asked."""
-        absent = (use.unit for use in self.rest_of_action() if use.unit.flat.param is None)
+        absent = (use.unit for use in self.rest_of_action() if any(flat.param is None for flat in use.unit.flats))
         for unit in islice(absent, self.num_prefetched):
-            if unit.flat.name not in self._gathers:
-                with self.device.scope(unit=unit.name):
-                    self._gathers[unit.flat.name] = self.launch_gather(unit.flat)
+            for flat in unit.flats:
+                self._launch_ahead(unit, flat)
+
+    def _launch_ahead(self, unit: Unit, flat: Flat) -> bool:
+        """Gather a buffer for a unit to come, unless it is there or on its way."""
+        if flat.param is not None or flat.name in self._gathers:
+            return False
+        with self.device.scope(unit=unit.name):
+            self._gathers[flat.name] = self.launch_gather(flat)
+        self._live += flat.numel
+        return True
+
+    def _prefetch_elements(self) -> None:
+        """Of this forward's or backward's next buffers those that are not there are launched, by `ahead`."""
+        most = self.ahead.numel
+        if self.ahead.max_live:
+            most = min(most, self.ahead.max_live - self._live)
+        action, launched = self._uses[self._at - 1].action, 0
+        while self._queue:
+            at, use, flat = self._queue[0]
+            if at >= self._at and (launched >= most or use.action != action):
+                return
+            self._queue.popleft()
+            if at >= self._at and self._launch_ahead(use.unit, flat):
+                launched += flat.numel
 
     def publish_params(self, flat: Flat) -> None:
         if flat.name in self.persistent:
@@ -139,6 +204,7 @@ class Zero3(Strategy):
     def reshard(self, flat: Flat) -> None:
         """The whole parameters go, unless they stay for good."""
         if flat.name not in self.persistent:
+            self._live -= flat.numel if flat.param is not None else 0
             flat.reshard()
 
     def shard(self, flat: Flat, kind: Kind = Kind.COMM) -> Buffer:

@@ -134,19 +134,41 @@ class Overlap(NamedTuple):
         return self.stop - self.start
 
 
+def unit_of(module: str) -> str:
+    """The unit that a module belongs to: h.3 of h.3.mlp.c_fc; itself outside of the blocks."""
+    head, dot, tail = module.partition(".")
+    while dot:
+        part, dot, tail = tail.partition(".")
+        head = f"{head}.{part}"
+        if part.isdigit():
+            return head
+    return module
+
+
 @dataclass(frozen=True, slots=True)
 class FlatSpec:
-    """The weights of one flat buffer, in their order."""
+    """The weights of one flat buffer, in their order.
+
+    `module` is what is gathered with it: a unit or, where stage 3 gathers by leaf module, such a module, each of whose
+    tensors has a buffer of its own.
+    """
 
     name: str
     weights: tuple[WeightSpec, ...]
+    module: str = ""
     offsets: tuple[int, ...] = field(init=False)
     numel: int = field(init=False)
 
     def __post_init__(self) -> None:
         ends = list(accumulate((weight.numel for weight in self.weights), initial=0))
+        object.__setattr__(self, "module", self.module or self.name)
         object.__setattr__(self, "offsets", tuple(ends[:-1]))
         object.__setattr__(self, "numel", ends[-1])
+
+    @property
+    def unit(self) -> str:
+        """The unit whose weights these are."""
+        return unit_of(self.module)
 
     def within(self, part: Slice) -> Iterator[Overlap]:
         """The weights of which `part` holds elements, in their order. Padding is nobody's."""

@@ -14,7 +14,7 @@ from rich.table import Column
 from zerosim.analysis import formulas
 from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_activations import blocks, copies, exchanges, paper_activations
-from zerosim.report.explain_states import optimizer_step, states, traffic
+from zerosim.report.explain_states import gathered, optimizer_step, states, traffic
 from zerosim.report.explain_terms import PRINTED, Section, gigabytes
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import OPTIMIZERS, STAGES, counted, show
@@ -51,6 +51,7 @@ class Explanation(InNotebook):
             "question": {
                 **{name: getattr(asked, name) for name in names},
                 "recipe": asked.recipe.name,
+                "gather": asked.choices.gather,
                 "shape": shape,
             },
             "count_with": plan_command(asked),
@@ -84,6 +85,8 @@ def _sections(question: Question) -> tuple[Section, ...]:
     if question.choices.upcast_grads and question.grad_bytes < formulas.MASTER_BYTES:
         found.append(optimizer_step(question))
     found.append(traffic(question))
+    if question.shape is not None and question.stage == 3:
+        found.append(gathered(question, question.shape))
     if question.shape is not None:
         found += exchanges(question, question.shape) + copies(question, question.shape)
         found += [blocks(question, question.shape), paper_activations(question, question.shape)]
@@ -98,6 +101,7 @@ def plan_command(asked: Question) -> str:
     words += [f"--pp {asked.pp}"] if asked.pp > 1 else []
     words += ["--sequence-parallel"] if asked.sequence_parallel else []
     words += [f"--recipe {asked.recipe.name}"] if asked.recipe.name != "paper" else []
+    words += [f"--gather {asked.gather}"] if asked.gather else []
     words += [f"--precision {asked.precision}"] if asked.precision != "bf16" else []
     words += [f"--optimizer {asked.optimizer}"] if asked.optimizer != "adam" else []
     words += [f"--momentum {asked.momentum:g}"] if asked.momentum else []

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.analysis.question import Question
+from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes
 from zerosim.report.names import local, show
 
@@ -140,7 +140,10 @@ def traffic(asked: Question) -> Section:
     if moved.root:
         notes.append("R, the units outside the blocks, is not known from Ψ: the bytes are those for R = 0.")
     if moved.persistent:
-        notes.append("P, the units that stay gathered, is not known from Ψ: the bytes are those for P = 0.")
+        what = "tensors" if asked.choices.gather == "module" else "units"
+        notes.append(f"P, the {what} that stay gathered, is not known from Ψ: the bytes are those for P = 0.")
+    if moved.again:
+        notes.append("M, the modules that backward runs again, is not known from Ψ: the bytes are those for M = 0.")
     if asked.micro_batches > 1 and asked.stage >= 2:
         notes.append(f"Each of {asked.micro_batches:,} micro-batches is reduced (derived; the paper has one).")
     plain = formulas.volume(asked.stage, micro_batches=asked.micro_batches)
@@ -152,6 +155,30 @@ def traffic(asked: Question) -> Section:
         notes.append(f"{PRINTED} {formulas.VOLUME[asked.stage]} (section 7).")
     among = ", among data-parallel ranks" if asked.tp * asked.pp > 1 else ""
     return Section("volume", f"Sent per rank and step{among}", tuple(terms), tuple(notes), agrees)
+
+
+def gathered(asked: Question, shape: Shape) -> Section:
+    """How many parameters are there in full at a time, where stage 3 divides them."""
+    each, h, t, choices = asked.param_bytes, shape.hidden, asked.tp, asked.choices
+    by_module = choices.gather == "module"
+    times, name = (4, "one map of an MLP") if by_module else (12, "one block")
+    cut = "/t" if t > 1 else ""
+    numbers = f"{times} · {h:,}²{f' / {t:,}' if t > 1 else ''} · {each}"
+    term = Term(name, f"{times}h²{cut} · {each}", numbers, Fraction(times * h * h * each, t))
+    whose = "a map" if by_module else "a block"
+    what = "leaf module (a linear map, a norm)" if by_module else "unit (a block, the table, the head)"
+    notes = [
+        f"A {what} is gathered, used and freed at a time. Counted here: the matrices of {whose}, of an MLP that is "
+        "4h wide, without biases and norms. The token table, Vh, may be larger: it is one either way."
+    ]
+    if choices.prefetch:
+        notes.append(f"Of {choices.prefetch:,} more the parameters are on their way.")
+    if choices.prefetch_elements:
+        limit = f" while fewer than {choices.max_live:,} elements are there" if choices.max_live else ""
+        notes.append(
+            f"At each turn {choices.prefetch_elements:,} more elements are launched{limit}; one tensor may go beyond."
+        )
+    return Section("gathered", "Parameters gathered at a time, beside the slices", (term,), tuple(notes))
 
 
 def _sent(asked: Question, times: Fraction, each: int) -> str:

@@ -100,7 +100,7 @@ def _what_was_run(result: RunResult) -> str:
         f"{config.model.seq:,} tokens = {config.global_batch * config.model.seq:,} tokens",
     )
     text = (
-        f"Ψ = {model} in {counted(len(result.units), 'unit')}, {config.precision.param_dtype}, "
+        f"Ψ = {model} in {words.pieces(result)}, {config.precision.param_dtype}, "
         f"{OPTIMIZERS[config.optim.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
     )
     if config.model.family in _OF_BLOCKS:
@@ -163,7 +163,8 @@ def _prefetched(peak: Snapshot) -> str:
     ahead = {unit: nbytes for (unit, kind), nbytes in peak.by_unit.items() if kind == Kind.PREFETCHED_PARAM}
     if not ahead:
         return ""
-    return f" Of the peak {sum(ahead.values()):,} B are parameters gathered ahead, of {listed(list(ahead))}."
+    names = listed(list(ahead)) if len(ahead) <= MOST_HOLDERS else f"{next(iter(ahead))} and {len(ahead) - 1:,} more"
+    return f" Of the peak {sum(ahead.values()):,} B are parameters gathered ahead, of {names}."
 
 
 def holders_table(result: RunResult) -> RenderableType:
@@ -189,9 +190,8 @@ def holders_table(result: RunResult) -> RenderableType:
 
 
 def _group(unit: str) -> str:
-    """h.17 belongs to h.*"""
-    head, _, tail = unit.rpartition(".")
-    return f"{head}.*" if head and tail.isdigit() else unit
+    """h.17 belongs to h.*, h.17.mlp.c_fc to h.*.mlp.c_fc."""
+    return ".".join("*" if part.isdigit() else part for part in unit.split("."))
 
 
 # -- a search -----------------------------------------------------------------------------------

@@ -45,11 +45,19 @@ def trained(result: RunResult) -> str:
     source = config.data.tokens or config.data.file or "the packaged primer on ZeRO"
     return (
         f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters in "
-        f"{counted(len(result.units), 'unit')}, in {config.precision.param_dtype} with "
+        f"{pieces(result)}, in {config.precision.param_dtype} with "
         f"{OPTIMIZERS[config.optim.optimizer]}, trained for {counted(steps, 'step')} of "
         f"{config.global_batch:,} x {config.model.seq:,} tokens "
         f"({steps * config.global_batch * config.model.seq:,} in all) of {source}."
     )
+
+
+def pieces(result: RunResult) -> str:
+    """What the model's flat buffers are: '6 units', or '28 tensors in 16 modules'."""
+    flats = result.layout.flats.values()
+    if result.config.recipe_choices.gather == "unit":
+        return counted(len(flats), "unit")
+    return f"{counted(len(flats), 'tensor')} in {counted(len({flat.module for flat in flats}), 'module')}"
 
 
 def model_name(config: RunConfig) -> str:
@@ -96,7 +104,8 @@ def states_note(result: RunResult) -> str:
     if is_owned(config):
         return note + " Whole units belong to ranks: the formula holds for the mean."
     if any(memory.marks["end_of_backward"].padding for memory in result.memory):
-        return note + " N does not divide every unit, so slices are padded: the mean without padding is compared."
+        what = "tensor" if config.recipe_choices.gather == "module" else "unit"
+        return note + f" N does not divide every {what}, so slices are padded: the mean without padding is compared."
     return note
 
 
@@ -114,7 +123,10 @@ def volume_note(result: RunResult) -> str:
     if volume.root:
         note += f"; R = {gathers.root:,}, the units outside the blocks, which stay gathered until backward ends"
     if volume.persistent:
-        note += f"; P = {gathers.persistent:,}, the small units, which are never freed"
+        what = "tensors" if config.recipe_choices.gather == "module" else "units"
+        note += f"; P = {gathers.persistent:,}, the small {what}, which are never freed"
+    if volume.again:
+        note += f"; M = {gathers.again:,}, the modules that backward runs a second time"
     if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
         note += f"; each of {config.data.accumulate} micro-batches is reduced" + (
             " and gathers" if config.parallel.zero_stage == 3 else ""
@@ -149,7 +161,7 @@ def closing(result: RunResult) -> str:
         1: f"{share} of the optimizer states; parameters and gradients stay whole"
         + ("" if config.states_stage == 1 else " until they are reduced"),
         2: f"{share} of the optimizer states and gradients; parameters stay whole",
-        3: f"{share} of every model state, and gathers a unit's parameters "
+        3: f"{share} of every model state, and gathers a {config.recipe_choices.gather}'s parameters "
         + ("only while it is used" if config.parallel.reshard_after_forward else "once, for forward and backward"),
     }[stage]
     whole = formulas.model_states_text(0, cost)

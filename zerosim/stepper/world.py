@@ -231,7 +231,7 @@ class DebugWorld:
 
     @property
     def units(self) -> tuple[str, ...]:
-        return tuple(unit.name for unit in self._experiment.model.units)
+        return tuple(part.name for unit in self._experiment.model.units for part in (unit, *unit.leaves))
 
     @property
     def events(self) -> list[tuple[int, Event]]:

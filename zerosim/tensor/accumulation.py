@@ -59,8 +59,8 @@ class GradAccumulator:
     They are kept and sent in `grad_dtype`, and made in `local_dtype`.
     """
 
-    def __init__(self, name: str, device: Device, grad_dtype: DType) -> None:
-        self.spec = FlatSpec(name, ())
+    def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "") -> None:
+        self.spec = FlatSpec(name, (), module)
         self.device = device
         self.grad_dtype = self.local_dtype = grad_dtype
         self.memory = GradMemory()
@@ -79,6 +79,11 @@ class GradAccumulator:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def module(self) -> str:
+        """What is gathered with it: the unit, or the leaf module that one tensor belongs to."""
+        return self.spec.module
 
     @property
     def numel(self) -> int:

@@ -24,7 +24,7 @@ from zerosim.tensor.tensor import Tensor, record_saved
 class Discarded:
     """What a rule holds of a tensor that is made again: how, and no bytes until they are asked for."""
 
-    __slots__ = ("_buffer", "_inputs", "_run", "device", "dtype", "part", "requires_grad", "shape")
+    __slots__ = ("_buffer", "_inputs", "_run", "_unit", "device", "dtype", "part", "requires_grad", "shape")
 
     def __init__(self, part: str, of: Tensor, run: Callable[..., Tensor], inputs: tuple[Held, ...]) -> None:
         self.part = part
@@ -34,13 +34,14 @@ class Discarded:
         self.requires_grad: bool = of.requires_grad
         self._run = run
         self._inputs = inputs
+        self._unit = of.device.where.unit
         self._buffer: Buffer | None = None
 
     @property
     def buffer(self) -> Buffer:
         """Its bytes, made where they are not there."""
         if self._buffer is None:
-            with self.device.no_grad():
+            with self.device.no_grad(), self.device.scope(unit=self._unit):  # a module behind it may have asked
                 self._buffer = self._run(*(Tensor(x.buffer) for x in self._inputs)).buffer
             self._inputs = ()  # what was made for this alone goes
             if self.device.recorder.enabled:

@@ -34,8 +34,8 @@ class Flat(GradAccumulator):
     Parameters point here; nothing here points back.
     """
 
-    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType) -> None:
-        super().__init__(name, device, grad_dtype)
+    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "") -> None:
+        super().__init__(name, device, grad_dtype, module)
         self.dtype = dtype
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
@@ -55,7 +55,8 @@ class Flat(GradAccumulator):
     ) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, `split` cuts it."""
         shape = shape if split is None else split.local_shape
-        self.spec = FlatSpec(self.name, (*self.spec.weights, WeightSpec(name, shape, std, fill, split, summed)))
+        weight = WeightSpec(name, shape, std, fill, split, summed)
+        self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
     def param_window(self, index: int) -> Buffer:

@@ -37,7 +37,7 @@ from zerosim.parallel.sequence import SequenceParallel
 from zerosim.parallel.tensor import TensorParallel, vocab_padding
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
-from zerosim.parallel.zero3 import Zero3
+from zerosim.parallel.zero3 import Ahead, Zero3
 from zerosim.placement.layout import Layout, Rows
 from zerosim.placement.mesh import DATA, Mesh
 from zerosim.placement.stages import cut_units
@@ -57,7 +57,8 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
     group = group or tensor_group(config)
     padding = vocab_padding(config.model.vocab, config.mesh.axes.tp, padded=config.parallel.pad_vocab)
-    model = _model(config.model, device, formats, keys, policy, group, padding)
+    by_module = config.recipe_choices.gather == "module"
+    model = _model(config.model, device, formats, keys, policy, group, padding, by_module=by_module)
     model.loss_mode = config.recipe_choices.loss
     return model
 
@@ -81,10 +82,12 @@ def _model(
     policy: ActivationPolicy,
     group: Alone,
     padding: int,
+    *,
+    by_module: bool,
 ) -> Model:
     """Parameters and gradients are stored in `formats`."""
     if sizes.family == "mlp":
-        return build_mlp(MLPConfig(sizes.layers, sizes.hidden, sizes.vocab), device, *formats)
+        return build_mlp(MLPConfig(sizes.layers, sizes.hidden, sizes.vocab), device, *formats, by_module=by_module)
     if sizes.family == "flat":
         assert sizes.params is not None  # config has filled them in
         assert sizes.units is not None
@@ -101,7 +104,7 @@ def _model(
             sizes.norm_eps,
             sizes.rope_base,
         )
-        return build_llama(llama, device, *formats, policy, group, padding)
+        return build_llama(llama, device, *formats, policy, group, padding, by_module=by_module)
     gpt = GPTConfig(
         sizes.layers,
         sizes.hidden,
@@ -113,7 +116,7 @@ def _model(
         sizes.ffn,
         sizes.norm_eps,
     )
-    return build_gpt(gpt, device, *formats, keys, policy, group, padding)
+    return build_gpt(gpt, device, *formats, keys, policy, group, padding, by_module=by_module)
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
@@ -258,7 +261,7 @@ def layout_of(config: RunConfig, model: Model, rows: Rows | None = None) -> Layo
     stages = None
     if config.mesh.pp > 1:
         units = [[model.units[i] for run in runs for i in run] for runs in stage_chunks(config, model)]
-        stages = [list(dict.fromkeys(unit.flat.name for unit in held)) for held in units]
+        stages = [list(dict.fromkeys(flat.name for unit in held for flat in unit.all_flats)) for held in units]
     flats = [flat.spec for flat in model.flats]
     return Layout(config.mesh.axes, flats, rows or strategy_class(config).rows(), stages)
 
@@ -283,12 +286,15 @@ def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, devic
         comm,
         device,
         updater,
-        kept=[] if config.parallel.reshard_after_forward else [unit.name for unit in model.units],
+        kept=[]
+        if config.parallel.reshard_after_forward
+        else [turn.name for unit in model.units for turn in unit.turns()],
         keep_next=config.parallel.keep_last_unit,
         root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
-        persistent=[flat.name for flat in model.flats if flat.numel < choices.persistent_numel],
+        persistent=[flat.name for flat in model.flats if choices.stays(flat.numel)],
         cast_shards=choices.cast_shards,
         prefetch=choices.prefetch,
+        ahead=Ahead(choices.prefetch_elements, choices.max_live),
         late_reduction=choices.late_reduction,
     )
 

@@ -14,7 +14,7 @@ from zerosim.dtypes import int64
 from zerosim.functional.common import one_like
 from zerosim.functional.loss_modes import CHUNKED, MakeGrad
 from zerosim.models.model import Model
-from zerosim.nn import Unit
+from zerosim.nn import Unit, led_by
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, Forward, uses_of
@@ -28,27 +28,35 @@ def forward_pass(
     slot: int = 0,
     last: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The output of the last unit. Each unit's graph waits under `slot` for its backward.
+    """The output of the last unit. Each unit's graph waits under `slot` for its backward. A block of leaf modules has
+    no turn of its own: its leaves have.
 
     `last`: in place of the last unit's own function.
     """
     for unit in units:
-        with x.device.scope(unit=unit.name, slot=slot):
-            strategy.enter()
-            strategy.pre_forward(unit)
-            x = unit.forward(x, slot, last if unit is units[-1] else None)
-            strategy.post_forward(unit)
+        function = last if unit is units[-1] else None
+        with x.device.scope(unit=unit.name, slot=slot), led_by(strategy, unit.leaves):
+            if unit.leaves:
+                x = unit.forward(x, slot, function)
+            else:
+                strategy.enter()
+                strategy.pre_forward(unit)
+                x = unit.forward(x, slot, function)
+                strategy.post_forward(unit)
     return x
 
 
 def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy, slot: int = 0) -> None:
     """`grads` holds the gradient of the last unit's output, then that of the first unit's input (none for ids)."""
     for unit in reversed(units):
-        with strategy.device.scope(unit=unit.name, slot=slot):
-            strategy.enter()
-            strategy.pre_backward(unit)
-            unit.backward(grads, slot)
-            strategy.post_backward(unit)
+        with strategy.device.scope(unit=unit.name, slot=slot), led_by(strategy, unit.leaves):
+            if unit.leaves:
+                unit.backward(grads, slot)
+            else:
+                strategy.enter()
+                strategy.pre_backward(unit)
+                unit.backward(grads, slot)
+                strategy.post_backward(unit)
 
 
 def forward_loss(

@@ -82,7 +82,7 @@ def _counted_partition(asked: Asked) -> Fraction:
     """By every message of a block that tp's first rank sent, in a step whose record is kept."""
     sent = {"all_gather": 0, "all_reduce": 0}
     for event in plan(asked.config, keep_events=True).events[0]:
-        if isinstance(event, Launch) and event.axis == "tp" and is_block(event.scope.unit):
+        if isinstance(event, Launch) and event.axis == "tp" and is_block(event.scope.block):
             sent[event.op] += event.wire_bytes
     if not sent["all_gather"] or not sent["all_reduce"]:
         raise InputError("partition_share: no block's input was gathered; give partition_activations, tp and recompute")

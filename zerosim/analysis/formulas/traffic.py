@@ -4,7 +4,8 @@ The ZeRO paper's communication analysis (arXiv 1910.02054, section 7) and what s
 frameworks change about it. Not the traffic of tensor or pipeline parallelism, not time.
 
 Psi is all parameters and N the ranks. Of Psi, V*D are a tied table, U the last unit, R the units
-outside the blocks (tables, last norm, head), P the units that stay gathered for good; A micro-batches.
+outside the blocks (tables, last norm, head), P the units that stay gathered for good, M the leaf modules that
+backward runs a second time where they are gathered one by one; A micro-batches.
 With hybrid sharding N are the ranks of one replica, and R the replicas.
 """
 
@@ -19,9 +20,9 @@ class Volume:
     """Elements that cross the wire per rank and step, before the factor (N-1)/N.
 
     `grads` and `params` are multiples of Psi, apart because gradients travel in their own dtype.
-    `tied` counts the extra gathers of a tied buffer of V*D elements. What is saved by units that stay
-    gathered: `kept` gathers of the last unit, `root` gathers of the units outside the blocks,
-    `persistent` gathers of the units that are never freed.
+    `tied` counts the extra gathers of a tied buffer of V*D elements, `again` those of modules that run again.
+    What is saved by units that stay gathered: `kept` gathers of the last unit, `root` gathers of the units
+    outside the blocks, `persistent` gathers of the units that are never freed.
     """
 
     grads: Fraction
@@ -30,6 +31,7 @@ class Volume:
     kept: int = 0
     root: int = 0
     persistent: int = 0
+    again: int = 0
 
     def text(self) -> str:
         """All of it, such as '3Psi + 2VD'."""
@@ -51,10 +53,11 @@ class Volume:
         kept_numel: int = 0,
         root_numel: int = 0,
         persistent_numel: int = 0,
+        again_numel: int = 0,
     ) -> Fraction:
         """Bytes sent per rank and step, the mean over ranks: the volume times (N-1)/N."""
         return self.sent_grad_bytes(num_parameters, ranks, grad_bytes) + self.sent_param_bytes(
-            num_parameters, ranks, param_bytes, tied_numel, kept_numel, root_numel, persistent_numel
+            num_parameters, ranks, param_bytes, tied_numel, kept_numel, root_numel, persistent_numel, again_numel
         )
 
     def sent_grad_bytes(self, num_parameters: int | Fraction, ranks: int, grad_bytes: int) -> Fraction:
@@ -70,15 +73,17 @@ class Volume:
         kept_numel: int = 0,
         root_numel: int = 0,
         persistent_numel: int = 0,
+        again_numel: int = 0,
     ) -> Fraction:
         """The part that gathers parameters."""
         saved = self.kept * kept_numel + self.root * root_numel + self.persistent * persistent_numel
-        numel = self.params * num_parameters + self.tied * tied_numel - saved
+        numel = self.params * num_parameters + self.tied * tied_numel + self.again * again_numel - saved
         return Fraction(ranks - 1, ranks) * numel * param_bytes
 
     def _terms(self, psi: Fraction) -> str:
         text = _times(psi, "Ψ") if psi else "0"
-        text += f" + {_times(self.tied, 'VD')}" if self.tied else ""
+        for count, name in ((self.tied, "VD"), (self.again, "M")):
+            text += f" + {_times(count, name)}" if count else ""
         for count, name in ((self.kept, "U"), (self.root, "R"), (self.persistent, "P")):
             text += f" - {_times(count, name)}" if count else ""
         return text
@@ -95,6 +100,7 @@ def volume(
     keep_root_units: bool = False,
     persistent: bool = False,
     last_is_root: bool = True,
+    again: bool = False,
 ) -> Volume:
     """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
 
@@ -112,6 +118,9 @@ def volume(
     `persistent` (stage 3): P elements stay gathered through the step and are gathered once, after the
     optimizer step (DeepSpeed's stage3_param_persistence_threshold). R then counts none of them, and
     where the tied buffer is among them, leave `tied` False.
+    `again` (stage 3 by leaf module): M elements of modules that recompute runs a second time are gathered for that, too
+    (DeepSpeed fetches a module before each of its forwards). By unit, one gather serves the block's second forward and
+    its backward.
     """
     if stage == 0:
         return Volume(Fraction(2), Fraction(0), 0)
@@ -123,13 +132,13 @@ def volume(
     grads = Fraction(micro_batches)
     if not reshard_after_forward:
         return Volume(grads, grads, 0, persistent=micro_batches - 1 if persistent else 0)
-    saved = 2 * micro_batches - 1 if persistent else 0
+    saved, more = 2 * micro_batches - 1 if persistent else 0, micro_batches if again else 0
     if keep_root_units:
         kept = micro_batches if keep_last_unit and not last_is_root else 0
-        return Volume(grads, 2 * grads, 0, kept, root=micro_batches, persistent=saved)
+        return Volume(grads, 2 * grads, 0, kept, root=micro_batches, persistent=saved, again=more)
     if not tied:
-        return Volume(grads, 2 * grads, 0, micro_batches if keep_last_unit else 0, persistent=saved)
-    return Volume(grads, 2 * grads, (1 if keep_last_unit else 2) * micro_batches, persistent=saved)
+        return Volume(grads, 2 * grads, 0, micro_batches if keep_last_unit else 0, persistent=saved, again=more)
+    return Volume(grads, 2 * grads, (1 if keep_last_unit else 2) * micro_batches, persistent=saved, again=more)
 
 
 def replica_bytes(

@@ -31,13 +31,16 @@ class RecipeChoices:
     sub_group          stage 3: elements of a rank that the optimizer steps, and copies to fp32, together; 0: all
     foreach            the optimizer steps all tensors together, with temporaries of their size
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
-    persistent_numel   stage 3: units with fewer elements stay gathered for good
+    gather             stage 3: what is gathered at a time, a 'unit' or a leaf 'module'
+    persistent_numel   stage 3: units with fewer elements stay gathered for good; by module, tensors with no more
     reduce_bucket      stages 1 to 3: elements of the buffer out of which gradients are reduced; 0: from where they are
     reduce_buffers     how many there are; with two, one is filled while the other is reduced
     allgather_bucket   stages 1 and 2: elements of the buffer through which new parameters arrive; 0: where they belong
     loss               what a step holds of its logits (functional/loss_modes.py)
     cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
     prefetch           stage 3: units that are gathered ahead, while another one computes
+    prefetch_elements  stage 3: elements that are gathered ahead at each turn (parallel/zero3.py, Ahead)
+    max_live           stage 3: at so many gathered elements nothing is gathered ahead; 0: no limit
     late_reduction     stage 3: a reduction is waited for when the next one begins, and its input held until then
     """
 
@@ -52,12 +55,15 @@ class RecipeChoices:
     sub_group: int = 0
     foreach: bool = False
     keep_root_units: bool = False
+    gather: str = "unit"
     persistent_numel: int = 0
     cast_shards: bool = False
     reduce_bucket: int = 0
     reduce_buffers: int = 1
     allgather_bucket: int = 0
     prefetch: int = 0
+    prefetch_elements: int = 0
+    max_live: int = 0
     late_reduction: bool = False
     loss: str = "lean"
 
@@ -70,6 +76,11 @@ class RecipeChoices:
         """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
         the gradients, as stage 2 has."""
         return 2 if stage == 1 and (self.own_grads_only or self.reduce_bucket) else stage
+
+    def stays(self, numel: int) -> bool:
+        """Whether a flat buffer of so many elements stays gathered for good, in stage 3."""
+        limit = self.persistent_numel
+        return numel <= limit if self.gather == "module" else numel < limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +139,21 @@ def recipes() -> tuple[Recipe, ...]:
         Recipe(
             "deepspeed",
             "DeepSpeed's defaults: gradients are reduced out of a buffer of 5e8 elements; stages 1 and 2 all-reduce "
-            "them and keep the own slice, which the step casts to fp32; stage 3 has the buffer for its slice from the "
-            "start, and never frees small parameters. The loss is PyTorch's.",
+            "them and keep the own slice, which the step casts to fp32; stage 3 gathers each linear map and norm on "
+            "its own, and at each turn 5e7 more elements until 1e9 are there, has the buffer for its gradients' slice "
+            "from the start, and never frees tensors of at most 1e5 elements. The loss is PyTorch's.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
-            "zero/config.py (stage3_param_persistence_threshold 1e5)",
-            "The threshold counts whole units here, single tensors there. Modules are gathered one by one there, and "
-            "up to 5e7 elements ahead (stage3_prefetch_bucket_size); here whole units are, and none ahead unless "
-            "--prefetch says so. allgather_bucket_size decides nothing where PyTorch has all_gather_into_tensor (since "
+            "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
+            "stage3_max_live_parameters 1e9), zero/partitioned_param_coordinator.py (fetch_sub_module)",
+            "Stage 3 gathers each tensor in a call of its own here, those of a turn in one there; a Llama's q|k|v and "
+            "gate|up are one module each here, and three and two there. It prefetches from the first step here, and "
+            "within a forward or backward; there from the second on, and from forward into backward. "
+            "allgather_bucket_size decides nothing where PyTorch has all_gather_into_tensor (since "
             "1.13): parameters are gathered where they belong; --allgather-bucket is what it did before. Left out is "
             "stage3_max_reuse_distance: parameters that recur within 1e9 others are not freed between forward and "
-            "backward there, so that a smaller model stays gathered and sends about 2 Psi. Its stage 3 estimator "
+            "backward there, so that a smaller model stays gathered and sends about 2 Psi, and recompute gathers no "
+            "module of a block a third time. Its stage 3 estimator "
             "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
             (0, 1, 2, 3),
         ),
@@ -191,6 +206,9 @@ _DEEPSPEED_3 = replace(
     persistent_numel=100_000,
     reduce_bucket=500_000_000,
     sub_group=1_000_000_000,
+    gather="module",
+    prefetch_elements=50_000_000,
+    max_live=1_000_000_000,
 )
 _DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
 _FOREACH = replace(_TORCH, foreach=True)

@@ -1,0 +1,124 @@
+"""Leaf modules: the linear maps and norms of a block, each gathered, used and freed on its own (`--gather module`).
+
+As DeepSpeed's stage 3 does (edaa722, runtime/zero/parameter_offload.py, partition_parameters.py): a module's own
+parameters are fetched before its forward and again before its backward, and released after each; every tensor is cut
+in N slices of its own. So the most that is gathered is one map, 4 h^2 elements, where a block has 12 h^2. A tensor has
+a flat buffer of its own here, for it is what is cut and what may stay gathered for good.
+
+A leaf is called in its block's forward. It runs in a graph of its own, cut from the block's at its border; in the
+block's graph there is one node in its place, whose rule walks that graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from zerosim.device.device import Buffer, Device, Phase
+from zerosim.dtypes import DType
+from zerosim.nn.unit import Unit
+from zerosim.placement.spec import unit_of
+from zerosim.tensor.autograd import Node, Sink, backward
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.tensor import Leaf, Parameter, Tensor, apply
+
+Layer = TypeVar("Layer", bound=Callable[[Tensor], Tensor])
+
+
+class Points(Protocol):
+    """What a leaf tells of its turns: a strategy's points (`parallel/base.py`)."""
+
+    def enter(self) -> None: ...
+    def pre_forward(self, unit: Unit) -> None: ...
+    def post_forward(self, unit: Unit) -> None: ...
+    def pre_backward(self, unit: Unit) -> None: ...
+    def post_backward(self, unit: Unit) -> None: ...
+
+
+class Tensors:
+    """In a flat buffer's place where layers declare parameters: a buffer for each tensor, a leaf for each layer."""
+
+    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType) -> None:
+        self.name = name
+        self.device = device
+        self.formats = dtype, grad_dtype
+        self.flats: list[Flat] = []
+        self.leaves: list[LeafModule] = []
+
+    def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
+        """As `Flat.declare`, in a new buffer that bears the parameter's name from the unit's on."""
+        own = name[name.index(unit_of(self.name)) :]
+        self.flats.append(Flat(own, self.device, *self.formats, module=self.name))
+        return self.flats[-1].declare(name, shape, **how)
+
+
+def leaf(within: Flat | Tensors, name: str, make: Callable[[Any], Layer]) -> Layer | LeafModule:
+    """The layer that `make` declares in what it is given: in its unit's flat buffer or, by module, as a leaf `name`."""
+    if isinstance(within, Flat):
+        return make(within)
+    own = Tensors(f"{within.name}.{name}", within.device, *within.formats)
+    module = LeafModule(own.name, own, make(own))
+    within.leaves.append(module)
+    return module
+
+
+class LeafModule(Unit):
+    """A layer in a block, with turns of its own. `points` is there while the block's forward or backward is on."""
+
+    points: Points | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        device, sink = x.device, Leaf()
+        inner = Tensor(x.buffer, sink)
+        inner.discarded = x.discarded
+        with device.scope(unit=self.name):
+            if self.points is not None:
+                if not _is_made_again(device):
+                    self.points.enter()
+                self.points.pre_forward(self)
+            y = self.function(inner)
+            if self.points is not None:
+                self.points.post_forward(self)
+        if y.node is None:
+            return Tensor(y.buffer)
+        return apply(LeafRule(self, sink, y.node), y.buffer, x, op=self.name)
+
+
+def _is_made_again(device: Device) -> bool:
+    """Whether backward makes a part of a block a second time (`tensor/discarded.py`): no list of turns has that."""
+    return device.where.phase == Phase.BACKWARD.value and not device.grad_enabled
+
+
+class LeafRule:
+    """A leaf's place in the graph of its block. Saves the leaf's own graph."""
+
+    def __init__(self, module: LeafModule, sink: Leaf, node: Node | Sink) -> None:
+        self.module = module
+        self.sink = sink
+        self.node = node
+
+    def backward(self, grad: Buffer) -> tuple[Buffer]:
+        module, points = self.module, self.module.points
+        with grad.device.scope(unit=module.name):
+            if points is not None:
+                points.enter()
+                points.pre_backward(module)
+            backward(self.node, [grad])
+            dx = self.sink.take()
+            if points is not None:
+                points.post_backward(module)
+        return (dx,)
+
+
+@contextmanager
+def led_by(points: Points, leaves: Sequence[Unit]) -> Iterator[None]:
+    """Inside, these leaves tell `points` of their turns. No leaf holds it longer: it holds their buffers."""
+    modules = [module for module in leaves if isinstance(module, LeafModule)]
+    for module in modules:
+        module.points = points
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.points = None
