@@ -28,7 +28,9 @@ from zerosim.errors import InputError
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
-SLOW = ("figure6.toml", "figure7.toml", "figure8.toml", "table2_measured.toml")  # models of up to 225 blocks, searched
+SEARCHED = ("figure6.toml", "figure7.toml", "figure8.toml", "table2_measured.toml")  # models of up to 225 blocks
+TIMED = ("measured_time.toml", "measured_time_pipelines.toml")
+SLOW = (*SEARCHED, *TIMED)
 COUNTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FILES]
 
 
