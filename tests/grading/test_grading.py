@@ -579,8 +579,10 @@ def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | No
     assert "\n" not in check.counted
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_ends_for_doing_too_much_is_not_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the rank takes to end, as on a busy machine; what swallows every error does go on."""
+    """However long the rank takes to end, as on a busy machine; what swallows every error does go on. (What ends it may
+    arrive in a callback of Python's own, which reports and drops it; it is sent again.)"""
 
     class Slow(BoundedRecorder):
         def add(self, event: Event) -> None:

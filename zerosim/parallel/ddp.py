@@ -31,14 +31,14 @@ class DDP(Strategy):
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         super().__init__(comm, device, updater)
         self.bucket = Bucket(comm.bucket_bytes)
-        self.copies: dict[str, Buffer] = {}  # of gradients, by flat
+        self._copies: dict[str, Buffer] = {}  # of gradients, by flat
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
         if self.updater.grad_memory.bucket_copies:
             for flat in flats:
                 with self.device.scope(unit=flat.name):
-                    self.copies[flat.name] = self.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
+                    self._copies[flat.name] = self.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
 
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
@@ -53,7 +53,7 @@ class DDP(Strategy):
         """Average these flats' whole gradients in one call, in place or in their copies."""
         if flats:
             grads = [flat.whole_grad() for flat in flats]
-            reduced = [self.copies.get(flat.name, grad) for flat, grad in zip(flats, grads, strict=True)]
+            reduced = [self._copies.get(flat.name, grad) for flat, grad in zip(flats, grads, strict=True)]
             self._copy(grads, reduced)
             self.comm.all_reduce(reduced)
             self._copy(reduced, grads)

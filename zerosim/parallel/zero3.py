@@ -87,7 +87,7 @@ class Zero3(Strategy):
         self.persistent = frozenset(persistent)
         self.cast_shards = cast_shards
         self.num_prefetched = prefetch
-        self.ahead = ahead
+        self._ahead = ahead
         self.late_reduction = late_reduction
         self._gathers: dict[str, Work[Buffer]] = {}  # under way, by flat
         self._queue: deque[tuple[int, Use, Flat]] = deque()  # of the step's uses, those not looked at yet
@@ -102,7 +102,7 @@ class Zero3(Strategy):
 
     def begin(self, uses: Sequence[Use]) -> None:
         super().begin(uses)
-        if self.ahead.numel:
+        if self._ahead.numel:
             self._queue = deque((at, use, flat) for at, use in enumerate(uses) for flat in use.unit.flats)
 
     def pre_forward(self, unit: Unit) -> None:
@@ -184,9 +184,9 @@ class Zero3(Strategy):
 
     def _prefetch_elements(self) -> None:
         """Of this forward's or backward's next buffers those that are not there are launched, by `ahead`."""
-        most = self.ahead.numel
-        if self.ahead.max_live:
-            most = min(most, self.ahead.max_live - self._live)
+        most = self._ahead.numel
+        if self._ahead.max_live:
+            most = min(most, self._ahead.max_live - self._live)
         action, launched = self._uses[self._at - 1].action, 0
         while self._queue:
             at, use, flat = self._queue[0]

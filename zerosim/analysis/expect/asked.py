@@ -13,6 +13,8 @@ from zerosim.analysis.expect.largest import fits, largest_states, largest_that_f
 from zerosim.analysis.shares import is_mesh, share_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.models.model import Model
@@ -36,6 +38,7 @@ class Runs:
         self._largest: dict[tuple[RunConfig, int, str], int] = {}
         self._fits: dict[tuple[RunConfig, int], bool] = {}
         self._models: dict[RunConfig, Model] = {}
+        self._seconds: dict[tuple[RunConfig, str], float] = {}
 
     def result(self, config: RunConfig, counted_on: str) -> RunResult:
         """A step on shapes alone, or training for real numbers. Raises: what either raises."""
@@ -60,6 +63,14 @@ class Runs:
         if (config, memory, field) not in self._largest:
             self._largest[config, memory, field] = largest_that_fits(config, field, memory)
         return self._largest[config, memory, field]
+
+    def seconds(self, config: RunConfig, gpu: str) -> float:
+        """A step by the clock, on GPUs of that name."""
+        if (config, gpu) not in self._seconds:
+            time = plan(config, cluster=cluster_of(find_hardware(gpu))).time
+            assert time is not None  # a plan on a cluster has one
+            self._seconds[config, gpu] = time.seconds
+        return self._seconds[config, gpu]
 
     def largest_states(self, config: RunConfig, memory: int) -> int:
         """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""

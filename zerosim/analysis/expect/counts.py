@@ -15,8 +15,6 @@ from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
-from zerosim.config.presets.cluster import cluster_of
-from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -131,9 +129,7 @@ def _counted_bubble(asked: Asked) -> Fraction:
 
 def _clocked(asked: Asked) -> Fraction:
     """The record says what is done and in which order, the clock when; so this one is not counted."""
-    time = plan(asked.config, cluster=cluster_of(find_hardware(asked.gpu))).time
-    assert time is not None  # a plan on a cluster has one
-    return Fraction(time.seconds)
+    return Fraction(asked.runs.seconds(asked.config, asked.gpu))
 
 
 COUNTS: Mapping[str, Quantity] = MappingProxyType(
