@@ -25,6 +25,7 @@ BYTES = {  # of a half-type logit: forward's peak, until backward, backward's pe
     "megatron-fused": (10, 4, 10),
     "torch": (10, 4, 12),
     "torch-kept": (10, 6, 14),
+    "torch-fp32-kept": (8, 8, 16),
 }
 WIDE = {  # of an fp32 logit
     "in-place": (4, 4, 4),
@@ -33,6 +34,7 @@ WIDE = {  # of an fp32 logit
     "megatron-fused": (8, 4, 8),
     "torch": (8, 4, 12),
     "torch-kept": (8, 8, 16),
+    "torch-fp32-kept": (8, 8, 16),
 }
 
 

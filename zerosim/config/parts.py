@@ -16,7 +16,7 @@ from zerosim.errors import InputError
 from zerosim.units import MOST_BYTES, parse_bytes
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
-LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "chunked")
+LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

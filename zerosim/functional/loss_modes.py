@@ -9,6 +9,8 @@ Bytes that are live for each logit of a half type:
     megatron-fused      10            4             10     the same, compiled: each of the two goes through a new buffer
     torch               10            4             12     fp32 logits, log-probabilities, and autograd's two gradients
     torch-kept          10            6             14     the same where the caller holds on to the half-type logits
+    torch-fp32-kept      8            8             16     the same where the model itself casts, and the caller holds on
+                                                           to what it returns (torchtitan before its #391)
     chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
 
 Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer.
@@ -86,17 +88,28 @@ def _in_fp32(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad, *, compiled:
 
 def torch(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
     """`cross_entropy(logits.float(), targets)`, where nobody else holds the logits."""
-    return _log_softmax(logits.pop(), sums, grad_of, kept=[])
+    own = logits.pop()
+    return _log_softmax(_float(own), own.dtype, sums, grad_of, kept=[])
 
 
 def torch_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
     """As `torch`; the caller has a name for the logits until backward is over."""
-    return _log_softmax(logits[0], sums, grad_of, kept=[logits.pop()])
+    own = logits.pop()
+    return _log_softmax(_float(own), own.dtype, sums, grad_of, kept=[own])
 
 
-def _log_softmax(own: Buffer, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]) -> tuple[Buffer, MakeGrad]:
-    device, dtype = own.device, own.dtype
-    wide = _cast(own, compute_dtype(dtype), Kind.ACTIVATION)
+def torch_fp32_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """As `torch` of a model that ends in `.float()`: the caller has a name for that until backward is over."""
+    dtype = logits[0].dtype
+    wide = _float(logits.pop())
+    return _log_softmax(wide, dtype, sums, grad_of, kept=[wide])
+
+
+def _log_softmax(
+    wide: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]
+) -> tuple[Buffer, MakeGrad]:
+    """`kept` stays until the gradient is there, which has the logits' `dtype`."""
+    device = wide.device
     total, lse = sums(wide)
     saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
     rows = saved[0].array.reshape(-1, wide.shape[-1]), wide.array.reshape(-1, wide.shape[-1])
@@ -113,6 +126,10 @@ def _log_softmax(own: Buffer, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buf
         return cast
 
     return total, make_grad
+
+
+def _float(logits: Buffer) -> Buffer:
+    return _cast(logits, compute_dtype(logits.dtype), Kind.ACTIVATION)
 
 
 def _cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
@@ -142,5 +159,6 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         "megatron-fused": megatron_fused,
         "torch": torch,
         "torch-kept": torch_kept,
+        "torch-fp32-kept": torch_fp32_kept,
     }
 )
