@@ -9,8 +9,8 @@ Bytes that are live for each logit of a half type:
     megatron-fused      10            4             10     the same, compiled: each of the two goes through a new buffer
     torch               10            4             12     fp32 logits, log-probabilities, and autograd's two gradients
     torch-kept          10            6             14     the same where the caller holds on to the half-type logits
-    torch-fp32-kept      8            8             16     the same where the model itself casts, and the caller holds on
-                                                           to what it returns (torchtitan before its #391)
+    torch-fp32-kept      8            8             16     the same of a model that casts itself; the caller holds on to
+                                                           what it returns (torchtitan before its #391)
     chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
 
 Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer.
