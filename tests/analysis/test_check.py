@@ -117,7 +117,7 @@ def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -
     return ScenarioFile(file.path, file.run, file.sweep, expect)
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("name", QUICK)
 def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
     """Each printed figure that is another is found, there and nowhere else."""
     file = read(name)
@@ -185,6 +185,7 @@ def test_another_run_fails_as_count_and_as_formula(change: dict[str, Any], messa
     assert sum(", counted" in failure for failure in failures) == sum(", formula" in failure for failure in failures)
 
 
+@pytest.mark.slow
 def test_training_counts_are_counts_of_training(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes alone are not asked."""
 

@@ -219,6 +219,7 @@ def test_a_run_that_fails_says_why(tokens: Any) -> None:
 
 
 # -- PyTorch ------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("attention", ["eager", "flash"])
@@ -337,6 +338,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+@pytest.mark.slow
 def test_the_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = replace(CUDA, models={"45M": TINY}, quick=BUDGETS, precisions=("fp16",))
     monkeypatch.setitem(suite.SUITES, "cuda", tiny)

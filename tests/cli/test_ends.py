@@ -102,6 +102,7 @@ def asked_for(words: str) -> list[str]:
 
 
 # -- output that cannot be written ------------------------------------------------------------------
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("redirect", [pytest.param("> /dev/full", marks=FULL), ">&-"], ids=["full", "closed"])
 def test_stdout_that_takes_nothing_costs_no_file_and_is_told(folder: Path, redirect: str) -> None:

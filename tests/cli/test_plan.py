@@ -206,6 +206,7 @@ def _flags(what: str, value: int) -> list[str]:
     return [f"--{what}", str(value), *positions]
 
 
+@pytest.mark.slow
 def test_fit_finds_table_2s_largest_flat_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Stage 1 on 64 devices of 32 GB: 7.6B in the paper, by model states alone; activations take a little."""
     words = ["--model", "flat", "--stage", "1", "--ranks", "64", "--gpu", "v100-32", "--units", "16"]

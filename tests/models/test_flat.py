@@ -93,6 +93,7 @@ def test_all_stages_give_the_references_bits(params: int, units: int, ranks: int
         assert result.live_bytes_after == [0] * ranks
 
 
+@pytest.mark.slow
 def test_it_learns_how_often_each_byte_occurs() -> None:
     """From ln 256, what no knowledge costs, towards the entropy of single bytes, the least that it can reach."""
     for params, units in ((10_000, 3), (1_000_000, 8)):

@@ -18,6 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import zerosim
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
@@ -155,6 +157,7 @@ def run_cases(count: int, first: int = 0) -> dict[str, int]:
     return dict(sorted(seen.items()))
 
 
+@pytest.mark.slow
 def test_random_meshes_leave_what_they_should() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
     words = [sys.executable, "-W", "error", __file__, "25"]

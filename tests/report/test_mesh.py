@@ -48,6 +48,7 @@ def test_summary_names_the_mesh_and_agrees_everywhere() -> None:
     assert "Peak by pipeline stage" in text
 
 
+@pytest.mark.slow
 def test_ranks_that_are_alike_share_a_row() -> None:
     config = plan_config(model="llama2-70b", ranks=1024, tp=16, pp=8, stage=1, accumulate=8, recompute="full", seq=128)
     text = printed(plan_report(plan(config), Limit("a100-80", 80 * 10**9), None))

@@ -129,7 +129,9 @@ def _overview(files: Sequence[CheckedFile]) -> RenderableType:
     folders = {str(Path(file.path).parent) for file in files}
     folder = next(iter(folders)) if len(folders) == 1 else ""
     title = Column(f"{folder}/" if folder else "scenario", overflow="fold")
-    names = ("figures", "by count", "by clock", "by formula", "formula only", "computed", "differ")
+    names = ["figures", "by count", "by clock", "by formula", "formula only", "computed", "differ"]
+    if not any(file.numbers["by clock"] for file in files):
+        names.remove("by clock")
     headers = [name.replace(" ", "\n") for name in names]
     grid = Grid(title, *(right(name, no_wrap=True) for name in headers), Column("", no_wrap=True))
     for file in files:
