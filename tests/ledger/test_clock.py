@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.formulas import bubble
+from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
@@ -174,6 +175,7 @@ def test_a_long_pipeline_takes_what_two_short_ones_say(schedule: str) -> None:
     whole = step_time(timeline_of(config, A100), [0, 1])
     assert short.time.seconds == pytest.approx(whole.seconds, rel=1e-9)
     assert short.time.hardware_flops == whole.hardware_flops
+    assert short.time.kernels == whole.kernels
     assert short.time.model_flops == whole.model_flops
 
 
@@ -199,6 +201,14 @@ def test_a_nodes_nics_are_shared_and_crossed_once() -> None:
     assert collective_seconds(launch, everyone, cluster) == pytest.approx(16e9 * 15 / 16 / 192e9)
     assert collective_seconds(launch, pair, cluster) == pytest.approx(16e9 / 2 / 24e9)
     assert collective_seconds(launch, topology(range(8), cluster), cluster) == pytest.approx(16e9 * 7 / 8 / 240e9)
+
+
+def test_a_plan_says_where_kernels_are_shorter_than_their_launches(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, short in ((["--ranks", "1"], True), (["--model", "llama3-8b", "--layers", "2", "--ranks", "8"], False)):
+        main(["plan", "--gpu", "h100-80", *words])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "Time of a step" in said
+        assert ("less than to launch one: a real step takes longer" in said) == short
 
 
 def test_what_the_clock_refuses() -> None:

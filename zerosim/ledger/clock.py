@@ -59,6 +59,7 @@ class Track:
     copies: float = 0.0
     bubble: float = 0.0
     exposed: dict[str, float] = field(default_factory=dict)
+    kernels: int = 0
     flops: int = 0
     forward_flops: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -113,7 +114,8 @@ def simulate(
 class StepTime(NamedTuple):
     """How long a step takes and what its time is made of, on the rank that ends last; in seconds.
 
-    compute, bubble, copies and all of `exposed` (by mesh axis) add up to `seconds`. `hardware_flops` are those of all
+    compute, bubble, copies and all of `exposed` (by mesh axis) add up to `seconds`. `kernels` is how many compute has;
+    `hardware_flops` are those of all
     products on all ranks; `model_flops` count each forward product and the two of its backward, and none that is
     computed again.
     """
@@ -124,6 +126,7 @@ class StepTime(NamedTuple):
     exposed: Mapping[str, float]
     bubble: float
     copies: float
+    kernels: int
     hardware_flops: int
     model_flops: int
 
@@ -138,6 +141,7 @@ def step_time(timeline: Timeline, stands_for: Sequence[int]) -> StepTime:
         dict(last.exposed),
         last.bubble,
         last.copies,
+        last.kernels,
         sum(track.flops for track in tracks),
         3 * sum(track.forward_flops for track in tracks),
     )
@@ -192,6 +196,7 @@ class _Run:
         self._span(COMPUTE, busy.name, self.now, self.now + busy.seconds, busy.scope)
         self.now += busy.seconds
         self.track.compute += busy.seconds
+        self.track.kernels += busy.kernels
         self.track.flops += busy.flops
         self.track.forward_flops += busy.forward_flops
 

@@ -17,13 +17,15 @@ from zerosim.ledger.costs import kernel_seconds
 
 
 class Busy(NamedTuple):
-    """The device computes for so many seconds. `flops` are those of products; `forward_flops` those of a forward."""
+    """The device computes for so many seconds, in so many `kernels`. `flops` are those of products; `forward_flops`
+    those of a forward."""
 
     scope: Scope
     name: str
     seconds: float
     flops: int
     forward_flops: int
+    kernels: int = 1
 
 
 class Live(NamedTuple):
@@ -74,9 +76,8 @@ class PaceLedger:
         forward = flops if kernel.scope.phase == Phase.FORWARD.value else 0
         last = self.entries[-1] if self.entries else None
         if isinstance(last, Busy) and last.scope == kernel.scope and not self.detail:
-            self.entries[-1] = Busy(
-                last.scope, last.name, last.seconds + seconds, last.flops + flops, last.forward_flops + forward
-            )
+            both = last.seconds + seconds, last.flops + flops, last.forward_flops + forward, last.kernels + 1
+            self.entries[-1] = Busy(last.scope, last.name, *both)
         else:
             name = kernel.name if self.detail else kernel.scope.unit
             self.entries.append(Busy(kernel.scope, name, seconds, flops, forward))

@@ -11,6 +11,8 @@ from zerosim.ledger.clock import StepTime, Track
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.train.result import RunResult
 
+LAUNCH_S = 5e-6
+"""About what it takes to launch a kernel. Where kernels are shorter on average, the host decides; it is left out."""
 _AXES = {"dp_shard": "ZeRO's collectives", "tp": "tensor parallelism's", "pp": "between pipeline stages"}
 
 
@@ -34,6 +36,11 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
         f"{100 * time.model_flops / (time.seconds * ranks * cluster.peak_flops):.1f} %. Products at most at "
         f"{100 * cluster.matmul.points[-1][1]:.1f} % of the peak ({cluster.source})."
     )
+    if time.compute < LAUNCH_S * time.kernels:
+        each = time.compute / time.kernels * 1e6
+        note += (
+            f" Its {time.kernels:,} kernels take {each:.2g} µs each, less than to launch one: a real step takes longer."
+        )
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
 
 

@@ -94,6 +94,7 @@ def _time(few: StepTime, more: StepTime, times: float) -> StepTime:
         {axis: grown(few.exposed.get(axis, 0.0), more.exposed.get(axis, 0.0)) for axis in sorted(axes)},
         grown(few.bubble, more.bubble),
         grown(few.copies, more.copies),
+        round(grown(few.kernels, more.kernels)),
         round(grown(few.hardware_flops, more.hardware_flops)),
         round(grown(few.model_flops, more.model_flops)),
     )
