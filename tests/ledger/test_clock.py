@@ -22,11 +22,11 @@ from zerosim.device.events import Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.clock import COMPUTE, Timeline, simulate, step_time
 from zerosim.ledger.costs import collective_seconds, topology
-from zerosim.ledger.pace import Busy, Entry, PaceLedger
+from zerosim.ledger.pace import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.parallel.schedule import Forward
 from zerosim.placement.mesh import Mesh
-from zerosim.train.plan import plan
+from zerosim.train.plan import plan, timeline_of
 
 A100 = cluster_of(find_hardware("a100-80"))
 SMALL: dict[str, Any] = dict(model="gpt", layers=4, hidden=64, heads=4, seq=32, vocab=128)
@@ -46,19 +46,13 @@ def small(**settings: Any) -> RunConfig:
     return plan_config(**{**SMALL, **settings})
 
 
-def timeline_of(config: RunConfig, cluster: Cluster, *, every_rank: bool = False) -> Timeline:
-    result = plan(config, keep_events=True, every_rank=every_rank)
-    paces = {}
-    for rank in set(result.stands_for):
-        paces[rank] = PaceLedger(cluster)
-        paces[rank].read(result.events[rank])
-    entries = {rank: pace.entries for rank, pace in paces.items()}
-    return simulate(entries, result.stands_for, config.mesh.axes, cluster, keep_spans=True)
+def planned(config: RunConfig, cluster: Cluster, *, every_rank: bool = False) -> Timeline:
+    return timeline_of(plan(config, keep_events=True, every_rank=every_rank), cluster)
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_causes_come_first_and_no_second_is_lost(name: str) -> None:
-    timeline = timeline_of(small(**MESHES[name]), A100)
+    timeline = planned(small(**MESHES[name]), A100)
     for track in timeline.tracks.values():
         assert sum([track.compute, track.bubble, track.copies, *track.exposed.values()]) == pytest.approx(track.end)
         streams = defaultdict(list)
@@ -75,7 +69,7 @@ def test_causes_come_first_and_no_second_is_lost(name: str) -> None:
 @pytest.mark.parametrize("name", MESHES)
 def test_ranks_that_stand_for_others_take_as_long_as_all_of_them(name: str) -> None:
     config = small(**MESHES[name])
-    few, every = timeline_of(config, A100), timeline_of(config, A100, every_rank=True)
+    few, every = planned(config, A100), planned(config, A100, every_rank=True)
     for rank, track in few.tracks.items():
         assert track.end == pytest.approx(every.tracks[rank].end, rel=1e-12)
     assert few.seconds == pytest.approx(every.seconds, rel=1e-12)
@@ -91,12 +85,12 @@ def test_a_faster_link_never_makes_a_step_longer(name: str) -> None:
         replace(slow, pcie=2 * slow.pcie),
         replace(slow, latency=0.0),
     ):
-        assert timeline_of(config, faster).seconds <= timeline_of(config, slow).seconds + 1e-12
+        assert planned(config, faster).seconds <= planned(config, slow).seconds + 1e-12
 
 
 def test_links_without_limits_leave_compute_alone() -> None:
     free = replace(A100, link=inf, nic=inf, pcie=inf, latency=0.0)
-    timeline = timeline_of(small(ranks=4, stage=3), free)
+    timeline = planned(small(ranks=4, stage=3), free)
     assert all(track.end == track.compute for track in timeline.tracks.values())
 
 
@@ -109,14 +103,14 @@ def test_where_nothing_overlaps_the_time_is_the_sum() -> None:
         for event in result.events[0]
         if isinstance(event, Launch) and event.scope.step == 0
     ]
-    track = timeline_of(small(ranks=4, stage=3), A100).tracks[0]
+    track = planned(small(ranks=4, stage=3), A100).tracks[0]
     assert sum(track.exposed.values()) == pytest.approx(sum(collectives))
     assert track.end == pytest.approx(track.compute + sum(collectives))
 
 
 def test_prefetch_hides_what_the_paper_waits_for() -> None:
     settings = dict(ranks=4, stage=3, hidden=512, seq=256, micro_batch=4)
-    waits = [sum(timeline_of(small(**settings, prefetch=n), A100).last.exposed.values()) for n in (0, 1, 2)]
+    waits = [sum(planned(small(**settings, prefetch=n), A100).last.exposed.values()) for n in (0, 1, 2)]
     assert waits[0] > max(waits[1:])
     assert min(waits) > 0  # what begins a forward or backward has nothing before it
 
@@ -172,7 +166,7 @@ def test_a_long_pipeline_takes_what_two_short_ones_say(schedule: str) -> None:
     short = plan(config, cluster=A100)
     assert short.extended_from is not None
     assert short.time is not None
-    whole = step_time(timeline_of(config, A100), [0, 1])
+    whole = step_time(planned(config, A100), [0, 1])
     assert short.time.seconds == pytest.approx(whole.seconds, rel=1e-9)
     assert short.time.hardware_flops == whole.hardware_flops
     assert short.time.kernels == whole.kernels

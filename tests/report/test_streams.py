@@ -13,11 +13,10 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
 from zerosim.errors import InputError
-from zerosim.ledger.clock import COMPUTE, Timeline, simulate
-from zerosim.ledger.pace import PaceLedger
+from zerosim.ledger.clock import COMPUTE, Timeline
 from zerosim.report.plots import streams_figure
 from zerosim.report.plots.streams import bars_of
-from zerosim.train.plan import plan
+from zerosim.train.plan import plan, timeline_of
 
 A100 = cluster_of(find_hardware("a100-80"))
 
@@ -26,12 +25,7 @@ A100 = cluster_of(find_hardware("a100-80"))
 def timeline() -> Timeline:
     settings = dict(layers=4, hidden=64, heads=4, seq=32, vocab=128, ranks=4, tp=2, pp=2, accumulate=3, stage=1)
     result = plan(plan_config(**settings), keep_events=True)
-    entries = {}
-    for rank in result.ran:
-        pace = PaceLedger(A100, detail=True)
-        pace.read(result.events[rank])
-        entries[rank] = pace.entries
-    return simulate(entries, result.stands_for, result.config.mesh.axes, A100, keep_spans=True)
+    return timeline_of(result, A100)
 
 
 def test_bars_of_a_lane_follow_one_another_and_hold_its_time(timeline: Timeline) -> None:

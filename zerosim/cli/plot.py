@@ -269,17 +269,18 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 
 
 def _streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
-    from zerosim.cli.export import timeline_of
     from zerosim.report.plots import streams_figure
     from zerosim.report.plots.streams import MOST_RANKS
     from zerosim.report.plots.words import run_words
     from zerosim.report.time import track_values
+    from zerosim.train.plan import plan, timeline_of
 
     cluster = device_cluster(args, limit)
     assert cluster is not None  # --gpu is required
-    timeline, words = timeline_of(config, cluster)
+    result = plan(config, keep_events=True)
+    timeline = timeline_of(result, cluster)
     ranks = sorted(timeline.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
-    subtitle = f"{run_words({'': words})}, on {cluster.name}, modelled; known error: {cluster.known_error}"
+    subtitle = f"{run_words({'': result})}, on {cluster.name}, modelled; known error: {cluster.known_error}"
     figure = streams_figure(timeline, ranks, subtitle=subtitle, theme=args.theme, size=args.size)
     return figure, {"step_s": timeline.seconds, "ranks": [track_values(timeline.tracks[rank]) for rank in ranks]}
 

@@ -60,9 +60,7 @@ class RunConfig:
         recipe, param_dtype = find_recipe(self.parallel.recipe), self.precision.param_dtype
         choices = recipe.choices(self.parallel.zero_stage, param_dtype)
         own: dict[str, Any] = {"grad_dtype": choices.grad_dtype or param_dtype}
-        if (
-            self.parallel.prefetch or self.parallel.prefetch_elements
-        ):  # one way of looking ahead takes the other's place
+        if self.parallel.prefetch or self.parallel.prefetch_elements:  # one way of looking ahead in the other's place
             own |= {"prefetch": 0, "prefetch_elements": 0}
         names = [field.name for field in fields(choices) if field.name in _HOMES]
         values = {name: getattr(getattr(self, _HOMES[name]), name) for name in names}

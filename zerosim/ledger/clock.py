@@ -115,9 +115,8 @@ class StepTime(NamedTuple):
     """How long a step takes and what its time is made of, on the rank that ends last; in seconds.
 
     compute, bubble, copies and all of `exposed` (by mesh axis) add up to `seconds`. `kernels` is how many compute has;
-    `hardware_flops` are those of all
-    products on all ranks; `model_flops` count each forward product and the two of its backward, and none that is
-    computed again.
+    `hardware_flops` are those of all products on all ranks; `model_flops` count each forward product and the two of its
+    backward, and none that is computed again.
     """
 
     rank: int

@@ -32,7 +32,6 @@ class Protocol(NamedTuple):
 RINGS = (Protocol(6.6, 0.6, 2.7, 0.5), Protocol(14.0, 1.9, 4.0, 0.92), Protocol(8.4, 3.4, 14.0, 1.0))
 TREES = (Protocol(6.8, 0.6, 5.0, 0.92 / 3.8), Protocol(14.0, 1.25, 8.5, 0.92 * 0.92), Protocol(8.4, 4.0, 14.0, 0.92))
 """LL, LL128 and Simple, over NVLink and a network."""
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def kernel_seconds(kernel: Kernel, cluster: Cluster) -> float:

@@ -64,11 +64,13 @@ class Updater:
         """The flats that are stepped together, in order. Source: DeepSpeed edaa722, stage3.py, _create_fp16_sub_groups:
         a group ends with what fills it."""
         group: list[Flat] = []
+        elements = 0
         for flat in flats:
             group.append(flat)
-            if self.sub_group and sum(one.own.size for one in group) >= self.sub_group:
+            elements += flat.own.size
+            if self.sub_group and elements >= self.sub_group:
                 yield group
-                group = []
+                group, elements = [], 0
         if group:
             yield group
 

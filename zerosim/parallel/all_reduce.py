@@ -27,7 +27,7 @@ class AllReduced(Strategy):
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
         def keep(_: Any) -> None:
             for flat, grad in zip(flats, grads, strict=True):
-                with self.device.scope(unit=flat.name):
+                with self.device.scope(unit=flat.module):
                     self.keep_shard(flat, self.own_part(flat, grad))
 
         return self.comm.launch_all_reduce(grads), keep

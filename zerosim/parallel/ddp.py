@@ -37,7 +37,7 @@ class DDP(Strategy):
         super().place(flats, write)
         if self.updater.grad_memory.bucket_copies:
             for flat in flats:
-                with self.device.scope(unit=flat.name):
+                with self.device.scope(unit=flat.module):
                     self._copies[flat.name] = self.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
 
     def post_backward(self, unit: Unit) -> None:

@@ -38,7 +38,7 @@ class Zero1(Strategy):
         self.reduce(self.bucket.flush())
         if self.updater.grad_memory.own_only:
             for flat in self.flats:
-                with self.device.scope(unit=flat.name):
+                with self.device.scope(unit=flat.module):
                     flat.keep_own_grad()
 
     def reduce(self, flats: list[Flat]) -> None:

@@ -12,28 +12,26 @@ from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.train.result import RunResult
 
 LAUNCH_S = 5e-6
-"""About what it takes to launch a kernel. Where kernels are shorter on average, the host decides; it is left out."""
+"""About what it takes to launch a kernel (recalled, not measured). Where kernels are shorter on average, the host
+decides; it is left out."""
 _AXES = {"dp_shard": "ZeRO's collectives", "tp": "tensor parallelism's", "pp": "between pipeline stages"}
 
 
 def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
     """Seconds of a step, their parts on the rank that ends last, and what that makes of the hardware."""
-    time = result.time
-    if time is None or cluster is None or not time.hardware_flops:
+    time, values = result.time, time_values(result, cluster)
+    if time is None or cluster is None or values is None:
         return None
     grid = Grid("", right("seconds"), right("share"))
     for name, seconds in _parts(time):
         grid.add(name, f"{seconds:.4g}", f"{100 * seconds / time.seconds:.1f} %")
     grid.rule()
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
-    ranks, config = result.config.mesh.ranks, result.config
-    tokens = config.global_batch * config.model.seq / time.seconds
     note = (
         f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. Known "
-        f"error: {cluster.known_error}. {tokens:,.0f} tokens/s; {_tera(time.model_flops, time, ranks):.1f} TFLOP/s "
-        "per GPU, "
-        f"{_tera(time.hardware_flops, time, ranks):.1f} with what is computed again; MFU "
-        f"{100 * time.model_flops / (time.seconds * ranks * cluster.peak_flops):.1f} %. Products at most at "
+        f"error: {cluster.known_error}. {values['tokens_per_s']:,.0f} tokens/s; "
+        f"{values['model_tflops']:.1f} TFLOP/s per GPU, {values['hardware_tflops']:.1f} with what is computed again; "
+        f"MFU {100 * values['mfu']:.1f} %. Products at most at "
         f"{100 * cluster.matmul.points[-1][1]:.1f} % of the peak ({cluster.source})."
     )
     if time.compute < LAUNCH_S * time.kernels:
@@ -58,10 +56,7 @@ def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | 
         "hardware_tflops": _tera(time.hardware_flops, time, ranks),
         "model_tflops": _tera(time.model_flops, time, ranks),
         "mfu": time.model_flops / (time.seconds * ranks * cluster.peak_flops),
-        "compute_s": time.compute,
-        "exposed_s": dict(time.exposed),
-        "bubble_s": time.bubble,
-        "copies_s": time.copies,
+        **_part_values(time),
         "known_error": cluster.known_error,
     }
 
@@ -81,11 +76,13 @@ def _tera(flops: int, time: StepTime, ranks: int) -> float:
 
 def track_values(track: Track) -> dict[str, Any]:
     """The JSON form of one rank's step."""
+    return {"rank": track.rank, "end_s": track.end, **_part_values(track)}
+
+
+def _part_values(time: StepTime | Track) -> dict[str, Any]:
     return {
-        "rank": track.rank,
-        "end_s": track.end,
-        "compute_s": track.compute,
-        "exposed_s": dict(track.exposed),
-        "bubble_s": track.bubble,
-        "copies_s": track.copies,
+        "compute_s": time.compute,
+        "exposed_s": dict(time.exposed),
+        "bubble_s": time.bubble,
+        "copies_s": time.copies,
     }

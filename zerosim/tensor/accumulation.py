@@ -23,13 +23,13 @@ from zerosim.placement.spec import FlatSpec
 class GradMemory:
     """Which gradient buffers there are, and for how long. The paper's: as backward reaches them, until the step.
 
-    persistent    what is kept (the whole, or the own slice) has its buffer from start to end: Megatron's contiguous
-                  buffer, to which each weight's gradient is added; DeepSpeed's flat buffer of stage 3
-    param_dtype   backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
+    persistent     what is kept (the whole, or the own slice) has its buffer from start to end: Megatron's contiguous
+                   buffer, to which each weight's gradient is added; DeepSpeed's flat buffer of stage 3
+    param_dtype    backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
     bucket_copies  where all are kept whole: they are reduced in buckets that stay, and copied back (DDP)
-    own_only      when backward ends, all but the own part goes (DeepSpeed's stage 1)
-    upcast        the step first copies the own slice of half-type gradients to fp32
-    keep_upcast   that copy stays until the next step begins (Megatron in fp16)
+    own_only       when backward ends, all but the own part goes (DeepSpeed's stage 1)
+    upcast         the step first copies the own slice of half-type gradients to fp32
+    keep_upcast    that copy stays until the next step begins (Megatron in fp16)
     """
 
     persistent: bool = False

@@ -24,7 +24,8 @@ from zerosim.device.device import Device
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.clock import simulate, step_time
+from zerosim.ledger.clock import Timeline, simulate, step_time
+from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
@@ -83,6 +84,15 @@ def _plan(
     paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
     timeline = simulate(paces, stands_for, config.mesh.axes, cluster)
     return replace(result, time=step_time(timeline, stands_for))
+
+
+def timeline_of(result: RunResult, cluster: Cluster) -> Timeline:
+    """Every kernel and collective of a plan's step in time, on each rank that ran. The plan has kept its events."""
+    paces = {rank: PaceLedger(cluster, detail=True) for rank in result.ran}
+    for rank, pace in paces.items():
+        pace.read(result.events[rank])
+    entries = {rank: pace.entries for rank, pace in paces.items()}
+    return simulate(entries, result.stands_for, result.config.mesh.axes, cluster, keep_spans=True)
 
 
 def peak_of(config: RunConfig, capacity: int | None = None) -> int:

@@ -8,7 +8,8 @@ would take at the peak, and what links carry. One curve for each device, none of
              peak at 128, 16, 1 and 0 GFLOP), read by time at the peak, so that a faster device wants larger ones
     memory   the same file's: .9, .75, .6 and .3 at 100, 10, 1 and 0 MB of an A100's 2039 GB/s
     links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20, 20.6 and 40.1 GB/s for each NVLink
-    a NIC    12 GB/s for each 100 Gb/s (the same file), shared by a node's GPUs
+    a NIC    12 GB/s for each 100 Gb/s (the same file), shared by a node's GPUs; how many a node has is recalled
+    PCIe     12 GB/s of a V100's PCIe 3 (the same file); derived, double with each generation after it
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Cluster:
 
 
 def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_s: float | None = None) -> Cluster:
-    """A cluster of these devices. Without a preset for the device: an A100's shares, its own links, and no NIC limit of
-    its own beyond an A100's.
+    """A cluster of these devices. Without a preset for the device: an A100's shares, its own links, and the
+    NICs of an A100's node.
 
     Raises: InputError for a node of less than one GPU, and for a NIC that carries nothing.
     """
