@@ -29,6 +29,8 @@ class Protocol(NamedTuple):
     share: float
 
 
+CAUSAL = ("flash_attention", "flash_attention_backward")
+"""Kernels that skip the blocks above the diagonal, half of their products (FlashAttention-2, arXiv 2307.08691, 3.1)."""
 RINGS = (Protocol(6.6, 0.6, 2.7, 0.5), Protocol(14.0, 1.9, 4.0, 0.92), Protocol(8.4, 3.4, 14.0, 1.0))
 TREES = (Protocol(6.8, 0.6, 5.0, 0.92 / 3.8), Protocol(14.0, 1.25, 8.5, 0.92 * 0.92), Protocol(8.4, 4.0, 14.0, 0.92))
 """LL, LL128 and Simple, over NVLink and a network."""
@@ -39,7 +41,7 @@ def kernel_seconds(kernel: Kernel, cluster: Cluster) -> float:
     seconds = (kernel.bytes_read + kernel.bytes_written) / cluster.hbm
     seconds /= cluster.memory.share(seconds) if seconds else 1.0
     if kernel.engine == MATMUL and kernel.flops:
-        arithmetic = kernel.flops / cluster.peak_flops
+        arithmetic = kernel.flops / cluster.peak_flops / (2 if kernel.name in CAUSAL else 1)
         seconds = max(seconds, arithmetic / cluster.matmul.share(arithmetic))
     return seconds
 

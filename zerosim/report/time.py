@@ -32,7 +32,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
         f"error: {cluster.known_error}. {values['tokens_per_s']:,.0f} tokens/s; "
         f"{values['model_tflops']:.1f} TFLOP/s per GPU, {values['hardware_tflops']:.1f} with what is computed again; "
         f"MFU {100 * values['mfu']:.1f} %. Products at most at "
-        f"{100 * cluster.matmul.points[-1][1]:.1f} % of the peak ({cluster.source})."
+        f"{100 * cluster.matmul.most:.1f} % of the peak ({cluster.source})."
     )
     if time.compute < LAUNCH_S * time.kernels:
         each = time.compute / time.kernels * 1e6

@@ -3,11 +3,15 @@
 Peaks and bandwidths are the preset's (`hardware.py`); here is the share of them that a kernel gets, by how long it
 would take at the peak, and what links carry. One curve for each device, none of it fitted to a measured step.
 
-    matmul   the ceiling is the best product that was measured on that device (MAMF); how much less a shorter product
-             gets is Calculon's curve of an A100 (calculon-ai/calculon caa4b11, a100.json: .95, .9, .6 and .1 of the
-             peak at 128, 16, 1 and 0 GFLOP), read by time at the peak, so that a faster device wants larger ones
+    matmul   B200: 214 products that were measured there, of the layers of six models (MooreThreads/SimuMax e691807,
+             b200_bf16_ceperm.json); the shares of those within a factor of 2, harmonic means. Large ones get less than
+             some small ones: under load the clock falls. Others: the ceiling is the best product that was measured on
+             that device (MAMF); how much less a shorter product gets is Calculon's curve of an A100
+             (calculon-ai/calculon caa4b11, a100.json: .95, .9, .6 and .1 of the peak at 128, 16, 1 and 0 GFLOP), read
+             by time at the peak, so that a faster device wants larger ones
     memory   the same file's: .9, .75, .6 and .3 at 100, 10, 1 and 0 MB of an A100's 2039 GB/s
-    links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20, 20.6 and 40.1 GB/s for each NVLink
+    links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20 and 20.6 GB/s for each NVLink; B200: what its
+             all-gathers and reduce-scatters reached (SimuMax's file: .6735 of 900 GB/s; NCCL's constant is 40.1)
     a NIC    12 GB/s for each 100 Gb/s (the same file), shared by a node's GPUs; how many a node has is recalled
     PCIe     12 GB/s of a V100's PCIe 3 (the same file); derived, double with each generation after it
 """
@@ -27,10 +31,16 @@ _A100_FLOPS, _A100_BYTES = 312e12, 2039e9
 _MATMUL = ((1 * GB / _A100_FLOPS, 0.6), (16 * GB / _A100_FLOPS, 0.9), (128 * GB / _A100_FLOPS, 0.95))
 _MEMORY = ((1e6 / _A100_BYTES, 0.6), (10e6 / _A100_BYTES, 0.75), (100e6 / _A100_BYTES, 0.9))
 _LEAST_MATMUL, _LEAST_MEMORY = 0.1, 0.3
+_B200_SHARES = (
+    (3, 0.179), (7.6, 0.273), (15, 0.515), (30.5, 0.587), (59.2, 0.486), (122, 0.503), (237, 0.503), (443, 0.486),
+    (958, 0.477), (1909, 0.474), (3374, 0.470), (7002, 0.486),
+)  # fmt: skip
+"""Microseconds at the peak, and the share of it."""
 _ON_A100 = "-13 to +7 % of measured steps (arXiv 2205.05198, Table 5: 22B to 1T)"
-_ON_B200 = "-35 to -25 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
+_ON_B200 = "-19 to +5 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
 _UNKNOWN = "not held against measured steps of this device"
 MAMF = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS"
+_BEST_V100, _BEST_H100 = "Markidis et al., arXiv 1803.04014: 83 TFLOP/s", f"{MAMF}: 794.5 of 989"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +66,14 @@ class Curve:
                 return below + (above - below) * math.log(seconds / low) / math.log(high / low)
         raise AssertionError(seconds)
 
+    @property
+    def most(self) -> float:
+        """The highest share."""
+        return max(share for _, share in self.points)
+
     def scaled(self, ceiling: float) -> Curve:
         """The same shape, with `ceiling` as its highest share."""
-        by = ceiling / self.points[-1][1]
+        by = ceiling / self.most
         return Curve(tuple((seconds, share * by) for seconds, share in self.points), self.least * by)
 
 
@@ -69,7 +84,7 @@ class Practice:
     `known_error` is how far the clock was off measured steps, none of which it was fitted to.
     """
 
-    matmul: float
+    matmul: Curve
     source: str
     known_error: str
     nvlink_bytes_per_s: float
@@ -78,15 +93,19 @@ class Practice:
     node_nic_bytes_per_s: float
 
 
+def _calculons(ceiling: float) -> Curve:
+    """Calculon's curve below the best product of a device."""
+    return Curve(_MATMUL, _LEAST_MATMUL).scaled(ceiling)
+
+
+_B200 = Curve(tuple((us * 1e-6, share) for us, share in _B200_SHARES), _LEAST_MATMUL)
 _PRACTICE: Mapping[str, Practice] = MappingProxyType(
     {
-        "v100": Practice(
-            83 / 125, "Markidis et al., arXiv 1803.04014: 83 TFLOP/s", _UNKNOWN, 120 * GB, 12 * GB, 16, 96 * GB
-        ),
-        "a100": Practice(0.869, f"{MAMF}: 271.2 of 312 TFLOP/s", _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
-        "h100": Practice(0.803, f"{MAMF}: 794.5 of 989 TFLOP/s", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
-        "h200": Practice(0.803, f"{MAMF}: 794.5 of 989 TFLOP/s, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
-        "b200": Practice(0.776, f"{MAMF}: 1745 of 2250 TFLOP/s", _ON_B200, 721.8 * GB, 48 * GB, 8, 384 * GB),
+        "v100": Practice(_calculons(83 / 125), _BEST_V100, _UNKNOWN, 120 * GB, 12 * GB, 16, 96 * GB),
+        "a100": Practice(_calculons(0.869), f"{MAMF}: 271.2 of 312", _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
+        "h100": Practice(_calculons(0.803), _BEST_H100, _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "h200": Practice(_calculons(0.803), f"{_BEST_H100}, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "b200": Practice(_B200, "214 products that SimuMax measured", _ON_B200, 606 * GB, 48 * GB, 8, 384 * GB),
     }
 )
 """By generation. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX A100 with eight of 200, DGX H100 and later of 400."""
@@ -141,7 +160,7 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         device.name,
         device.peak_flops,
         device.hbm_bytes_per_s,
-        Curve(_MATMUL, _LEAST_MATMUL).scaled(practice.matmul),
+        practice.matmul,
         Curve(_MEMORY, _LEAST_MEMORY),
         practice.nvlink_bytes_per_s,
         practice.node_nic_bytes_per_s if nic_bytes_per_s is None else nic_bytes_per_s,
