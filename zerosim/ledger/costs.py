@@ -41,8 +41,10 @@ def kernel_seconds(kernel: Kernel, cluster: Cluster) -> float:
     seconds = (kernel.bytes_read + kernel.bytes_written) / cluster.hbm
     seconds /= cluster.memory.share(seconds) if seconds else 1.0
     if kernel.engine == MATMUL and kernel.flops:
-        arithmetic = kernel.flops / cluster.peak_flops / (2 if kernel.name in CAUSAL else 1)
-        seconds = max(seconds, arithmetic / cluster.matmul.share(arithmetic))
+        causal = kernel.name in CAUSAL
+        arithmetic = kernel.flops / (2 if causal else 1) / cluster.peak_flops
+        share = cluster.matmul.share(arithmetic)
+        seconds = max(seconds, arithmetic / (min(share, cluster.flash) if causal else share))
     return seconds
 
 

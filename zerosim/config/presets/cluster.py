@@ -9,6 +9,9 @@ would take at the peak, and what links carry. One curve for each device, none of
              that device (MAMF); how much less a shorter product gets is Calculon's curve of an A100
              (calculon-ai/calculon caa4b11, a100.json: .95, .9, .6 and .1 of the peak at 128, 16, 1 and 0 GFLOP), read
              by time at the peak, so that a faster device wants larger ones
+    flash    the best of a causal kernel, of the products that it does: FlashAttention-2 on A100, 73 % forward and 63 %
+             backward (arXiv 2307.08691, 4.1); FlashAttention-3 on H100, 75 % (2407.08608); B200, 64 heads of 128 and
+             4,096 tokens in SimuMax's file, .44 and .36. Backward is 5 products of 7
     memory   the same file's: .9, .75, .6 and .3 at 100, 10, 1 and 0 MB of an A100's 2039 GB/s
     links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20 and 20.6 GB/s for each NVLink; B200: what its
              all-gathers and reduce-scatters reached (SimuMax's file: .6735 of 900 GB/s; NCCL's constant is 40.1)
@@ -36,11 +39,13 @@ _B200_SHARES = (
     (958, 0.477), (1909, 0.474), (3374, 0.470), (7002, 0.486),
 )  # fmt: skip
 """Microseconds at the peak, and the share of it."""
-_ON_A100 = "-13 to +7 % of measured steps (arXiv 2205.05198, Table 5: 22B to 1T)"
-_ON_B200 = "-19 to +5 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
+_ON_A100 = "-26 to +7 % of measured steps (7B to 1T: Megatron-LM's tests; arXiv 2205.05198, Table 5)"
+_ON_H100 = "-29 % of a measured step (7B on 8, Megatron-LM's tests)"
+_ON_B200 = "-18 to +6 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
 _UNKNOWN = "not held against measured steps of this device"
 MAMF = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS"
-_BEST_V100, _BEST_H100 = "Markidis et al., arXiv 1803.04014: 83 TFLOP/s", f"{MAMF}: 794.5 of 989"
+_BEST_V100 = "Markidis et al., arXiv 1803.04014: 83 TFLOP/s"
+_BEST_A100, _BEST_H100 = f"{MAMF}: 271.2 of 312", f"{MAMF}: 794.5 of 989"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Practice:
     """
 
     matmul: Curve
+    flash: float
     source: str
     known_error: str
     nvlink_bytes_per_s: float
@@ -101,11 +107,11 @@ def _calculons(ceiling: float) -> Curve:
 _B200 = Curve(tuple((us * 1e-6, share) for us, share in _B200_SHARES), _LEAST_MATMUL)
 _PRACTICE: Mapping[str, Practice] = MappingProxyType(
     {
-        "v100": Practice(_calculons(83 / 125), _BEST_V100, _UNKNOWN, 120 * GB, 12 * GB, 16, 96 * GB),
-        "a100": Practice(_calculons(0.869), f"{MAMF}: 271.2 of 312", _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
-        "h100": Practice(_calculons(0.803), _BEST_H100, _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
-        "h200": Practice(_calculons(0.803), f"{_BEST_H100}, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
-        "b200": Practice(_B200, "214 products that SimuMax measured", _ON_B200, 606 * GB, 48 * GB, 8, 384 * GB),
+        "v100": Practice(_calculons(83 / 125), 83 / 125, _BEST_V100, _UNKNOWN, 120 * GB, 12 * GB, 16, 96 * GB),
+        "a100": Practice(_calculons(0.869), 0.656, _BEST_A100, _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
+        "h100": Practice(_calculons(0.803), 0.75, _BEST_H100, _ON_H100, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "h200": Practice(_calculons(0.803), 0.75, f"{_BEST_H100}, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "b200": Practice(_B200, 0.383, "214 products that SimuMax measured", _ON_B200, 606 * GB, 48 * GB, 8, 384 * GB),
     }
 )
 """By generation. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX A100 with eight of 200, DGX H100 and later of 400."""
@@ -115,6 +121,7 @@ _PRACTICE: Mapping[str, Practice] = MappingProxyType(
 class Cluster:
     """Devices of one kind in nodes of `node_gpus`. Bandwidths are in bytes per second and in one direction.
 
+    flash  the highest share of the peak that a FlashAttention kernel gets
     link   all of a device's links to the others of its node
     nic    all of a node's NICs together, which its GPUs share
     pcie   between a device and its host
@@ -124,6 +131,7 @@ class Cluster:
     peak_flops: float
     hbm: float
     matmul: Curve
+    flash: float
     memory: Curve
     link: float
     nic: float
@@ -161,6 +169,7 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         device.peak_flops,
         device.hbm_bytes_per_s,
         practice.matmul,
+        practice.flash,
         Curve(_MEMORY, _LEAST_MEMORY),
         practice.nvlink_bytes_per_s,
         practice.node_nic_bytes_per_s if nic_bytes_per_s is None else nic_bytes_per_s,
