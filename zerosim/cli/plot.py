@@ -213,7 +213,7 @@ def _addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
     from zerosim.device.memory import Exact
     from zerosim.report.names import STAGES
     from zerosim.report.plots import addresses_figure
-    from zerosim.report.plots.extents import read_addresses
+    from zerosim.report.extents import read_addresses
     from zerosim.report.plots.words import run_words
     from zerosim.train.plan import plan
 

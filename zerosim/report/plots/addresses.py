@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from zerosim.report.plots.extents import Addresses, Extent
+from zerosim.report.extents import Addresses, Extent
 from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, plain, settle
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.units import format_bytes

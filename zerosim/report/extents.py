@@ -67,7 +67,7 @@ def read_addresses(events: Sequence[Event], allocator: CachingAllocator | Arena,
     for event in replayed(events, allocator):
         ledger.read([event])
         if isinstance(event, Segment):
-            log.segment(event, count + 1)
+            log.segments.read(event, count + 1)
         elif isinstance(event, Move):
             log.moved(event, count + 1)
         else:
@@ -85,14 +85,14 @@ def read_addresses(events: Sequence[Event], allocator: CachingAllocator | Arena,
                 refusal = event
     if not inside and refusal is None:
         raise InputError(f"step {step}: no events of it: expected one that was recorded with keep_events")
-    log.close_all(count + 1)
+    ever_reserved = log.close_all(count + 1)
     if inside:
         first, last = inside[0] - 1, inside[-1] + 1
     else:  # it ended before this step: everything up to there
         first, last = 0, count + 1
     room = None if refusal is None else allocator.room(refusal.nbytes)
-    reserved, num_bytes = _closed_up(log.reserved, log.reserved)
-    live, _ = _closed_up(log.live, log.reserved)
+    reserved, num_bytes = _closed_up(ever_reserved, ever_reserved)
+    live, _ = _closed_up(log.live, ever_reserved)
     return Addresses(
         live=_within(live, first, last),
         reserved=_within(reserved, first, last),
@@ -104,14 +104,36 @@ def read_addresses(events: Sequence[Event], allocator: CachingAllocator | Arena,
     )
 
 
+class Segments:
+    """What an allocator took from the device: extents that it holds, and those that it has given back."""
+
+    def __init__(self) -> None:
+        self.held: list[Extent] = []
+        self.gone: list[Extent] = []
+
+    def read(self, segment: Segment, at: int) -> None:
+        """Taken; or given back, which may cut a piece out of what was taken at once, or several times."""
+        first, end = segment.address, segment.address + abs(segment.nbytes)
+        if segment.nbytes > 0:
+            self.held.append(Extent(first, segment.nbytes, at, 0))
+            return
+        for held in [held for held in self.held if held.address < end and first < held.address + held.nbytes]:
+            self.held.remove(held)
+            self.gone.append(replace(held, end=at))
+            before, behind = first - held.address, held.address + held.nbytes - end
+            if before > 0:
+                self.held.append(replace(held, nbytes=before, start=at))
+            if behind > 0:
+                self.held.append(replace(held, address=end, nbytes=behind, start=at))
+
+
 class _Log:
     """Extents that have ended, and those that have not."""
 
     def __init__(self) -> None:
         self.live: list[Extent] = []
-        self.reserved: list[Extent] = []
+        self.segments = Segments()
         self._open: dict[int, Extent] = {}
-        self._held: list[Extent] = []
 
     def open(self, id: int, extent: Extent) -> None:
         self._open[id] = extent
@@ -125,25 +147,11 @@ class _Log:
     def moved(self, move: Move, at: int) -> None:
         self.open(move.id, replace(self.close(move.id, at), address=move.target, start=at))
 
-    def segment(self, segment: Segment, at: int) -> None:
-        """Taken; or given back, which may cut a piece out of what was taken at once, or several times."""
-        first, end = segment.address, segment.address + abs(segment.nbytes)
-        if segment.nbytes > 0:
-            self._held.append(Extent(first, segment.nbytes, at, 0))
-            return
-        for held in [held for held in self._held if held.address < end and first < held.address + held.nbytes]:
-            self._held.remove(held)
-            self.reserved.append(replace(held, end=at))
-            before, behind = first - held.address, held.address + held.nbytes - end
-            if before > 0:
-                self._held.append(replace(held, nbytes=before, start=at))
-            if behind > 0:
-                self._held.append(replace(held, address=end, nbytes=behind, start=at))
-
-    def close_all(self, end: int) -> None:
+    def close_all(self, end: int) -> list[Extent]:
+        """Everything ends; what was reserved, at any time."""
         for id in list(self._open):
             self.close(id, end)
-        self.reserved += [replace(held, end=end) for held in self._held]
+        return self.segments.gone + [replace(held, end=end) for held in self.segments.held]
 
 
 def _closed_up(extents: Sequence[Extent], reserved: Sequence[Extent]) -> tuple[list[Extent], int]:
