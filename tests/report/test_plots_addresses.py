@@ -20,8 +20,8 @@ from zerosim.device.allocators.blocks import MIB
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.events import Alloc, Event, Free, Mark, Retag, Scope
 from zerosim.errors import InputError
-from zerosim.report.plots import addresses_figure, write_figure
 from zerosim.report.extents import Addresses, Extent, read_addresses
+from zerosim.report.plots import addresses_figure, write_figure
 from zerosim.train.plan import plan
 
 SMALL = RunConfig(layers=3, hidden=16, heads=4, seq=16, ranks=2, stage=2, steps=1, recompute="full", micro_batch=2)

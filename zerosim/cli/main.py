@@ -38,7 +38,7 @@ VERBS = {
     "fit": "the largest model or batch, or the fewest ranks, that fit on a device, found by running",
     "explain": "the closed forms with your numbers put in, term by term; runs nothing",
     "check": "scenarios that expect printed figures: papers' tables against what is counted",
-    "export": "files for other programs: a step in time as a trace for Perfetto",
+    "export": "files for other programs: a step in time for Perfetto, buffers for PyTorch's memory_viz",
     "plot": "a picture of memory, scaling, one step's timeline or traffic, as PNG or SVG",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",

@@ -211,9 +211,9 @@ def _timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 def _addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.device.allocators.choose import make_allocator
     from zerosim.device.memory import Exact
+    from zerosim.report.extents import read_addresses
     from zerosim.report.names import STAGES
     from zerosim.report.plots import addresses_figure
-    from zerosim.report.extents import read_addresses
     from zerosim.report.plots.words import run_words
     from zerosim.train.plan import plan
 

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+ALLOCATORS = {"caching": "PyTorch's caching allocator", "arena": "one contiguous region"}
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 

@@ -86,9 +86,9 @@ def _plan(
     return replace(result, time=step_time(timeline, stands_for))
 
 
-def timeline_of(result: RunResult, cluster: Cluster) -> Timeline:
+def timeline_of(result: RunResult, cluster: Cluster, step: int = 0) -> Timeline:
     """Every kernel and collective of a plan's step in time, on each rank that ran. The plan has kept its events."""
-    paces = {rank: PaceLedger(cluster, detail=True) for rank in result.ran}
+    paces = {rank: PaceLedger(cluster, step=step, detail=True) for rank in result.ran}
     for rank, pace in paces.items():
         pace.read(result.events[rank])
     entries = {rank: pace.entries for rank, pace in paces.items()}

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from zerosim.report.extents import Addresses, Extent
+from zerosim.report.names import ALLOCATORS
 from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, plain, settle
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.units import format_bytes
 
-ALLOCATORS = {"caching": "PyTorch's caching allocator", "arena": "one contiguous region"}
 _LEAST = 0.12 / 72  # inches: what is thinner than an eighth of a point is not drawn
 
 
