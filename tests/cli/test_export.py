@@ -31,7 +31,7 @@ def test_every_event_has_what_its_kind_needs(trace: dict[str, Any]) -> None:
         assert {"ph", "name", "pid", "tid", "ts"} <= event.keys()
         assert event["ts"] >= 0
         if event["ph"] == "X":
-            assert event["dur"] >= 0
+            assert event["dur"] > 0
         if event["ph"] == "C":
             assert all(isinstance(value, int) for value in event["args"].values())
     names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
@@ -39,35 +39,46 @@ def test_every_event_has_what_its_kind_needs(trace: dict[str, Any]) -> None:
     assert "not measured" in trace["otherData"]["times"]
 
 
-def test_slices_nest_on_each_thread(trace: dict[str, Any]) -> None:
+def slices_by_thread(trace: dict[str, Any]) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
+    """Start, end and name of each, in whole nanoseconds, as Perfetto keeps them; the outer before the inner."""
     threads = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
-            threads[event["pid"], event["tid"]].append(event)
+            start, nanoseconds = round(event["ts"] * 1e3), round(event["dur"] * 1e3)
+            assert (event["ts"], event["dur"]) == (start / 1e3, nanoseconds / 1e3)
+            threads[event["pid"], event["tid"]].append((start, start + nanoseconds, event["name"]))
+    return {key: sorted(slices, key=lambda one: (one[0], -one[1])) for key, slices in threads.items()}
+
+
+def test_slices_nest_on_each_thread(trace: dict[str, Any]) -> None:
     deepest = 0
-    for slices in threads.values():
-        open_ends: list[float] = []
-        for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
-            while open_ends and open_ends[-1] <= event["ts"] + 1e-6:  # less than a picosecond
+    for slices in slices_by_thread(trace).values():
+        open_ends: list[int] = []
+        for start, end, _ in slices:
+            while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
-            end = event["ts"] + event["dur"]
-            assert not open_ends or end <= open_ends[-1] + 1e-6
+            assert not open_ends or end <= open_ends[-1]
             open_ends.append(end)
             deepest = max(deepest, len(open_ends))
     assert deepest == 3  # a phase, a unit, a kernel
 
 
-def test_each_arrow_goes_forward_in_time_between_two_ranks(trace: dict[str, Any]) -> None:
+def test_each_arrow_goes_forward_in_time_from_a_send_to_its_receive(trace: dict[str, Any]) -> None:
     ends: dict[str, dict[str, Any]] = defaultdict(dict)
     for event in trace["traceEvents"]:
         if event["ph"] in ("s", "f"):
             assert event["ph"] not in ends[event["id"]]
             ends[event["id"]][event["ph"]] = event
     assert len(ends) == 2 * 3  # forward and back, for each micro-batch
+    slices = slices_by_thread(trace)
     for pair in ends.values():
         assert pair["s"]["pid"] != pair["f"]["pid"]
         assert pair["s"]["ts"] <= pair["f"]["ts"]
         assert pair["f"]["bp"] == "e"
+        for end, name in (("s", "send"), ("f", "recv")):
+            at = round(pair[end]["ts"] * 1e3)
+            around = [slice for slice in slices[pair[end]["pid"], pair[end]["tid"]] if slice[0] <= at < slice[1]]
+            assert [slice[2] for slice in around] == [name]
 
 
 def test_the_counter_reaches_the_peak(trace: dict[str, Any]) -> None:
