@@ -26,12 +26,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_event_has_what_its_kind_needs(trace: dict[str, Any]) -> None:
-    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "s", "f", "C"}
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "B", "E", "s", "f", "C"}
     for event in trace["traceEvents"]:
         assert {"ph", "name", "pid", "tid", "ts"} <= event.keys()
         assert event["ts"] >= 0
-        if event["ph"] == "X":
-            assert event["dur"] > 0
+        assert event["ts"] == round(event["ts"] * 1e3) / 1e3  # whole nanoseconds
         if event["ph"] == "C":
             assert all(isinstance(value, int) for value in event["args"].values())
     names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
@@ -39,28 +38,30 @@ def test_every_event_has_what_its_kind_needs(trace: dict[str, Any]) -> None:
     assert "not measured" in trace["otherData"]["times"]
 
 
-def slices_by_thread(trace: dict[str, Any]) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
-    """Start, end and name of each, in whole nanoseconds, as Perfetto keeps them; the outer before the inner."""
-    threads = defaultdict(list)
+def slices_by_thread(trace: dict[str, Any]) -> dict[tuple[int, int], list[tuple[float, float, str, int]]]:
+    """Start, end, name and depth of each. An end is that of what began last, and time does not go back."""
+    found, open_ones = defaultdict(list), defaultdict(list)
+    now: dict[tuple[int, int], float] = defaultdict(float)
     for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            start, nanoseconds = round(event["ts"] * 1e3), round(event["dur"] * 1e3)
-            assert (event["ts"], event["dur"]) == (start / 1e3, nanoseconds / 1e3)
-            threads[event["pid"], event["tid"]].append((start, start + nanoseconds, event["name"]))
-    return {key: sorted(slices, key=lambda one: (one[0], -one[1])) for key, slices in threads.items()}
+        thread = event["pid"], event["tid"]
+        if event["ph"] in ("B", "E"):
+            assert event["ts"] >= now[thread]
+            now[thread] = event["ts"]
+        if event["ph"] == "B":
+            open_ones[thread].append((event["ts"], event["name"]))
+        elif event["ph"] == "E":
+            start, name = open_ones[thread].pop()
+            assert event["name"] == name
+            assert start < event["ts"]
+            found[thread].append((start, event["ts"], name, len(open_ones[thread])))
+    assert not any(open_ones.values())
+    return found
 
 
 def test_slices_nest_on_each_thread(trace: dict[str, Any]) -> None:
-    deepest = 0
-    for slices in slices_by_thread(trace).values():
-        open_ends: list[int] = []
-        for start, end, _ in slices:
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            assert not open_ends or end <= open_ends[-1]
-            open_ends.append(end)
-            deepest = max(deepest, len(open_ends))
-    assert deepest == 3  # a phase, a unit, a kernel
+    depths = {thread: {depth for *_, depth in slices} for thread, slices in slices_by_thread(trace).items()}
+    assert {thread for thread, found in depths.items() if found == {0, 1, 2}} == {(0, 0), (2, 0)}  # phase, unit, kernel
+    assert {frozenset(found) for thread, found in depths.items() if thread[1]} == {frozenset({0})}
 
 
 def test_each_arrow_goes_forward_in_time_from_a_send_to_its_receive(trace: dict[str, Any]) -> None:
@@ -76,7 +77,7 @@ def test_each_arrow_goes_forward_in_time_from_a_send_to_its_receive(trace: dict[
         assert pair["s"]["ts"] <= pair["f"]["ts"]
         assert pair["f"]["bp"] == "e"
         for end, name in (("s", "send"), ("f", "recv")):
-            at = round(pair[end]["ts"] * 1e3)
+            at = pair[end]["ts"]
             around = [slice for slice in slices[pair[end]["pid"], pair[end]["tid"]] if slice[0] <= at < slice[1]]
             assert [slice[2] for slice in around] == [name]
 

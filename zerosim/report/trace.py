@@ -1,9 +1,11 @@
-"""A step by the clock as Chrome trace events, which Perfetto and chrome://tracing open.
+"""A step by the clock as Chrome trace events, which Perfetto, chrome://tracing and speedscope open.
 
 A rank is a process, a stream a thread. On the compute stream kernels lie in slices of their unit, and those in slices
-of their forward, backward or optimizer; sends and receives are bound by arrows; live bytes are a counter. Times are
-microseconds with three digits: Perfetto keeps whole nanoseconds, and slices that nest have to nest in those. Source of
-the rules: Google, "Trace Event Format"; google/perfetto ec5d16b, its JSON importer.
+of their forward, backward or optimizer; sends and receives are bound by arrows; live bytes are a counter.
+
+Times are microseconds with three digits, for Perfetto keeps whole nanoseconds. A slice is a beginning and an end (B, E)
+rather than a beginning and a duration (X): a viewer adds those two as floats, and then slices overlap by a rounding.
+Source of the rules: Google, "Trace Event Format"; google/perfetto ec5d16b, its JSON importer; speedscope 1.25.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from zerosim.device.events import Scope
 from zerosim.ledger.clock import COMPUTE, Span, Timeline, Track
 
 NS = 1e9
@@ -24,7 +25,7 @@ def chrome_trace(timeline: Timeline, device: str) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for rank, track in sorted(timeline.tracks.items()):
         events += _names(rank, track)
-        events += [event for event in _slices(rank, track) if event["dur"]]  # not what takes less than a nanosecond
+        events += _slices(rank, track)
         events += _arrows(rank, track)
         events += _counter(rank, track)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"device": device, "times": MODELLED}}
@@ -52,30 +53,42 @@ def _slices(rank: int, track: Track) -> Iterator[dict[str, Any]]:
         spans = [span for span in track.spans if span.stream == stream]
         if stream == COMPUTE:
             yield from _nested(rank, thread, spans)
-        for span in spans:
-            name = f"wait for {span.waits_for}" if span.waits_for else span.name
-            yield _slice(rank, thread, name, span.start, span.stop, None if stream == COMPUTE else span.scope)
+        else:
+            for span in spans:
+                where = {"unit": span.scope.unit, "phase": span.scope.phase, "micro_batch": span.scope.slot}
+                yield from _slice(rank, thread, span.name, [span], args=where)
 
 
 def _nested(rank: int, thread: int, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """Slices that hold kernels: of a phase and micro-batch, and in them of a unit. The outer come first."""
+    """Kernels in slices of a unit, and those in slices of a phase and micro-batch. No slice repeats in its arguments
+    what is around it, for speedscope makes the arguments a part of the name."""
     for (phase, slot), of_phase in groupby(spans, lambda span: (span.scope.phase, span.scope.slot)):
-        inside = list(of_phase)
+        in_phase, units = list(of_phase), list[dict[str, Any]]()
+        for unit, of_unit in groupby(in_phase, lambda span: span.scope.unit):
+            in_unit, kernels = list(of_unit), list[dict[str, Any]]()
+            for span in in_unit:
+                name = f"wait for {span.waits_for}" if span.waits_for else span.name
+                kernels += _slice(rank, thread, name, [span])
+            units += _slice(rank, thread, unit, in_unit, kernels) if unit else kernels
         name = phase if phase == "optimizer" else f"{phase} {slot}"
-        yield _slice(rank, thread, name, inside[0].start, inside[-1].stop)
-        for unit, of_unit in groupby(inside, lambda span: span.scope.unit):
-            within = list(of_unit)
-            if unit:
-                yield _slice(rank, thread, unit, within[0].start, within[-1].stop)
+        yield from _slice(rank, thread, name, in_phase, units)
 
 
-def _slice(rank: int, thread: int, name: str, start: float, stop: float, scope: Scope | None = None) -> dict[str, Any]:
-    """With a scope in its arguments where no slice around it says as much: some viewers add them to the name."""
-    begin, end = round(start * NS), round(stop * NS)
-    event = {"ph": "X", "name": name, "pid": rank, "tid": thread, "ts": _us(begin), "dur": _us(end - begin)}
-    if scope is not None:
-        event["args"] = {"unit": scope.unit, "phase": scope.phase, "micro_batch": scope.slot}
-    return event
+def _slice(
+    rank: int,
+    thread: int,
+    name: str,
+    spans: Sequence[Span],
+    inside: Sequence[dict[str, Any]] = (),
+    args: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """From the beginning of the first span to the end of the last; nothing where that is less than a nanosecond."""
+    begin, end = round(spans[0].start * NS), round(spans[-1].stop * NS)
+    if begin == end:
+        return []
+    where = {"name": name, "pid": rank, "tid": thread}
+    first = {"ph": "B", **where, "ts": _us(begin)} | ({"args": args} if args else {})
+    return [first, *inside, {"ph": "E", **where, "ts": _us(end)}]
 
 
 def _us(nanoseconds: int) -> float:
