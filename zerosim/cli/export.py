@@ -28,7 +28,7 @@ FORMATS = {
     "trace": "one step in time on a GPU, as Chrome trace events (with --gpu): .json for ui.perfetto.dev or speedscope",
     "memory": "each buffer and its address, as a PyTorch memory snapshot: .pickle or .json for pytorch.org/memory_viz",
 }
-MOST_BYTES = 500_000_000  # a browser holds no longer text
+MOST_BYTES = 500_000_000  # of text, a browser holds no more
 PICKLE_PROTOCOL = 4  # the viewer reads 2 to 4
 MOST_NAMED = 8
 
@@ -90,8 +90,10 @@ def _trace(args: argparse.Namespace, config: RunConfig) -> int:
     with written((file, lambda out: _write(out, data))):
         pass
     ranks = f"{len(timeline.tracks):,} of {config.mesh.ranks:,} ranks, one of each kind that can differ"
-    print(f"{printable(args.out)}: a step of {timeline.seconds:.4g} s on {cluster.name}, modelled; {ranks}. "
-          f"Known error: {cluster.known_error}. Open it in ui.perfetto.dev or speedscope.app.")  # fmt: skip
+    print(
+        f"{printable(args.out)}, {format_bytes(len(data))}: a step of {timeline.seconds:.4g} s on {cluster.name}, "
+        f"modelled; {ranks}. Known error: {cluster.known_error}. Open it in ui.perfetto.dev or speedscope.app."
+    )
     return 0
 
 
@@ -156,7 +158,7 @@ def _memory_words(
     most = max(ranks, key=lambda rank: devices[rank].peaks.requested_bytes)
     peaks = devices[most].peaks
     words = [
-        f"{printable(path)}, {format_bytes(nbytes)}: {which}{chosen}, each as the device of its number.",
+        f"{printable(path)}, {format_bytes(nbytes)}: {which}{chosen}; a rank is the device of its number.",
         f"Peak of rank {most}: {format_bytes(peaks.requested_bytes)} live, {format_bytes(peaks.reserved_bytes)} "
         f"reserved by {ALLOCATORS[allocator]}, which chose the addresses.",
     ]
