@@ -309,11 +309,11 @@ def test_compare_shows_stages_side_by_side(folder: Path, capsys: pytest.CaptureF
     figures = json.loads(Path("out.json").read_text("utf-8"))
     assert list(figures["runs"]) == ["0", "3"]
     assert figures["weights"] == {"bit_identical": [[0, 3]], "differences": []}
-    for stage, time in figures["time"].items():
-        assert f"{1e3 * time['step_s']:.4g}" in out, stage
-        assert "known_error" in time
-        parts = [time["compute_s"], time["bubble_s"], time["copies_s"], *time["exposed_s"].values()]
-        assert sum(parts) == pytest.approx(time["step_s"])
+    for stage, modelled in figures["time"].items():
+        assert f"{1e3 * modelled['step_s']:.4g}" in out, stage
+        assert "known_error" in modelled
+        parts = [modelled["compute_s"], modelled["bubble_s"], modelled["copies_s"], *modelled["exposed_s"].values()]
+        assert sum(parts) == pytest.approx(modelled["step_s"])
 
 
 @pytest.mark.parametrize("words", [["--accumulate", "2"], ["--collective", "ring", "--ranks", "3"]])
