@@ -45,7 +45,7 @@ def throughput_figure(
     every = [point for line in lines.values() for point in line]
     notes = [f"Modelled, not measured; known error: {known_error}."]
     if not all(point.fits for point in every):
-        notes.insert(0, "Hollow, OOM: it does not fit beside what is outside the program; so fast it would be.")
+        notes.insert(0, "Hollow, OOM: it does not fit. The speed is what it would have.")
     what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
     frame(page, f"Model TFLOP/s per GPU, by {what}", subtitle, notes=notes)
     axes = page.figure.add_subplot()
