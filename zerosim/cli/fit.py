@@ -114,7 +114,9 @@ def main(args: argparse.Namespace) -> int:
         if not args.quiet:
             from zerosim.report.plan import fit_report
 
-            show(args, fit_report(config, args.find, found, limit, timed and speed_text(timed, cluster)))
+            speed = None if timed is None else speed_text(timed, cluster)
+
+            show(args, fit_report(config, args.find, found, limit, speed))
     return 0 if found.best is not None else 3
 
 

@@ -56,6 +56,7 @@ _FIGURES = ("tokens/s", "MFU, %", "step, s", "peak, bytes", "exposed, s", "bubbl
 def _cells(one: Timed, cluster: Cluster) -> list[Cell]:
     mesh, data, time = one.config.mesh.axes, one.config.data, one.time
     values = step_values(one.config, time, cluster)
+    assert values is not None  # blocks multiply
     return [
         *map(str, (mesh.tp, mesh.pp, mesh.dp_shard)),
         str(one.config.parallel.zero_stage) if mesh.dp_shard > 1 else "-",

@@ -9,7 +9,7 @@ from zerosim.analysis.meshes import MOST_TENSOR, Fitting
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.report import words
-from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
 from zerosim.report.time import step_values
 from zerosim.report.verdict import Limit, assumed, outside_table
@@ -47,7 +47,7 @@ def meshes_report(
         mesh, asked = one.config.mesh.axes, one.config
         stage = STAGES[asked.parallel.zero_stage] if mesh.dp_shard > 1 else "-"
         bubble = str(formulas.bubble(mesh.pp, asked.data.accumulate, asked.parallel.num_chunks))
-        cells = [stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble]
+        cells: list[Cell] = [stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble]
         values = one.time and step_values(asked, one.time, cluster)
         cells += [] if cluster is None else [round(values["tokens_per_s"]) if values else None]
         grid.add(*map(str, (mesh.tp, mesh.pp, mesh.dp_shard)), *cells, style="bold" if one is found[0] else "")
