@@ -115,7 +115,6 @@ def main(args: argparse.Namespace) -> int:
             from zerosim.report.plan import fit_report
 
             speed = None if timed is None else speed_text(timed, cluster)
-
             show(args, fit_report(config, args.find, found, limit, speed))
     return 0 if found.best is not None else 3
 
