@@ -10,7 +10,7 @@ import pytest
 from zerosim.analysis.meshes import candidates, cheapest_meshes
 from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig, plan_config
-from zerosim.train.plan import peak_within
+from zerosim.train.plan import Figures, peak_within
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
 
@@ -213,10 +213,10 @@ def test_meshes_are_the_fewest_ranks_then_the_least_traffic() -> None:
     """Ranks are doubled until something fits; of one mesh the least recompute that fits is kept."""
     ran: list[RunConfig] = []
 
-    def trial(asked: RunConfig, capacity: int) -> tuple[int, int] | None:
+    def trial(asked: RunConfig, capacity: int) -> Figures | None:
         ran.append(asked)
         need = 100 // (asked.mesh.tp * asked.mesh.pp) - 10 * ("none", "selective", "full").index(asked.memory.recompute)
-        return (need, 1000 * asked.mesh.tp + asked.mesh.pp) if need <= capacity else None
+        return Figures(need, 1000 * asked.mesh.tp + asked.mesh.pp, None) if need <= capacity else None
 
     found, tried = cheapest_meshes(config(layers=4, heads=4), 40, 64, trial)
     assert tried == len(ran)

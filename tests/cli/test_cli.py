@@ -301,7 +301,7 @@ def test_tokens_decide_the_number_of_steps(folder: Path, capsys: pytest.CaptureF
 
 
 def test_compare_shows_stages_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *SMALL, "--stages", "0,3", "--json", "out.json"]) == 0
+    assert main(["compare", *SMALL, "--stages", "0,3", "--json", "out.json", "--gpu", "a100-80"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "Final weights of stages 0 and 3: bit-identical ✓" in out
@@ -309,6 +309,11 @@ def test_compare_shows_stages_side_by_side(folder: Path, capsys: pytest.CaptureF
     figures = json.loads(Path("out.json").read_text("utf-8"))
     assert list(figures["runs"]) == ["0", "3"]
     assert figures["weights"] == {"bit_identical": [[0, 3]], "differences": []}
+    for stage, modelled in figures["time"].items():
+        assert f"{1e3 * modelled['step_s']:.4g}" in out, stage
+        assert "known_error" in modelled
+        parts = [modelled["compute_s"], modelled["bubble_s"], modelled["copies_s"], *modelled["exposed_s"].values()]
+        assert sum(parts) == pytest.approx(modelled["step_s"])
 
 
 @pytest.mark.parametrize("words", [["--accumulate", "2"], ["--collective", "ring", "--ranks", "3"]])

@@ -19,7 +19,7 @@ from zerosim.report.mesh_words import about, by_stage, shape
 from zerosim.report.plan import plan_report
 from zerosim.report.tables import summary
 from zerosim.report.verdict import Limit
-from zerosim.train.plan import peak_and_sent, plan
+from zerosim.train.plan import figures_within, plan
 from zerosim.train.run import run
 
 SIZES: dict[str, Any] = {"layers": 4, "hidden": 16, "heads": 4, "seq": 8, "micro_batch": 1, "steps": 1}
@@ -147,7 +147,7 @@ def test_words() -> None:
 
 def test_fit_lists_meshes() -> None:
     config = RunConfig(**SIZES, ranks=1, accumulate=4)
-    found, tried = cheapest_meshes(config, 200_000, 8, peak_and_sent)
+    found, tried = cheapest_meshes(config, 200_000, 8, figures_within)
     text = printed(meshes_report(config, found, tried, 8, Limit("", 200_000)))
     assert "bubble" in text
     assert f"{found[0].config.mesh.ranks} ranks: --ranks {found[0].config.mesh.ranks}" in text

@@ -15,7 +15,7 @@ from zerosim.config.run import plan_config
 from zerosim.errors import InputError
 from zerosim.ledger.clock import COMPUTE, Timeline
 from zerosim.report.plots import streams_figure
-from zerosim.report.plots.streams import bars_of
+from zerosim.report.plots.streams import BUBBLE, bars_of
 from zerosim.train.plan import plan, timeline_of
 
 A100 = cluster_of(find_hardware("a100-80"))
@@ -31,9 +31,14 @@ def timeline() -> Timeline:
 def test_bars_of_a_lane_follow_one_another_and_hold_its_time(timeline: Timeline) -> None:
     for track in timeline.tracks.values():
         bars = bars_of(track, COMPUTE)
-        assert sum(bar.stop - bar.start for bar in bars) == pytest.approx(track.compute)
+        seconds = dict.fromkeys((bar.what for bar in bars), 0.0)
+        for bar in bars:
+            seconds[bar.what] += bar.stop - bar.start
+        assert seconds.pop(BUBBLE) == pytest.approx(track.bubble)
+        assert sum(seconds.values()) == pytest.approx(track.compute)
+        assert {bar.words[:2] for bar in bars if bar.what == "backward"} == {"B0", "B1", "B2"}
         assert all(first.stop <= second.start + 1e-15 for first, second in pairwise(bars))
-        assert {bar.what for bar in bars} == {"forward", "backward", "optimizer"}
+        assert seconds.keys() == {"forward", "backward", "optimizer"}
         assert {bar.what for bar in bars_of(track, "pp messages")} == {"message"}
         assert sum(span.name in ("send", "recv") for span in track.spans) == 2 * 3  # each way, each micro-batch
 

@@ -1,4 +1,4 @@
-"""Plans of many micro-batches in a pipeline: what two short runs are extended to is what running all of them counts."""
+"""Plans of many micro-batches: what two short runs are extended to is what running all of them counts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ RUNS = [
     dict(ranks=4, pp=2, stage=3, recompute="full", precision="fp32"),
     dict(ranks=8, pp=2, tp=2, stage=1, sequence_parallel=True, pipeline="interleaved"),
     dict(ranks=2, pp=2, stage=0, pipeline="gpipe", recompute="full", precision="fp16"),
+    dict(ranks=4, tp=2, stage=1, recipe="deepspeed"),
+    dict(ranks=4, stage=3, recipe="fsdp2", recompute="full", dp_replicate=2),
 ]
 
 
@@ -35,7 +37,7 @@ def test_extended_plans_count_what_all_micro_batches_count(fields: dict[str, Any
 def test_few_micro_batches_are_run_as_they_are() -> None:
     assert shorter_runs(RunConfig(**BASE, ranks=4, pp=4, accumulate=6)) is None
     assert shorter_runs(RunConfig(**BASE, ranks=4, pp=4, accumulate=7)) == (5, 6)
-    assert shorter_runs(RunConfig(**BASE, ranks=4, accumulate=64)) is None
+    assert shorter_runs(RunConfig(**BASE, ranks=4, accumulate=64)) == (3, 4)
     assert shorter_runs(RunConfig(**BASE, ranks=2, pp=2, pipeline="interleaved", accumulate=10)) == (6, 8)
     gpipe = RunConfig(**BASE, ranks=4, pp=4, pipeline="gpipe", accumulate=64, capacity="1GB")
     assert shorter_runs(gpipe) is None  # which grows, and may be refused at any of them

@@ -17,6 +17,8 @@ from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
 from zerosim.config.parallel import OF_STAGE_3
 from zerosim.errors import InputError
+from zerosim.ledger.clock import StepTime
+from zerosim.train.plan import Figures
 
 MOST_TENSOR = 8
 """The largest tensor-parallel group that is tried: the GPUs of one node."""
@@ -24,11 +26,12 @@ MOST_TENSOR = 8
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """A mesh that fits: its configuration, its highest peak, and what all its ranks send for a token."""
+    """A mesh that fits: its configuration, its highest peak, what all its ranks send for a token, and a step's time."""
 
     config: RunConfig
     peak_bytes: int
     sent_per_token: Fraction
+    time: StepTime | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -46,8 +49,8 @@ class Fitting:
         }
 
 
-MeshTrial = Callable[[RunConfig, int], tuple[int, int] | None]
-"""The highest peak and all bytes sent in one step, of a configuration on devices of so many bytes; None: too small."""
+MeshTrial = Callable[[RunConfig, int], Figures | None]
+"""What a step of a configuration takes on devices of so many bytes; None: too small."""
 
 
 def cheapest_meshes(
@@ -68,7 +71,8 @@ def cheapest_meshes(
                 say(ranks, asked, figures is not None)
                 if figures is not None:
                     tokens = asked.global_batch * asked.model.seq
-                    found.append(Fitting(asked, figures[0], Fraction(figures[1], tokens)))
+                    sent = Fraction(figures.sent_bytes, tokens)
+                    found.append(Fitting(asked, figures.peak_bytes, sent, figures.time))
                     break  # more recompute costs arithmetic and saves nothing that is needed
         if found:
             return sorted(found, key=lambda one: (one.sent_per_token, one.peak_bytes)), tried
@@ -78,19 +82,29 @@ def cheapest_meshes(
 
 def candidates(config: RunConfig, ranks: int) -> Iterator[Sequence[RunConfig]]:
     """For every mesh of so many ranks and ZeRO stage that the model can be cut for: with ever more recompute."""
-    for tp in _powers(min(ranks, MOST_TENSOR)):
-        for pp in _powers(ranks // tp):
+    for tp, pp, stage in cuts(ranks):
+        asked = arranged(config, ranks, tp, pp, stage)
+        if asked is not None:
+            yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
+
+
+def cuts(ranks: int) -> Iterator[tuple[int, int, int]]:
+    """Every tp, pp and ZeRO stage that so many ranks are arranged in."""
+    for tp in powers(min(ranks, MOST_TENSOR)):
+        for pp in powers(ranks // tp):
             dp = ranks // (tp * pp)
             for stage in range(4) if dp > 1 and pp == 1 else range(2) if dp > 1 else (0,):
-                asked = _arranged(config, ranks, tp, pp, stage)
-                if asked is not None:
-                    yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
+                yield tp, pp, stage
 
 
-def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> RunConfig | None:
-    """None where the model cannot be cut so."""
-    rows = config.parallel.sequence_parallel and tp > 1
-    inside: dict[str, Any] = {"sequence_parallel": rows, "keep_gathered": rows and config.parallel.keep_gathered}
+def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more: Any) -> RunConfig | None:
+    """The configuration on such a mesh, with `more` changes; None where the model cannot be cut so."""
+    rows = tp > 1 and more.get("sequence_parallel", config.parallel.sequence_parallel)
+    inside: dict[str, Any] = {
+        **more,
+        "sequence_parallel": rows,
+        "keep_gathered": rows and config.parallel.keep_gathered,
+    }
     uneven = config.model.has_blocks and config.model.vocab % tp > 0
     inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
     if stage < 3:
@@ -103,7 +117,7 @@ def _arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int) -> Ru
         return None
 
 
-def _powers(most: int) -> Iterator[int]:
+def powers(most: int) -> Iterator[int]:
     """1, 2, 4 ... up to so many."""
     value = 1
     while value <= most:

@@ -186,6 +186,7 @@ SEARCHES = {
     "seq": "the longest rows",
     "ranks": "the fewest ranks",
     "mesh": "the cheapest meshes: tp, pp, ZeRO stage and recompute on the fewest ranks",
+    "fastest": "the fastest meshes, ZeRO stages, micro-batches and recompute of --ranks ranks, modelled (with --gpu)",
 }
 
 

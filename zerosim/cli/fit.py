@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from zerosim.analysis.search import (
     MOST_RANKS,
@@ -18,10 +19,20 @@ from zerosim.analysis.search import (
 from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, flag_of, whole_number
-from zerosim.cli.plan import add_device_flags, device_limit, outside_values, planned_config
+from zerosim.cli.plan import (
+    add_device_flags,
+    add_time_flags,
+    device_cluster,
+    device_limit,
+    outside_values,
+    planned_config,
+)
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
+
+if TYPE_CHECKING:
+    from zerosim.train.plan import Figures
 
 
 def add_arguments(parser: Parser) -> None:
@@ -37,8 +48,15 @@ def add_arguments(parser: Parser) -> None:
         default=MOST_RANKS,
         help=f"with --find mesh: the most ranks that are tried (default: {MOST_RANKS})",
     )
+    group.add_argument(
+        "--global-batch",
+        metavar="ROWS",
+        type=whole_number,
+        help="with --find fastest: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)",
+    )
     add_device_flags(group)
     add_run_flags(parser, planning=True)
+    add_time_flags(parser.add_argument_group("time, modelled where --gpu is given").add_argument)
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--json", metavar="OUT.json", help="what was tried and found; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
@@ -46,8 +64,14 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
+    if args.global_batch is not None and args.find != "fastest":
+        raise InputError("--global-batch: of --find fastest; here --micro-batch and --accumulate say it")
     if args.find == "mesh":
         return find_meshes(args)
+    if args.find == "fastest":
+        from zerosim.cli.fastest import find_fastest
+
+        return find_fastest(args)
     config = planned_config(args, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
     if hasattr(args, field):
@@ -55,8 +79,9 @@ def main(args: argparse.Namespace) -> int:
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
-    config = config.replace(capacity=None)
-    from zerosim.train.plan import peak_of
+    config, cluster = config.replace(capacity=None), device_cluster(args, limit)
+    from zerosim.report.time import speed_text, time_values
+    from zerosim.train.plan import peak_of, plan
 
     started = time.perf_counter()
 
@@ -72,6 +97,8 @@ def main(args: argparse.Namespace) -> int:
         found = fewest_ranks(config, limit.nbytes, trial, say, limit.reserve)
     else:
         found = most_that_fits(config, field, limit.nbytes, trial, say, limit.reserve)
+    shown = config if found.best is None else with_value(config, field, found.best.value)
+    timed = plan(shown.replace(steps=1), cluster=cluster) if found.best is not None and cluster is not None else None
     values = {
         "schema": 1,
         "find": args.find,
@@ -79,14 +106,16 @@ def main(args: argparse.Namespace) -> int:
         "beyond": found.beyond and found.beyond._asdict(),
         "tried": [tried._asdict() for tried in found.tried],
         "limit": limit.to_dict(),
-        **outside_values(config if found.best is None else with_value(config, field, found.best.value), limit),
+        **outside_values(shown, limit),
+        "time": timed and time_values(timed, cluster),
         "config": config.to_dict(),
     }
     with written((figures, as_json(lambda: values))):
         if not args.quiet:
             from zerosim.report.plan import fit_report
 
-            show(args, fit_report(config, args.find, found, limit))
+            speed = None if timed is None else speed_text(timed, cluster)
+            show(args, fit_report(config, args.find, found, limit, speed))
     return 0 if found.best is not None else 3
 
 
@@ -108,9 +137,10 @@ def find_meshes(args: argparse.Namespace) -> int:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     if not 1 <= args.most_ranks <= 65536:
         raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
-    config = config.replace(capacity=None)
+    config, cluster = config.replace(capacity=None), device_cluster(args, limit)
     from zerosim.analysis.meshes import cheapest_meshes
-    from zerosim.train.plan import peak_and_sent
+    from zerosim.report.time import step_values
+    from zerosim.train.plan import figures_within
 
     started = time.perf_counter()
 
@@ -122,15 +152,15 @@ def find_meshes(args: argparse.Namespace) -> int:
 
     nbytes, reserve = limit.nbytes, limit.reserve
 
-    def beside(asked: RunConfig, capacity: int) -> tuple[int, int] | None:
+    def beside(asked: RunConfig, capacity: int) -> Figures | None:
         """What it takes where the reserve of its mesh leaves enough."""
-        return peak_and_sent(asked, max(1, capacity - reserve(asked)))
+        return figures_within(asked, max(1, capacity - reserve(asked)), cluster)
 
     found, tried = cheapest_meshes(config, nbytes, args.most_ranks, beside, say)
     values = {
         "schema": 1,
         "find": "mesh",
-        "meshes": [one.to_dict() for one in found],
+        "meshes": [{**one.to_dict(), "time": one.time and step_values(one.config, one.time, cluster)} for one in found],
         "tried": tried,
         "limit": limit.to_dict(),
         **outside_values(found[0].config if found else config, limit),
@@ -140,5 +170,5 @@ def find_meshes(args: argparse.Namespace) -> int:
         if not args.quiet:
             from zerosim.report.fit_meshes import meshes_report
 
-            show(args, meshes_report(config, found, tried, args.most_ranks, limit))
+            show(args, meshes_report(config, found, tried, args.most_ranks, limit, cluster))
     return 0 if found else 3

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
-from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_cluster, device_limit, planned_config
+from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_limit, planned_config
+from zerosim.cli.plot_time import GPUS, streams, throughput
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, printable
 from zerosim.ledger.memory import MARKS
@@ -29,10 +30,11 @@ RANKS = "1,4,16,64,256,1024"
 FIGURES = {
     "memory": "bytes per rank by stage and kind: the ZeRO paper's Figure 1; of one stage with --pp, by pipeline stage",
     "scaling": "bytes per rank against the number of ranks",
-    "timeline": "live bytes over one step, event by event",
+    "timeline": "live bytes over one step, event by event (in seconds: streams)",
     "traffic": "bytes sent per rank and step, by stage and operation",
     "addresses": "where each buffer lay in memory, and the holes between (with --allocator caching or arena)",
     "streams": "one step in time on a GPU: each rank's streams as lanes, waits, live bytes (with --gpu)",
+    "throughput": "TFLOP/s per GPU by model size or number of GPUs, a line a stage, modelled (with --gpu)",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
@@ -64,11 +66,19 @@ def _figure_parser(name: str | None) -> Parser:
         add("--rank", metavar="R|all", type=_number_or_all, default="all", help="whose (default: all of one kind each)")
         add_time_flags(add)
         parser.set_defaults(limit=None)
+    elif name == "throughput":
+        add("--gpu", metavar="NAME", required=True, help="whose times and memory: a preset, or a TOML file")
+        words = "along the bottom: numbers of layers of --model's width, such as 8,16,32, or names of models"
+        add("--sizes", metavar="LIST", help=words)
+        help = f"along the bottom: numbers of GPUs (default: {GPUS})"
+        add("--ranks-list", metavar="1,2,4,...", type=_numbers, help=help)
+        add_time_flags(add)
+        parser.set_defaults(limit=None)
     elif name not in ("traffic", "schedule"):
         what = "the allocator has" if name == "addresses" else "a line at"
         add("--limit", "--capacity", metavar="SIZE", type=size, help=f"{what} so many bytes")
         add("--gpu", metavar="NAME", help=f"{what} this device's memory, such as v100-32")
-    if name in ("addresses", "memory"):
+    if name in ("addresses", "memory", "throughput"):
         add_reserve_flag(add)
     if name not in ("addresses", "timeline", "schedule", "streams"):
         add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
@@ -91,12 +101,12 @@ def _figure_parser(name: str | None) -> Parser:
 
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
-    if hasattr(args, "ranks_list") and hasattr(args, "ranks"):
-        raise InputError(f"--ranks {args.ranks}: scaling runs several numbers of ranks: give them with --ranks-list")
+    if hasattr(args, "ranks_list") and hasattr(args, "ranks") and getattr(args, "sizes", None) is None:
+        raise InputError(f"--ranks {args.ranks}: {name} runs several numbers of ranks: give them with --ranks-list")
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
             raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
-    config = planned_config(args, any_ranks=name == "scaling")
+    config = planned_config(args, any_ranks=name in ("scaling", "throughput"))
     form = (args.out or "").rpartition(".")[2].lower()
     if args.out is None:
         raise InputError("--out: expected a file to draw into, such as -o memory.svg")
@@ -268,29 +278,13 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     return figure, {"schedule": kind, "bubble": share, "stages": rows}
 
 
-def _streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
-    from zerosim.report.plots import streams_figure
-    from zerosim.report.plots.streams import MOST_RANKS
-    from zerosim.report.plots.words import run_words
-    from zerosim.report.time import track_values
-    from zerosim.train.plan import plan, timeline_of
-
-    cluster = device_cluster(args, limit)
-    assert cluster is not None  # --gpu is required
-    result = plan(config, keep_events=True)
-    timeline = timeline_of(result, cluster)
-    ranks = sorted(timeline.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
-    subtitle = f"{run_words({'': result})}, on {cluster.name}, modelled; known error: {cluster.known_error}"
-    figure = streams_figure(timeline, ranks, subtitle=subtitle, theme=args.theme, size=args.size)
-    return figure, {"step_s": timeline.seconds, "ranks": [track_values(timeline.tracks[rank]) for rank in ranks]}
-
-
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "addresses": _addresses,
     "memory": _memory,
     "scaling": _scaling,
     "schedule": _schedule,
-    "streams": _streams,
+    "streams": streams,
+    "throughput": throughput,
     "timeline": _timeline,
     "traffic": _traffic,
 }

@@ -34,6 +34,7 @@ class Span(NamedTuple):
     """Something that a stream does from `start` to `stop`, in seconds from the beginning of the step.
 
     `waits_for` is the stream that compute waits for, where `name` is 'wait'; `number` that of a call in its stream.
+    `bubble` is the part of a wait, from and to, in which another rank is not there yet.
     """
 
     stream: str
@@ -43,6 +44,7 @@ class Span(NamedTuple):
     scope: Scope
     waits_for: str = ""
     number: int = -1
+    bubble: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -216,7 +218,8 @@ class _Run:
             self.track.bubble += late
             axis = call.launch.axis
             self.track.exposed[axis] = self.track.exposed.get(axis, 0.0) + gap - late
-            self._span(COMPUTE, "wait", self.now, call.stop, scope, call.stream)
+            absent = (call.start - late, call.start)
+            self._span(COMPUTE, "wait", self.now, call.stop, scope, call.stream, bubble=absent)
             self.now = call.stop
 
     def _copy(self, event: Copy) -> None:
@@ -232,10 +235,18 @@ class _Run:
             self.now = stop
 
     def _span(
-        self, stream: str, name: str, start: float, stop: float, scope: Scope, waits_for: str = "", number: int = -1
+        self,
+        stream: str,
+        name: str,
+        start: float,
+        stop: float,
+        scope: Scope,
+        waits_for: str = "",
+        number: int = -1,
+        bubble: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         if self.keep:
-            self.track.spans.append(Span(stream, name, start, stop, scope, waits_for, number))
+            self.track.spans.append(Span(stream, name, start, stop, scope, waits_for, number, bubble))
 
     def end_call(self, call: _Call) -> None:
         """Its time is known."""

@@ -15,20 +15,30 @@ from zerosim.analysis.compare import check_states, last_whole_step
 from zerosim.analysis.shares import is_mesh, shares_of, volume_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import OutOfMemory
+from zerosim.ledger.clock import StepTime
 from zerosim.report import mesh, mesh_words, words
 from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted, listed, local
 from zerosim.report.notebook import InNotebook
 from zerosim.report.tables import mesh_text
+from zerosim.report.time import step_values, times_table
 from zerosim.train.result import RunResult
 
 
 class Comparison(InNotebook):
-    """Results by stage; an OutOfMemory stands for a stage that did not fit."""
+    """Results by stage; an OutOfMemory stands for a stage that did not fit. `times` are modelled, by stage, on a
+    `cluster`."""
 
-    def __init__(self, config: RunConfig, outcomes: Mapping[int, RunResult | OutOfMemory]) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RunConfig,
+        outcomes: Mapping[int, RunResult | OutOfMemory],
+        times: Mapping[int, StepTime] | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.config, self.times, self.cluster = config, dict(times or {}), cluster
         self.outcomes = dict(outcomes)
         self.results = {stage: out for stage, out in outcomes.items() if isinstance(out, RunResult)}
         self.failures = {stage: out for stage, out in outcomes.items() if isinstance(out, OutOfMemory)}
@@ -61,9 +71,14 @@ class Comparison(InNotebook):
             {"stages": list(pair), "max_abs_difference": value if math.isfinite(value) else None}
             for pair, value in self.differences.items()
         ]
+        times = {
+            str(stage): step_values(self.config.at_stage(stage), time, self.cluster)
+            for stage, time in self.times.items()
+        }
         return {
             "schema": 2,
             "runs": runs,
+            **({} if self.cluster is None else {"time": times}),
             "weights": {"bit_identical": self.identical, "differences": differences},
         }
 
@@ -75,6 +90,7 @@ class Comparison(InNotebook):
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             mesh_text(self.config.at_stage(max(self.outcomes))),
             self._table() if self.results else None,
+            times_table(self.times, self.cluster),
             *(
                 prose(f"Stage {stage}: {'; '.join(filter(None, (str(error), error.advice)))}.", "red")
                 for stage, error in self.failures.items()

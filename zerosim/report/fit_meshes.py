@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from zerosim.analysis import formulas
 from zerosim.analysis.meshes import MOST_TENSOR, Fitting
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.report import words
-from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
+from zerosim.report.time import step_values
 from zerosim.report.verdict import Limit, assumed, outside_table
 from zerosim.units import format_bytes
 
 
-def meshes_report(config: RunConfig, found: Sequence[Fitting], tried: int, most_ranks: int, limit: Limit) -> Stack:
-    """The answer, then every mesh of so many ranks that fits."""
+def meshes_report(
+    config: RunConfig,
+    found: Sequence[Fitting],
+    tried: int,
+    most_ranks: int,
+    limit: Limit,
+    cluster: Cluster | None = None,
+) -> Stack:
+    """The answer, then every mesh of so many ranks that fits, with its speed on a cluster."""
     device = limit.name or format_bytes(limit.nbytes)
     headline = f"{words.model_name(config)} on {device}, the cheapest meshes"
     batches = counted(config.data.accumulate, "micro-batch", "micro-batches")
@@ -30,19 +39,24 @@ def meshes_report(config: RunConfig, found: Sequence[Fitting], tried: int, most_
             prose(headline, "bold"), prose(answer, "bold red"), prose(assumed(config, limit), "dim"), prose(how)
         )
     best = found[0].config
-    answer = f"{counted(best.mesh.ranks, 'rank')}: {_flags(best)}"
-    figures = (right("peak, bytes"), right("sent per token, bytes"), right("bubble"))
+    answer = f"{counted(best.mesh.ranks, 'rank')}: {mesh_flags(best)}"
+    figures = [right("peak, bytes"), right("sent per token, bytes"), right("bubble")]
+    figures += [] if cluster is None else [right("tokens/s")]
     grid = Grid(right("tp"), right("pp"), right("dp"), "ZeRO", "recompute", *figures)
     for one in found:
         mesh, asked = one.config.mesh.axes, one.config
         stage = STAGES[asked.parallel.zero_stage] if mesh.dp_shard > 1 else "-"
         bubble = str(formulas.bubble(mesh.pp, asked.data.accumulate, asked.parallel.num_chunks))
-        cells = (stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble)
+        cells: list[Cell] = [stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble]
+        values = one.time and step_values(asked, one.time, cluster)
+        cells += [] if cluster is None else [round(values["tokens_per_s"]) if values else None]
         grid.add(*map(str, (mesh.tp, mesh.pp, mesh.dp_shard)), *cells, style="bold" if one is found[0] else "")
     note = (
         "Sent: by all ranks, of model states and activations. With one data rank every ZeRO stage is the same. The "
         "bubble is what a pipeline's ranks wait, (p-1)/m of the time of their slots."
     )
+    if cluster is not None:
+        note += f" tokens/s are modelled on {cluster.name}, not measured; known error: {cluster.known_error}."
     return Stack(
         prose(headline, "bold"),
         prose(answer, "bold green"),
@@ -53,7 +67,7 @@ def meshes_report(config: RunConfig, found: Sequence[Fitting], tried: int, most_
     )
 
 
-def _flags(config: RunConfig) -> str:
+def mesh_flags(config: RunConfig) -> str:
     """What is passed to run or plan it."""
     mesh, parallel = config.mesh, config.parallel
     flags = [f"--ranks {mesh.ranks}", *(f"--{axis} {getattr(mesh, axis)}" for axis in ("tp", "pp"))]

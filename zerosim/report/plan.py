@@ -195,8 +195,8 @@ def _group(unit: str) -> str:
 
 
 # -- a search -----------------------------------------------------------------------------------
-def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stack:
-    """The answer, then what was run for it."""
+def fit_report(config: RunConfig, what: str, found: Found, limit: Limit, speed: str | None = None) -> Stack:
+    """The answer, then what was run for it; `speed` is how fast the answer is, where a clock says it."""
     device = limit.name or format_bytes(limit.nbytes)
     on = f" ({mesh_words.shape(config)})" if is_mesh(config) and what != "ranks" else ""
     if is_mesh(config) and what == "ranks":
@@ -211,6 +211,7 @@ def fit_report(config: RunConfig, what: str, found: Found, limit: Limit) -> Stac
     return Stack(
         prose(headline, "bold"),
         prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
+        None if speed is None else prose(speed),
         prose(assumed(shown, limit), "dim"),
         titled("What was run", Adaptive(grid)),
         outside_table(shown, limit),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import RenderableType
 
+from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime, Track
 from zerosim.report.look import Adaptive, Grid, right, titled
+from zerosim.report.names import STAGES
 from zerosim.train.result import RunResult
 
 HOST_S = (68e-6, 269e-6)
@@ -45,10 +48,14 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
     """The JSON form. `compute_s`, all of `exposed_s`, `bubble_s` and `copies_s` add up to `step_s`."""
-    time = result.time
-    if time is None or cluster is None or not time.hardware_flops:
+    return None if result.time is None else step_values(result.config, result.time, cluster)
+
+
+def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> dict[str, Any] | None:
+    """`time_values` of a step of this configuration; None without a cluster, and where nothing is multiplied."""
+    if cluster is None or not time.hardware_flops:
         return None
-    ranks, config = result.config.mesh.ranks, result.config
+    ranks = config.mesh.ranks
     return {
         "modelled_on": cluster.name,
         "rank": time.rank,
@@ -61,6 +68,37 @@ def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | 
         "kernels": time.kernels,
         "known_error": cluster.known_error,
     }
+
+
+def speed_text(result: RunResult, cluster: Cluster | None) -> str | None:
+    """One sentence: how fast a plan's step is."""
+    values = time_values(result, cluster)
+    if values is None or cluster is None:
+        return None
+    return (
+        f"A step of it takes {values['step_s']:.4g} s: {values['tokens_per_s']:,.0f} tokens/s, "
+        f"{values['model_tflops']:.1f} TFLOP/s per GPU, MFU {100 * values['mfu']:.1f} %; modelled on {cluster.name}, "
+        f"known error: {cluster.known_error}."
+    )
+
+
+def times_table(times: Mapping[int, StepTime], cluster: Cluster | None) -> RenderableType | None:
+    """The parts of a step at several stages, side by side; None without any."""
+    if cluster is None or not times:
+        return None
+    grid = Grid("milliseconds", *(right(f"{stage}\n{STAGES[stage]}") for stage in times))
+    parts = {stage: dict(_parts(time)) for stage, time in times.items()}
+    for name in dict.fromkeys(name for own in parts.values() for name in own):
+        grid.add(name, *(f"{1e3 * own[name]:.4g}" if name in own else None for own in parts.values()))
+    grid.rule()
+    grid.add("step", *(f"{1e3 * time.seconds:.4g}" for time in times.values()), style="bold")
+    note = (
+        f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs, not "
+        f"measured, from the same program on shapes; on the rank that ends last. Known error: {cluster.known_error}."
+    )
+    if any(time.compute < LAUNCH_S * time.kernels for time in times.values()):
+        note += " Kernels are shorter than their launches: real steps take longer."
+    return titled("Time of a step", Adaptive(grid), note)
 
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:

@@ -1,9 +1,10 @@
-"""A pipeline's plan for many micro-batches out of two short ones.
+"""A plan for many micro-batches out of two short ones.
 
-From p + 1 micro-batches on (interleaved: 3p), one more adds its loss to 1F1B's memory, all that it keeps to GPipe's,
-and the same traffic to both: every figure grows by a constant. So p + 1 and p + 2 of them are run (interleaved: 3p and
-4p) and the rest is extended. Source: derived from the schedules (`parallel/pipeline.py`); tests hold it against plans
-that run all.
+In a pipeline of p stages, from p + 1 micro-batches on (interleaved: 3p), one more adds its loss to 1F1B's memory, all
+that it keeps to GPipe's, and the same traffic to both: every figure grows by a constant. So p + 1 and p + 2 of them are
+run (interleaved: 3p and 4p) and the rest is extended. Without a pipeline the third is like every later one: the first
+fills gradient buffers, and in the second what the first left under way is still there; 3 and 4 are run. Source: derived
+from the schedules (`parallel/pipeline.py`); tests hold it against plans that run all.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ Key = TypeVar("Key")
 def shorter_runs(config: RunConfig) -> tuple[int, int] | None:
     """How many micro-batches are run in place of `accumulate`; None where all of them are."""
     pp, wanted = config.mesh.pp, config.data.accumulate
-    few, more = (3 * pp, 4 * pp) if config.parallel.pipeline_schedule == "interleaved" else (pp + 1, pp + 2)
+    interleaved = config.parallel.pipeline_schedule == "interleaved"
+    few, more = (3 * pp, 4 * pp) if interleaved else (max(pp, 2) + 1, max(pp, 2) + 2)
     grows = config.parallel.pipeline_schedule == "gpipe" and config.memory.capacity is not None
     counts_live = config.memory.allocator == "exact"  # what another one reserves need not grow by a constant
-    return (few, more) if pp > 1 and wanted > more and counts_live and not grows else None
+    return (few, more) if wanted > more and counts_live and not grows else None
 
 
 def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.comm.runtime import Context, launch_alone, make_backend
 from zerosim.config import RunConfig
@@ -24,7 +24,7 @@ from zerosim.device.device import Device
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.clock import Timeline, simulate, step_time
+from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
@@ -50,7 +50,7 @@ def plan(
 
     `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
-    `config` (data, weights, tokens, sample) is not read. Of many micro-batches in a pipeline few are run, and the rest
+    `config` (data, weights, tokens, sample) is not read. Of many micro-batches few are run, and the rest
     follows (`extend.py`), unless events are kept. With a `cluster` the result has the step's `time` on it.
 
     Raises: InputError, OutOfMemory (where the configuration has a capacity).
@@ -119,18 +119,26 @@ def _with_unused(by_kind: Mapping[str, int], reserved_bytes: int) -> Mapping[str
     return {**by_kind, "unused": unused} if unused else by_kind
 
 
-def peak_and_sent(config: RunConfig, capacity: int) -> tuple[int, int] | None:
-    """The highest peak over ranks of one step, and what all ranks send in it of model states and activations; None
-    where a rank asks for more than `capacity`."""
+class Figures(NamedTuple):
+    """Of one step: the highest peak over ranks, what all ranks send of model states and activations, and its time."""
+
+    peak_bytes: int
+    sent_bytes: int
+    time: StepTime | None
+
+
+def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = None) -> Figures | None:
+    """What a step takes; None where a rank asks for more than `capacity`. The time is of a `cluster`."""
     try:
-        result = plan(config.replace(capacity=capacity, steps=1))
+        result = plan(config.replace(capacity=capacity, steps=1), cluster=cluster)
     except OutOfMemory:
         return None
     alike = Counter(result.stands_for)
     sent = sum(
         alike[rank] * (result.sent_bytes(rank, 0) + result.sent_bytes(rank, 0, "activations")) for rank in result.ran
     )
-    return max(memory.peak.total_bytes for memory in result.memory), sent
+    peak = max(memory.peak.total_bytes for memory in result.memory)
+    return Figures(peak, sent, result.time) if peak <= capacity else None  # what was extended was not refused
 
 
 def _run_rank(

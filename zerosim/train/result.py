@@ -108,7 +108,7 @@ class RunResult:
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and what was in use on them, with backend cuda on threads
     time               of a plan on a cluster: how long its first step takes there (`ledger/clock.py`)
-    extended_from      of a pipeline's plan: how many micro-batches were run, twice, all figures extended from them
+    extended_from      of a plan: how many micro-batches were run, twice, all figures extended from them
 
     On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
     `stands_for` names it for each rank, and their entries are the same objects.

@@ -9,6 +9,7 @@ from zerosim.report.plots.page import write_figure
 from zerosim.report.plots.scaling import scaling_figure
 from zerosim.report.plots.schedule import schedule_figure
 from zerosim.report.plots.streams import streams_figure
+from zerosim.report.plots.throughput import throughput_figure
 from zerosim.report.plots.timeline import timeline_figure
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "scaling_figure",
     "schedule_figure",
     "streams_figure",
+    "throughput_figure",
     "timeline_figure",
     "traffic_figure",
     "write_figure",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -59,7 +59,7 @@ def scaling_figure(
     settle(page)
     _set_ticks(page, axes, sorted({ranks for line in lines.values() for ranks, _ in line}))
     finish(page)
-    _spread(page, axes, labels)
+    place_labels(page, axes, labels)
     return page.figure
 
 
@@ -74,7 +74,7 @@ def _draw_line(
     axes.plot(xs, ys, color=color, linestyle=dashes, linewidth=1.6, gid=f"line.{name}")
     fill = [color if limit is None or nbytes <= limit[1] else page.theme.background for nbytes in ys]
     axes.scatter(xs, ys, s=size**2, marker=marker, c=fill, edgecolors=color, linewidths=1.3, zorder=3, clip_on=False)
-    return _beside(page, axes, line[-1], f"{stage_name(name)}  {format_bytes(line[-1][1])}", color)
+    return beside(page, axes, line[-1], f"{stage_name(name)}  {format_bytes(line[-1][1])}", color)
 
 
 def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], last: int) -> Annotation:
@@ -85,10 +85,10 @@ def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], last: int) -> An
         axes.axhline(nbytes, color=page.theme.text, linewidth=1.2, dashes=(4, 2), gid="limit")
     else:
         words = f"{words} {'↑' if nbytes >= high else '↓'}"
-    return _beside(page, axes, (last, min(max(nbytes, low), high)), words, page.theme.text)
+    return beside(page, axes, (last, min(max(nbytes, low), high)), words, page.theme.text)
 
 
-def _beside(page: Page, axes: Axes, where: tuple[float, float], words: str, color: str) -> Annotation:
+def beside(page: Page, axes: Axes, where: tuple[float, float], words: str, color: str) -> Annotation:
     """A label right of the axes, tied to a point on it."""
     return axes.annotate(
         words, where, xycoords="data", xytext=(1.03, 0.5), textcoords="axes fraction", color=color, va="center",
@@ -98,7 +98,7 @@ def _beside(page: Page, axes: Axes, where: tuple[float, float], words: str, colo
     )  # fmt: skip
 
 
-def _spread(page: Page, axes: Axes, labels: list[Annotation]) -> None:
+def place_labels(page: Page, axes: Axes, labels: list[Annotation]) -> None:
     """Put each label as near to its point's height as the others let it."""
     height = inches(page, axes)[1]
     pitch = min(page.points * 1.45 / 72, height / len(labels)) / height
@@ -141,14 +141,19 @@ def _set_ticks(page: Page, axes: Axes, ranks: Sequence[int]) -> None:
     axes.yaxis.set_major_locator(LogLocator(10, subs=between, numticks=12))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: tick_bytes(value)))
-    width = inches(page, axes)[0]
+    number_ticks(page, axes, ranks, lambda number: f"{number:,}")
+
+
+def number_ticks(page: Page, axes: Axes, numbers: Sequence[int], words: Callable[[int], str]) -> None:
+    """Along the bottom those of the numbers that have room."""
+    width, low = inches(page, axes)[0], axes.get_ylim()[0]
     kept: list[int] = []
     ends: list[float] = []
-    for number in sorted(ranks, reverse=True):  # the last has its label, for the lines' labels stand at it
+    for number in sorted(numbers, reverse=True):  # the last has its label, for the lines' labels stand at it
         x = axes.transAxes.inverted().transform(axes.transData.transform((number, low)))[0] * width
-        half = page.width(f"{number:,}", **page.font(scale=0.9)) / 2 + 0.05
+        half = page.width(words(number), **page.font(scale=0.9)) / 2 + 0.05
         if not ends or x + half < ends[-1]:
             kept.append(number)
             ends.append(x - half)
-    axes.set_xticks(kept, [f"{number:,}" for number in kept])
+    axes.set_xticks(kept, [words(number) for number in kept])
     axes.xaxis.set_minor_locator(NullLocator())

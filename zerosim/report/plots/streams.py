@@ -1,12 +1,13 @@
 """A step in time: for each rank its streams as lanes, what compute waits for, and live bytes below. Modelled seconds.
 
-The clock's (`ledger/clock.py`). What a lane does without a break for one micro-batch is one bar.
+The clock's (`ledger/clock.py`). What a lane does without a break for one micro-batch is one bar. Hatched: compute waits
+for a rank that is not there yet, which is the bubble.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,6 +29,7 @@ _PAINTS = {
     "copy": KIND_PAINTS["unsharded_grad"],
 }
 _HEIGHT = 0.8  # of a lane
+BUBBLE = "waits for other ranks"
 
 
 class Bar(NamedTuple):
@@ -62,11 +64,13 @@ def streams_figure(
     page = open_page(size, theme, (10.0, min(3.4 + 0.4 * len(lanes), 14.0)))
     used = dict.fromkeys(bar.what for _, _, bars in lanes for bar in bars)
     key = [(what, {"facecolor": page.theme.color(paint)}) for what, paint in _PAINTS.items() if what in used]
+    key += [(BUBBLE, _hatched(page))] if BUBBLE in used else []
     last = timeline.last
     waits = {"for other ranks": last.bubble, **{f"for {axis}": seconds for axis, seconds in last.exposed.items()}}
     words = listed([f"{_seconds(seconds)} {what}" for what, seconds in waits.items() if seconds])
     notes = [f"Rank {last.rank} ends last" + (f"; it waits {words}." if words else ".")]
-    notes.append("Empty stretches of compute are waits. Seconds are modelled, not measured.")
+    notes.append("Empty stretches of compute are waits for a collective's, a message's or a copy's own time.")
+    notes.append("Seconds are modelled, not measured.")
     frame(page, f"A step of {_seconds(timeline.seconds)}", subtitle, key, notes)
     above, below = page.figure.subplots(2, 1, sharex=True, height_ratios=[max(2, 0.45 * len(lanes)), 1.6])
     dress(page, above, grid="x")
@@ -99,11 +103,14 @@ def bars_of(track: Track, lane: str) -> list[Bar]:
 
 def _pieces(track: Track, lane: str) -> Iterator[Bar]:
     for span in track.spans:
-        if span.name == "wait" or span.stop == span.start or _lane(span.stream) != lane:
+        if span.stop == span.start or _lane(span.stream) != lane:
             continue
         phase = span.scope.phase
-        if lane == COMPUTE:
-            words = str(span.scope.slot) if phase in ("forward", "backward") else ""
+        if span.name == "wait":
+            if span.bubble[1] > span.bubble[0]:
+                yield Bar(lane, BUBBLE, "", *span.bubble)
+        elif lane == COMPUTE:
+            words = f"{phase[0].upper()}{span.scope.slot}" if phase in ("forward", "backward") else ""
             yield Bar(lane, phase if phase in _PAINTS else "optimizer", words, span.start, span.stop)
         elif span.name in ("send", "recv"):
             yield Bar(lane, "message", "", span.start, span.stop)
@@ -125,16 +132,27 @@ def _draw_lane(page: Page, axes: Axes, row: int, gid: str, bars: Sequence[Bar]) 
     width, seconds = inches(page, axes)[0], axes.get_xlim()[1]
     font = page.font(scale=0.8)
     for bar in bars:
+        if bar.what == BUBBLE:
+            (patch,) = axes.barh(row, bar.stop - bar.start, _HEIGHT, left=bar.start, **_hatched(page))
+            patch.set_gid(f"{gid}.{BUBBLE}")
+            continue
         paint: Paint = _PAINTS[bar.what]
         color, length = page.theme.color(paint), bar.stop - bar.start
         edge = 0.4 if length / seconds * width > 0.02 else 0.0  # no edge would leave anything of a thinner one
         ground = page.theme.background
         (patch,) = axes.barh(row, length, _HEIGHT, left=bar.start, color=color, edgecolor=ground, linewidth=edge)
         patch.set_gid(gid)
-        if bar.words and page.width(bar.words, **font) <= length / seconds * width - 0.03:
+        room = length / seconds * width - 0.03
+        words = next((words for words in (bar.words, bar.words[1:]) if page.width(words, **font) <= room), "")
+        if words:
             ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
             middle = bar.start + length / 2
-            axes.text(middle, row, bar.words, ha="center", va="center_baseline", color=ink, **font)
+            axes.text(middle, row, words, ha="center", va="center_baseline", color=ink, **font)
+
+
+def _hatched(page: Page) -> dict[str, Any]:
+    """Keywords of the bubble's area."""
+    return {"facecolor": page.theme.band, "edgecolor": page.theme.muted, "hatch": "////", "linewidth": 0.0}
 
 
 def _draw_memory(page: Page, axes: Axes, track: Track, seconds: float) -> None:

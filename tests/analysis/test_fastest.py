@@ -1,0 +1,100 @@
+"""The search for the fastest configuration finds what running every one of them finds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from zerosim.analysis.fastest import fastest, ladders, least_seconds
+from zerosim.cli.main import main
+from zerosim.config import RunConfig, plan_config
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
+from zerosim.train.plan import Figures, figures_within
+
+SMALL: dict[str, Any] = dict(layers=2, hidden=64, heads=4, seq=32, vocab=256, ranks=4)
+A100 = cluster_of(find_hardware("a100-80"), node_gpus=2)
+BATCH = 4
+
+
+@pytest.mark.slow
+def test_it_finds_what_running_all_finds_and_no_step_ends_before_its_bound() -> None:
+    config, bound = plan_config(**SMALL), least_seconds(A100)
+    everything: dict[RunConfig, Figures] = {}
+    for ladder in ladders(config, BATCH):
+        for asked in ladder:
+            took = figures_within(asked, 10**12, A100)
+            assert took is not None
+            assert took.time is not None
+            assert took.time.seconds >= bound(asked)
+            everything[asked] = took
+    capacity = sorted(took.peak_bytes for took in everything.values())[len(everything) // 3]
+    ran: list[RunConfig] = []
+
+    def trial(asked: RunConfig) -> Figures | None:
+        ran.append(asked)
+        return everything[asked] if everything[asked].peak_bytes <= capacity else None
+
+    result = fastest(config, BATCH, trial, bound)
+    fits = [took for took in everything.values() if took.peak_bytes <= capacity]
+    best = min(took.time.seconds for took in fits if took.time is not None)
+    assert result.found[0].time.seconds == best
+    assert result.tried == len(ran) == len(set(ran)) < len(everything)
+    assert all(one.config.global_batch == BATCH for one in result.found)
+    assert len({one.config for one in result.found}) == 10
+    seconds = [one.time.seconds for one in result.found]
+    assert seconds == sorted(seconds)
+    for ladder in ladders(config, BATCH):  # of each, the least recompute that fits: nothing faster was left out
+        left = [asked for asked in ladder if everything[asked].peak_bytes <= capacity]
+        if left and left[0] not in {one.config for one in result.found}:
+            time = everything[left[0]].time
+            assert time is not None
+            assert time.seconds >= seconds[-1]
+        times = [took.time.seconds for took in (everything[asked] for asked in ladder) if took.time is not None]
+        assert times == sorted(times)
+
+
+def test_the_flags_that_are_printed_run_it(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [word for name in ("layers", "hidden", "heads", "seq") for word in (f"--{name}", str(SMALL[name]))]
+    words = [*sizes, "--gpu", "a100-80"]
+    asked = ["fit", "--find", "fastest", *words, "--ranks", "2", "--global-batch", "4"]
+    assert main([*asked, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    best = json.loads(out)["found"][0]
+    flags = next(line for line in err.splitlines() if line.startswith("--ranks 2")).split()
+    assert main(["plan", *words, *flags, "--json", "-", "--quiet"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["time"] == best["time"]
+    assert planned["peak_bytes"] == best["peak_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--find", "fastest"], "by which clock? pass --gpu NAME"),
+        (["--find", "fastest", "--gpu", "a100-80", "--tp", "2"], "--tp: it is what is looked for"),
+        (["--find", "fastest", "--gpu", "a100-80", "--global-batch", "8", "--micro-batch", "2"], "choose one"),
+        (["--find", "fastest", "--gpu", "a100-80", "--global-batch", "0"], "expected at least 1 row"),
+        (["--find", "mesh", "--gpu", "a100-80", "--global-batch", "8"], "--global-batch: of --find fastest"),
+        (["--find", "fastest", "--limit", "1GB"], "pass --gpu NAME"),
+    ],
+)
+def test_bad_words_are_refused_in_a_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_the_other_searches_say_how_fast_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--layers", "2", "--hidden", "64", "--heads", "4", "--gpu", "a100-80", "--json", "-"]
+    assert main(["fit", "--find", "ranks", *words]) == 0
+    out, err = capsys.readouterr()
+    values = json.loads(out)
+    assert values["time"]["tokens_per_s"] > 0
+    assert f"{values['time']['tokens_per_s']:,.0f} tokens/s" in " ".join(err.split())
+    assert main(["fit", "--find", "mesh", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["meshes"][0]["time"]["known_error"]

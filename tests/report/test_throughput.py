@@ -1,0 +1,69 @@
+"""The picture of TFLOP/s: its points are plans, and what does not fit is marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerosim.cli.main import main
+from zerosim.config import plan_config
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
+from zerosim.errors import InputError
+from zerosim.report.plots import throughput_figure
+from zerosim.report.plots.throughput import Point
+from zerosim.report.time import time_values
+from zerosim.train.plan import plan
+
+WIDE = ("--hidden", "64", "--heads", "4", "--gpu", "a100-80", "--stages", "0,3")
+
+
+def test_points_are_plans_of_that_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for along, words in (("parameters", ("--sizes", "1,2")), ("ranks", ("--ranks-list", "1,2", "--layers", "2"))):
+        out = tmp_path / "x.svg"
+        assert main(["plot", "throughput", *WIDE, *words, "-o", str(out), "--json", "-"]) == 0
+        numbers = json.loads(capsys.readouterr().out)
+        assert numbers["along"] == along
+        assert "Modelled, not measured" in out.read_text("utf-8")
+        for stage, line in ((0, numbers["lines"]["DDP"]), (3, numbers["lines"]["ZeRO-3"])):
+            for point in line:
+                sizes = dict(layers=point["layers"], hidden=64, heads=4, attention="flash", stage=stage)
+                cluster = cluster_of(find_hardware("a100-80"))
+                result = plan(plan_config(**sizes, ranks=point["ranks"]), cluster=cluster)
+                assert point["time"] == time_values(result, cluster)
+                assert point["parameters"] == result.num_parameters
+                assert point["fits"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_does_not_fit_is_hollow_and_said_to_be(theme: str) -> None:
+    lines = {"DDP": [Point(1, 90.0, True), Point(8, 100.0, False)], "ZeRO-3": [Point(1, 80.0, True)]}
+    figure = throughput_figure(lines, "ranks", theme=theme, known_error="5 %")
+    [axes] = figure.axes
+    first = axes.collections[0].get_facecolors()
+    assert tuple(first[1]) != tuple(first[0])
+    assert [text.get_text() for text in axes.texts].count("OOM") == 1
+    assert any("Hollow, OOM" in text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sizes", "1,2", "--ranks-list", "1"), "choose one"),
+        (("--sizes", "gtp2"), "did you mean"),
+        (("--sizes", "0"), "layers 0"),
+        (("--ranks-list", "1", "--model", "flat", "--params", "1K", "--units", "1"), "multiplies nothing"),
+    ],
+)
+def test_bad_words_are_refused_in_a_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "x.png")
+    assert main(["plot", "throughput", "--gpu", "a100-80", *words, "-o", out]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+    with pytest.raises(InputError, match="nothing to draw"):
+        throughput_figure({}, "ranks")

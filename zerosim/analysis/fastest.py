@@ -1,0 +1,165 @@
+"""The fastest ways to train on a number of ranks: meshes, ZeRO stages, micro-batches and recompute, by the clock.
+
+Every candidate has the same global batch. What is ranked was run on shapes: memory beside the reserve, then the time.
+Two things spare runs, and neither can cost a result:
+
+- Of one mesh, stage and micro-batch the least recompute that fits is the fastest. More of it adds kernels and
+  collectives to the same record and takes none away, and in the clock nothing ends sooner for what is added (each start
+  is the latest of what it waits for). Over micro-batches this does not hold: a larger one with more recompute may win.
+- No step ends before its own kernels could have, had they nothing to wait for (`least_seconds`). Candidates are run
+  in the order of that bound, until it is beyond what has been found.
+
+That a larger micro-batch takes more memory is taken for granted, as in every search (`search.py`): where one row does
+not fit, no more are tried, but for all of them at once, which need no sums of gradients.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+from zerosim.analysis.meshes import arranged, cuts, powers
+from zerosim.analysis.search import ever_more_recompute
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
+from zerosim.device.device import Phase
+from zerosim.device.events import Kernel
+from zerosim.device.work import MATMUL
+from zerosim.ledger.clock import StepTime
+from zerosim.ledger.costs import kernel_seconds
+from zerosim.train.plan import Figures, plan
+
+MOST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A configuration that fits: its highest peak, and how long its step takes."""
+
+    config: RunConfig
+    peak_bytes: int
+    time: StepTime
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form, without the time."""
+        mesh, parallel, data = self.config.mesh.axes, self.config.parallel, self.config.data
+        return {
+            "ranks": mesh.world_size,
+            "pp": mesh.pp,
+            "dp": mesh.dp_shard,
+            "tp": mesh.tp,
+            "stage": parallel.zero_stage,
+            "sequence_parallel": parallel.sequence_parallel,
+            "micro_batch": data.micro_batch,
+            "accumulate": data.accumulate,
+            "recompute": self.config.memory.recompute,
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """What was found, the fastest first; how many meshes, stages and micro-batches there are, how many configurations
+    were run, and how many of these did not fit."""
+
+    found: Sequence[Timed]
+    candidates: int
+    tried: int
+    too_much: int
+
+
+TimedTrial = Callable[[RunConfig], Figures | None]
+"""What a step takes; None where it does not fit."""
+
+
+def fastest(
+    config: RunConfig,
+    global_batch: int,
+    trial: TimedTrial,
+    bound: Callable[[RunConfig], float],
+    say: Callable[[RunConfig, Figures | None], None] = lambda config, figures: None,
+    most: int = MOST,
+) -> Fastest:
+    """The best on `config`'s ranks, with so many rows in a step. `bound` is `least_seconds` on their cluster."""
+    families = list(ladders(config, global_batch))
+    waiting = [(bound(family[0]), number, 0) for number, family in enumerate(families)]
+    heapq.heapify(waiting)
+    found: list[Timed] = []
+    fitting: dict[RunConfig, bool] = {}
+
+    def fits(asked: RunConfig) -> bool:
+        if asked not in fitting:
+            figures = trial(asked)
+            say(asked, figures)
+            fitting[asked] = figures is not None
+            if figures is not None and figures.time is not None:
+                found.append(Timed(asked, figures.peak_bytes, figures.time))
+                found.sort(key=lambda one: (one.time.seconds, one.peak_bytes))
+                del found[most:]
+        return fitting[asked]
+
+    while waiting:
+        least, number, more = heapq.heappop(waiting)
+        if len(found) == most and least >= found[-1].time.seconds:
+            break
+        asked = families[number][more]
+        batches, rows = asked.data.accumulate, asked.data.micro_batch
+        hopeless = batches > 1 and not fits(asked.replace(micro_batch=1, accumulate=batches * rows))
+        if (hopeless or not fits(asked)) and more + 1 < len(families[number]):
+            heapq.heappush(waiting, (bound(families[number][more + 1]), number, more + 1))
+    return Fastest(found, len(families), len(fitting), list(fitting.values()).count(False))
+
+
+def ladders(config: RunConfig, global_batch: int) -> Iterator[Sequence[RunConfig]]:
+    """For every mesh, with and without sequence parallelism, ZeRO stage and micro-batch that the model and the batch
+    can be cut for: ever more recompute."""
+    ranks = config.mesh.ranks
+    for tp, pp, stage in cuts(ranks):
+        own, uneven = divmod(global_batch * tp * pp, ranks)
+        micro_batches = [] if uneven else [rows for rows in powers(own) if own % rows == 0]
+        for rows, by_rows in product(micro_batches, (False, True) if tp > 1 else (False,)):
+            sizes = {"micro_batch": rows, "accumulate": own // rows, "sequence_parallel": by_rows}
+            asked = arranged(config, ranks, tp, pp, stage, **sizes)
+            if asked is not None:
+                yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
+
+
+def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
+    """How long a configuration's step takes at least, by the clock.
+
+    Whatever the mesh, stage and recipe are, each micro-batch goes through the forward of every unit and the products
+    of its backward: t seconds of kernels, over all pipeline stages. Stage i of p takes t_i of them, and m t_i for m
+    micro-batches, while one of them has to come through the stages before it, both ways: m t_i + (t_1 + ... + t_(i-1)).
+    However t is divided, for one i that is at least t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An
+    interleaved one begins sooner: m t / p, and t. Blocks are alike: t is that of a few, and as much more for each of
+    the others.
+    """
+
+    @cache
+    def kernels(config: RunConfig) -> float:
+        every = max(1, config.memory.again.every)  # of so many blocks one runs again
+        if config.model.has_blocks and config.model.layers > 2 * every:
+            one, two = (kernels(config.replace(layers=count * every)) for count in (1, 2))
+            return one + (config.model.layers // every - 1) * (two - one)
+        events = plan(config, keep_events=True).events[0]
+        return sum(kernel_seconds(event, cluster) for event in events if isinstance(event, Kernel) and _in_all(event))
+
+    def bound(config: RunConfig) -> float:
+        tp, stages, batches = config.mesh.tp, config.mesh.pp, config.data.accumulate
+        one = arranged(config, tp, tp, 1, 0, accumulate=1, steps=1)
+        assert one is not None  # a mesh of tp alone is one
+        if config.parallel.pipeline_schedule == "interleaved":
+            return kernels(one) * max(1.0, batches / stages)
+        return kernels(one) / (1 - (1 - 1 / batches) ** stages)
+
+    return bound
+
+
+def _in_all(kernel: Kernel) -> bool:
+    """Whether a record has it at every stage and with every recipe. Sums, casts and copies of gradients differ."""
+    of_backward = kernel.scope.phase == Phase.BACKWARD and kernel.engine == MATMUL
+    return kernel.work is None and (kernel.scope.phase == Phase.FORWARD or of_backward)
