@@ -534,6 +534,7 @@ BAD_EXPECT = [
     (GOOD + "sweep = { pipeline_stage = [0, 1] }\n", "pipeline_stage 1: expected 0 to 0, for pp is 1"),
     (GOOD + 'sweep = { bandwidth = ["1GB", "2GB"] }\n', "bandwidth says nothing about quantity 'model_states_bytes'"),
     (GOOD + 'over = { "3" = "1" }\n', "over '1' is no place"),
+    (GOOD + "over = {}\n", "over {}: expected places"),
     (replaced('unit = "KB"\n', "") + 'over = { "3" = "0" }\n', "over: stage=0: not there; it names the places"),
 ]
 

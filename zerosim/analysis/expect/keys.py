@@ -59,7 +59,7 @@ _FROM: Mapping[str, str] = MappingProxyType(
 """The keys of the figures themselves, of which a table has one."""
 MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch", *TIMES)
 """Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
-NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices")
+NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices", *TIMES)
 """Counts that are read off no step."""
 KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory")
 

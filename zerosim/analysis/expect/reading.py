@@ -128,6 +128,8 @@ def _over(
     if "over" not in table:
         return None
     labels = axes[-1].labels if axes else ()
+    if not table["over"]:
+        raise InputError('over {}: expected places, such as { "400" = "64" }')
     for label in (*table["over"], *table["over"].values()):
         if label not in labels:
             hint = did_you_mean(str(label), labels, f"expected one of {', '.join(labels)}" if labels else "no [sweep]")
