@@ -39,16 +39,18 @@ TIMES: Mapping[str, Quantity] = MappingProxyType(
         "hardware_flops_per_s": Quantity(
             _hardware_flops,
             "flops per second",
-            "a GPU's, by the clock: all products of the step, those that are computed again included",
+            "FLOP/s of a GPU by the clock: all products of the step, those that are computed again included",
             *_NEEDS_AND_TAKES,
         ),
         "model_flops_per_s": Quantity(
             _model_flops,
             "flops per second",
-            "a GPU's, by the clock: each forward product and the two of its backward, none that is computed again",
+            "FLOP/s of a GPU by the clock: each forward product and the two of its backward, none computed again",
             *_NEEDS_AND_TAKES,
         ),
-        "tokens_per_s": Quantity(_tokens, "tokens per second", "a GPU's, by the clock", *_NEEDS_AND_TAKES),
+        "tokens_per_s": Quantity(
+            _tokens, "tokens per second", "tokens per second of a GPU, by the clock", *_NEEDS_AND_TAKES
+        ),
         "compute_share": Quantity(
             lambda asked: Fraction(asked.time.compute / asked.time.seconds),
             "share",
