@@ -22,14 +22,14 @@ from zerosim.analysis.expect.figures import VERDICTS, parse_figure, printed_like
 from zerosim.analysis.expect.keys import FIGURES, KEYS
 from zerosim.analysis.expect.largest import edge
 from zerosim.cli.main import main
-from zerosim.config import RunConfig, read_scenario
+from zerosim.config import PLAN_DEFAULTS, RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
 from zerosim.errors import InputError
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
 SEARCHED = ("figure6.toml", "figure7.toml", "figure8.toml", "table2_measured.toml")  # models of up to 225 blocks
-TIMED = ("measured_time.toml", "measured_time_pipelines.toml")
+TIMED = tuple(name for name in FILES if name.startswith(("measured_time", "throughput_")))
 SLOW = (*SEARCHED, *TIMED, "table2.toml")
 QUICK = [name for name in FILES if name not in SLOW]
 COUNTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in FILES]
@@ -314,6 +314,48 @@ def test_what_fits_is_a_verdict_and_a_size(tmp_path: Path, capsys: pytest.Captur
     assert found["largest_model"] in [runs.model(config).num_parameters for config in layers]
 
 
+TIMED_GPT = """model = "gpt"
+layers = 2
+hidden = 64
+heads = 4
+seq = 32
+vocab = 128
+ranks = 32
+stage = 3
+recompute = "full"
+"""
+
+
+def test_throughputs_are_of_the_clocks_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flops are those of arXiv 2104.04473, equation 3, and without what is computed again 3/4 of a block's."""
+
+    def modelled(quantity: str, unit: str) -> list[float]:
+        text = f'source = "s"\nquantity = "{quantity}"\ngpu = "v100-32"\nunit = "{unit}"\nwithin = "1%"\n'
+        text += 'printed = ["9", "9"]\nsweep = { bandwidth = ["1GB", "100GB"] }\n'
+        main(["check", scenario(tmp_path, text, TIMED_GPT, ""), "--json", "-"])
+        return [cell["counted"] for cell in json.loads(capsys.readouterr().out)["scenarios"][0]["tables"][0]["cells"]]
+
+    rows = RunConfig.from_dict({**PLAN_DEFAULTS, "ranks": 32}).data.micro_batch
+    blocks, head = 96 * 2 * 32 * 64**2 * (1 + 32 / (6 * 64)), 6 * 32 * 64 * 128
+    seconds = modelled("step_seconds", "s")
+    assert seconds[0] > seconds[1]
+    for quantity, unit, of_a_row in (
+        ("hardware_flops_per_s", "TFLOP/s", blocks + head),
+        ("model_flops_per_s", "TFLOP/s", blocks * 3 / 4 + head),
+        ("tokens_per_s", "tokens/s", 32),
+    ):
+        assert modelled(quantity, unit) == pytest.approx([rows * of_a_row / step for step in seconds])
+    shares = modelled("compute_share", "%")
+    assert shares[0] * seconds[0] == pytest.approx(shares[1] * seconds[1])
+
+
+def test_a_ratio_is_of_two_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ratio = replaced('unit = "KB"\n', "").replace('["16", "4"]', '["-", "0.25"]') + 'over = { "3" = "0" }\n'
+    assert main(["check", scenario(tmp_path, ratio)]) == 0
+    assert "Divided: 3 by 0." in " ".join(capsys.readouterr().out.split())
+    assert main(["check", scenario(tmp_path, ratio.replace("0.25", "0.26"))]) == 1
+
+
 @pytest.mark.parametrize("guess", [-5, 0, 1, 6, 7, 8, 100])
 @pytest.mark.parametrize("largest", [0, 1, 7, 64])
 def test_an_edge_is_found_from_any_guess(largest: int, guess: int) -> None:
@@ -490,6 +532,10 @@ BAD_EXPECT = [
     (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "grad_byte" }'), "did you mean 'grad_bytes'?"),
     (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "-1KB" }'), "a size in bytes"),
     (GOOD + "sweep = { pipeline_stage = [0, 1] }\n", "pipeline_stage 1: expected 0 to 0, for pp is 1"),
+    (GOOD + 'sweep = { bandwidth = ["1GB", "2GB"] }\n', "bandwidth says nothing about quantity 'model_states_bytes'"),
+    (GOOD + 'over = { "3" = "1" }\n', "over '1' is no place"),
+    (GOOD + "over = {}\n", "over {}: expected places"),
+    (replaced('unit = "KB"\n', "") + 'over = { "3" = "0" }\n', "over: stage=0: not there; it names the places"),
 ]
 
 

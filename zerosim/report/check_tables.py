@@ -21,6 +21,7 @@ from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import ROUNDINGS, show_difference, within_text
 from zerosim.analysis.expect.keys import FIGURES, MEASURED
 from zerosim.analysis.expect.sweeps import Axis, grid
+from zerosim.analysis.expect.times import TIMES
 from zerosim.report.look import Adaptive, Cell, Grid, Look, right
 from zerosim.units import format_bytes
 
@@ -99,9 +100,13 @@ def _kinds(judged: Judged) -> list[str]:
         "formula": expectation.formula,
         "difference": not judged.cells[0].printed.is_verdict,
         "off": expectation.figures == MEASURED,
-        "count beside": expectation.beside,
+        _beside(expectation): expectation.beside,
     }
     return [kind for kind, there in has.items() if there]
+
+
+def _beside(expectation: Expectation) -> str:
+    return "modelled beside" if expectation.beside in TIMES else "count beside"
 
 
 def _entry(cell: JudgedCell | None, kind: str) -> Cell:
@@ -128,8 +133,16 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
         "outside": outside,
         "formula": cell.formula,
         "count beside": cell.beside,
+        "modelled beside": cell.beside,
     }[kind]
+    if value is not None and kind in ("modelled", "modelled beside"):
+        return Text(_four_digits(float(figure.measured(value))))
     return Text("" if value is None else figure.shown(value))
+
+
+def _four_digits(value: float) -> str:
+    """No more of a model than it knows."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _header(axis: Axis, label: str) -> str:
@@ -158,7 +171,10 @@ def basis(expectation: Expectation) -> str:
     if expectation.formula_only:
         parts.append(f"Formula only: {expectation.formula_only}")
     if expectation.beside:
-        parts.append(f"Count beside it ({where}{at}): {COUNTS[expectation.beside].what}.")
+        parts.append(f"{_beside(expectation).capitalize()} it ({where}{at}): {COUNTS[expectation.beside].what}.")
+    if any(cell.over for cell in expectation.cells):
+        pairs = (f"{cell.labels[-1]} by {cell.over.labels[-1]}" for cell in expectation.cells if cell.over is not None)
+        parts.append(f"Divided: {'; '.join(dict.fromkeys(pairs))}.")
     units = {cell.printed.unit: cell.printed.scale for cell in expectation.cells if cell.printed.scale > 1}
     parts += [f"{unit} is 1e{len(str(scale)) - 1}." for unit, scale in units.items() if scale % 10 == 0]
     return " ".join(parts)

@@ -8,6 +8,7 @@ figures.py       printed figures: units, bold type, rounding
 asked.py         a question about a run, and the runs that are needed
 largest.py       what fits on a device, and the largest that does
 counts.py        what can be counted on a run
+times.py         what the clock says of its time
 closed_forms.py  what can be computed from its values
 judging.py       whether count and formula, rounded as the source rounds, are what it prints
 """

@@ -17,6 +17,7 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.device import Device
 from zerosim.errors import InputError
+from zerosim.ledger.clock import StepTime
 from zerosim.models.model import Model
 from zerosim.train.build import build_model
 from zerosim.train.plan import plan
@@ -38,7 +39,7 @@ class Runs:
         self._largest: dict[tuple[RunConfig, int, str], int] = {}
         self._fits: dict[tuple[RunConfig, int], bool] = {}
         self._models: dict[RunConfig, Model] = {}
-        self._seconds: dict[tuple[RunConfig, str], float] = {}
+        self._times: dict[tuple[RunConfig, str, int | None], StepTime] = {}
 
     def result(self, config: RunConfig, counted_on: str) -> RunResult:
         """A step on shapes alone, or training for real numbers. Raises: what either raises."""
@@ -55,7 +56,9 @@ class Runs:
     def fits(self, config: RunConfig, memory: int) -> bool:
         """Whether a step needs no more than so many bytes."""
         if (config, memory) not in self._fits:
-            self._fits[config, memory] = fits(config, memory)
+            made = self._made.get((config, SHAPES)) if config.memory.allocator == "exact" else None
+            enough = None if made is None else max(rank.peak.total_bytes for rank in made.memory) <= memory
+            self._fits[config, memory] = fits(config, memory) if enough is None else enough
         return self._fits[config, memory]
 
     def largest(self, config: RunConfig, memory: int, field: str) -> int:
@@ -64,13 +67,15 @@ class Runs:
             self._largest[config, memory, field] = largest_that_fits(config, field, memory)
         return self._largest[config, memory, field]
 
-    def seconds(self, config: RunConfig, gpu: str) -> float:
-        """A step by the clock, on GPUs of that name."""
-        if (config, gpu) not in self._seconds:
-            time = plan(config, cluster=cluster_of(find_hardware(gpu))).time
-            assert time is not None  # a plan on a cluster has one
-            self._seconds[config, gpu] = time.seconds
-        return self._seconds[config, gpu]
+    def time(self, config: RunConfig, gpu: str, nic: int | None) -> StepTime:
+        """A step by the clock, on GPUs of that name, in nodes whose NICs carry `nic` bytes per second (None: those that
+        such nodes have)."""
+        if (config, gpu, nic) not in self._times:
+            result = plan(config, cluster=cluster_of(find_hardware(gpu), nic_bytes_per_s=nic))
+            assert result.time is not None  # a plan on a cluster has one
+            self._times[config, gpu, nic] = result.time
+            self._made.setdefault((config, SHAPES), result)
+        return self._times[config, gpu, nic]
 
     def largest_states(self, config: RunConfig, memory: int) -> int:
         """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
@@ -92,6 +97,7 @@ class Asked:
     memory: int = 0
     calculator: str = ""
     gpu: str = ""
+    bandwidth: int | None = None
 
     @property
     def result(self) -> RunResult:
@@ -103,6 +109,11 @@ class Asked:
         if self.pipeline_stage is None:
             return self.result.memory
         return [self.result.memory[rank] for rank in share_of(self.result, self.pipeline_stage).ranks]
+
+    @property
+    def time(self) -> StepTime:
+        """By the clock."""
+        return self.runs.time(self.config, self.gpu, self.bandwidth)
 
     def moment(self) -> str:
         """`at`. Raises: InputError where the run has no such moment."""

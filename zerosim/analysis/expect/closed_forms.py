@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from zerosim.analysis import formulas
 from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
-from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
+from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, shares_of, volume_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
@@ -158,6 +158,26 @@ def _twelve_l_h_squared(asked: Asked) -> int:
     return formulas.twelve_l_h_squared(model.layers, model.hidden)
 
 
+def _efficiency(asked: Asked, intensity: Fraction | int) -> Fraction:
+    if asked.bandwidth is None:
+        raise InputError('an efficiency has a bandwidth: give it in [sweep], as bandwidth = ["70GB"]')
+    return formulas.efficiency(intensity, asked.bandwidth)
+
+
+def _parameter_efficiency(asked: Asked) -> Fraction:
+    c = asked.config
+    return _efficiency(asked, formulas.parameter_intensity(_with_blocks(asked).seq, c.data.micro_batch))
+
+
+def _optimizer_efficiency(asked: Asked) -> Fraction:
+    c = asked.config
+    return _efficiency(asked, formulas.optimizer_intensity(_with_blocks(asked).seq, c.data.micro_batch))
+
+
+def _activation_efficiency(asked: Asked) -> Fraction:
+    return _efficiency(asked, formulas.activation_intensity(_with_blocks(asked).hidden))
+
+
 def _calculator(asked: Asked) -> Fraction | None:
     c = asked.config
     (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
@@ -203,6 +223,15 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
         ),
         "megatron_parameters": Quantity(_megatron_parameters, "count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))"),
         "twelve_l_h_squared": Quantity(_twelve_l_h_squared, "count", "12Lh²"),
+        "parameter_efficiency": Quantity(
+            _parameter_efficiency, "share", "i w / (i w + 70e12) with i = seq x rows", takes=(BANDWIDTH,)
+        ),
+        "optimizer_efficiency": Quantity(
+            _optimizer_efficiency, "share", "i w / (i w + 70e12) with i = seq x rows / 4", takes=(BANDWIDTH,)
+        ),
+        "activation_efficiency": Quantity(
+            _activation_efficiency, "share", "i w / (i w + 70e12) with i = 24 x hidden", takes=(BANDWIDTH,)
+        ),
         "calculator": Quantity(_calculator, "bytes", "a published calculator's rule", needs=("calculator",)),
     }
 )

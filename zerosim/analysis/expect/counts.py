@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import PIPELINE_STAGE
+from zerosim.analysis.expect.times import TIMES
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.device.events import Launch
@@ -127,11 +128,6 @@ def _counted_bubble(asked: Asked) -> Fraction:
     return counted_bubble(slots_of(lists))
 
 
-def _clocked(asked: Asked) -> Fraction:
-    """The record says what is done and in which order, the clock when; so this one is not counted."""
-    return Fraction(asked.runs.seconds(asked.config, asked.gpu))
-
-
 COUNTS: Mapping[str, Quantity] = MappingProxyType(
     {
         "model_states_bytes": Quantity(
@@ -217,12 +213,7 @@ COUNTS: Mapping[str, Quantity] = MappingProxyType(
             "most rows of a micro-batch with which a step fits",
             ("memory",),
         ),
-        "step_seconds": Quantity(
-            _clocked,
-            "seconds",
-            "a step by the clock, on the GPU that is named (docs/time.md)",
-            ("gpu",),
-        ),
+        **TIMES,
         "fits": Quantity(
             lambda asked: int(asked.runs.fits(asked.config, asked.memory)),
             "verdict",

@@ -31,6 +31,8 @@ class Cell:
     pipeline_stage: int | None
     printed: Figure
     instead: Figure | None
+    bandwidth: int | None = None
+    over: Cell | None = None  # the place that this one is divided by
 
 
 @dataclass(frozen=True, slots=True)

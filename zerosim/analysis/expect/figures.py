@@ -24,6 +24,8 @@ UNITS: Mapping[str, Mapping[str, int | Fraction]] = MappingProxyType(
         "share": {"": 1, "%": Fraction(1, 100)},
         "verdict": {"": 1},
         "seconds": {"s": 1, "ms": Fraction(1, 1000)},
+        "flops per second": {"TFLOP/s": 10**12, "PFLOP/s": 10**15},
+        "tokens per second": {"tokens/s": 1},
     }
 )
 """How large the units of a dimension are. A count or a share may stand without one."""

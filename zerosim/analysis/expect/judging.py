@@ -115,6 +115,11 @@ def _read(
         where = f"scenario {e.path}: expect {_name(e, cell)}".rstrip()
         try:
             value = known[name].read(_asked(e, cell, runs))
+            if cell.over is not None and value is not None:
+                base = known[name].read(_asked(e, cell.over, runs))
+                if not base:
+                    raise InputError(f"over {describe(e.axes, cell.over.labels)}: nothing can be divided by {base}")
+                value = Fraction(value) / Fraction(base)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         if value is None:
@@ -125,7 +130,8 @@ def _read(
 
 def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
     memory = e.memory if isinstance(e.memory, int) else _left_of(e.memory, cell.config)
-    return Asked(cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage, e.at, memory, e.calculator, e.gpu)
+    place = cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage
+    return Asked(*place, e.at, memory, e.calculator, e.gpu, cell.bandwidth)
 
 
 def _left_of(device: Hardware, config: RunConfig) -> int:

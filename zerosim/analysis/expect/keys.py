@@ -16,6 +16,7 @@ A key and what it says:
     bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
     instead, note         figures that the source's own rule gives where it prints others, and why
     beside, why           a count that is shown and not judged, and why it differs
+    over                  each place that has a figure, and the one that it is divided by: { "400" = "64" }
     with, sweep           fields of this table's runs; its own grid instead of the file's
     counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
     gpu                   whose times: a device by name
@@ -32,12 +33,13 @@ from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import ROUNDINGS
+from zerosim.analysis.expect.times import TIMES
 from zerosim.analysis.formulas import calculators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 
 TEXTS = ("source", "title", "unit", "note", "why", "within", "formula_only", "gpu")
-TABLES = ("with", "sweep", "bold", "outside")
+TABLES = ("with", "sweep", "bold", "outside", "over")
 QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
 WORDS: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -55,9 +57,9 @@ _FROM: Mapping[str, str] = MappingProxyType(
     {PRINTED: "the figures as they are printed, as strings", COMPUTED: "those that its rule gives, worked out here"}
 )
 """The keys of the figures themselves, of which a table has one."""
-MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch", "step_seconds")
+MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch", *TIMES)
 """Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
-NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices")
+NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices", *TIMES)
 """Counts that are read off no step."""
 KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory")
 

@@ -23,7 +23,18 @@ from zerosim.analysis.expect.keys import (
     check_keys,
     check_options,
 )
-from zerosim.analysis.expect.sweeps import MP, NO_FIELDS, PIPELINE_STAGE, Axis, Point, describe, grid, read_axes
+from zerosim.analysis.expect.sweeps import (
+    BANDWIDTH,
+    MP,
+    NO_FIELDS,
+    PIPELINE_STAGE,
+    Axis,
+    Point,
+    describe,
+    grid,
+    read_axes,
+)
+from zerosim.analysis.expect.times import TIMES
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
 from zerosim.config.presets.hardware import Hardware, find_hardware
@@ -55,7 +66,9 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     rounding = table.get("rounding", "")
     if rounding == "multiples-of-first-row" and [axis.name for axis in axes][:1] != [MP]:
         raise InputError(f"rounding {rounding!r}: the first axis of [sweep] must be mp")
-    points, dimension = grid(axes), next(iter(asked.values())).dimension
+    points = grid(axes)
+    over = _over(table, axes, points)
+    dimension = "share" if over else next(iter(asked.values())).dimension
     for name in NO_FIELDS:
         for key, quantity in asked.items():
             if key != "beside" and name not in quantity.takes and any(name in point.changes for point in points):
@@ -65,7 +78,20 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     for point, figure, right in zip(points, printed, instead, strict=True):
         if figure is None and right is not None:
             raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is {key} there")
+        if over and (figure is None) == (point.labels in over):
+            missing = "no figure" if figure is None else "not there"
+            raise InputError(f"over: {describe(axes, point.labels)}: {missing}; it names the places that have one")
     counted_on = table.get("counted_on", SHAPES)
+
+    def cell(point: Point, printed: Figure, instead: Figure | None, over: Cell | None) -> Cell:
+        changes, config = point.changes, _config(file, table, point, axes, counted_on)
+        bandwidth = _size(changes, BANDWIDTH) if BANDWIDTH in changes else None
+        stage = changes.get(PIPELINE_STAGE)
+        return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, over)
+
+    def base(point: Point, printed: Figure) -> Cell | None:
+        return cell(over[point.labels], printed, None, None) if over else None
+
     names_asked: dict[str, Any] = {key: table.get(key) for key in QUANTITIES}
     texts: dict[str, str] = {
         key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator", "formula_only", "gpu")
@@ -74,7 +100,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         path=file.path,
         **names_asked,
         **texts,
-        is_modelled="quantity" in asked and asked["quantity"].dimension == "seconds",
+        is_modelled=table.get("quantity") in TIMES,
         figures=MEASURED if "within" in table else key,
         rounding=rounding,
         within=_within(table) if "within" in table else Fraction(0),
@@ -85,14 +111,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         memory=_memory(table) if "memory" in table else 0,
         axes=axes,
         cells=tuple(
-            Cell(
-                point.labels,
-                _config(file, table, point, axes, counted_on),
-                point.changes.get(MP, 1),
-                point.changes.get(PIPELINE_STAGE),
-                figure,
-                right,
-            )
+            cell(point, figure, right, base(point, figure))
             for point, figure, right in zip(points, printed, instead, strict=True)
             if figure is not None
         ),
@@ -100,6 +119,23 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     if not expectation.cells:
         raise InputError(f"{key} holds no figure: nothing could fail")
     return expectation
+
+
+def _over(
+    table: Mapping[str, Any], axes: Sequence[Axis], points: Sequence[Point]
+) -> dict[tuple[str, ...], Point] | None:
+    """By a place's labels the one that its figure is divided by. Raises: InputError for what is no place."""
+    if "over" not in table:
+        return None
+    labels = axes[-1].labels if axes else ()
+    if not table["over"]:
+        raise InputError('over {}: expected places, such as { "400" = "64" }')
+    for label in (*table["over"], *table["over"].values()):
+        if label not in labels:
+            hint = did_you_mean(str(label), labels, f"expected one of {', '.join(labels)}" if labels else "no [sweep]")
+            raise InputError(f"over {label!r} is no place; {hint}")
+    places = {point.labels: point for point in points}
+    return {at: places[*at[:-1], table["over"][at[-1]]] for at in places if at[-1] in table["over"]}
 
 
 def _figures(

@@ -22,7 +22,10 @@ MP = "mp"
 PIPELINE_STAGE = "pipeline_stage"
 """An axis that is no field: the stage, from 0, whose ranks are asked about; without it those with the most are."""
 
-NO_FIELDS = (MP, PIPELINE_STAGE)
+BANDWIDTH = "bandwidth"
+"""An axis that is no field: bytes per second of a node's NICs, or those that a formula is asked about."""
+
+NO_FIELDS = (MP, PIPELINE_STAGE, BANDWIDTH)
 
 MOST_PLACES = 10_000
 """Of a grid: axes multiply, and a few lines could ask for more runs than there is time."""

@@ -8,6 +8,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     printed.py      what the ZeRO paper prints, how it rounds, the largest model that fits
     activations.py  what forward keeps, by two papers that differ
     parameters.py   parameters of GPT-2 and Llama
+    efficiency.py   how much of a step computes, at a bandwidth
     calculators.py  published calculators that disagree
 """
 
@@ -23,6 +24,10 @@ from zerosim.analysis.formulas.activations import parts_again as parts_again
 from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements
 from zerosim.analysis.formulas.calculators import Calculator as Calculator
 from zerosim.analysis.formulas.calculators import calculators as calculators
+from zerosim.analysis.formulas.efficiency import activation_intensity as activation_intensity
+from zerosim.analysis.formulas.efficiency import efficiency as efficiency
+from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
+from zerosim.analysis.formulas.efficiency import parameter_intensity as parameter_intensity
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
 from zerosim.analysis.formulas.parallel import Again as Again
 from zerosim.analysis.formulas.parallel import all_reduce_sent as all_reduce_sent
