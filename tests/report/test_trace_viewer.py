@@ -54,6 +54,7 @@ def test_speedscope_imports_what_was_written(viewer: tuple[Path, str], tmp_path:
         ["node", str(script), str(modules), browser, str(file), str(tmp_path)],
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=180,
     )
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
         f"MFU {100 * values['mfu']:.1f} %. Products at most at "
         f"{100 * cluster.matmul.most:.1f} % of the peak ({cluster.source})."
     )
-    if time.seconds < HOST_S[0] * time.kernels:
+    if _host_decides(time):
         least, most = (seconds * time.kernels for seconds in HOST_S)
         note += (
             f" Its {time.kernels:,} kernels are short. Where a framework launches each from Python, the host decides: "
@@ -96,9 +96,13 @@ def times_table(times: Mapping[int, StepTime], cluster: Cluster | None) -> Rende
         f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs, not "
         f"measured, from the same program on shapes; on the rank that ends last. Known error: {cluster.known_error}."
     )
-    if any(time.compute < LAUNCH_S * time.kernels for time in times.values()):
-        note += " Kernels are shorter than their launches: real steps take longer."
+    if any(_host_decides(time) for time in times.values()):
+        note += " Kernels are short: where a framework launches each from Python, steps take longer."
     return titled("Time of a step", Adaptive(grid), note)
+
+
+def _host_decides(time: StepTime) -> bool:
+    return time.seconds < HOST_S[0] * time.kernels
 
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:
