@@ -98,3 +98,21 @@ def test_the_other_searches_say_how_fast_it_is(capsys: pytest.CaptureFixture[str
     assert f"{values['time']['tokens_per_s']:,.0f} tokens/s" in " ".join(err.split())
     assert main(["fit", "--find", "mesh", *words]) == 0
     assert json.loads(capsys.readouterr().out)["meshes"][0]["time"]["known_error"]
+
+
+def test_an_interrupted_search_shows_the_best_so_far(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    ran = 0
+
+    def trial(asked: RunConfig, capacity: int, cluster: Any) -> Figures | None:
+        nonlocal ran
+        ran += 1
+        if ran > 2:
+            raise KeyboardInterrupt
+        return figures_within(asked, capacity, cluster)
+
+    monkeypatch.setattr("zerosim.train.plan.figures_within", trial)
+    words = [f"--{name}={value}" for name, value in SMALL.items()]
+    assert main(["fit", "--find", "fastest", "--gpu", "a100-80", "--global-batch", "4", *words]) == 130
+    said = capsys.readouterr().out
+    assert "Interrupted after 2 configurations: there may be faster ones." in " ".join(said.split())
+    assert "--micro-batch" in said

@@ -64,12 +64,13 @@ class Timed:
 @dataclass(frozen=True, slots=True)
 class Fastest:
     """What was found, the fastest first; how many meshes, stages and micro-batches there are, how many configurations
-    were run, and how many of these did not fit."""
+    were run, and how many of these did not fit. `ended`: False where it was interrupted: there may be faster ones."""
 
     found: Sequence[Timed]
     candidates: int
     tried: int
     too_much: int
+    ended: bool = True
 
 
 TimedTrial = Callable[[RunConfig], Figures | None]
@@ -84,7 +85,10 @@ def fastest(
     say: Callable[[RunConfig, Figures | None], None] = lambda config, figures: None,
     most: int = MOST,
 ) -> Fastest:
-    """The best on `config`'s ranks, with so many rows in a step. `bound` is `least_seconds` on their cluster."""
+    """The best on `config`'s ranks, with so many rows in a step. `bound` is `least_seconds` on their cluster.
+
+    Raises: KeyboardInterrupt while nothing has been found. Later it ends the search with what there is.
+    """
     families = list(ladders(config, global_batch))
     waiting = [(bound(family[0]), number, 0) for number, family in enumerate(families)]
     heapq.heapify(waiting)
@@ -102,16 +106,25 @@ def fastest(
                 del found[most:]
         return fitting[asked]
 
-    while waiting:
-        least, number, more = heapq.heappop(waiting)
-        if len(found) == most and least >= found[-1].time.seconds:
-            break
-        asked = families[number][more]
-        batches, rows = asked.data.accumulate, asked.data.micro_batch
-        hopeless = batches > 1 and not fits(asked.replace(micro_batch=1, accumulate=batches * rows))
-        if (hopeless or not fits(asked)) and more + 1 < len(families[number]):
-            heapq.heappush(waiting, (bound(families[number][more + 1]), number, more + 1))
-    return Fastest(found, len(families), len(fitting), list(fitting.values()).count(False))
+    def search() -> None:
+        while waiting:
+            least, number, more = heapq.heappop(waiting)
+            if len(found) == most and least >= found[-1].time.seconds:
+                break
+            asked = families[number][more]
+            batches, rows = asked.data.accumulate, asked.data.micro_batch
+            hopeless = batches > 1 and not fits(asked.replace(micro_batch=1, accumulate=batches * rows))
+            if (hopeless or not fits(asked)) and more + 1 < len(families[number]):
+                heapq.heappush(waiting, (bound(families[number][more + 1]), number, more + 1))
+
+    ended = False
+    try:
+        search()
+        ended = True
+    except KeyboardInterrupt:
+        if not found:
+            raise
+    return Fastest(found, len(families), len(fitting), list(fitting.values()).count(False), ended)
 
 
 def ladders(config: RunConfig, global_batch: int) -> Iterator[Sequence[RunConfig]]:

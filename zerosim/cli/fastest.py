@@ -20,7 +20,7 @@ SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute", "s
 
 
 def find_fastest(args: argparse.Namespace) -> int:
-    """0 if something fits, 3 if nothing does; what is looked for may not be given."""
+    """0 if something fits, 3 if nothing does; what is looked for may not be given. Ctrl-C shows the best so far."""
     for name in SEARCHED:
         if hasattr(args, name):
             raise InputError(f"{flag_of(name)}: it is what is looked for; leave it out")
@@ -73,6 +73,7 @@ def find_fastest(args: argparse.Namespace) -> int:
         "candidates": result.candidates,
         "tried": result.tried,
         "too_much": result.too_much,
+        "ended": result.ended,
         "limit": limit.to_dict(),
         **outside_values(result.found[0].config if result.found else config, limit),
         "config": config.to_dict(),
@@ -82,4 +83,6 @@ def find_fastest(args: argparse.Namespace) -> int:
             from zerosim.report.fit_fastest import fastest_report
 
             show(args, fastest_report(config, batch, result, limit, cluster))
+    if not result.ended:
+        raise KeyboardInterrupt  # what was found has been shown
     return 0 if result.found else 3

@@ -27,6 +27,8 @@ def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit,
         "The others cannot be among these: more rows than do not fit, more recompute than is needed, or "
         "kernels that alone take longer."
     )
+    if not result.ended:
+        how = f"Interrupted after {counted(result.tried, 'configuration')}: there may be faster ones."
     if not result.found:
         return Stack(prose(headline, "bold"), prose("Nothing fits.", "bold red"), prose(how, "dim"))
     best = result.found[0]
@@ -45,7 +47,7 @@ def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit,
         prose(fastest_flags(best.config), "bold green"),
         prose(assumed(best.config, limit), "dim"),
         titled("The fastest", Adaptive(grid, grid.short(), fewer, fewer.without("peak, bytes")), note),
-        prose(how, "dim"),
+        prose(how, "dim" if result.ended else "bold red"),
         outside_table(best.config, limit),
     )
 
