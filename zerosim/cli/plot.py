@@ -33,6 +33,7 @@ FIGURES = {
     "traffic": "bytes sent per rank and step, by stage and operation",
     "addresses": "where each buffer lay in memory, and the holes between (with --allocator caching or arena)",
     "streams": "one step in time on a GPU: each rank's streams as lanes, waits, live bytes (with --gpu)",
+    "overlap": "a step's time by the bandwidth between GPUs, and where communication hides, by stage (with --gpu)",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
@@ -62,6 +63,9 @@ def _figure_parser(name: str | None) -> Parser:
     if name == "streams":
         add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
         add("--rank", metavar="R|all", type=_number_or_all, default="all", help="whose (default: all of one kind each)")
+    if name == "overlap":
+        add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
+    if name in ("overlap", "streams"):
         add_time_flags(add)
         parser.set_defaults(limit=None)
     elif name not in ("traffic", "schedule"):
@@ -285,9 +289,36 @@ def _streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     return figure, {"step_s": timeline.seconds, "ranks": [track_values(timeline.tracks[rank]) for rank in ranks]}
 
 
+def _overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
+    from zerosim.analysis.break_even import hides_from, link_of, record_step, times_by_bandwidth
+    from zerosim.report.names import STAGES
+    from zerosim.report.plots import overlap_figure
+    from zerosim.report.plots.overlap import Line
+
+    cluster = device_cluster(args, limit)
+    assert cluster is not None  # --gpu is required
+    link = link_of(config.mesh.ranks, cluster)
+    own = getattr(cluster, link)
+    speeds = [own * 2 ** (power / 2) for power in range(-12, 9)]
+    lines = {}
+    for stage in _stages(args, config):
+        step = record_step(config.at_stage(stage), cluster)
+        lines[STAGES[stage]] = Line(times_by_bandwidth(step, cluster, speeds), hides_from(step, cluster))
+    figure = overlap_figure(lines, speeds, link, config, cluster, theme=args.theme, size=args.size)
+    return figure, {
+        "modelled_on": cluster.name,
+        "link": link,
+        "own_bytes_per_s": own,
+        "bytes_per_s": speeds,
+        "stages": {name: line.to_dict() for name, line in lines.items()},
+        "known_error": cluster.known_error,
+    }
+
+
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "addresses": _addresses,
     "memory": _memory,
+    "overlap": _overlap,
     "scaling": _scaling,
     "schedule": _schedule,
     "streams": _streams,
@@ -301,9 +332,13 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     from zerosim.report.plots.words import stage_label
     from zerosim.train.plan import plan
 
-    wanted = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
     steps = getattr(args, "steps", 1)  # a scenario's are there to learn: all of them count the same
-    return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
+    return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in _stages(args, config)}
+
+
+def _stages(args: argparse.Namespace, config: RunConfig) -> tuple[int, ...]:
+    """Those that were asked for, or all."""
+    return args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
 
 
 def _inches(text: str) -> tuple[float, float]:

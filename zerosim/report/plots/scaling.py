@@ -59,7 +59,7 @@ def scaling_figure(
     settle(page)
     _set_ticks(page, axes, sorted({ranks for line in lines.values() for ranks, _ in line}))
     finish(page)
-    _spread(page, axes, labels)
+    spread_labels(page, axes, labels)
     return page.figure
 
 
@@ -74,7 +74,7 @@ def _draw_line(
     axes.plot(xs, ys, color=color, linestyle=dashes, linewidth=1.6, gid=f"line.{name}")
     fill = [color if limit is None or nbytes <= limit[1] else page.theme.background for nbytes in ys]
     axes.scatter(xs, ys, s=size**2, marker=marker, c=fill, edgecolors=color, linewidths=1.3, zorder=3, clip_on=False)
-    return _beside(page, axes, line[-1], f"{stage_name(name)}  {format_bytes(line[-1][1])}", color)
+    return beside(page, axes, line[-1], f"{stage_name(name)}  {format_bytes(line[-1][1])}", color)
 
 
 def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], last: int) -> Annotation:
@@ -85,10 +85,10 @@ def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], last: int) -> An
         axes.axhline(nbytes, color=page.theme.text, linewidth=1.2, dashes=(4, 2), gid="limit")
     else:
         words = f"{words} {'↑' if nbytes >= high else '↓'}"
-    return _beside(page, axes, (last, min(max(nbytes, low), high)), words, page.theme.text)
+    return beside(page, axes, (last, min(max(nbytes, low), high)), words, page.theme.text)
 
 
-def _beside(page: Page, axes: Axes, where: tuple[float, float], words: str, color: str) -> Annotation:
+def beside(page: Page, axes: Axes, where: tuple[float, float], words: str, color: str) -> Annotation:
     """A label right of the axes, tied to a point on it."""
     return axes.annotate(
         words, where, xycoords="data", xytext=(1.03, 0.5), textcoords="axes fraction", color=color, va="center",
@@ -98,10 +98,10 @@ def _beside(page: Page, axes: Axes, where: tuple[float, float], words: str, colo
     )  # fmt: skip
 
 
-def _spread(page: Page, axes: Axes, labels: list[Annotation]) -> None:
-    """Put each label as near to its point's height as the others let it."""
+def spread_labels(page: Page, axes: Axes, labels: list[Annotation], *, lines: int = 1) -> None:
+    """Put each label, of so many lines, as near to its point's height as the others let it."""
     height = inches(page, axes)[1]
-    pitch = min(page.points * 1.45 / 72, height / len(labels)) / height
+    pitch = min(page.points * 1.45 * lines / 72, height / len(labels)) / height
     order = sorted(labels, key=lambda label: label.xy[1])
     wanted = [axes.transAxes.inverted().transform(axes.transData.transform(label.xy))[1] for label in order]
     for label, place in zip(order, spread(wanted, pitch), strict=True):
