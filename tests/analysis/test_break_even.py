@@ -63,3 +63,17 @@ def test_the_picture_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "line.ZeRO-3" in (tmp_path / "overlap.svg").read_text("utf-8")
     assert main(["plot", "overlap", "--gpu", "a100-80", "--ranks", "1", "-o", str(tmp_path / "one.svg")]) == 2
     assert "choose 2 or more" in capsys.readouterr().err
+
+
+def test_a_plan_says_what_would_hide_its_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan --model llama3-8b --layers 4 --ranks 64 --recompute full --gpu h100-80 --nic 100GB"
+
+    def said(*more: str) -> str:
+        main([*words.split(), *more])
+        *_, found = " ".join(capsys.readouterr().out.split()).partition("can be hidden: ")
+        return found.partition(".")[0]
+
+    assert said("--stage", "0") == said("--stage", "1", "--recipe", "megatron") == "--overlap-reduction"
+    assert said("--stage", "3") == "--overlap-reduction --prefetch 1"
+    assert said("--stage", "2", "--recipe", "deepspeed") == "--reduce-buffers 2"
+    assert said("--stage", "3", "--recipe", "fsdp2") == ""
