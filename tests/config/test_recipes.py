@@ -51,7 +51,7 @@ LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
     ("name", "by_stage"),
     [
         ("paper", ({}, {}, {}, {})),
-        ("ddp", ({**FOREACH, "grad_buckets": "copies"}, FOREACH, FOREACH, FOREACH)),
+        ("ddp", ({**FOREACH, "grad_buckets": "copies", "overlap_reduction": True}, FOREACH, FOREACH, FOREACH)),
         (
             "deepspeed",
             (
@@ -74,14 +74,15 @@ LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
         (
             "fsdp2",
             (
-                *[{**FOREACH, **LATE_FP32}] * 3,
+                *[{**FOREACH, **LATE_FP32}] * 2,
+                {**FOREACH, **LATE_FP32, "overlap_reduction": True},
                 {
                     **FOREACH,
                     **LATE_FP32,
                     "keep_root_units": True,
                     "cast_shards": True,
                     "prefetch": 1,
-                    "late_reduction": True,
+                    "overlap_reduction": True,
                 },
             ),
         ),

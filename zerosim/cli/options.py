@@ -37,8 +37,9 @@ GROUPS: Mapping[str, str] = {
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
     "activations": "recompute partition_activations cpu_checkpointing saves attention loss",
-    "recipe": "recipe grad_reduction reduce_bucket reduce_buffers allgather_bucket grad_buckets sub_group foreach "
-    "upcast_grads keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements max_live",
+    "recipe": "recipe grad_reduction reduce_bucket reduce_buffers overlap_reduction allgather_bucket grad_buckets "
+    "sub_group foreach upcast_grads keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements "
+    "max_live",
     "training": "steps micro_batch accumulate optimizer lr betas eps momentum weight_decay decay schedule warmup "
     "min_lr clip_norm seed",
     "precision": "precision grad_dtype master_init loss_scale initial_scale_power loss_scale_window hysteresis "

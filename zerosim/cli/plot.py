@@ -16,7 +16,7 @@ from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
 from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_limit, planned_config
-from zerosim.cli.plot_time import GPUS, streams, throughput
+from zerosim.cli.plot_time import GPUS, overlap, stages_asked, streams, throughput
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, printable
 from zerosim.ledger.memory import MARKS
@@ -35,6 +35,7 @@ FIGURES = {
     "addresses": "where each buffer lay in memory, and the holes between (with --allocator caching or arena)",
     "streams": "one step in time on a GPU: each rank's streams as lanes, waits, live bytes (with --gpu)",
     "throughput": "TFLOP/s per GPU by model size or number of GPUs, a line a stage, modelled (with --gpu)",
+    "overlap": "a step's time by the bandwidth between GPUs, and where communication hides, by stage (with --gpu)",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
 Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
@@ -64,6 +65,9 @@ def _figure_parser(name: str | None) -> Parser:
     if name == "streams":
         add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
         add("--rank", metavar="R|all", type=_number_or_all, default="all", help="whose (default: all of one kind each)")
+    if name == "overlap":
+        add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
+    if name in ("overlap", "streams"):
         add_time_flags(add)
         parser.set_defaults(limit=None)
     elif name == "throughput":
@@ -281,6 +285,7 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "addresses": _addresses,
     "memory": _memory,
+    "overlap": overlap,
     "scaling": _scaling,
     "schedule": _schedule,
     "streams": streams,
@@ -295,9 +300,10 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     from zerosim.report.plots.words import stage_label
     from zerosim.train.plan import plan
 
-    wanted = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
     steps = getattr(args, "steps", 1)  # a scenario's are there to learn: all of them count the same
-    return {stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in wanted}
+    return {
+        stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in stages_asked(args, config)
+    }
 
 
 def _inches(text: str) -> tuple[float, float]:

@@ -96,3 +96,35 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
             from zerosim.cli.plan import planned_config
 
             yield planned_config(argparse.Namespace(**{**vars(args), "model": name})).replace(capacity=None)
+
+
+def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> tuple[Any, dict[str, Any]]:
+    """A step's time by bandwidth: a line a stage."""
+    from zerosim.analysis.break_even import hides_from, link_of, record_step, times_by_bandwidth
+    from zerosim.report.names import STAGES
+    from zerosim.report.plots import overlap_figure
+    from zerosim.report.plots.overlap import Line
+
+    cluster = device_cluster(args, limit)
+    assert cluster is not None  # --gpu is required
+    link = link_of(config.mesh.ranks, cluster)
+    own = getattr(cluster, link)
+    speeds = [own * 2 ** (power / 2) for power in range(-12, 9)]
+    lines = {}
+    for stage in stages_asked(args, config):
+        step = record_step(config.at_stage(stage), cluster)
+        lines[STAGES[stage]] = Line(times_by_bandwidth(step, cluster, speeds), hides_from(step, cluster))
+    figure = overlap_figure(lines, speeds, link, config, cluster, theme=args.theme, size=args.size)
+    return figure, {
+        "modelled_on": cluster.name,
+        "link": link,
+        "own_bytes_per_s": own,
+        "bytes_per_s": speeds,
+        "stages": {name: line.to_dict() for name, line in lines.items()},
+        "known_error": cluster.known_error,
+    }
+
+
+def stages_asked(args: argparse.Namespace, config: RunConfig) -> tuple[int, ...]:
+    """Those that were asked for, or all."""
+    return args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))

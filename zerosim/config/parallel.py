@@ -126,6 +126,11 @@ class ParallelConfig(Part):
         None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, metavar="1|2",
         shown=OF_RECIPE,
     )  # fmt: skip
+    overlap_reduction: bool | None = option(
+        None, "backward goes on while gradients are reduced: stages 0 and 1 wait for all of it when backward is over, "
+        "2 and 3 for each reduction when the next one begins; out of buffers it is --reduce-buffers 2 that overlaps",
+        also=("--overlap-grad-reduce",),
+    )  # fmt: skip
     allgather_bucket: int | None = option(
         None, "stages 1 and 2: elements of a buffer through which new parameters arrive; 0: none", low=0, high=10**12,
         metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--allgather-bucket-size",),

@@ -206,6 +206,12 @@ def _check_together(config: RunConfig) -> None:
             f"max_live {config.parallel.max_live}: holds back what is gathered ahead by elements; pass "
             "--prefetch-elements too"
         )
+    choices = config.recipe_choices
+    if config.parallel.overlap_reduction and choices.reduce_bucket and config.parallel.zero_stage:
+        raise InputError(
+            f"overlap_reduction: gradients are reduced out of buffers of {choices.reduce_bucket:,} elements; pass "
+            "--reduce-buffers 2 in its place, so that one is filled while the other is reduced"
+        )
     check_tensor_parallel(model, mesh, config.parallel)
     check_kept_inputs(mesh, config.memory)
     check_pipeline(model, mesh, config.parallel, config.data)

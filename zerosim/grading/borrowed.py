@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from zerosim.analysis import slots
 from zerosim.device.allocators import arena
 from zerosim.grading.own_code import is_own
+from zerosim.ledger import clock
 from zerosim.parallel import pipeline
 from zerosim.parallel.base import RENAMED, Strategy
 from zerosim.parallel.tensor import Borders
@@ -47,7 +49,7 @@ def _owners(name: str) -> list[type | ModuleType]:
     borders += [Borders] if name in vars(Borders) else []
     strategies += [Strategy] if not strategies and name in vars(Strategy) else []
     regions: list[type] = [arena.Arena] if name in vars(arena.Arena) else []
-    modules = [module for module in (partition, flat, pipeline, arena) if name in vars(module)]
+    modules = [module for module in (partition, flat, pipeline, arena, clock, slots) if name in vars(module)]
     return [*strategies, *borders, *regions, *modules]
 
 

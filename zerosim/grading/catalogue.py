@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
 from zerosim.errors import InputError
-from zerosim.grading import adapting, best_fit, borders, checks, compaction, pipelines, traffic
+from zerosim.grading import adapting, best_fit, borders, checks, compaction, pipelines, traffic, waiting
 from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise, stages_of
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs, skeletons
@@ -277,6 +277,38 @@ EXERCISES: tuple[Exercise, ...] = (
         adapt=compaction.region,
         examine=compaction.examine,
         yours=("compacted",),
+    ),
+    exercise(
+        (22, "depth", skeletons.my_depth, 3, "Prefetch that is deep enough"),
+        "At a unit's turn its own gather is waited for, then those of the next units are launched that are not under "
+        "way, then it computes. Gathers follow one another in a stream. How many units must be gathered ahead, at "
+        "least, so that no longer is waited than with all of them ahead?",
+        (
+            "Play it through for one depth: when the stream is free, when each gather ends, when each unit begins.",
+            "max(now, end of its own gather) is when a unit begins. Add up what was waited, and try every depth.",
+        ),
+        (),
+        judges=(),
+        adapt=waiting.depth,
+        examine=waiting.examine_depth,
+        yours=("simulate",),
+        decisive=("depth",),
+    ),
+    exercise(
+        (23, "micro_batches", skeletons.my_micro_batches, 0, "Micro-batches against the bubble"),
+        "A pipeline waits for (p-1)/(vm) of its work: p stages, v chunks on each, m micro-batches. What is the "
+        "smallest m with which that is no more than a given share? One chunk is 1F1B; several are interleaved, which "
+        "takes multiples of p.",
+        (
+            "m is at least (p-1)/(v share), a whole number, and 1 at least.",
+            "share is a Fraction: -(-a // b) rounds a/b up without losing anything.",
+        ),
+        (),
+        judges=(),
+        adapt=waiting.micro_batches,
+        examine=waiting.examine_micro_batches,
+        yours=("counted_bubble",),
+        decisive=("bubble",),
     ),
 )
 

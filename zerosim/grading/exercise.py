@@ -87,6 +87,7 @@ class Exercise:
 
     given      the skeleton or the strategy with a bug: what a solution begins with
     stage      the ZeRO stage whose reference run it is held against
+    cases      its runs; none where an answer is examined by itself alone
     judges     the checks, in order
     volume     elements that may be sent per rank and step, times N/(N-1), in words and as
                volume(config, Psi, tied elements)

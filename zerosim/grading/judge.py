@@ -50,6 +50,8 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0) -> Deb
     Raises: InputError for an unknown exercise or case, and for an answer that is not what is asked for.
     """
     one = find_exercise(exercise)
+    if not one.cases:
+        raise InputError(f"exercise {one.name!r}: its answer is asked by itself, and nothing is run; see grade")
     if not 0 <= case < len(one.cases):
         raise InputError(f"case {case}: exercise {one.name!r} has cases 0 to {len(one.cases) - 1}")
     own = one.adapt(answer)
@@ -78,7 +80,7 @@ def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -
     if isinstance(own, Failure):
         return Verdict(unsolved=own)
     void = f"{_listed(sorted(borrowed))}, zerosim's own, did the work: write it yourself" if borrowed else ""
-    if any(not check.passed for check in own):
+    if any(not check.passed for check in own) or not one.cases:
         return Verdict(own, void=void)
     by_name: dict[str, list[Check]] = {name: [] for name in ("runs", *(name for name, _ in one.judges))}
     for case, mine in trials:

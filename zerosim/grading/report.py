@@ -60,8 +60,8 @@ class Grade:
 
     @property
     def possible(self) -> int:
-        """Points of a solution: one per check."""
-        return len(self.exercise.judges) + 1 + (self.exercise.examine is not None)
+        """Points of a solution: one per check, and that its runs end is one."""
+        return len(self.exercise.judges) + bool(self.exercise.cases) + (self.exercise.examine is not None)
 
     @property
     def failures(self) -> tuple[Check, ...]:

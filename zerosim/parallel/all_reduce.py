@@ -43,11 +43,8 @@ class AllReduced(Strategy):
 class AllReduceZero1(AllReduced, Zero1):
     """ZeRO-1 with an all_reduce in the place of its reduce_scatter."""
 
-    def reduce(self, flats: list[Flat]) -> None:
-        if flats:
-            self.comm.all_reduce([flat.whole_grad() for flat in flats])
-            for flat in flats:
-                flat.grad_shard = flat.whole_grad()[flat.own.start : flat.own.stop]
+    def launch_in_place(self, grads: list[Buffer], own: list[Buffer]) -> Work[Any]:
+        return self.comm.launch_all_reduce(grads)
 
 
 class AllReduceZero2(AllReduced, Zero2):

@@ -56,6 +56,7 @@ class Strategy:
     keeps_grads = True  # every rank holds all gradients until the step
     sees_all_grads = False  # every rank sees every reduced gradient, so nothing need be exchanged
     cast_shards = False  # the half-type shard is cast from the master at each use, not stored
+    overlaps = False  # backward goes on while gradients are reduced
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm
@@ -166,15 +167,23 @@ class Strategy:
 
         return self.comm.launch_reduce_scatter(grads, out=shards), keep
 
+    def reduce_beside(self, flat: Flat) -> None:
+        """Reduce a flat's finished gradient while backward goes on. The reduction before lands first: no more than one
+        input is held beside the gradient that backward makes."""
+        self.land()
+        self.later(*self.launch_reduce([flat], [flat.take_grad()]))
+
     def open_buffers(self) -> None:
         """A backward begins: what gradients are reduced out of must be there."""
         if self.buffers is not None:
             self.buffers.open(self.flats[0].grad_dtype)
 
     def close_buffers(self) -> None:
-        """It is over: what is left there is reduced."""
+        """It is over: what is left there is reduced. What is under way lands, unless its input is kept anyway."""
         if self.buffers is not None:
             self.buffers.flush(self.launch_reduce)
+        if self.overlaps and not self.keeps_grads:
+            self.land()
 
     def keep_shard(self, flat: Flat, grad: Buffer | None) -> None:
         """Keep the own part of a micro-batch's reduced gradient (None: there is none)."""

@@ -34,13 +34,16 @@ class Bucket:
         self._waiting: list[Flat] = []
         self._waiting_bytes = 0
 
-    def add(self, flat: Flat) -> list[Flat]:
-        """Put one flat in; returns those that had to leave for it, to be reduced now."""
+    def add(self, flat: Flat) -> list[list[Flat]]:
+        """Put one flat in; returns what is to be reduced now, call by call: those that had to leave for it, and those
+        beside which there is no more room."""
         nbytes = flat.padded_numel * flat.grad_dtype.itemsize
-        leaving = self.flush() if self._waiting_bytes + nbytes > (self.capacity or 0) else []
+        leaving = [self.flush()] if self._waiting_bytes + nbytes > (self.capacity or 0) else []
         self._waiting.append(flat)
         self._waiting_bytes += nbytes
-        return leaving
+        if self._waiting_bytes >= (self.capacity or 0):
+            leaving.append(self.flush())
+        return [flats for flats in leaving if flats]
 
     def flush(self) -> list[Flat]:
         """Everything that waits."""

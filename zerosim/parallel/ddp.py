@@ -5,7 +5,8 @@
 
 ZeRO paper, sections 2.1 and 7.1. A bucket is reduced as soon as it is full, in place in the
 gradients' own memory or, as PyTorch's DDP does by default, in a copy that lives through the run:
-2 Psi bytes more. With accumulation, gradients are summed first and reduced once.
+2 Psi bytes more. Where it overlaps, backward goes on meanwhile, and all buckets land when it is over:
+that takes no memory. With accumulation, gradients are summed first and reduced once.
 """
 
 from __future__ import annotations
@@ -43,22 +44,27 @@ class DDP(Strategy):
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
             unit.flat.add_grad_whole(unit.flat.take_grad())
-            if self.last:
-                self.reduce(self.bucket.add(unit.flat))
+            for flats in self.bucket.add(unit.flat) if self.last else ():
+                self.reduce(flats)
 
     def end_backward(self) -> None:
-        self.reduce(self.bucket.flush())
+        if flats := self.bucket.flush():
+            self.reduce(flats)
 
     def reduce(self, flats: list[Flat]) -> None:
         """Average these flats' whole gradients in one call, in place or in their copies."""
-        if flats:
-            grads = [flat.whole_grad() for flat in flats]
-            reduced = [self._copies.get(flat.name, grad) for flat, grad in zip(flats, grads, strict=True)]
-            self._copy(grads, reduced)
-            self.comm.all_reduce(reduced)
+        grads = [flat.whole_grad() for flat in flats]
+        copies = [self._copies.get(flat.name, grad) for flat, grad in zip(flats, grads, strict=True)]
+
+        def keep(reduced: list[Buffer]) -> None:
             self._copy(reduced, grads)
             for flat, grad in zip(flats, grads, strict=True):
                 flat.grad_shard = grad  # the own slice is all of it
+
+        self._copy(grads, copies)
+        self.later(self.comm.launch_all_reduce(copies), keep)
+        if not self.overlaps:
+            self.land()
 
     def _copy(self, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
         for source, target in zip(sources, targets, strict=True):

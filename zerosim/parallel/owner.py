@@ -11,6 +11,7 @@ with slices, in the same order, so weights are the same to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from zerosim.comm.group import Work
@@ -46,6 +47,15 @@ class OwnerPartition(Strategy):
         """The reduced gradient, in place on its owner, where it stays; None on the other ranks."""
         return self.own_part(flat, self.comm.reduce(grad, dst=self.owner(flat)))
 
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
+        [flat], [grad] = flats, grads
+
+        def keep(reduced: Buffer) -> None:
+            with self.device.scope(unit=flat.module):
+                self.keep_shard(flat, self.own_part(flat, reduced))
+
+        return self.comm.launch_reduce(grad, dst=self.owner(flat)), keep
+
     def own_part(self, flat: Flat, reduced: Buffer) -> Buffer | None:
         """What this rank keeps of what a reduction left in its buffer."""
         if not self.owns(flat):
@@ -59,7 +69,12 @@ class OwnerZero1(OwnerPartition, Zero1):
 
     def reduce(self, flats: list[Flat]) -> None:
         for flat in flats:
-            flat.grad_shard = self.reduce_to_owner(flat, flat.whole_grad())
+            self.later(self.comm.launch_reduce(flat.whole_grad(), dst=self.owner(flat)), partial(self._keep, flat))
+            if not self.overlaps:
+                self.land()
+
+    def _keep(self, flat: Flat, reduced: Buffer) -> None:
+        flat.grad_shard = self.own_part(flat, reduced)
 
     def publish_params(self, flat: Flat) -> None:
         self.broadcast(flat)
@@ -92,12 +107,3 @@ class OwnerZero3(OwnerPartition, Zero3):
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         return self.reduce_to_owner(flat, grad)
-
-    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> tuple[Work[Any], Callable[[Any], None]]:
-        [flat], [grad] = flats, grads
-
-        def keep(reduced: Buffer) -> None:
-            with self.device.scope(unit=flat.module):
-                self.keep_shard(flat, self.own_part(flat, reduced))
-
-        return self.comm.launch_reduce(grad, dst=self.owner(flat)), keep

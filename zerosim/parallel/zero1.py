@@ -4,14 +4,18 @@
     volume per step    2 Psi (N-1)/N elements     reduce_scatter of gradients, all_gather of parameters
 
 ZeRO paper, sections 5.1 and 7.2.1. Both collectives work in place: a rank's slice of the gradient is
-reduced where it stands, and new parameters are gathered over the old ones. With accumulation,
-gradients are summed first and reduced once.
+reduced where it stands, and new parameters are gathered over the old ones. Where reductions overlap,
+backward goes on meanwhile, and all land when it is over. With accumulation, gradients are summed
+first and reduced once.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from zerosim.comm.collectives import Comm
-from zerosim.device.device import Device
+from zerosim.comm.group import Work
+from zerosim.device.device import Buffer, Device
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
@@ -32,10 +36,13 @@ class Zero1(Strategy):
             if self.last and self.buffers is not None:
                 self.buffers.add(unit.flat, unit.flat.take_whole(), self.launch_reduce)
             elif self.last:
-                self.reduce(self.bucket.add(unit.flat))
+                for flats in self.bucket.add(unit.flat):
+                    self.reduce(flats)
 
     def end_backward(self) -> None:
-        self.reduce(self.bucket.flush())
+        if flats := self.bucket.flush():
+            self.reduce(flats)
+        self.land()
         if self.updater.grad_memory.own_only:
             for flat in self.flats:
                 with self.device.scope(unit=flat.module):
@@ -43,12 +50,20 @@ class Zero1(Strategy):
 
     def reduce(self, flats: list[Flat]) -> None:
         """Average these flats' gradients in one call: each own slice, where it stands."""
-        if flats:
-            grads = [flat.whole_grad() for flat in flats]
-            own = [flat.whole_grad()[flat.own.start : flat.own.stop] for flat in flats]
-            self.comm.reduce_scatter(grads, out=own)
+        grads = [flat.whole_grad() for flat in flats]
+        own = [grad[flat.own.start : flat.own.stop] for flat, grad in zip(flats, grads, strict=True)]
+
+        def keep(_: Any) -> None:
             for flat, shard in zip(flats, own, strict=True):
                 flat.grad_shard = shard
+
+        self.later(self.launch_in_place(grads, own), keep)
+        if not self.overlaps:
+            self.land()
+
+    def launch_in_place(self, grads: list[Buffer], own: list[Buffer]) -> Work[Any]:
+        """The reduction itself, under way; `own` are the windows of the own slices."""
+        return self.comm.launch_reduce_scatter(grads, out=own)
 
     def publish_params(self, flat: Flat) -> None:
         gather_params(self.comm, flat, self.allgather_bucket)

@@ -4,7 +4,8 @@
     volume per step    2 Psi (N-1)/N elements     reduce_scatter of gradients, all_gather of parameters
 
 ZeRO paper, sections 5.2 and 7.2.1. The whole gradient of one unit lives from its backward to its
-reduction. With A micro-batches each one is reduced and added onto the slice: (A + 1) Psi (N-1)/N.
+reduction, or, where reductions overlap, until the next unit's begins. With A micro-batches each one
+is reduced and added onto the slice: (A + 1) Psi (N-1)/N.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ class Zero2(Strategy):
     def post_backward(self, unit: Unit) -> None:
         if not unit.reduces:
             return
-        if self.buffers is None:
-            self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
-        else:
+        if self.buffers is not None:
             self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
+        elif self.overlaps:
+            self.reduce_beside(unit.flat)
+        else:
+            self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         """The own slice of a whole gradient, averaged; None on a rank that has no part of it."""

@@ -19,8 +19,8 @@ reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. Choices beyond the p
     prefetch       before a unit computes, the gathers of so many units after it are launched, and each is
                    waited for when its unit's turn comes. The volume stays, the peak grows by those units
     ahead          the same by elements, as DeepSpeed does: see `Ahead`
-    late_reduction a reduction is waited for when the next unit's begins, and its input is held until then
-                   (FSDP2's reduce_scatter_state)
+    overlap        a reduction is waited for when the next unit's begins, and its input is held until then
+                   (`Strategy.overlaps`; FSDP2's reduce_scatter_state)
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class Zero3(Strategy):
         cast_shards: bool = False,
         prefetch: int = 0,
         ahead: Ahead = Ahead(),
-        late_reduction: bool = False,
     ) -> None:
         super().__init__(comm, device, updater)
         self.kept = frozenset([*kept, *root])
@@ -88,7 +87,6 @@ class Zero3(Strategy):
         self.cast_shards = cast_shards
         self.num_prefetched = prefetch
         self._ahead = ahead
-        self.late_reduction = late_reduction
         self._gathers: dict[str, Work[Buffer]] = {}  # under way, by flat
         self._queue: deque[tuple[int, Use, Flat]] = deque()  # of the step's uses, those not looked at yet
         self._live = 0  # elements that are gathered, or under way, and will be freed
@@ -129,8 +127,6 @@ class Zero3(Strategy):
             for ended in self.ended:
                 self.finish(ended)
             self.ended.clear()
-            if self.late_reduction:
-                self.land()
 
     def finish(self, unit: Unit) -> None:
         """A unit's backward is over: its parameters go, its gradient is reduced."""
@@ -140,9 +136,8 @@ class Zero3(Strategy):
         for flat in unit.flats if unit.reduces else ():  # a tied buffer: after its last use only
             if self.buffers is not None:
                 self.buffers.add(flat, [flat.take_grad()], self.launch_reduce)
-            elif self.late_reduction:
-                self.land()  # the one before: its input goes before this one's is made
-                self.later(*self.launch_reduce([flat], [flat.take_grad()]))
+            elif self.overlaps:
+                self.reduce_beside(flat)
             else:
                 self.keep_shard(flat, self.reduce(flat, flat.take_grad()))
 

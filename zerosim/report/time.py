@@ -17,6 +17,7 @@ from zerosim.train.result import RunResult
 HOST_S = (68e-6, 269e-6)
 """What Megatron-LM's steps of 12 layers of width 512 took for each kernel that is counted, least and most; there the
 host decides. Source: scenarios/measured_time_megatron.toml."""
+_WORTH_IT = 0.05
 _AXES = {"dp_shard": "ZeRO's collectives", "tp": "tensor parallelism's", "pp": "between pipeline stages"}
 
 
@@ -43,7 +44,23 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
             f" Its {time.kernels:,} kernels are short. Where a framework launches each from Python, the host decides: "
             f"Megatron-LM's small tests took 68 to 269 µs for each, so many would take {least:.2g} to {most:.2g} s."
         )
+    if flags := _hiding(result.config, time):
+        note += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
+
+
+def _hiding(config: RunConfig, time: StepTime) -> list[str]:
+    """What makes backward go on meanwhile and is not asked for, where waiting is more than a twentieth of the step."""
+    if sum(seconds for axis, seconds in time.exposed.items() if "dp_shard" in axis) <= _WORTH_IT * time.seconds:
+        return []
+    choices, stage, flags = config.recipe_choices, config.parallel.zero_stage, list[str]()
+    if choices.reduce_bucket and stage:
+        flags += ["--reduce-buffers 2"] * (choices.reduce_buffers == 1)
+    elif not choices.overlap_reduction:
+        flags.append("--overlap-reduction")
+    if stage == 3 and not choices.prefetch and not choices.prefetch_elements:
+        flags.append("--prefetch 1")
+    return flags
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:

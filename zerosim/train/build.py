@@ -277,6 +277,7 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
         lasting = not strategy.keeps_params
         strategy.buffers = ReduceBuffers(device, choices.reduce_bucket, count=choices.reduce_buffers, lasting=lasting)
     strategy.allgather_bucket = choices.allgather_bucket
+    strategy.overlaps = choices.overlap_reduction
     return strategy
 
 
@@ -295,7 +296,6 @@ def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, devic
         cast_shards=choices.cast_shards,
         prefetch=choices.prefetch,
         ahead=Ahead(choices.prefetch_elements, choices.max_live),
-        late_reduction=choices.late_reduction,
     )
 
 

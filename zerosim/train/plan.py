@@ -25,7 +25,7 @@ from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
-from zerosim.ledger.pace import PaceLedger
+from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
@@ -88,11 +88,16 @@ def _plan(
 
 def timeline_of(result: RunResult, cluster: Cluster, step: int = 0) -> Timeline:
     """Every kernel and collective of a plan's step in time, on each rank that ran. The plan has kept its events."""
-    paces = {rank: PaceLedger(cluster, step=step, detail=True) for rank in result.ran}
+    entries = paces_of(result, cluster, step, detail=True)
+    return simulate(entries, result.stands_for, result.config.mesh.axes, cluster, keep_spans=True)
+
+
+def paces_of(result: RunResult, cluster: Cluster, step: int = 0, *, detail: bool = False) -> dict[int, list[Entry]]:
+    """What the clock needs of a plan's step, on each rank that ran. The plan has kept its events."""
+    paces = {rank: PaceLedger(cluster, step=step, detail=detail) for rank in result.ran}
     for rank, pace in paces.items():
         pace.read(result.events[rank])
-    entries = {rank: pace.entries for rank, pace in paces.items()}
-    return simulate(entries, result.stands_for, result.config.mesh.axes, cluster, keep_spans=True)
+    return {rank: pace.entries for rank, pace in paces.items()}
 
 
 def peak_of(config: RunConfig, capacity: int | None = None) -> int:

@@ -41,7 +41,7 @@ class RecipeChoices:
     prefetch           stage 3: units that are gathered ahead, while another one computes
     prefetch_elements  stage 3: elements that are gathered ahead at each turn (parallel/zero3.py, Ahead)
     max_live           stage 3: at so many gathered elements nothing is gathered ahead; 0: no limit
-    late_reduction     stage 3: a reduction is waited for when the next one begins, and its input held until then
+    overlap_reduction  backward goes on while a gradient is reduced (parallel/base.py, overlaps)
     """
 
     grad_dtype: str = ""
@@ -64,7 +64,7 @@ class RecipeChoices:
     prefetch: int = 0
     prefetch_elements: int = 0
     max_live: int = 0
-    late_reduction: bool = False
+    overlap_reduction: bool = False
     loss: str = "lean"
 
     @property
@@ -127,8 +127,9 @@ def recipes() -> tuple[Recipe, ...]:
         Recipe(
             "ddp",
             "PyTorch's DistributedDataParallel: gradients are copied into buckets that live through the run, are "
-            "all-reduced there and copied back (its default; gradient_as_bucket_view=True is --grad-buckets views). "
-            "The optimizer steps all tensors together (foreach), and the loss is PyTorch's.",
+            "all-reduced there while backward goes on, and copied back when it is over (its default; "
+            "gradient_as_bucket_view=True is --grad-buckets views). The optimizer steps all tensors together "
+            "(foreach), and the loss is PyTorch's.",
             "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
             "There the first bucket has 1 MiB, and a bucket ends with a tensor; here one call moves at most 25 MiB. "
@@ -166,7 +167,7 @@ def recipes() -> tuple[Recipe, ...]:
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
-            "2-byte parameters stay, and each reduction is waited for at once. FSDP2 copies what it gathers into a "
+            "2-byte parameters stay. FSDP2 copies what it gathers into a "
             "tensor per parameter: in forward it holds both copies of the unit that computes and gathers the next one "
             "when its turn comes, which takes as much as the next one's gather here. The root's units are gathered "
             "and reduced in one call there, one by one here.",
@@ -212,13 +213,14 @@ _DEEPSPEED_3 = replace(
 )
 _DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
 _FOREACH = replace(_TORCH, foreach=True)
-_FSDP2_3 = replace(_FOREACH, keep_root_units=True, cast_shards=True, prefetch=1, late_reduction=True)
-_FSDP2 = (_FOREACH, _FOREACH, _FOREACH, _FSDP2_3)
+_LATE = replace(_FOREACH, overlap_reduction=True)
+_FSDP2_3 = replace(_LATE, keep_root_units=True, cast_shards=True, prefetch=1)
+_FSDP2 = (_FOREACH, _FOREACH, _LATE, _FSDP2_3)
 _MEGATRON = RecipeChoices(loss="megatron", persistent_grads=True, param_dtype_grads=True)
 _CHOICES: Mapping[str, Mapping[str, tuple[RecipeChoices, ...]]] = MappingProxyType(
     {
         "paper": {"": (_PAPER,) * 4},
-        "ddp": {"": (replace(_FOREACH, grad_buckets="copies"), _FOREACH, _FOREACH, _FOREACH)},
+        "ddp": {"": (replace(_LATE, grad_buckets="copies"), _FOREACH, _FOREACH, _FOREACH)},
         "deepspeed": {
             "bf16": (replace(_TORCH, grad_dtype="fp32", param_dtype_grads=True, persistent_grads=True), *_DEEPSPEED),
             "": (replace(_TORCH, upcast_grads=True), *_DEEPSPEED),

@@ -5,6 +5,8 @@ Which runs a solution must pass is in `catalogue.py`.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer
 from zerosim.nn import Unit
@@ -156,3 +158,17 @@ class MyArena:
 def my_compaction(live: dict[int, int]) -> list[tuple[int, int, int]]:
     """Moves (source, target, size). `live` has sizes by address."""
     raise NotImplementedError("my_compaction: return the moves")
+
+
+def my_depth(compute: list[int], gather: list[int]) -> int:
+    """How many units to gather ahead. Seconds of each, in order."""
+    raise NotImplementedError("my_depth: return a number of units")
+
+
+def my_micro_batches(
+    num_stages: int,
+    chunks: int,
+    share: Fraction,
+) -> int:
+    """So many that the bubble is `share` of the work at most."""
+    raise NotImplementedError("my_micro_batches: return a number")

@@ -5,6 +5,7 @@ Everything that needs matplotlib is in this folder, which nothing imports until 
 
 from zerosim.report.plots.addresses import addresses_figure
 from zerosim.report.plots.by_stage import memory_figure, traffic_figure
+from zerosim.report.plots.overlap import overlap_figure
 from zerosim.report.plots.page import write_figure
 from zerosim.report.plots.scaling import scaling_figure
 from zerosim.report.plots.schedule import schedule_figure
@@ -15,6 +16,7 @@ from zerosim.report.plots.timeline import timeline_figure
 __all__ = [
     "addresses_figure",
     "memory_figure",
+    "overlap_figure",
     "scaling_figure",
     "schedule_figure",
     "streams_figure",

@@ -59,7 +59,7 @@ def scaling_figure(
     settle(page)
     _set_ticks(page, axes, sorted({ranks for line in lines.values() for ranks, _ in line}))
     finish(page)
-    place_labels(page, axes, labels)
+    spread_labels(page, axes, labels)
     return page.figure
 
 
@@ -98,10 +98,10 @@ def beside(page: Page, axes: Axes, where: tuple[float, float], words: str, color
     )  # fmt: skip
 
 
-def place_labels(page: Page, axes: Axes, labels: list[Annotation]) -> None:
-    """Put each label as near to its point's height as the others let it."""
+def spread_labels(page: Page, axes: Axes, labels: list[Annotation], *, lines: int = 1) -> None:
+    """Put each label, of so many lines, as near to its point's height as the others let it."""
     height = inches(page, axes)[1]
-    pitch = min(page.points * 1.45 / 72, height / len(labels)) / height
+    pitch = min(page.points * 1.45 * lines / 72, height / len(labels)) / height
     order = sorted(labels, key=lambda label: label.xy[1])
     wanted = [axes.transAxes.inverted().transform(axes.transData.transform(label.xy))[1] for label in order]
     for label, place in zip(order, spread(wanted, pitch), strict=True):

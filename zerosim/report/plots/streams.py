@@ -67,11 +67,11 @@ def streams_figure(
     key += [(BUBBLE, _hatched(page))] if BUBBLE in used else []
     last = timeline.last
     waits = {"for other ranks": last.bubble, **{f"for {axis}": seconds for axis, seconds in last.exposed.items()}}
-    words = listed([f"{_seconds(seconds)} {what}" for what, seconds in waits.items() if seconds])
+    words = listed([f"{seconds_words(seconds)} {what}" for what, seconds in waits.items() if seconds])
     notes = [f"Rank {last.rank} ends last" + (f"; it waits {words}." if words else ".")]
     notes.append("Empty stretches of compute are waits for a collective's, a message's or a copy's own time.")
     notes.append("Seconds are modelled, not measured.")
-    frame(page, f"A step of {_seconds(timeline.seconds)}", subtitle, key, notes)
+    frame(page, f"A step of {seconds_words(timeline.seconds)}", subtitle, key, notes)
     above, below = page.figure.subplots(2, 1, sharex=True, height_ratios=[max(2, 0.45 * len(lanes)), 1.6])
     dress(page, above, grid="x")
     above.set_ylim(len(lanes) - 0.5, -0.5)
@@ -82,7 +82,7 @@ def streams_figure(
     _draw_memory(page, below, timeline.tracks[ranks[0]], timeline.seconds)
     below.set_ylabel(f"rank {ranks[0]}: live", color=page.theme.text, **page.font(scale=0.9))
     below.xaxis.set_major_locator(MaxNLocator(8))
-    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _seconds(value)))
+    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds_words(value)))
     settle(page)
     for row, (rank, lane, bars) in enumerate(lanes):
         _draw_lane(page, above, row, f"rank{rank}.{lane}", bars)
@@ -165,7 +165,7 @@ def _draw_memory(page: Page, axes: Axes, track: Track, seconds: float) -> None:
     axes.fill_between(at, [*live, live[-1] if live else 0], step="post", color=page.theme.color(KIND_PAINTS["param"]))
 
 
-def _seconds(value: float) -> str:
+def seconds_words(value: float) -> str:
     """'1.31 s', '13.4 ms'."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= size:

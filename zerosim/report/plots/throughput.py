@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from zerosim.errors import InputError
 from zerosim.report.plots.page import dress, finish, frame, open_page, settle, stage_name
-from zerosim.report.plots.scaling import beside, number_ticks, place_labels
+from zerosim.report.plots.scaling import beside, number_ticks, spread_labels
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
 from zerosim.units import format_count
 
@@ -82,5 +82,5 @@ def throughput_figure(
     settle(page)
     number_ticks(page, axes, xs, format_count if along == "parameters" else "{:,}".format)
     finish(page)
-    place_labels(page, axes, labels)
+    spread_labels(page, axes, labels)
     return page.figure

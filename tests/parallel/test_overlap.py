@@ -1,0 +1,81 @@
+"""Reductions that are under way while backward goes on: bits, bytes, and what computes meanwhile."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from test_prefetch import four_units, under_way
+from test_shapes import assert_same_record, small
+
+from zerosim.cli.main import main
+from zerosim.train.plan import plan
+from zerosim.train.run import run
+
+CHOICES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "as the paper": ((0, 1, 2, 3), {}),
+    "buckets": ((0, 1), dict(bucket_bytes=3000)),
+    "owners": ((1, 2, 3), dict(partition="owner")),
+    "all-reduced": ((1, 2), dict(grad_reduction="all_reduce")),
+    "rings": ((0, 2), dict(collective="ring")),
+    "ddp": ((0,), dict(recipe="ddp")),
+    "fsdp2": ((2, 3), dict(recipe="fsdp2")),
+    "megatron": ((1,), dict(recipe="megatron")),
+}
+"""Where what is done meanwhile differs: stages, and settings."""
+CASES = [(name, stage) for name, (stages, _) in CHOICES.items() for stage in stages]
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize(("name", "stage"), CASES)
+def test_no_bit_changes_and_shapes_leave_the_same_record(name: str, stage: int) -> None:
+    settings = dict(ranks=2, layers=1, stage=stage, accumulate=2, dropout=0.1, bucket_bytes=None) | CHOICES[name][1]
+    waiting, ours = (run(small(**settings, overlap_reduction=overlap)) for overlap in (False, True))
+    assert ours.losses == waiting.losses
+    assert all((ours.weights[key] == waiting.weights[key]).all() for key in ours.weights)
+    assert ours.live_bytes_after == [0, 0]
+    assert ours.traffic == waiting.traffic
+    if name in ("as the paper", "owners"):
+        assert_same_record(small(**settings, overlap_reduction=True))
+
+
+UNITS = ["wte", "wpe", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
+
+
+@pytest.mark.parametrize(("stage", "op"), [(0, "all_reduce"), (1, "reduce_scatter"), (2, "reduce_scatter")])
+def test_what_computes_while_a_gradient_is_reduced(stage: int, op: str) -> None:
+    """Stages 0 and 1: all that follows in backward. Stage 2: the unit that follows."""
+    settings = dict(steps=1, stage=stage, layers=3, bucket_bytes=None, tie_embeddings=False)
+    found = under_way(run(small(**settings, overlap_reduction=True), keep_events=True).events[0], op)
+    found = [one for one in found if one[1]]  # not the norm's
+    back = UNITS[::-1]
+    following = {unit: set(back[at + 1 :]) if stage < 2 else {back[at + 1]} for at, unit in enumerate(back[:-1])}
+    assert {unit: computed for _, unit, computed in found} == following
+    assert not [one for one in under_way(run(small(**settings), keep_events=True).events[0], op) if one[1]]
+
+
+def test_what_it_holds_is_one_more_gradient_or_nothing() -> None:
+    """Units of 2,000 B on four ranks. In backward of the last one the slices of those before are there."""
+    peaks = {
+        (stage, overlap): four_units(stage=stage, overlap_reduction=overlap).memory[0].peak.by_kind
+        for stage in range(4)
+        for overlap in (False, True)
+    }
+    assert all(peaks[stage, True] == peaks[stage, False] for stage in (0, 1))
+    grads = {case: (kinds["unsharded_grad"], kinds["grad"]) for case, kinds in peaks.items() if case[0] > 1}
+    assert [grads[stage, False] for stage in (2, 3)] == [(2000, 4 * 500), (2000, 3 * 500)]
+    assert [grads[stage, True] for stage in (2, 3)] == [(2 * 2000, 3 * 500), (2 * 2000, 3 * 500)]
+
+
+def test_out_of_buffers_it_is_two_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--stage", "2", "--recipe", "deepspeed", "--overlap-reduction"]) == 2
+    assert "--reduce-buffers 2" in capsys.readouterr().err
+
+
+def test_a_bucket_leaves_as_soon_as_no_more_fits() -> None:
+    """One call per unit: each is reduced where it was made, not a unit later."""
+    events = plan(small(steps=1, stage=0, layers=3, bucket_bytes=None), keep_events=True).events[0]
+    units = [event.scope.unit for event in events if getattr(event, "op", "") == "all_reduce" and event.scope.unit]
+    assert units == UNITS[::-1][1:]  # the head is the table
+    assert all(one != other for one, other in pairwise(units))

@@ -1,0 +1,127 @@
+"""The exercises on time: how far ahead to gather, and into how many micro-batches a batch is cut.
+
+Nothing is trained. The first is judged by the clock (`ledger/clock.py`), the second by the slots of the schedules'
+own lists (`analysis/slots.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
+from zerosim.device.events import Launch, Scope, Wait
+from zerosim.grading.adapting import examined, function_of
+from zerosim.grading.exercise import Check
+from zerosim.grading.limits import Failure, Watch, called
+from zerosim.grading.own_code import text_of
+from zerosim.grading.trial import Own
+from zerosim.ledger.clock import simulate
+from zerosim.ledger.pace import Busy, Entry
+from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.placement.mesh import Mesh
+
+SMALL = (
+    ((5,), (3,)), ((2, 2, 2, 2), (1, 1, 1, 1)), ((1, 1, 1, 1), (2, 2, 2, 2)), ((6, 1, 1, 6), (1, 1, 1, 7)),
+    ((9, 1, 1, 1, 9), (1, 2, 2, 2, 2)), ((1, 9, 1, 1), (1, 1, 1, 9)),
+)  # fmt: skip
+"""Seconds that units compute, and that their gathers take."""
+PIPELINES = ((1, 1, 10), (2, 1, 10), (4, 1, 10), (5, 1, 8), (7, 1, 10), (2, 2, 10), (4, 2, 10), (4, 3, 7), (5, 4, 20))
+"""Stages, chunks, and one over the share that the bubble may be."""
+
+
+def depth(answer: Any) -> Own:
+    """Raises: InputError for anything but a function."""
+    function_of(answer, "my_depth(compute, gather)")
+    return Own()
+
+
+def micro_batches(answer: Any) -> Own:
+    """Raises: InputError for anything but a function."""
+    function_of(answer, "my_micro_batches(num_stages, chunks, share)")
+    return Own()
+
+
+def examine_depth(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
+    """Units of some seconds, gathered so many ahead by the clock."""
+    ask, draw, asked = function_of(answer, "my_depth(compute, gather)"), random.Random(7), ""
+    units = [(list(compute), list(gather)) for compute, gather in SMALL]
+    for _ in range(20):
+        count = draw.randint(2, 8)
+        times = [[draw.choice((1, 1, 2, 3, 9)) for _ in range(count)] for _ in range(2)]
+        units.append((times[0], times[1]))
+
+    def first_wrong() -> tuple[str, str] | None:
+        nonlocal asked
+        for compute, gather in units:
+            asked = f"my_depth({compute}, {gather})"
+            came = ask(list(compute), list(gather))
+            waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
+            right = waits.index(waits[-1])
+            if type(came) is not int or not 0 <= came < len(compute):
+                return f"{asked} is {text_of(came, repr)}, expected 0 to {len(compute) - 1}", _TURN
+            if came != right:
+                words = f"{asked} is {came}, expected {right}; waited with 0, 1, ... units ahead: "
+                return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
+        return None
+
+    expected = "the fewest units ahead with which no longer is waited than with all of them"
+    came = called(first_wrong, watch, lambda: asked)
+    return examined("depth", expected, f"{len(units)} rows of units, by the clock", came, lambda: asked)
+
+
+_TURN = "at a unit's turn: wait for its own gather, launch those ahead, compute; gathers follow one another in a stream"
+
+
+def waited(compute: Sequence[int], gather: Sequence[int], ahead: int) -> float:
+    """Seconds that compute waits for gathers, of which so many units' are launched ahead (`Zero3._prefetch`)."""
+    cluster = replace(cluster_of(find_hardware("a100-80")), link=1.0, latency=0.0)
+    scope, entries, launched = Scope(0), list[Entry](), 0
+    for unit, seconds in enumerate(compute):
+        for end in (unit + 1, min(unit + 1 + ahead, len(gather))):
+            for at in range(launched, end):  # of two ranks each sends half: one byte a second
+                nbytes = 2 * gather[at]
+                entries.append(Launch(scope, at, "all_gather", "bf16", "states", "dp_shard", (0, 1), at, nbytes, 0, 0))
+            launched = max(launched, end)
+            if end == unit + 1:
+                entries.append(Wait(scope, unit))
+        entries.append(Busy(scope, "", float(seconds), 0, 0))
+    return sum(simulate({0: entries}, [0, 0], Mesh(dp_shard=2), cluster).last.exposed.values())
+
+
+def examine_micro_batches(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
+    """Pipelines whose bubble is counted with so many micro-batches, and with the next fewer."""
+    ask, asked = function_of(answer, "my_micro_batches(num_stages, chunks, share)"), ""
+
+    def first_wrong() -> tuple[str, str] | None:
+        nonlocal asked
+        for stages, chunks, parts in PIPELINES:
+            share = Fraction(1, parts)
+            asked = f"my_micro_batches({stages}, {chunks}, 1/{parts})"
+            came, pace = ask(stages, chunks, share), stages if chunks > 1 else 1
+            if type(came) is not int or not 1 <= came <= 1000 or came % pace:
+                which = f"a multiple of {pace}" if pace > 1 else "at least 1"
+                return f"{asked} is {text_of(came, repr)}, expected {which}, as an int", _WHOLE
+            if (found := bubble_of(stages, chunks, came)) > share:
+                return f"{asked} is {came}, with a bubble of {found}", "waiting over working is (p-1)/(vm)"
+            if came > pace and (found := bubble_of(stages, chunks, came - pace)) <= share:
+                return f"{asked} is {came}; {came - pace} have a bubble of {found}", _WHOLE
+        return None
+
+    came = called(first_wrong, watch, lambda: asked)
+    expected = "the fewest micro-batches whose bubble is no larger than the share"
+    return examined("bubble", expected, f"{len(PIPELINES)} pipelines, counted in slots", came, lambda: asked)
+
+
+_WHOLE = "round up, and interleaved up to a multiple of the stages; shares are Fractions, which lose nothing"
+
+
+def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
+    """Idle slots over those at work, of 1F1B or, with several chunks, interleaved."""
+    order = SCHEDULES["1f1b" if chunks == 1 else "interleaved"]
+    return counted_bubble(slots_of([order(stages, stage, count, chunks) for stage in range(stages)]))

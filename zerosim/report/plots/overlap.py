@@ -1,0 +1,91 @@
+"""A step's time by the bandwidth between GPUs, one line per stage: where it comes down to that of its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from zerosim.analysis.break_even import HIDDEN, exposed_share
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
+from zerosim.errors import InputError
+from zerosim.ledger.clock import StepTime
+from zerosim.report.plots.page import dress, finish, frame, open_page, plain, settle, tick_bytes
+from zerosim.report.plots.scaling import beside, spread_labels
+from zerosim.report.plots.streams import seconds_words
+from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
+
+_LINKS = {"nic": "all NICs of a node", "link": "a GPU's links to the others of its node"}
+_HIGHEST = 4.0  # times the step with the fastest links: above it a line leaves the picture
+
+
+class Line(NamedTuple):
+    """A stage's steps by bandwidth, and the bytes per second from which on waiting is at most a tenth of a step."""
+
+    times: Sequence[StepTime]
+    hides_from: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step_s": [time.seconds for time in self.times],
+            "exposed_share": [exposed_share(time) for time in self.times],
+            "hides_from_bytes_per_s": self.hides_from,
+        }
+
+
+def overlap_figure(
+    lines: Mapping[str, Line],
+    bandwidths: Sequence[float],
+    link: str,
+    config: RunConfig,
+    cluster: Cluster,
+    *,
+    theme: str = "light",
+    size: tuple[float, float] | None = None,
+) -> Figure:
+    """`lines` are by stage's name, their times by `bandwidths`, which are bytes per second of `link`.
+
+    A point is filled where communication hides. Raises: InputError for no lines.
+    """
+    if not lines:
+        raise InputError("no stages: there is nothing to draw; give at least one")
+    page = open_page(size, theme)
+    least = max(line.times[-1].seconds for line in lines.values())
+    notes = [
+        f"Filled: communication is hidden; compute waits for collectives for at most {100 * HIDDEN:g} % of the step.",
+        f"Broken line: {cluster.name}'s own links. Seconds are modelled; known error: {cluster.known_error}.",
+    ]
+    title = "Time of a step, by bandwidth"
+    frame(page, title, f"{config.mesh.ranks:,} ranks of {cluster.name}, {config.global_batch:,} sequences", notes=notes)
+    axes = page.figure.add_subplot()
+    dress(page, axes, grid="both")
+    axes.set_xscale("log")
+    axes.set_xlim(bandwidths[0] / 1.15, bandwidths[-1] * 1.15)
+    axes.set_ylim(0, _HIGHEST * least)
+    axes.axvline(getattr(cluster, link), color=page.theme.text, linewidth=1.0, dashes=(4, 2), gid="own")
+    labels = []
+    for index, (name, line) in enumerate(lines.items()):
+        color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
+        seconds = [time.seconds for time in line.times]
+        axes.plot(bandwidths, seconds, color=color, linestyle=DASHES[index % len(DASHES)], gid=f"line.{name}")
+        hidden = [exposed_share(time) <= HIDDEN for time in line.times]
+        fill = [color if one else page.theme.background for one in hidden]
+        marker = MARKERS[index % len(MARKERS)]
+        axes.scatter(bandwidths, seconds, s=page.points * 2.5, marker=marker, c=fill, edgecolors=color, zorder=3)
+        where = "never hidden"
+        if line.hides_from is not None:
+            where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"
+        labels.append(beside(page, axes, (bandwidths[-1], seconds[-1]), f"{plain(name)}\n{where}", color))
+    axes.set_xlabel(f"bytes per second of {_LINKS[link]}", color=page.theme.muted, **page.font(scale=0.9))
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_bytes(value)))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds_words(value)))
+    settle(page)
+    finish(page)
+    spread_labels(page, axes, labels, lines=2)
+    return page.figure
