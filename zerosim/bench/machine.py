@@ -48,20 +48,20 @@ class OtherLoad:
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
-        self._busy_s = _busy_s()
-        self._own_s = _own_s()
+        self._busy_s = busy_s()
+        self._own_s = own_s()
 
     def share(self) -> float | None:
         """The share of all cores' time that other processes took, 0 to 1."""
-        busy_s = _busy_s()
-        if busy_s is None or self._busy_s is None:
+        busy = busy_s()
+        if busy is None or self._busy_s is None:
             return None
         passed_s = (time.perf_counter() - self._started) * (os.cpu_count() or 1)
-        others_s = busy_s - self._busy_s - (_own_s() - self._own_s)
+        others_s = busy - self._busy_s - (own_s() - self._own_s)
         return round(min(1.0, max(0.0, others_s / passed_s)), 3)
 
 
-def _busy_s() -> float | None:
+def busy_s() -> float | None:
     """Seconds of all cores since boot that were not idle."""
     try:
         words = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()
@@ -71,7 +71,7 @@ def _busy_s() -> float | None:
     return (user + nice + system + sum(interrupts_and_steal)) / JIFFIES_PER_S
 
 
-def _own_s() -> float:
+def own_s() -> float:
     """Seconds that this process and its children that have ended have used."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

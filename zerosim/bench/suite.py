@@ -13,16 +13,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.bench import machine, pytorch
+from zerosim.bench.calibrate import FULL, Sizes, measure_machine
 from zerosim.bench.contest import Budget, Contestant, Progress, Rounds, interleave
-from zerosim.bench.figures import Figure, ratio, same_losses, share_of_peak, share_of_square, speed, step_time
+from zerosim.bench.figures import (
+    Figure,
+    of_rounds,
+    ratio,
+    same_losses,
+    share_of_peak,
+    share_of_square,
+    speed,
+    step_time,
+)
+from zerosim.bench.predict import MODELS, compare
 from zerosim.bench.processes import against_fsdp, cold_starts
 from zerosim.bench.products import BareProducts, SquareProduct, watch
 from zerosim.bench.training import (
@@ -31,13 +39,16 @@ from zerosim.bench.training import (
     TrainingRun,
     initial_weights,
     on_meshes,
+    one_thread,
     over_ranks,
     random_tokens,
     text_tokens,
 )
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import cluster_of
 
-GOALS = {"turns": 1.15, "side by side": 0.75, "meshes": 1.3, "bf16": 1.5, "fp16": 1.7, "recording": 1.03}
+GOALS = {"turns": 1.15, "side by side": 0.75, "meshes": 1.3, "bf16": 1.5, "fp16": 1.7, "recording": 1.03,
+         "clock": 15.0}  # fmt: skip
 ATTENTIONS = ("eager", "flash")
 
 FEW = {"micro_batch": 1, "seq": 16}
@@ -48,7 +59,8 @@ NOTHING = Budget(0.0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """How much is measured, by group of contestants. `square`: the side of the GPU's bare product, `repeats` of it."""
+    """How much is measured, by group of contestants. `square`: the side of the GPU's bare product, `repeats` of it;
+    `clock`: what the clock is told of this machine, None to leave it out."""
 
     one_rank: Budget
     ranks: Budget
@@ -57,6 +69,7 @@ class Budgets:
     fsdp: Budget = NOTHING
     square: int = 8192
     repeats: int = 10
+    clock: Sizes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +173,10 @@ def measure(
                 groups = (one_rank_on_gpu, four_ranks_on_gpu) if on_gpu else (one_rank, four_ranks, meshes, recording)
                 for group in groups:
                     yield group(case)
+    if budgets.clock is not None:
+        yield modelled(budgets.clock, progress)
     if torch_distributed:
         yield Group([against_fsdp(model, config, budgets.fsdp, progress) for model, config in models.items()])
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """BLAS on one thread, for every contestant of this process."""
-    NumpyBackend()  # as in a run, before any thread is there: it settles how memory is kept for those to come
-    with threadpool_limits(limits=1, user_api="blas"):
-        yield
 
 
 def one_rank(case: Case) -> Group:
@@ -228,6 +235,19 @@ def recording(case: Case) -> Group:
     measured = case.race(runs, case.budgets.recording, "recording")
     name = f"recording on / off, N = {RANKS} stage 3"
     return Group([ratio(case.label, name, measured, "on", "off", GOALS["recording"])])
+
+
+def modelled(sizes: Sizes, progress: Progress) -> Group:
+    """How far off the clock is from steps of two ranks, once it has been told of this machine (`calibrate.py`)."""
+    device = measure_machine(sizes, "fp32", 2, progress)
+    figures = []
+    for one in compare(MODELS, cluster_of(device), progress):
+        name, error = f"the clock off the step, N = {one.ranks} stage {one.stage}", 100 * one.error
+        seconds = {"modelled": one.modelled_s, "measured": one.measured_s}
+        cpu = "" if one.cpu_error is None else f", of a rank's CPU time {100 * one.cpu_error:+.1f} %"
+        note = f"{error:+.1f} %{cpu}"
+        figures.append(of_rounds(one.model, name, [abs(error)], "%", GOALS["clock"], seconds, note))
+    return Group(figures)
 
 
 def one_rank_on_gpu(case: Case) -> Group:
@@ -367,6 +387,7 @@ SUITES = {
             recording=Budget(20.0, min_rounds=5, max_rounds=60),
             start_up=Budget(8.0, min_rounds=5, max_rounds=20, warm_ups=1),
             fsdp=Budget(45.0, min_rounds=2, max_rounds=3, warm_ups=0),
+            clock=FULL,
         ),
         quick=Budgets(
             one_rank=Budget(6.0, min_rounds=3, max_rounds=10, warm_ups=1),

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.bench.contest import Contestant, Timer, Timing, timed
 from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
@@ -76,6 +79,14 @@ def random_tokens(config: RunConfig) -> Any:
     return np.random.default_rng(config.data.seed).integers(
         0, config.model.vocab, (config.global_batch, config.model.seq + 1), np.int64
     )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """BLAS on one thread, for every contestant of this process."""
+    NumpyBackend()  # as in a run, before any thread is there: it settles how memory is kept for those to come
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
 
 
 class Gate:

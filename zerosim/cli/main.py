@@ -43,6 +43,7 @@ VERBS = {
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
+    "calibrate": "measure this machine for the clock, and how well it then predicts measured steps",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
 
@@ -79,7 +80,8 @@ def _run(words: list[str]) -> int:
 
 def _is_for_mpi(words: list[str]) -> bool:
     """Whether a world of processes is asked for, in words that were not checked."""
-    return "--world=mpi" in words or ("--world", "mpi") in itertools.pairwise(words)
+    pairs = set(itertools.pairwise(words))
+    return any(f"{flag}=mpi" in words or (flag, "mpi") in pairs for flag in ("--world", "--transport"))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -106,7 +108,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {name:9}{text}" for name, text in VERBS.items())
+    verbs = "\n".join(f"  {name:10}{text}" for name, text in VERBS.items())
     return (
         "usage: zerosim COMMAND [FLAGS]\n\n"
         "Train a real GPT over N virtual ranks with DDP and ZeRO-1, 2, 3, and see every byte.\n\n"

@@ -46,7 +46,7 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
     cluster = device_cluster(args, limit)
     assert limit is not None  # --gpu is required
     assert cluster is not None
-    stages = args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
+    stages = stages_asked(args, config)
     lines: dict[str, list[Point]] = {}
     numbers: dict[str, list[dict[str, Any]]] = {}
     shown = {}

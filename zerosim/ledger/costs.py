@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerosim.config.presets.cluster import Cluster
+from zerosim.config.presets.machine_file import Machine
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import MATMUL
 
@@ -37,7 +38,12 @@ TREES = (Protocol(6.8, 0.6, 5.0, 0.92 / 3.8), Protocol(14.0, 1.25, 8.5, 0.92 * 0
 
 
 def kernel_seconds(kernel: Kernel, cluster: Cluster) -> float:
-    """Roofline: the longer of arithmetic and memory."""
+    """Roofline: the longer of arithmetic and memory. On a machine that was measured, what was measured, and the host's
+    time."""
+    if cluster.machine is not None:
+        flops = kernel.flops if kernel.engine == MATMUL else 0
+        nbytes = kernel.bytes_read + kernel.bytes_written
+        return cluster.machine.kernel_seconds(kernel.name, flops, nbytes) + cluster.kernel_s
     seconds = (kernel.bytes_read + kernel.bytes_written) / cluster.hbm
     seconds /= cluster.memory.share(seconds) if seconds else 1.0
     if kernel.engine == MATMUL and kernel.flops:
@@ -80,18 +86,38 @@ def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> flo
     if launch.payload_bytes == 0 or place.members == 1:
         return 0.0
     speed = bandwidth(place, cluster)
+    if cluster.machine is not None:
+        return _measured_seconds(launch, place, speed, cluster.machine)
     if launch.op in ("send", "recv"):
         ways = [_seconds(ring, launch.payload_bytes, 1, place.nodes - 1, speed, cluster.latency) for ring in RINGS]
         return min(ways)
     n, crossings = place.members, place.nodes if place.nodes > 1 else 0
     rounds = 2 if launch.op == "all_reduce" else 1
     steps, inter = rounds * (n - 1), rounds * max(0, crossings - 1)
-    nbytes = launch.payload_bytes * (rounds * (n - 1) / n if launch.op not in ("broadcast", "reduce") else 1.0)
+    nbytes = launch.payload_bytes * ring_share(launch.op, n)
     ways = [_seconds(ring, nbytes, steps, inter, speed, cluster.latency) for ring in RINGS]
     if launch.op == "all_reduce":
         depth, local = (place.nodes - 1).bit_length(), max(1, n // place.nodes) - 1
         ways += [_seconds(tree, nbytes, 2 * (local + depth), 2 * depth, speed, cluster.latency) for tree in TREES]
     return min(ways)
+
+
+def ring_share(op: str, members: int) -> float:
+    """What a member sends of a call's payload."""
+    if op in ("broadcast", "reduce", "send", "recv"):
+        return 1.0
+    return (2 if op == "all_reduce" else 1) * (members - 1) / members
+
+
+def _measured_seconds(launch: Launch, place: Topology, speed: float, machine: Machine) -> float:
+    """What the call took between the ranks that were measured; other numbers of ranks move a ring's bytes. Between
+    machines it takes no less than the latency and its bytes over the NIC."""
+    op = "send" if launch.op == "recv" else launch.op
+    measured, share = machine.collectives[op], ring_share(op, place.members)
+    seconds = measured.seconds(launch.payload_bytes * share / ring_share(op, machine.ranks))
+    if place.nodes == 1:
+        return seconds
+    return max(seconds, measured.points[0][1] + launch.payload_bytes * share / speed)
 
 
 def _seconds(protocol: Protocol, nbytes: float, steps: int, inter: int, speed: float, latency: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,13 +33,16 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     grid.rule()
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
     note = (
-        f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. Known "
+        f"Modelled on {_place(cluster)}. Known "
         f"error: {cluster.known_error}. {values['tokens_per_s']:,.0f} tokens/s; "
         f"{values['model_tflops']:.1f} TFLOP/s per GPU, {values['hardware_tflops']:.1f} with what is computed again; "
         f"MFU {100 * values['mfu']:.1f} %. Products at most at "
         f"{100 * cluster.matmul.most:.1f} % of the peak ({cluster.source})."
     )
-    if _host_decides(time):
+    precision = result.config.precision.param_dtype
+    if cluster.machine is not None and cluster.machine.precision != precision:
+        note += f" Kernels were measured in {cluster.machine.precision}: those of {precision} take other times."
+    if cluster.machine is None and _host_decides(time):
         least, most = (seconds * time.kernels for seconds in HOST_S)
         note += (
             f" Its {time.kernels:,} kernels are short. Where a framework launches each from Python, the host decides: "
@@ -110,16 +114,21 @@ def times_table(times: Mapping[int, StepTime], cluster: Cluster | None) -> Rende
     grid.rule()
     grid.add("step", *(f"{1e3 * time.seconds:.4g}" for time in times.values()), style="bold")
     note = (
-        f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs, not "
+        f"Modelled on {_place(cluster)}, not "
         f"measured, from the same program on shapes; on the rank that ends last. Known error: {cluster.known_error}."
     )
-    if any(_host_decides(time) for time in times.values()):
+    if cluster.machine is None and any(_host_decides(time) for time in times.values()):
         note += " Kernels are short: where a framework launches each from Python, steps take longer."
     return titled("Time of a step", Adaptive(grid), note)
 
 
 def _host_decides(time: StepTime) -> bool:
     return time.seconds < HOST_S[0] * time.kernels
+
+
+def _place(cluster: Cluster) -> str:
+    nics = "" if math.isinf(cluster.nic) else f" with {cluster.nic / 1e9:g} GB/s of NICs"
+    return f"{cluster.name} in nodes of {cluster.node_gpus}{nics}"
 
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:

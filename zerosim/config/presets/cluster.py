@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.config.presets.hardware import Hardware
+from zerosim.config.presets.machine_file import Machine, Measured
 from zerosim.errors import InputError
 
 GB = 10**9
@@ -125,6 +126,9 @@ class Cluster:
     link   all of a device's links to the others of its node
     nic    all of a node's NICs together, which its GPUs share
     pcie   between a device and its host
+
+    `kernel_s`: seconds that a rank's own host takes for each kernel, 0 where it launches them ahead. `machine`: a
+    machine that was measured; then its kernels and collectives take what they took there.
     """
 
     name: str
@@ -140,6 +144,8 @@ class Cluster:
     source: str
     known_error: str
     latency: float = 1.0  # times NCCL's latencies; 0 for links that take none
+    kernel_s: float = 0.0
+    machine: Machine | None = None
 
     def node_of(self, rank: int) -> int:
         return rank // self.node_gpus
@@ -155,6 +161,8 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         raise InputError(f"node_gpus {node_gpus}: expected at least 1")
     if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
         raise InputError(f"nic {nic_bytes_per_s}: expected bytes per second, more than 0")
+    if device.machine is not None:
+        return _measured(device, device.machine, node_gpus, nic_bytes_per_s)
     practice = _PRACTICE.get(device.name.split("-")[0])
     if practice is None:
         known = _PRACTICE["a100"]
@@ -178,3 +186,28 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         practice.source,
         practice.known_error,
     )
+
+
+def _measured(device: Hardware, machine: Machine, node_gpus: int | None, nic_bytes_per_s: float | None) -> Cluster:
+    """All ranks on one machine that was measured, or on several like it with NICs between them."""
+    peak, memory, link = device.peak_flops, device.hbm_bytes_per_s, device.link_bytes_per_s
+    return Cluster(
+        device.name,
+        peak,
+        memory,
+        _curve_of(machine.product, peak),
+        1.0,
+        _curve_of(machine.memory, memory),
+        link,
+        math.inf if nic_bytes_per_s is None else nic_bytes_per_s,
+        memory,
+        max(machine.cores, machine.ranks) if node_gpus is None else node_gpus,
+        machine.source,
+        machine.known_error,
+        kernel_s=machine.kernel_s,
+        machine=machine,
+    )
+
+
+def _curve_of(measured: Measured, peak: float) -> Curve:
+    return Curve(tuple((work / peak, work / seconds / peak) for work, seconds in measured.points), 0.0)

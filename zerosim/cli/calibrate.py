@@ -1,0 +1,167 @@
+"""`zerosim calibrate`: measure this machine for the clock, and print how well it then predicts measured steps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from zerosim.cli.outputs import as_json, human_stream, output, show, written
+from zerosim.cli.parser import Parser, whole_number
+from zerosim.cli.streams import one_voice
+from zerosim.config.parts import FLOATS
+from zerosim.errors import InputError, printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from zerosim.bench.predict import Compared
+    from zerosim.config.presets.hardware import Hardware
+    from zerosim.config.presets.machine_file import Machine
+
+WORDS = ("none", "small", "all")
+
+
+def add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--out", "-o", metavar="FILE.toml", help="the machine, for --gpu of plan, plot and export")
+    add("--precision", choices=FLOATS, default="fp32", help="what kernels compute in (default: fp32)")
+    add("--ranks", metavar="N", type=whole_number, default=2, help="ranks at work at the same time (default: 2)")
+    add("--world", "--transport", choices=("threads", "mpi"), default="threads",
+        help="ranks as threads, or in the processes that mpirun started (default: threads)")  # fmt: skip
+    add("--steps", choices=WORDS, default="all",
+        help="predict and measure steps of no model, the smallest one, or three of them (default: all)")  # fmt: skip
+    add("--passes", metavar="P", type=whole_number, default=3,
+        help="how often each step is come back to; more find a quiet moment (default: 3)")  # fmt: skip
+    add("--quick", action="store_true", help="few sizes, each measured twice: seconds instead of minutes")
+    add("--json", metavar="OUT.json", help="all of it; - for stdout")
+    add("--quiet", "-q", action="store_true", help="no progress and no tables")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Returns 0 however far off the clock is: that is a figure, not a check.
+
+    Raises: InputError for files that cannot be written and for less than two ranks, before anything is measured.
+    """
+    if args.ranks < 2:
+        raise InputError(f"--ranks {args.ranks}: expected at least 2, for a collective has two ends")
+    if args.passes < 1:
+        raise InputError(f"--passes {args.passes}: expected at least 1")
+    with one_voice(args.world) as is_first:
+        file = figures = None
+        if is_first:
+            file = output(args, "out")
+            figures = output(args, "json", apart=file)
+        from zerosim.bench.calibrate import FULL, QUICK, measure_machine
+        from zerosim.bench.machine import OtherLoad
+        from zerosim.bench.predict import MODELS, compare, said_error
+        from zerosim.config.presets.cluster import cluster_of
+        from zerosim.config.presets.machine_file import machine_text
+
+        began, stream, gather = time.perf_counter(), human_stream(args), None
+        if args.world == "mpi":
+            from zerosim.comm.transports.mpi.session import mpi_session
+
+            mpi_session().check_world(args.ranks, 1)
+            gather = mpi_session().exchange
+
+        def progress(line: str) -> None:
+            if not args.quiet:
+                print(f"[{time.perf_counter() - began:5.1f} s] {line}", file=sys.stderr, flush=True)
+
+        load = OtherLoad()
+        device = measure_machine(
+            QUICK if args.quick else FULL, args.precision, args.ranks, progress, transport=args.world, gather=gather
+        )
+        machine = device.machine
+        assert machine is not None
+        compared: list[Compared] = []
+        if args.steps != "none":
+            models = dict(list(MODELS.items())[: 1 if args.steps == "small" else None])
+            passes = 1 if args.quick else args.passes
+            compared = compare(models, cluster_of(device), progress, passes=passes, gather=gather)
+            machine = replace(machine, known_error=said_error(compared))
+        others = load.share() if args.world == "threads" else None
+        text = machine_text(machine, _keys(device))
+
+        def fill(out: BinaryIO) -> None:
+            out.write(text.encode())
+
+        def values() -> dict[str, Any]:
+            return {
+                "schema": 1, "device": _keys(device), **_values(machine), "others": others,
+                "steps": [one.to_dict() for one in compared],
+            }  # fmt: skip
+
+        with written((file, fill), (figures, as_json(values))):
+            if not args.quiet:
+                show(args, _report(device, machine, compared, others))
+                if args.out is not None:
+                    print(f"\nwrote {printable(args.out)}: zerosim plan --gpu {printable(args.out)} --precision "
+                          f"{machine.precision} reads it", file=stream)  # fmt: skip
+    return 0
+
+
+def _keys(device: Hardware) -> dict[str, Any]:
+    from zerosim.config.presets.hardware import KEYS
+
+    return {key: getattr(device, key) for key in KEYS}
+
+
+def _values(machine: Machine) -> dict[str, Any]:
+    named = ("precision", "transport", "ranks", "cores", "kernel_s", "known_error")
+    return {"machine": {
+        **{key: getattr(machine, key) for key in named},
+        **{key: getattr(machine, key).points for key in ("product", "memory")},
+        **{key: {name: curve.points for name, curve in getattr(machine, key).items()}
+           for key in ("kernels", "collectives")},
+    }}  # fmt: skip
+
+
+def _report(device: Hardware, machine: Machine, compared: list[Compared], others: float | None) -> RenderableType:
+    from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+
+    links = Grid("collective", right("latency"), right("best bandwidth"))
+    for verb, curve in machine.collectives.items():
+        links.add(verb, f"{1e6 * curve.points[0][1]:.0f} µs", f"{curve.best / 1e9:.2f} GB/s")
+    sentence = (
+        f"A rank multiplies at up to {device.peak_flops / 1e9:.1f} GFLOP/s and copies at up to "
+        f"{device.hbm_bytes_per_s / 1e9:.1f} GB/s, read and written; its host takes "
+        f"{1e6 * machine.kernel_s:.0f} µs for each kernel. {len(machine.kernels)} kernels have curves of their own."
+    )
+    parts = [titled(f"{device.name}, {machine.source}", Adaptive(links), sentence)]
+    if compared:
+        steps = Grid(
+            "model", right("stage"), right("modelled"), right("measured"), right("error"), right("steps"),
+            right("CPU, modelled"), right("measured"), right("error"),
+        )  # fmt: skip
+        for one in compared:
+            cpu = "", "", ""
+            if one.modelled_cpu_s is not None and one.cpu_s is not None and one.cpu_error is not None:
+                cpu = f"{one.modelled_cpu_s:.3f} s", f"{one.cpu_s:.3f} s", f"{100 * one.cpu_error:+.1f} %"
+            steps.add(
+                one.model, str(one.stage), f"{one.modelled_s:.3f} s", f"{one.measured_s:.3f} s",
+                f"{100 * one.error:+.1f} %", f"{one.counted} of {one.steps}", *cpu,
+            )  # fmt: skip
+        parts.append(titled(f"Steps of {machine.ranks} ranks", Adaptive(steps), _note(compared)))
+    said = []
+    if machine.ranks > machine.cores:
+        said.append(
+            f"{machine.ranks} ranks share {machine.cores} cores: the clock gives each a core of its own, and a step "
+            "takes longer than it says."
+        )
+    if others is not None:
+        said.append(f"Other processes took {100 * others:.0f} % of the cores' time meanwhile.")
+    return Stack(*parts, prose(" ".join(said)) if said else None)
+
+
+def _note(compared: list[Compared]) -> str:
+    loads = [one.others for one in compared if one.others is not None]
+    text = "Measured: the median of the steps in which others left the cores alone, or of the quietest."
+    if loads:
+        text += f" In those they took up to {100 * max(loads):.0f} % of the cores."
+    if compared[0].cpu_s is not None:
+        text += " CPU: a rank's CPU time, which waiting for a core does not stretch."
+    return text

@@ -1,0 +1,168 @@
+"""A machine that was measured (`zerosim calibrate`), as the table [machine] of a device's TOML file.
+
+It is what the clock takes in place of a GPU's published figures: the seconds of kernels and collectives by how much
+they do, and those that the host takes for each kernel. Every curve is a list of measured (work, seconds), ascending in
+both, so that what does more never ends sooner.
+
+    product, memory   seconds by floating-point operations of a matrix product, and by bytes of a copy: for kernels
+                      that have no curve of their own
+    kernels           by name: by operations where the kernel is a product, else by bytes read and written
+    collectives       by verb, by bytes of payload, between `ranks` ranks that run over `transport`
+    kernel_s          seconds of the host for each kernel: what a program does between two of them
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from zerosim.errors import InputError, did_you_mean
+
+VERBS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "send")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds by work. Between two points they follow a power law, below the first they are the first's, and above the
+    last they grow with the work."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def seconds(self, work: float) -> float:
+        (first, least), (last, most) = self.points[0], self.points[-1]
+        if work <= first:
+            return least
+        if work >= last:
+            return most * work / last
+        for (low, below), (high, above) in pairwise(self.points):
+            if work <= high:
+                return below * math.exp(math.log(above / below) * math.log(work / low) / math.log(high / low))
+        raise AssertionError(work)
+
+    @property
+    def best(self) -> float:
+        """The most work per second."""
+        return max(work / seconds for work, seconds in self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured, in which precision and among how many ranks. `known_error` is how far off the clock then was
+    from measured steps, none of which it was fitted to."""
+
+    precision: str
+    transport: str
+    ranks: int
+    cores: int
+    kernel_s: float
+    known_error: str
+    product: Measured
+    memory: Measured
+    kernels: Mapping[str, Measured]
+    collectives: Mapping[str, Measured]
+
+    def kernel_seconds(self, name: str, product_flops: int, nbytes: int) -> float:
+        """Of one kernel, without the host's; `product_flops` are 0 where it is no product. Beyond the end of its own
+        curve it grows as a product or a copy does."""
+        any_kernel, work = (self.product, product_flops) if product_flops else (self.memory, nbytes)
+        if not work:
+            return 0.0
+        own = self.kernels.get(name)
+        if own is None:
+            return any_kernel.seconds(work)
+        last, seconds = own.points[-1]
+        if work <= last:
+            return own.seconds(work)
+        return seconds * any_kernel.seconds(work) / any_kernel.seconds(last)
+
+    @property
+    def source(self) -> str:
+        how = "threads of one process" if self.transport == "threads" else "processes over MPI"
+        return f"measured in {self.precision} on {self.ranks} ranks, {how}"
+
+
+def machine_text(machine: Machine, device: Mapping[str, Any]) -> str:
+    """The TOML file of a machine; `device` has the keys that every device has."""
+    words = [f"{key} = {_toml(value)}" for key, value in device.items()]
+    words += ["", "[machine]"]
+    for key in ("precision", "transport", "ranks", "cores", "kernel_s", "known_error"):
+        words.append(f"{key} = {_toml(getattr(machine, key))}")
+    words += [_curve("product", machine.product), _curve("memory", machine.memory)]
+    for title, curves in (("kernels", machine.kernels), ("collectives", machine.collectives)):
+        words += ["", f"[machine.{title}]", *(_curve(name, curve) for name, curve in curves.items())]
+    return "\n".join(words) + "\n"
+
+
+def _curve(name: str, curve: Measured) -> str:
+    return f"{name} = [{', '.join(f'[{work:.6g}, {seconds:.4g}]' for work, seconds in curve.points)}]"
+
+
+def _toml(value: str | float) -> str:
+    return json.dumps(value) if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+_KEYS = (
+    "precision", "transport", "ranks", "cores", "kernel_s", "known_error", "product", "memory", "kernels",
+    "collectives",
+)  # fmt: skip
+
+
+def read_machine(where: str, values: Any) -> Machine:
+    """The table [machine] of the file that `where` names. Raises: InputError in one line, with the key."""
+    _check_table(where, "machine", values)
+    for key in values:
+        if key not in _KEYS:
+            raise InputError(f"{where}: unknown key machine.{key}: {did_you_mean(key, _KEYS, ', '.join(_KEYS))}")
+    if missing := [key for key in _KEYS if key not in values]:
+        raise InputError(f"{where}: missing machine.{', machine.'.join(missing)}: measure again with zerosim calibrate")
+    for key in ("precision", "transport", "known_error"):
+        if not isinstance(values[key], str) or not values[key].isprintable():
+            raise InputError(f"{where}: machine.{key} {values[key]!r}: expected text")
+    for key, least in (("ranks", 2), ("cores", 1)):
+        if isinstance(values[key], bool) or not isinstance(values[key], int) or values[key] < least:
+            raise InputError(f"{where}: machine.{key} {values[key]!r}: expected a whole number, at least {least}")
+    if not _is_number(values["kernel_s"]) or values["kernel_s"] < 0:
+        raise InputError(f"{where}: machine.kernel_s {values['kernel_s']!r}: expected seconds, at least 0")
+    tables: dict[str, dict[str, Measured]] = {}
+    for title in ("kernels", "collectives"):
+        _check_table(where, f"machine.{title}", values[title])
+        tables[title] = {
+            name: _read_curve(where, f"machine.{title}.{name}", points) for name, points in values[title].items()
+        }
+    if missing := [verb for verb in VERBS if verb not in tables["collectives"]]:
+        raise InputError(f"{where}: missing machine.collectives.{missing[0]}: measure again with zerosim calibrate")
+    alone = {key: _read_curve(where, f"machine.{key}", values[key]) for key in ("product", "memory")}
+    return Machine(**{**values, **tables, **alone})
+
+
+def _check_table(where: str, key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: {key}: expected a table")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _read_curve(where: str, key: str, value: Any) -> Measured:
+    if not isinstance(value, list) or not value or not all(map(_is_pair, value)):
+        raise InputError(f"{where}: {key}: expected a list of [work, seconds], such as [[1e6, 2e-5], [1e9, 0.01]]")
+    points = tuple((float(work), float(seconds)) for work, seconds in value)
+    if not all(work > 0 and seconds > 0 for work, seconds in points):
+        raise InputError(f"{where}: {key}: work and seconds are more than 0")
+    for (low, below), (high, above) in pairwise(points):
+        if high <= low or above < below:
+            raise InputError(
+                f"{where}: {key}: [{high:g}, {above:g}] after [{low:g}, {below:g}]: points ascend in work, and what "
+                "does more never ends sooner"
+            )
+    return Measured(points)
