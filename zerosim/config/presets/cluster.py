@@ -40,8 +40,9 @@ _B200_SHARES = (
     (958, 0.477), (1909, 0.474), (3374, 0.470), (7002, 0.486),
 )  # fmt: skip
 """Microseconds at the peak, and the share of it."""
-_ON_A100 = "-26 to +7 % of measured steps (7B to 1T: Megatron-LM's tests; arXiv 2205.05198, Table 5)"
-_ON_H100 = "-29 % of a measured step (7B on 8, Megatron-LM's tests)"
+_ON_V100 = "-71 to +27 % of measured steps (ZeRO, ZeRO++, Megatron-LM: 355M to 170B)"
+_ON_A100 = "-26 to +7 % of Megatron-LM's measured steps (7B to 1T), -74 to -38 % of ZeRO-3's (arXiv 2104.04473)"
+_ON_H100 = "-55 to -29 % of measured steps (torchtitan, 8B; Megatron-LM's tests, 7B)"
 _ON_B200 = "-18 to +6 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
 _UNKNOWN = "not held against measured steps of this device"
 MAMF = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS"
@@ -108,7 +109,7 @@ def _calculons(ceiling: float) -> Curve:
 _B200 = Curve(tuple((us * 1e-6, share) for us, share in _B200_SHARES), _LEAST_MATMUL)
 _PRACTICE: Mapping[str, Practice] = MappingProxyType(
     {
-        "v100": Practice(_calculons(83 / 125), 83 / 125, _BEST_V100, _UNKNOWN, 120 * GB, 12 * GB, 16, 96 * GB),
+        "v100": Practice(_calculons(83 / 125), 83 / 125, _BEST_V100, _ON_V100, 120 * GB, 12 * GB, 16, 96 * GB),
         "a100": Practice(_calculons(0.869), 0.656, _BEST_A100, _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
         "h100": Practice(_calculons(0.803), 0.75, _BEST_H100, _ON_H100, 370.8 * GB, 48 * GB, 8, 384 * GB),
         "h200": Practice(_calculons(0.803), 0.75, f"{_BEST_H100}, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
