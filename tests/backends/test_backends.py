@@ -17,9 +17,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, SGDStep, Window
+from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Window
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
+from zerosim.optim.elementwise import Now
+from zerosim.optim.sgd import SGD
 
 HALVES = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -193,7 +195,6 @@ def onehot(ids: Values, size: int) -> Values:
 
 
 ADAM = {"grad_scale": 0.5, "lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
-SGD = {"grad_scale": 0.5, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
 
 
 def adam(decoupled: bool) -> Callable[..., Any]:
@@ -204,11 +205,6 @@ def adam(decoupled: bool) -> Callable[..., Any]:
         return [p - 0.01 * (m / (1 - 0.9**3)) / (np.sqrt(v / (1 - 0.95**3)) + 1e-8), m, v]
 
     return formula
-
-
-def sgd(p: Values, g: Values, buffer: Values) -> list[Values]:
-    buffer = 0.9 * buffer + g * 0.5 + 0.01 * p
-    return [p - 0.1 * buffer, buffer]
 
 
 def cases() -> Iterator[Case]:
@@ -329,23 +325,6 @@ def cases() -> Iterator[Case]:
             states=(0, 2, 3),
             in_place=(0, 2, 3),
         )
-    yield Case("sgd", lambda k, *a: k.sgd(*a, SGDStep(**SGD, step=2)), sgd, states[:3], states=(0, 2), in_place=(0, 2))
-    yield Case(
-        "sgd first step",
-        lambda k, *a: k.sgd(*a, SGDStep(**SGD, step=1)),
-        lambda p, g, b: sgd(p, g, 0 * b),
-        states[:3],
-        states=(0, 2),
-        in_place=(0, 2),
-    )
-    yield Case(
-        "sgd plain",
-        lambda k, p, g: k.sgd(p, g, None, SGDStep(**SGD, step=2)),
-        lambda p, g: p - 0.1 * (g * 0.5 + 0.01 * p),
-        states[:2],
-        states=(0,),
-        in_place=(0,),
-    )
 
 
 def row_cases(rows: int, note: str, blocks: bool) -> Iterator[Case]:
@@ -659,7 +638,7 @@ def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> N
         for start, end in zip((0, *cuts), (*cuts, size), strict=True):
             s = slice(start, end)
             backend.adam(p[s], g[s], m[s], v[s], AdamStep(**ADAM, decoupled=True))
-            backend.sgd(p[s], g[s], m[s], SGDStep(**SGD, step=2))
+            backend.elementwise(SGD(0.9).rule, Now(0.1, 2, 0.01), 0.5, g[s], p[s], m[s])
             backend.reduce([x[s], g[s], x[s]], "avg", out[0, s])
             backend.copy(p[s], out[1, s])
             backend.add(x[s], g[s], out[2, s])
@@ -948,6 +927,6 @@ def test_nothing_is_something_too(backend: Backend) -> None:
     """A rank beyond the last parameter owns an empty shard."""
     p, g, m, v = (backend.empty((0,), fp32) for _ in range(4))
     backend.adam(p, g, m, v, AdamStep(**ADAM, decoupled=True))
-    backend.sgd(p, g, m, SGDStep(**SGD, step=1))
+    backend.elementwise(SGD(0.9).rule, Now(0.1, 1, 0.01), 0.5, g, p, m)
     backend.reduce([p, g], "avg", m)
     backend.add(p, g, m)

@@ -17,9 +17,15 @@ import pytest
 
 from zerosim.backends.cuda.backend import CudaBackend
 from zerosim.backends.cuda.host import Transfers
-from zerosim.backends.kernels import AdamStep, SGDStep
+from zerosim.backends.kernels import AdamStep
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
+from zerosim.optim.adagrad import AdaGrad, RMSProp
+from zerosim.optim.elementwise import Elementwise, Now
+from zerosim.optim.lion import Lion
+from zerosim.optim.radam import RAdam
+from zerosim.optim.sage import AdamSAGE
+from zerosim.optim.sgd import SGD
 
 NUMPY, CUDA = NumpyBackend(), CudaBackend()
 STANDIN = getattr(cp, "standin", None) if "standin" in (cp.__file__ or "") else None
@@ -561,17 +567,22 @@ def test_adam_has_numpys_bits_and_a_slice_the_wholes(
             same((CUDA.to_host(mine), CUDA.to_host(sliced)))
 
 
-@pytest.mark.parametrize("momentum", [None, 0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+RULES: list[Elementwise] = [
+    SGD(weight_decay=0.1), SGD(0.9), SGD(0.9, 0.1, nesterov=True), SGD(0.9, ema=True), AdaGrad(weight_decay=0.1),
+    RMSProp(), RAdam(weight_decay=0.1), Lion(weight_decay=0.1), AdamSAGE(weight_decay=0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize(("dtype", "half"), [(fp32, fp32), (fp64, fp64), (fp32, bf16), (fp32, fp16)])
-def test_sgd_has_numpys_bits(dtype: DType, half: DType, weight_decay: float, momentum: float | None) -> None:
-    for step in (1, 2):
+def test_element_wise_rules_have_numpys_bits(dtype: DType, half: DType, rule: Elementwise) -> None:
+    for step in (1, 7):
         results = []
         for backend in (CUDA, NUMPY):
-            param, grad, buffer, _ = states(backend, 500, dtype, half)
-            buffer = None if momentum is None else buffer
-            backend.sgd(param, grad, buffer, SGDStep(0.3, 0.01, momentum or 0.0, weight_decay, step))
-            results.append([backend.to_host(array) for array in (param, buffer) if array is not None])
+            param, grad, *_ = states(backend, 500, dtype, half)
+            kept = [place(backend, draw((500,), 3 + i) ** 2, dtype) for i in range(len(rule.states))]
+            backend.elementwise(rule.rule, Now(0.01, step, rule.weight_decay), 0.3, grad, param, *kept)
+            results.append([backend.to_host(array) for array in (param, *kept)])
         for pair in zip(*results, strict=True):
             same(pair)
 

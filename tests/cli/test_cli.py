@@ -191,8 +191,8 @@ def test_every_field_has_a_flag() -> None:
 def test_flags_set_their_fields() -> None:
     words = (
         "--stage 1 --ranks 8 --steps 9 --precision fp16 --layers 2 --hidden 24 --heads 3 --seq 7 --vocab 99 "
-        "--no-tie-embeddings --dropout 0.1 --micro-batch 3 --accumulate 2 --optimizer sgd --lr 0.5 --betas 0.8 0.7 "
-        "--eps 1e-6 --momentum 0.9 --weight-decay 0.2 --decay matrices --schedule cosine --warmup 4 --min-lr 0.1 "
+        "--no-tie-embeddings --dropout 0.1 --micro-batch 3 --accumulate 2 --optimizer adamw --lr 0.5 --betas 0.8 0.7 "
+        "--eps 1e-6 --weight-decay 0.2 --decay matrices --schedule cosine --warmup 4 --min-lr 0.1 "
         "--clip-norm 2 --grad-dtype fp32 --loss-scale 128 --initial-scale-power 8 --loss-scale-window 5 --hysteresis 1 "
         "--min-loss-scale 2 --seed 7 --data x.txt --partition owner --collective ring --bucket-bytes 1KB "
         "--capacity 32GB --parallel 2 --sample ab --sample-tokens 5 --master-init exact --keep-last-unit "
@@ -200,8 +200,8 @@ def test_flags_set_their_fields() -> None:
     )
     assert parsed(*words.split()) == RunConfig(
         stage=1, ranks=8, steps=9, precision="fp16", layers=2, hidden=24, heads=3, seq=7, vocab=99,
-        tie_embeddings=False, dropout=0.1, micro_batch=3, accumulate=2, optimizer="sgd", lr=0.5, betas=(0.8, 0.7),
-        eps=1e-6, momentum=0.9, weight_decay=0.2, decay="matrices", schedule="cosine", warmup=4, min_lr=0.1,
+        tie_embeddings=False, dropout=0.1, micro_batch=3, accumulate=2, optimizer="adamw", lr=0.5, betas=(0.8, 0.7),
+        eps=1e-6, weight_decay=0.2, decay="matrices", schedule="cosine", warmup=4, min_lr=0.1,
         clip_norm=2.0, grad_dtype="fp32", loss_scale=128.0, initial_scale_power=8, loss_scale_window=5, hysteresis=1,
         min_loss_scale=2.0, seed=7, data="x.txt", partition="owner", collective="ring", bucket_bytes=1000,
         capacity=32 * 10**9, parallel=2, sample="ab", sample_tokens=5, master_init="exact", keep_last_unit=True,
@@ -213,6 +213,7 @@ def test_flags_set_their_fields() -> None:
     ("words", "field", "value"),
     [
         ("--zero-stage 1", "stage", 1),
+        ("--optimizer sgd --momentum 0.9 --nesterov", "nesterov", True),
         ("-z 2", "stage", 2),
         ("-z1", "stage", 1),
         ("--world-size 2", "ranks", 2),

@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, bf16, compute_dtype, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted, NonFiniteGradient
+from zerosim.optim.adagrad import AdaGrad, RMSProp
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lion import Lion
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
+from zerosim.optim.radam import RAdam
+from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.tensor.flat import Flat, Slice, slice_of, whole
@@ -61,9 +65,47 @@ def sgd(w: np.ndarray, grads: list[np.ndarray], lr: list[float], o: SGD) -> np.n
     return w
 
 
+def ema(w: np.ndarray, grads: list[np.ndarray], lr: list[float], o: SGD) -> np.ndarray:
+    """The textbook's momentum: an average from 0 on; Nesterov looks one step ahead."""
+    m = np.zeros_like(w)
+    for g, rate in zip(grads, lr, strict=True):
+        m = o.momentum * m + (1 - o.momentum) * g
+        w = w - rate * (g + o.momentum * m if o.nesterov else m)
+    return w
+
+
+def lion(w: np.ndarray, grads: list[np.ndarray], lr: list[float], o: Lion) -> np.ndarray:
+    """2302.06675, algorithm 2."""
+    m = np.zeros_like(w)
+    for g, rate in zip(grads, lr, strict=True):
+        update = np.sign(o.beta1 * m + (1 - o.beta1) * g)
+        m = o.beta2 * m + (1 - o.beta2) * g
+        w = w - rate * o.weight_decay * w - rate * update
+    return w
+
+
+def sage(w: np.ndarray, grads: list[np.ndarray], lr: list[float], o: AdamSAGE) -> np.ndarray:
+    """2202.02664 as its authors' code has it: AdamW's step, times how far sensitivity is from what it was."""
+    m, v, mean = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for t, (g, rate) in enumerate(zip(grads, lr, strict=True), 1):
+        m, v = o.beta1 * m + (1 - o.beta1) * g, o.beta2 * v + (1 - o.beta2) * g**2
+        sensitivity = abs(w * g)
+        mean = o.beta3 * mean + (1 - o.beta3) * sensitivity
+        hat = mean / (1 - o.beta3**t)
+        size = rate * np.sqrt(1 - o.beta2**t) / (1 - o.beta1**t)
+        w = w * (1 - rate * o.weight_decay) - size * m / (np.sqrt(v) + o.eps) * abs(sensitivity - hat) / (
+            hat + o.eps**2
+        )
+    return w
+
+
 @pytest.mark.parametrize(
     ("optimizer", "formula"),
     [
+        pytest.param(SGD(0.9, ema=True), ema, id="sgd-ema"),
+        pytest.param(SGD(0.9, ema=True, nesterov=True), ema, id="sgd-ema-nesterov"),
+        pytest.param(Lion(weight_decay=0.1), lion, id="lion"),
+        pytest.param(AdamSAGE(weight_decay=0.1), sage, id="adam-sage"),
         pytest.param(Adam(), adam, id="adam"),
         pytest.param(Adam(0.8, 0.95, 1e-3, 0.1), adam, id="adam-l2"),
         pytest.param(Adam(0.9, 0.95, 1e-8, 0.1, decoupled=True), adam, id="adamw"),
@@ -109,7 +151,19 @@ def test_what_does_not_decay(optimizer: Optimizer) -> None:
 @given(
     st.integers(1, 70_000),
     st.integers(1, 9),
-    st.sampled_from([Adam(weight_decay=0.1), Adam(weight_decay=0.1, decoupled=True), SGD(0.9, 0.1), SGD()]),
+    st.sampled_from(
+        [
+            Adam(weight_decay=0.1),
+            Adam(weight_decay=0.1, decoupled=True),
+            SGD(0.9, 0.1),
+            SGD(),
+            AdaGrad(),
+            RMSProp(),
+            RAdam(0.9, 0.5),
+            Lion(),
+            AdamSAGE(),
+        ]
+    ),
     st.sampled_from([fp32, fp16, bf16]),
 )
 def test_slices_give_the_bits_of_the_whole(numel: int, ranks: int, optimizer: Optimizer, grads: DType) -> None:

@@ -21,10 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Kind
 from zerosim.dtypes import dtype
+from zerosim.optim.adagrad import AdaGrad, RMSProp
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.radam import RAdam
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
@@ -58,6 +60,14 @@ CASES: dict[str, tuple[Optimizer, Make]] = {
         SGD(0.5, weight_decay=0.02),
         lambda p: torch.optim.SGD(p, lr=LR, momentum=0.5, weight_decay=0.02),
     ),
+    "sgd-nesterov": (
+        SGD(0.9, 0.02, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9, weight_decay=0.02, nesterov=True),
+    ),
+    "adagrad": (AdaGrad(weight_decay=0.1), lambda p: torch.optim.Adagrad(p, lr=LR, weight_decay=0.1)),
+    "rmsprop": (RMSProp(weight_decay=0.1), lambda p: torch.optim.RMSprop(p, lr=LR, weight_decay=0.1)),
+    "radam": (RAdam(weight_decay=0.1), lambda p: torch.optim.RAdam(p, lr=LR, weight_decay=0.1)),
+    "radam-short": (RAdam(0.8, 0.9, 1e-6), lambda p: torch.optim.RAdam(p, lr=LR, betas=(0.8, 0.9), eps=1e-6)),
 }
 
 

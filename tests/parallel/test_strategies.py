@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from zerosim.device.events import Alloc, Free, Launch
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.ledger.ranks import RankLedgers
+from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero2 import Zero2
 from zerosim.tensor.accumulation import GradProbe
@@ -119,6 +121,31 @@ def test_every_optimizer_takes_the_same_step_in_every_stage(train: Any, optimize
     ddp = train(stage=0, **options)
     for stage, partition in ZERO:
         assert equal(train(stage=stage, partition=partition, **options).weights, ddp.weights), (stage, partition)
+
+
+@dataclass(frozen=True)
+class SignSGD(Elementwise):
+    """Bernstein et al., 1802.04434: an optimizer of one's own, which is a rule and nothing else."""
+
+    weight_decay: float = 0.0
+    flops: ClassVar[int] = 2
+
+    def rule(self, xp: Any, w: Any, g: Any, now: Now, *states: Any) -> None:
+        w -= now.lr * xp.sign(g)
+
+
+@pytest.mark.bits
+def test_an_optimizer_of_ones_own_is_a_rule() -> None:
+    """Every weight moves by lr, and every stage, ZeRO-3 too, takes it as it is."""
+    options: dict[str, Any] = {**SMALL, "ranks": 3, "precision": "fp64", "steps": 1, "stage": 0}
+    before = run(RunConfig(optimizer="sgd", lr=1e-300, **options)).weights
+    for stage, partition in [(0, "slices"), *ZERO]:
+        config = RunConfig(lr=2.0**-12, **{**options, "stage": stage, "partition": partition})
+        after = run(config, optimizer=SignSGD())
+        steps = np.concatenate([(after.weights[name] - before[name]).reshape(-1) for name in before])
+        assert np.isin(abs(steps).round(12), [0.0, round(2.0**-12, 12)]).all()
+        assert (steps != 0).mean() > 0.5
+        assert not any(memory.peak.by_kind.get("optim") for memory in after.memory)
 
 
 @pytest.mark.bits

@@ -82,16 +82,6 @@ class AdamStep(NamedTuple):
     step: int
 
 
-class SGDStep(NamedTuple):
-    """The numbers of one step of SGD, steps counted from 1."""
-
-    grad_scale: float
-    lr: float
-    momentum: float
-    weight_decay: float
-    step: int
-
-
 StreamEvent = Any
 """A point in a stream: all that was queued on it so far."""
 
@@ -343,6 +333,11 @@ class Backend(Protocol):
         grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
         """
 
-    def sgd(self, param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
-        """One step of SGD, in place; momentum as PyTorch has it: buf = momentum*buf + g (no 1 - momentum;
-        at step 1 buf = g), param -= lr * buf. g = grad * grad_scale + weight_decay * param."""
+    def elementwise(
+        self, rule: Callable[..., None], now: object, grad_scale: float, grad: Array, param: Array, *states: Array
+    ) -> None:
+        """rule(xp, param, grad * grad_scale, now, *states) on flat arrays of one length, in place.
+
+        The rules: optim/elementwise.py. `xp` has NumPy's functions for these arrays. grad may be a half type, the rest
+        is in the compute dtype.
+        """

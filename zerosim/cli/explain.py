@@ -9,12 +9,12 @@ from zerosim.analysis.question import Question, Shape
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, count, flag_of, nearest, number, whole_number
 from zerosim.config import OPTIONS
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import NAMES, find_recipe
 from zerosim.config.recompute import read_recompute
 from zerosim.errors import InputError
 
 PRECISIONS = ("bf16", "fp16", "fp32")
-OPTIMIZERS = ("adam", "adamw", "sgd")
 SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
 MOST_PARAMETERS = 10**15
 MOST_RANKS = 1_000_000
@@ -87,7 +87,7 @@ def question(args: argparse.Namespace) -> Question:
     _one_of("--gather", args.gather or "unit", OPTIONS["gather"].choices)
     if args.gather == "module" and args.stage != 3:
         raise InputError(f"--gather module: stage {args.stage} keeps every parameter; leave it out, or choose stage 3")
-    _one_of("--optimizer", args.optimizer, OPTIMIZERS)
+    _one_of("--optimizer", args.optimizer, tuple(OPTIMIZERS))
     if not (math.isfinite(args.momentum) and 0 <= args.momentum < 1):
         raise InputError(f"--momentum {args.momentum}: expected a number in [0, 1)")
     if args.momentum and args.optimizer != "sgd":

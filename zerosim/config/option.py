@@ -69,7 +69,7 @@ class Option:
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int) and abs(number) >= 10**LONGEST_NUMBER:
                 raise InputError(f"{self.flat}: a whole number of more than {LONGEST_NUMBER} digits is too large")
-        if self.kinds == (_PAIR,):
+        if self.kinds[0] == _PAIR:
             if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(b, float | int) for b in value)):
                 raise InputError(f"{self.flat} {value!r}: expected two numbers")
             return value

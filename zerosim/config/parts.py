@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from zerosim.config.allocator import NAMES as ALLOCATORS
 from zerosim.config.allocator import check_knobs
 from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.recompute import FORMS, PARTS, Again, read_recompute
 from zerosim.errors import InputError
 from zerosim.units import MOST_BYTES, parse_bytes
@@ -59,13 +60,20 @@ class OptimConfig(Part):
     steps: int | None = option(
         None, "optimizer steps", low=1, high=10**8, metavar="S", shown="60, or all that --tokens holds"
     )
-    optimizer: str = option("adam", "which optimizer", choices=("adam", "adamw", "sgd"))
-    lr: float = option(3e-3, "learning rate", above=0, metavar="LR")
-    betas: tuple[float, float] = option(
-        (0.9, 0.999), "Adam's two averages", below=1, metavar=("B1", "B2"), shown="0.9 0.999"
+    optimizer: str = option("adam", "which optimizer", choices=tuple(OPTIMIZERS))
+    lr: float | None = option(None, "learning rate", above=0, metavar="LR", shown="the optimizer's own, Adam's 3e-3")
+    betas: tuple[float, float] | None = option(
+        None, "the two averages of Adam and its kin", below=1, metavar=("B1", "B2"), shown="the optimizer's own"
     )
-    eps: float = option(1e-8, "Adam's epsilon, outside the root", above=0, metavar="EPS")
+    eps: float | None = option(
+        None, "epsilon, outside the root", above=0, metavar="EPS", shown="the optimizer's own, Adam's 1e-8"
+    )
     momentum: float = option(0.0, "SGD's momentum", below=1, metavar="M")
+    nesterov: bool = option(False, "sgd with momentum: Nesterov's, along g + momentum * buffer")
+    momentum_form: str = option(
+        "torch", "buffer = momentum * buffer + g, or a textbook's average with (1 - momentum) * g",
+        choices=("torch", "ema"),
+    )  # fmt: skip
     weight_decay: float | None = option(None, "weight decay", low=0, metavar="W", shown="0.01 for adamw, else 0")
     decay: str = option("all", "which parameters decay", choices=("all", "matrices"))
     lr_schedule: str = option(
@@ -78,17 +86,37 @@ class OptimConfig(Part):
     )
 
     def _check(self) -> None:
-        if self.momentum and self.optimizer != "sgd":
-            raise InputError(f"momentum {self.momentum}: {self.optimizer} has none, it has betas; choose sgd")
-        if self.min_lr > self.lr:
-            raise InputError(f"min_lr {self.min_lr}: expected at most lr = {self.lr}")
+        title, own = self.optimizer, OPTIMIZERS[self.optimizer]
+        if self.momentum and title != "sgd":
+            has = "it has betas" if own.betas is not None else "it has none"
+            raise InputError(f"momentum {self.momentum}: {title} has none, {has}; choose sgd")
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov: expected momentum, such as 0.9")
+        if self.betas is not None and own.betas is None:
+            raise InputError(f"betas {self.betas}: {title} has none")
+        if self.eps is not None and own.eps is None:
+            raise InputError(f"eps {self.eps}: {title} has none")
+        if self.min_lr > self.resolved_lr:
+            raise InputError(f"min_lr {self.min_lr}: expected at most lr = {self.resolved_lr}")
+
+    @property
+    def resolved_lr(self) -> float:
+        """As given, or the optimizer's own; so are the others."""
+        return OPTIMIZERS[self.optimizer].lr if self.lr is None else self.lr
+
+    @property
+    def resolved_betas(self) -> tuple[float, float]:
+        """(0, 0) of one without."""
+        return self.betas or OPTIMIZERS[self.optimizer].betas or (0.0, 0.0)
+
+    @property
+    def resolved_eps(self) -> float:
+        """0 of one without."""
+        return self.eps or OPTIMIZERS[self.optimizer].eps or 0.0
 
     @property
     def resolved_weight_decay(self) -> float:
-        """As given, or the optimizer's own."""
-        if self.weight_decay is not None:
-            return self.weight_decay
-        return 0.01 if self.optimizer == "adamw" else 0.0
+        return OPTIMIZERS[self.optimizer].weight_decay if self.weight_decay is None else self.weight_decay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -1,20 +1,29 @@
-"""SGD, with momentum as PyTorch has it: buf = momentum * buf + g (no factor 1 - momentum), w = w - lr * buf."""
+"""SGD with momentum, as PyTorch has it, as textbooks have it, and Nesterov's.
+
+torch     buf = momentum * buf + g, at step 1 buf = g: no factor 1 - momentum
+ema       buf = momentum * buf + (1 - momentum) * g, from 0 on: steps are shorter by that factor
+nesterov  the step is along g + momentum * buf
+w = w - lr * buf
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from zerosim.backends.kernels import SGDStep
-from zerosim.device.device import Buffer
+from zerosim.backends.kernels import Array
+from zerosim.optim.elementwise import Elementwise, Now
 
 
-@dataclass(frozen=True, slots=True)
-class SGD:
+@dataclass(frozen=True)
+class SGD(Elementwise):
     """Without momentum it keeps no state: K is the master alone. What its members are: `Optimizer`."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0
+    ema: bool = False
+    nesterov: bool = False
+    flops: ClassVar[int] = 4
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -25,22 +34,21 @@ class SGD:
         """Gradients with decay added (torch/optim/sgd.py)."""
         return 1 if self.weight_decay else 0
 
-    def update(
-        self,
-        weights: Buffer,
-        grad: Buffer,
-        states: Mapping[str, Buffer],
-        *,
-        grad_scale: float,
-        lr: float,
-        step: int,
-        decays: bool,
-    ) -> None:
-        weights.device.kernel(
-            4 * weights.numel,
-            weights.device.backend.sgd,
-            weights.array,
-            grad.array,
-            states["momentum_buffer"].array if self.momentum else None,
-            SGDStep(grad_scale, lr, self.momentum, self.weight_decay if decays else 0.0, step),
-        )
+    def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
+        if now.weight_decay:
+            g += now.weight_decay * w
+        for buf in states:
+            if self.ema:
+                buf *= self.momentum
+                buf += (1.0 - self.momentum) * g
+            elif now.step == 1:
+                buf[...] = g
+            else:
+                buf *= self.momentum
+                buf += g
+            if self.nesterov:
+                g += self.momentum * buf
+            else:
+                g[...] = buf
+        g *= now.lr
+        w -= g

@@ -70,7 +70,7 @@ def _about_mesh(asked: Question) -> str:
 
 def _about_masters(asked: Question) -> str:
     kept = ["an fp32 master"] if asked.param_bytes == 2 else []
-    kept += [{1: "one moment", 2: "two moments"}[asked.moments]] if asked.moments else []
+    kept += [{1: "one moment", 2: "two moments", 3: "three states"}[asked.moments]] if asked.moments else []
     cast = "" if asked.cost.param else " No 2-byte shard is stored: it is cast from the master."
     return f" The optimizer keeps {' and '.join(kept) or 'nothing'}.{cast}"
 

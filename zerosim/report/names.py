@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
+
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 ALLOCATORS = {"caching": "PyTorch's caching allocator", "arena": "one contiguous region"}
-OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+OPTIMIZERS = {name: preset.title for name, preset in PRESETS.items()}
 
 
 class KindLook(NamedTuple):

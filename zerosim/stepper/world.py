@@ -15,6 +15,7 @@ from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.errors import InputError, ZerosimError, message_of
+from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.pipeline import Schedule
 from zerosim.report.names import counted
 from zerosim.stepper.match import Match, Moment, whole_number
@@ -35,6 +36,7 @@ def debug(
     start: str = "init",
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
+    optimizer: Optimizer | None = None,
 ) -> DebugWorld:
     """The run of `config`, to be stepped; use it in a `with`.
 
@@ -42,7 +44,8 @@ def debug(
             placed and stand before the first collective of step 0
 
     `make_strategy(config, model, comm, device, updater)` gives a strategy of your own, and
-    `schedule(num_stages, stage, micro_batches, chunks)` the actions of a pipeline's stage.
+    `schedule(num_stages, stage, micro_batches, chunks)` the actions of a pipeline's stage;
+    an `optimizer` of your own takes the place of the configuration's.
 
     Raises: InputError as `run` does, and with 'collective' the failure of a run that does not come so far.
     """
@@ -61,7 +64,7 @@ def debug(
                 f"{name} {given!r}: stepping needs {plain}, for {why}; the events are the same there, "
                 f"so step with {plain}"
             )
-    world = DebugWorld(Experiment(config, make_strategy, schedule))
+    world = DebugWorld(Experiment(config, make_strategy, schedule, optimizer))
     if start == "collective":
         world.next_collective()
     return world

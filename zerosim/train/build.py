@@ -20,11 +20,15 @@ from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.nn import Alone, KeptInputs, Recompute
+from zerosim.optim.adagrad import AdaGrad, RMSProp
 from zerosim.optim.adam import Adam
 from zerosim.optim.control import StepControl
+from zerosim.optim.lion import Lion
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
+from zerosim.optim.radam import RAdam
+from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
@@ -201,11 +205,17 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
     ctx.device.mark("after_init")
 
 
-def build_updater(config: RunConfig, steps: int, make_control: Callable[..., StepControl] = StepControl) -> Updater:
-    """Optimizer, learning rates and loss scaling of a run; one per rank, all alike."""
+def build_updater(
+    config: RunConfig,
+    steps: int,
+    make_control: Callable[..., StepControl] = StepControl,
+    optimizer: Optimizer | None = None,
+) -> Updater:
+    """Optimizer, learning rates and loss scaling of a run; one per rank, all alike. An `optimizer` of one's own takes
+    the place of the configuration's."""
     optim = config.optim
     control = make_control(
-        LRSchedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
+        LRSchedule(optim.resolved_lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
         scaler=_scaler(config.precision),
         clip_norm=optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,
@@ -220,14 +230,23 @@ def build_updater(config: RunConfig, steps: int, make_control: Callable[..., Ste
         keep_upcast=choices.keep_upcast,
     )
     together = choices.sub_group if config.parallel.zero_stage == 3 else 0
-    optimizer, decay = _optimizer(optim), optim.decay
+    optimizer, decay = optimizer or _optimizer(optim), optim.decay
     return Updater(optimizer, control, decay=decay, grad_memory=memory, sub_group=together, foreach=choices.foreach)
 
 
 def _optimizer(optim: OptimConfig) -> Optimizer:
-    if optim.optimizer == "sgd":
-        return SGD(optim.momentum, optim.resolved_weight_decay)
-    return Adam(*optim.betas, optim.eps, optim.resolved_weight_decay, decoupled=optim.optimizer == "adamw")
+    name, betas, eps, decay = optim.optimizer, optim.resolved_betas, optim.resolved_eps, optim.resolved_weight_decay
+    makes: dict[str, Callable[[], Optimizer]] = {
+        "adam": lambda: Adam(*betas, eps, decay),
+        "adamw": lambda: Adam(*betas, eps, decay, decoupled=True),
+        "radam": lambda: RAdam(*betas, eps, decay),
+        "adam-sage": lambda: AdamSAGE(*betas, eps=eps, weight_decay=decay),
+        "lion": lambda: Lion(*betas, decay),
+        "adagrad": lambda: AdaGrad(eps, decay),
+        "rmsprop": lambda: RMSProp(eps=eps, weight_decay=decay),
+        "sgd": lambda: SGD(optim.momentum, decay, ema=optim.momentum_form == "ema", nesterov=optim.nesterov),
+    }
+    return makes[name]()
 
 
 def _scaler(precision: PrecisionConfig) -> LossScaler | None:

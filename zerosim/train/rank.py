@@ -11,6 +11,7 @@ from zerosim.config import RunConfig
 from zerosim.models.model import Model
 from zerosim.nn import Alone
 from zerosim.optim.control import StepControl, StepReport
+from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.tensor.flat import Flat
@@ -55,12 +56,13 @@ def train_rank(
     *,
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
+    optimizer: Optimizer | None = None,
     make_control: Callable[..., StepControl] = StepControl,
     progress: Progress | None = None,
     opened: Opened | None = None,
 ) -> Trained:
     """All steps of `config` on this rank."""
-    updater = build_updater(config, inputs.steps, make_control)
+    updater = build_updater(config, inputs.steps, make_control, optimizer)
     model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule)
     if opened is not None:
         opened(ctx, model, strategy)

@@ -24,6 +24,7 @@ from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.nn import Alone
 from zerosim.optim.control import StepReport
+from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.pipeline import Schedule
 from zerosim.placement.layout import Piece
 from zerosim.placement.mesh import DATA
@@ -52,10 +53,17 @@ class RankOutcome:
     gpu: GpuBytes | None
 
 
-def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:
+def run(
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+    keep_events: bool = False,
+    optimizer: Optimizer | None = None,
+) -> RunResult:
     """Train as `config` says.
 
-    `keep_events` keeps every rank's whole record in the result (memory grows with steps).
+    `keep_events` keeps every rank's whole record in the result (memory grows with steps). An `optimizer` of your own,
+    such as a subclass of `zerosim.optim.elementwise.Elementwise`, takes the place of the configuration's.
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
@@ -63,7 +71,7 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
         if session is not None:
             session.check_world(config.mesh.ranks, config.world.ranks_per_process)
             check_alike(session, config)
-        experiment = Experiment(config)
+        experiment = Experiment(config, optimizer=optimizer)
     ledgers: dict[int, RankLedgers] = {}
 
     def readers(rank: int) -> tuple[Reader, ...]:
@@ -90,13 +98,17 @@ def run(config: RunConfig, *, progress: Progress | None = None, keep_events: boo
 class Experiment:
     """One run, its inputs read and checked: the program of each rank, and the result of what they return.
 
-    `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names.
+    `make_strategy`, a pipeline's `schedule` and an `optimizer` take the place of those that the configuration names.
 
     Raises: InputError for what cannot be read, does not fit the run, or cannot run on this machine.
     """
 
     def __init__(
-        self, config: RunConfig, make_strategy: MakeStrategy | None = None, schedule: Schedule | None = None
+        self,
+        config: RunConfig,
+        make_strategy: MakeStrategy | None = None,
+        schedule: Schedule | None = None,
+        optimizer: Optimizer | None = None,
     ) -> None:
         check_libraries(config)
         if schedule is not None and config.mesh.pp == 1:
@@ -104,6 +116,7 @@ class Experiment:
         self.config = config
         self.make_strategy = make_strategy
         self.schedule = schedule
+        self.optimizer = optimizer
         self.model = build_model(config, Device(0, make_backend("numpy")))  # no memory is taken for it
         self.layout = layout_of(config, self.model)
         self._inputs = _read_inputs(config, self.model)
@@ -125,6 +138,7 @@ class Experiment:
             self._inputs,
             make_strategy=self.make_strategy,
             schedule=self.schedule,
+            optimizer=self.optimizer,
             progress=progress,
             opened=opened,
         )

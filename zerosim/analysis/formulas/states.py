@@ -30,7 +30,9 @@ class BytesPerParameter:
 
 def num_moments(optimizer: str, momentum: float) -> int:
     """The numbers that an optimizer keeps per parameter: 2 for Adam, 0 or 1 for SGD."""
-    return 2 if optimizer != "sgd" else int(momentum != 0)
+    if optimizer == "sgd":
+        return int(momentum != 0)
+    return {"adagrad": 1, "rmsprop": 1, "lion": 1, "adam-sage": 3}.get(optimizer, 2)
 
 
 def bytes_per_parameter(

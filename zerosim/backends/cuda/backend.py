@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cupy as cp
 
-from zerosim.backends.cuda import arrays, flash, fused, llama, norm, ops, products, tokens, update
+from zerosim.backends.cuda import arrays, flash, fused, llama, norm, ops, products, rules, tokens, update
 from zerosim.backends.cuda import attention as heads
 from zerosim.backends.cuda.host import Transfers
 from zerosim.backends.cuda.nccl import Nccl
@@ -76,4 +76,4 @@ class CudaBackend:
     sum_squares = staticmethod(update.sum_squares)
     finite_probe = staticmethod(update.finite_probe)
     adam = staticmethod(update.adam)
-    sgd = staticmethod(update.sgd)
+    elementwise = staticmethod(rules.elementwise)

@@ -16,7 +16,7 @@ import cupy as cp
 from zerosim.backends.cuda.arrays import dense, fill, landing, local
 from zerosim.backends.cuda.ops import ROWS_TO_ONE, multiply
 from zerosim.backends.cuda.types import elementwise, raw
-from zerosim.backends.kernels import AdamStep, Array, SGDStep
+from zerosim.backends.kernels import AdamStep, Array
 from zerosim.backends.numpy.cast import FLOAT64, wide
 
 TOGETHER = 8
@@ -61,25 +61,6 @@ _adam = elementwise(
     store(m, exp_avg);
     store(v, exp_avg_sq)""",
     "adam",
-)
-_SGD_GRAD = """
-    using W = typename wide<T>::type;
-    W p = wide_of(param), g = W(wide_of(grad)) * W(grad_scale);
-    if (decay != 0.0) g += W(decay) * p;"""
-_sgd = elementwise(
-    "G grad, float64 grad_scale, float64 decay, float64 lr",
-    "T param",
-    f"{_SGD_GRAD} store(p - g * W(lr), param)",
-    "sgd",
-)
-_sgd_momentum = elementwise(
-    "G grad, float64 grad_scale, float64 decay, float64 lr, float64 momentum, int32 first",
-    "T param, T buffer",
-    f"""{_SGD_GRAD}
-    if (!first) g = wide_of(buffer) * W(momentum) + g;
-    store(g, buffer);
-    store(p - g * W(lr), param)""",
-    "sgd_momentum",
 )
 
 
@@ -135,11 +116,3 @@ def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: Ad
     step_size, correction = lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step)
     numbers = grad_scale, factor, decay, step_size, 1.0 - beta1, beta2, 1.0 - beta2, correction, eps
     _adam(grad, *map(float, numbers), param, exp_avg, exp_avg_sq)
-
-
-def sgd(param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
-    numbers = float(hyper.grad_scale), float(hyper.weight_decay), float(hyper.lr)
-    if momentum_buffer is None:
-        _sgd(grad, *numbers, param)
-    else:
-        _sgd_momentum(grad, *numbers, float(hyper.momentum), int(hyper.step == 1), param, momentum_buffer)

@@ -85,4 +85,4 @@ class NumpyBackend:
     sum_squares = _kernel(update.sum_squares)
     finite_probe = _kernel(update.finite_probe)
     adam = _kernel(update.adam)
-    sgd = _kernel(update.sgd)
+    elementwise = _kernel(update.elementwise)

@@ -8,13 +8,13 @@ is what lets ZeRO's shards be compared with `==`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import AdamStep, Array, SGDStep
+from zerosim.backends.kernels import AdamStep, Array
 from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, raised, store, wide, windows
 
 SQUARES = 8 * 1024
@@ -87,18 +87,8 @@ def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: Ad
         p -= g
 
 
-def sgd(param: Array, grad: Array, momentum_buffer: Array | None, hyper: SGDStep) -> None:
-    state = () if momentum_buffer is None else (momentum_buffer,)
-    for p, half, *buffer in windows(param, grad, *state):
-        g = np.multiply(raised(half), hyper.grad_scale, dtype=p.dtype)
-        if hyper.weight_decay:
-            g += hyper.weight_decay * p
-        for b in buffer:
-            if hyper.step == 1:
-                b[...] = g
-            else:
-                b *= hyper.momentum
-                b += g
-            g[...] = b
-        g *= hyper.lr
-        p -= g
+def elementwise(
+    rule: Callable[..., None], now: object, grad_scale: float, grad: Array, param: Array, *states: Array
+) -> None:
+    for p, half, *kept in windows(param, grad, *states):
+        rule(np, p, np.multiply(raised(half), grad_scale, dtype=p.dtype), now, *kept)
