@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zerosim.analysis.per_parameter import bytes_per_parameter
+from zerosim.config import OPTIONS
+from zerosim.config.run import plan_config
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, bf16, compute_dtype, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted, NonFiniteGradient
@@ -28,6 +31,7 @@ from zerosim.optim.sgd import SGD
 from zerosim.optim.updater import Updater
 from zerosim.tensor.flat import Flat, Slice, slice_of, whole
 from zerosim.tensor.tensor import cpu
+from zerosim.train.plan import plan
 
 pytestmark = pytest.mark.bits
 
@@ -336,3 +340,17 @@ def test_a_rank_that_owns_nothing_has_nothing_to_do() -> None:
 def test_the_old_name_of_decide_keeps_working() -> None:
     with pytest.warns(DeprecationWarning, match="decide"):
         assert Updater(SGD(), StepControl(LRSchedule(1.0), clip_norm=1.0)).judge(2.0) == 1 / (2 + 1e-6)
+
+
+@pytest.mark.parametrize("name", OPTIONS["optimizer"].choices)
+@pytest.mark.parametrize(("stage", "mesh"), [(0, {}), (2, {}), (1, {"tp": 2, "pp": 2, "accumulate": 2})])
+def test_k_is_counted_and_every_state_has_a_name(name: str, stage: int, mesh: dict[str, int]) -> None:
+    """4 bytes for the master and 4 for each state, whatever the stage and the mesh."""
+    config = plan_config(
+        model="gpt", layers=4, hidden=64, heads=4, seq=16, ranks=8, stage=stage, optimizer=name, **mesh
+    )
+    result = plan(config)
+    states = [state for state in result.memory[0].states if state != "master"]
+    assert bytes_per_parameter(result)["optim"] == 4 + 4 * len(states)
+    assert sum(result.memory[0].states.values()) == result.memory[0].marks["after_init"].by_kind["optim"]
+    assert result.to_dict()["ranks"][0]["memory"]["states"] == result.memory[0].states

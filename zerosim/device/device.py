@@ -143,8 +143,9 @@ class Device:
         self._last_id += 1
         return self._last_id
 
-    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
-        """A new buffer, its contents undefined. `padding` of its elements belong to no parameter.
+    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0, name: str = "") -> Buffer:
+        """A new buffer, its contents undefined. `padding` of its elements belong to no parameter; `name` is that of an
+        optimizer's state.
 
         Raises: OutOfMemory when the allocator refuses.
         """
@@ -161,7 +162,7 @@ class Device:
         except BaseException:  # the host's own memory ran out
             self.allocator.release(id)
             raise
-        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize))
+        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name))
         return Buffer(Storage(array, self, id), array, dtype)
 
     def retag(self, buffer: Buffer, kind: Kind) -> None:

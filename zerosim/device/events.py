@@ -26,7 +26,8 @@ class Scope(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """`nbytes` now live under `id`; `padding_bytes` of them hold no parameter of the model."""
+    """`nbytes` now live under `id`; `padding_bytes` of them hold no parameter of the model. An optimizer's states have
+    a `name`."""
 
     scope: Scope
     id: int
@@ -34,6 +35,7 @@ class Alloc(NamedTuple):
     reserved_bytes: int
     kind: str
     padding_bytes: int
+    name: str = ""
 
 
 class Free(NamedTuple):

@@ -35,7 +35,8 @@ class MemoryLedger:
 
     `after_init` is the moment when parameters and optimizer state are placed; the other marks are
     those of the last step read. `refusal` is what was live when an allocation did not fit. What the rank holds in the
-    host's memory is added up apart: `host_bytes` now, `host_peak_bytes` at most.
+    host's memory is added up apart: `host_bytes` now, `host_peak_bytes` at most. `states` are bytes of the optimizer's
+    states by name, which live to the end.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,7 @@ class MemoryLedger:
         self.refusal: Snapshot | None = None
         self.host_bytes = 0
         self.host_peak_bytes = 0
+        self.states: dict[str, int] = {}
         self._on_host: dict[int, int] = {}
         self._live: dict[int, Alloc] = {}
         self._by_unit: dict[tuple[str, str], int] = {}
@@ -80,6 +82,8 @@ class MemoryLedger:
             if isinstance(event, Alloc):
                 self._live[event.id] = event
                 self._count(event, 1)
+                if event.name:
+                    self.states[event.name] = self.states.get(event.name, 0) + event.nbytes
                 if self._total > self._peak_bytes:
                     self._peak_bytes, self._rising = self._total, event.scope
             elif isinstance(event, Free):

@@ -55,7 +55,9 @@ class Updater:
         """The own slice's optimizer states and, of half types, master, zeroed; live from start to end."""
         device, own, stored = flat.device, flat.own, compute_dtype(flat.dtype)
         names = [*self.optimizer.states, *(["master"] if flat.dtype.is_half else [])]
-        flat.states = {name: device.alloc((own.size,), stored, Kind.OPTIM, padding=own.padding) for name in names}
+        flat.states = {
+            name: device.alloc((own.size,), stored, Kind.OPTIM, padding=own.padding, name=name) for name in names
+        }
         for state in flat.states.values():
             device.kernel(0, device.backend.fill, state.array, 0.0)
         flat.master = flat.states.pop("master", None)

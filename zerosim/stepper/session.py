@@ -42,8 +42,8 @@ class SteppedDevice(Device):
         super().__init__(*parts, **more)
         self.held: dict[int, Held] = {}
 
-    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
-        buffer = super().alloc(shape, dtype, kind, padding=padding)
+    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0, name: str = "") -> Buffer:
+        buffer = super().alloc(shape, dtype, kind, padding=padding, name=name)
         # Undefined in a run; here a moment that is come to again must look the same. A fill of the backend is no event.
         self.backend.fill(buffer.array, 0.0)
         self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)

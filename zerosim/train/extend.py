@@ -56,7 +56,9 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
     def memory(first: RankMemory, second: RankMemory) -> RankMemory:
         marks = {name: snapshot(first.marks[name], mark) for name, mark in second.marks.items()}
         host = grown(first.host_peak_bytes, second.host_peak_bytes)
-        return RankMemory(marks, snapshot(first.peak, second.peak), second.pool, host_peak_bytes=host)
+        return RankMemory(
+            marks, snapshot(first.peak, second.peak), second.pool, host_peak_bytes=host, states=second.states
+        )
 
     def traffic(first: list[TrafficRow], second: list[TrafficRow]) -> list[TrafficRow]:
         return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zerosim.config import RunConfig
@@ -30,7 +30,8 @@ class RankMemory:
     """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark; what
     its allocator held, unless it is exact.
 
-    `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's.
+    `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's. `states`: bytes
+    of the optimizer's states by name, the master among them, padding included.
     """
 
     marks: dict[str, Snapshot]
@@ -38,6 +39,7 @@ class RankMemory:
     pool: tuple[PoolRow, ...] = ()
     allocator: AllocatorPeaks | None = None
     host_peak_bytes: int = 0
+    states: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -60,6 +62,7 @@ class RankMemory:
         return {
             **{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks},
             "padding": dict(self.marks["end_of_backward"].padding),
+            "states": dict(self.states),
             "peak": {
                 "bytes": self.peak.total_bytes,
                 **most,
@@ -211,7 +214,12 @@ def collect(
     for rank, one in ledgers.items():
         held = None if one.allocator is None else one.allocator.peaks
         memory[rank] = RankMemory(
-            dict(one.memory.marks), one.memory.peak, tuple(one.pool.rows), held, one.memory.host_peak_bytes
+            dict(one.memory.marks),
+            one.memory.peak,
+            tuple(one.pool.rows),
+            held,
+            one.memory.host_peak_bytes,
+            dict(one.memory.states),
         )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations

@@ -1,0 +1,22 @@
+"""Bytes of model states per parameter, counted: what K is, whatever the stage and the mesh."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from zerosim.analysis.compare import check_states
+from zerosim.analysis.formulas import first_partitioned
+from zerosim.analysis.shares import share_of
+from zerosim.train.result import RunResult
+
+
+def bytes_per_parameter(result: RunResult) -> dict[str, Fraction]:
+    """By kind (param, grad, optim, total) when backward ends, of the first pipeline stage's ranks, less padding: what
+    they hold together, over their parameters, each as often as the stage has copies of it."""
+    config, share = result.config, share_of(result, 0)
+    found: dict[str, Fraction] = {}
+    for check in check_states(result)[:-1]:
+        cut = config.mesh.dp_shard if config.states_stage >= first_partitioned(check.kind) else 1
+        held = sum(check.counted) - sum(check.padding)
+        found[check.kind] = Fraction(held * cut, share.num_parameters * len(share.ranks))
+    return {**found, "total": sum(found.values(), Fraction(0))}
