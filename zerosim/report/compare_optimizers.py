@@ -11,7 +11,6 @@ from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import OutOfMemory
-from zerosim.report import words
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
 from zerosim.report.notebook import InNotebook
@@ -40,9 +39,16 @@ class OptimizerComparison(InNotebook):
         stage = STAGES[self.config.parallel.zero_stage]
         yield Stack(
             prose(f"{counted(len(self.outcomes), 'optimizer')} under {stage}, on the same batches", "bold"),
-            prose(words.trained(next(iter(self.results.values())))) if self.results else None,
+            prose(self._trained(next(iter(self.results.values())))) if self.results else None,
             self._table() if self.results else None,
             *(prose(f"{name}: {error}.", "red") for name, error in self.failures.items()),
+        )
+
+    def _trained(self, result: RunResult) -> str:
+        model, rows = result.config.model, result.config.global_batch
+        return (
+            f"Ψ = {result.num_parameters:,} parameters on {counted(result.config.mesh.ranks, 'rank')} in "
+            f"{result.config.precision.param_dtype}; {counted(len(result.steps), 'step')} of {rows} x {model.seq} tokens."
         )
 
     def _table(self) -> RenderableType:

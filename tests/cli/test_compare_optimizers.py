@@ -1,0 +1,43 @@
+"""`zerosim compare --optimizers`: the same batches, what each keeps, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerosim.cli.main import main
+
+SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--steps", "2"]
+
+
+def test_each_keeps_its_states_of_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "out.json"
+    words = ["compare", "--optimizers", "adam,lion,sgd", "--stage", "2", "--json", str(file), *SMALL]
+    assert main(words) == 0
+    runs = json.loads(file.read_text("utf-8"))["runs"]
+    assert [runs[name]["bytes_per_parameter"]["optim"] for name in ("adam", "lion", "sgd")] == [12, 8, 4]
+    assert len({runs[name]["losses"][0] for name in runs}) == 1
+    assert len({runs[name]["losses"][1] for name in runs}) == 3
+    assert set(runs["lion"]["ranks"][0]["memory"]["states"]) == {"master", "exp_avg"}
+    said = capsys.readouterr().out
+    assert "3 optimizers under ZeRO-2, on the same batches" in said
+    assert "exp_avg, exp_avg_sq, master" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--optimizers adam,adamz", "unknown optimizer 'adamz': did you mean adam?"),
+        ("--optimizers adam --stages 1,2", "with --optimizers one stage, such as --stage 2"),
+        ("--optimizers adam --optimizer lion", "both given: choose one"),
+        ("--optimizers adam --gpu a100-80", "an optimizer's step is timed by zerosim plan"),
+        ("--stage 2", "one is for --optimizers"),
+    ],
+)
+def test_what_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
