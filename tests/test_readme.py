@@ -73,10 +73,10 @@ def test_the_course_lists_every_notebook_in_its_order() -> None:
     assert listed == [(str(number), name) for number, name in enumerate(there, 1)]
 
 
-def test_the_picture_is_that_of_the_command_below_it(tmp_path: Path) -> None:
+def test_the_picture_is_that_of_the_command_beside_it(tmp_path: Path) -> None:
     """Both themes, text by text: how a letter is drawn is the reader's affair, and matplotlib's versions differ in
     what lies around it."""
-    command = re.search(r"^zerosim (plot memory .*) -o figure1.svg$", README, re.MULTILINE)
+    command = re.search(r"`zerosim (plot memory .*?) -o figure1.svg`", README)
     assert command is not None
     for theme, name in (("light", "figure1.svg"), ("dark", "figure1-dark.svg")):
         drawn = tmp_path / name

@@ -145,7 +145,7 @@ def test_bad_input_is_one_line_and_exit_2(
         (["run", "range.toml"], "scenario range.toml: ranks 0"),
         (["compare", "--stages", "0,5"], "--stages: '0,5': expected stages 0 to 3"),
         (["compare", "--stages", ""], "--stages: ''"),
-        (["compare", "--stage", "2"], "unknown flag --stage: did you mean --stages?"),
+        (["compare", "--stage", "2"], "--stage 2: compare shows several, --stages 0,1,2,3"),
         (["compare", *SMALL, "--json", "missing_folder/x"], "does not exist"),
     ],
 )

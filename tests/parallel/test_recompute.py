@@ -42,8 +42,9 @@ STAGES = [(0, "slices"), *itertools.product((1, 2, 3), ("slices", "owner"))]
 
 
 @pytest.mark.parametrize(("stage", "partition"), STAGES)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("precision", "accumulate"), [("fp32", 1), ("bf16", 2), pytest.param("fp16", 2, marks=pytest.mark.slow)]
+)
 def test_weights_are_those_without_recompute(stage: int, partition: str, precision: str, accumulate: int) -> None:
     """Tied embeddings, dropout, every stage and partition, one and several slots."""
     base = dict(stage=stage, partition=partition, ranks=2, precision=precision, accumulate=accumulate)
@@ -197,8 +198,7 @@ def test_peak_of_full_is_its_inputs_and_one_block() -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("recompute", ["selective", "full"])
-@pytest.mark.parametrize("saves", ["lean", "megatron"])
+@pytest.mark.parametrize(("recompute", "saves"), [("selective", "lean"), ("full", "megatron")])
 def test_nothing_is_left_without_the_garbage_collector(stage: int, recompute: str, saves: str) -> None:
     gc.collect()
     gc.disable()

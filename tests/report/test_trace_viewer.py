@@ -37,7 +37,7 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("node")
     command = ["npm", "install", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund", *PACKAGES]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=180)
     except subprocess.TimeoutExpired:
         pytest.skip("npm's registry did not answer within three minutes")
     if done.returncode:

@@ -49,7 +49,7 @@ def test_json_is_strict_and_whole() -> None:
     assert [rank["rank"] for rank in values["ranks"]] == [0, 1]
     assert values["ranks"][1]["coordinates"] == {"pp": 0, "dp_replicate": 0, "dp_shard": 1, "cp": 0, "tp": 0}
     memory = values["ranks"][1]["memory"]
-    assert set(memory) == {"after_init", "end_of_forward", "end_of_backward", "after_step", "padding", "peak"}
+    assert set(memory) == {"after_init", "end_of_forward", "end_of_backward", "after_step", "padding", "states", "peak"}
     assert set(memory["peak"]) == {"bytes", "step", "phase", "unit", "by_kind"}
     assert sum(memory["peak"]["by_kind"].values()) == memory["peak"]["bytes"]
     assert set(values["ranks"][0]["traffic"][0]) == {

@@ -45,10 +45,11 @@ class OptimizerComparison(InNotebook):
         )
 
     def _trained(self, result: RunResult) -> str:
-        model, rows = result.config.model, result.config.global_batch
+        config = result.config
         return (
-            f"Ψ = {result.num_parameters:,} parameters on {counted(result.config.mesh.ranks, 'rank')} in "
-            f"{result.config.precision.param_dtype}; {counted(len(result.steps), 'step')} of {rows} x {model.seq} tokens."
+            f"Ψ = {result.num_parameters:,} parameters on {counted(config.mesh.ranks, 'rank')} in "
+            f"{config.precision.param_dtype}; {counted(len(result.steps), 'step')} of {config.global_batch} x "
+            f"{config.model.seq} tokens."
         )
 
     def _table(self) -> RenderableType:
