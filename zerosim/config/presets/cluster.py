@@ -10,8 +10,8 @@ would take at the peak, and what links carry. One curve for each device, none of
              (calculon-ai/calculon caa4b11, a100.json: .95, .9, .6 and .1 of the peak at 128, 16, 1 and 0 GFLOP), read
              by time at the peak, so that a faster device wants larger ones
     flash    the best of a causal kernel, of the products that it does: FlashAttention-2 on A100, 73 % forward and 63 %
-             backward (arXiv 2307.08691, 4.1); FlashAttention-3 on H100, 75 % (2407.08608); B200, 64 heads of 128 and
-             4,096 tokens in SimuMax's file, .44 and .36. Backward is 5 products of 7
+             backward (arXiv 2307.08691, recalled); FlashAttention-3 on H100, 75 % (2407.08608, recalled); B200, 64
+             heads of 128 and 4,096 tokens in SimuMax's file, .44 and .36. Backward is 5 products of 7
     memory   the same file's: .9, .75, .6 and .3 at 100, 10, 1 and 0 MB of an A100's 2039 GB/s
     links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20 and 20.6 GB/s for each NVLink; B200: what its
              all-gathers and reduce-scatters reached (SimuMax's file: .6735 of 900 GB/s; NCCL's constant is 40.1)
