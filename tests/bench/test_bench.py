@@ -37,16 +37,13 @@ def rounds(*seconds: float) -> Rounds:
     return Rounds(tuple(Timing(each, each) for each in seconds), {})
 
 
-@pytest.fixture(scope="module")
-def measured() -> tuple[Any, list[str]]:
-    """A whole benchmark of a tiny model, and what it said meanwhile."""
-    said: list[str] = []
-    return list(suite.measure(NUMPY, {"tiny": TINY}, BUDGETS, {}, said.append)), said
-
-
 @pytest.mark.slow
-def test_every_ratio_is_a_positive_number(measured: tuple[Any, list[str]]) -> None:
-    groups, said = measured
+def test_every_ratio_of_a_whole_benchmark_is_a_positive_number_and_the_verb_writes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a tiny model, measured once."""
+    said: list[str] = []
+    groups = list(suite.measure(NUMPY, {"tiny": TINY}, BUDGETS, {}, said.append))
     had = [figure for group in groups for figure in group.figures]
     found = [figure for figure in had if figure.value is not None]
     assert len(had) == 13
@@ -62,6 +59,16 @@ def test_every_ratio_is_a_positive_number(measured: tuple[Any, list[str]]) -> No
     assert said  # the user sees that it lives
     assert len(figures.table(had).splitlines()) == len(had) + 1
     assert strict(figures.to_json(had, machine.describe("numpy"), NUMPY.method))["schema"] == 1
+
+    asked: list[Any] = []
+    monkeypatch.setattr(suite, "measure", lambda *words, **options: asked.append(words) or groups)
+    assert bench.main(arguments("--quick", "--json", str(tmp_path / "figures.json"))) == 0
+    assert "goals met" in capsys.readouterr().out
+    body = strict((tmp_path / "figures.json").read_text("utf-8"))
+    assert {row["verdict"] for row in body["figures"]} <= {"met", "missed", None}
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+    [(chosen, _, budgets, *_)] = asked
+    assert (chosen, budgets) == (NUMPY, NUMPY.quick)
 
 
 def test_goals_are_judged_by_comparison() -> None:
@@ -189,24 +196,6 @@ def test_without_pytorch_its_figures_say_so(monkeypatch: pytest.MonkeyPatch) -> 
     had = [*suite.one_rank(case).figures, processes.against_fsdp("tiny", TINY, ONCE, print)]
     missing = [figure for figure in had if figure.value is None]
     assert [figure.note for figure in missing] == ["PyTorch is not installed"] * 2
-
-
-@pytest.mark.slow
-def test_the_verb(
-    measured: tuple[Any, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(suite, "measure", lambda *words, **options: asked.append(words) or measured[0])
-    assert bench.main(arguments("--quick", "--json", str(tmp_path / "figures.json"))) == 0
-    assert "goals met" in capsys.readouterr().out
-    body = strict((tmp_path / "figures.json").read_text("utf-8"))
-    assert {row["verdict"] for row in body["figures"]} <= {"met", "missed", None}
-    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
-    [(chosen, _, budgets, *_)] = asked
-    assert (chosen, budgets) == (NUMPY, NUMPY.quick)
 
 
 def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path) -> None:

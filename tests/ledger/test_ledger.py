@@ -56,8 +56,9 @@ def states_without_padding(result: RunResult) -> dict[str, int]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
-def test_model_states_are_the_papers(tmp_path: Any, stage: int, ranks: int, precision: str) -> None:
+def test_model_states_are_the_papers(tmp_path: Any, stage: int, ranks: int) -> None:
+    """Precisions take turns: each meets every stage and every number of ranks."""
+    precision = list(COSTS)[(stage + min(ranks, 5)) % len(COSTS)]
     scale = {"loss_scale": 1.0} if precision == "fp16" else {}
     for partition in ("slices", "owner"):
         result = small(tmp_path, stage=stage, ranks=ranks, precision=precision, partition=partition, **scale)
@@ -97,9 +98,11 @@ def by_op(result: RunResult, rank: int, step: int = 1) -> dict[str, tuple[int, i
     return totals
 
 
-@pytest.mark.parametrize("collective", ["direct", "ring"])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+TRAFFIC = [(1, True, "direct"), (1, False, "ring"), (2, True, "ring"), (2, False, "direct"), (4, True, "direct"),
+           (4, False, "ring"), (8, True, "ring"), (8, False, "direct")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "tied", "collective"), TRAFFIC)
 def test_traffic_is_the_papers_times_n_minus_1_over_n(tmp_path: Any, ranks: int, tied: bool, collective: str) -> None:
     """All units divide by 8 here, so every rank sends exactly Psi (N-1)/N elements per Psi of volume."""
     per_psi: dict[int, dict[str, int]] = {

@@ -72,10 +72,11 @@ def test_bits_are_those_of_inputs_kept_whole_and_shapes_leave_the_record(fields:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [PA, CPU, {**PA, **CPU}], ids=["pa", "cpu", "pa+cpu"])
 @pytest.mark.parametrize("fields", MESHES, ids=str)
-def test_on_other_meshes_too(fields: dict[str, Any], how: dict[str, Any]) -> None:
-    assert_kept_inputs_change_no_bit({"ranks": 4, "tp": 2, **fields}, how)
+def test_on_other_meshes_too(fields: dict[str, Any]) -> None:
+    """Both together on all of them, each alone on every second."""
+    for how in ({**PA, **CPU}, (PA, CPU)[MESHES.index(fields) % 2]):
+        assert_kept_inputs_change_no_bit({"ranks": 4, "tp": 2, **fields}, how)
 
 
 @pytest.mark.parametrize("t", [2, 4])

@@ -120,7 +120,7 @@ def test_a_buffer_of_constant_size_does_not_grow_with_the_model() -> None:
     ("words", "message"),
     [
         ("--stage 0 --reduce-bucket 1000", "--reduce-bucket 1000: of stages 1 to 3"),
-        ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: of partition slices"),
+        ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: not of partition owner"),
         ("--reduce-bucket -1", "--reduce-bucket"),
         ("--reduce-buffers 3", "--reduce-buffers 3: expected"),
     ],

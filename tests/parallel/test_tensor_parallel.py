@@ -148,10 +148,11 @@ def test_meshes_of_eight_do(model: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MORE_MESHES, ids=str)
 @pytest.mark.parametrize("model", MODELS)
-def test_more_meshes_do(model: str, mesh: dict[str, Any]) -> None:
-    check_mesh(model, mesh)
+def test_more_meshes_do(model: str) -> None:
+    """Every second one, from the first or from the second: a mesh meets seven models, a model six meshes."""
+    for mesh in MORE_MESHES[list(MODELS).index(model) % 2 :: 2]:
+        check_mesh(model, mesh)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
