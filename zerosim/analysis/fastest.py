@@ -1,7 +1,7 @@
 """The fastest ways to train on a number of ranks: meshes, ZeRO stages, micro-batches and recompute, by the clock.
 
 Every candidate has the same global batch. What is ranked was run on shapes: memory beside the reserve, then the time.
-Two things spare runs, and neither can cost a result:
+What spares runs by its time cannot cost a result:
 
 - Of one mesh, stage and micro-batch the least recompute that fits is the fastest. More of it adds kernels and
   collectives to the same record and takes none away, and in the clock nothing ends sooner for what is added (each start
@@ -9,8 +9,13 @@ Two things spare runs, and neither can cost a result:
 - No step ends before its own kernels could have, had they nothing to wait for (`least_seconds`). Candidates are run
   in the order of that bound, until it is beyond what has been found.
 
-That a larger micro-batch takes more memory is taken for granted, as in every search (`search.py`): where one row does
-not fit, no more are tried, but for all of them at once, which need no sums of gradients.
+What spares runs by its memory takes for granted, as every search does (`search.py`), that more rows, more micro-batches
+and less recompute never take less of it:
+
+- A mesh and stage on which not even one micro-batch of one row with the most recompute fits is given up at once. That
+  takes a tenth of a second where the model states alone are too much, and no clock.
+- Where some rows do not fit, no more are tried with the same recompute, but for all of them at once, which need no sums
+  of gradients.
 """
 
 from __future__ import annotations
@@ -75,6 +80,8 @@ class Fastest:
 
 TimedTrial = Callable[[RunConfig], Figures | None]
 """What a step takes; None where it does not fit."""
+Room = Callable[[RunConfig], bool]
+"""Whether a step fits, whatever its time."""
 
 
 def fastest(
@@ -82,10 +89,12 @@ def fastest(
     global_batch: int,
     trial: TimedTrial,
     bound: Callable[[RunConfig], float],
+    room: Room,
     say: Callable[[RunConfig, Figures | None], None] = lambda config, figures: None,
     most: int = MOST,
 ) -> Fastest:
-    """The best on `config`'s ranks, with so many rows in a step. `bound` is `least_seconds` on their cluster.
+    """The best on `config`'s ranks, with so many rows in a step. `bound` is `least_seconds` on their cluster; what has
+    no `room` fails its `trial`.
 
     Raises: KeyboardInterrupt while nothing has been found. Later it ends the search with what there is.
     """
@@ -93,29 +102,38 @@ def fastest(
     waiting = [(bound(family[0]), number, 0) for number, family in enumerate(families)]
     heapq.heapify(waiting)
     found: list[Timed] = []
-    fitting: dict[RunConfig, bool] = {}
+    fitting: list[bool] = []
+    has_room: dict[RunConfig, bool] = {}
+    refused: dict[RunConfig, int] = {}  # by `_one_row`: the fewest rows of those that do not fit
 
     def fits(asked: RunConfig) -> bool:
-        if asked not in fitting:
-            figures = trial(asked)
-            say(asked, figures)
-            fitting[asked] = figures is not None
-            if figures is not None and figures.time is not None:
-                found.append(Timed(asked, figures.peak_bytes, figures.time))
-                found.sort(key=lambda one: (one.time.seconds, one.peak_bytes))
-                del found[most:]
-        return fitting[asked]
+        rows, one = asked.data.micro_batch, _one_row(asked)
+        if asked.data.accumulate > 1 and rows >= refused.get(one, rows + 1):
+            return False
+        figures = trial(asked)
+        say(asked, figures)
+        fitting.append(figures is not None)
+        if figures is None and asked.data.accumulate > 1:
+            refused[one] = rows
+        if figures is not None and figures.time is not None:
+            found.append(Timed(asked, figures.peak_bytes, figures.time))
+            found.sort(key=lambda one: (one.time.seconds, one.peak_bytes))
+            del found[most:]
+        return figures is not None
 
     def search() -> None:
         while waiting:
             least, number, more = heapq.heappop(waiting)
             if len(found) == most and least >= found[-1].time.seconds:
                 break
-            asked = families[number][more]
-            batches, rows = asked.data.accumulate, asked.data.micro_batch
-            hopeless = batches > 1 and not fits(asked.replace(micro_batch=1, accumulate=batches * rows))
-            if (hopeless or not fits(asked)) and more + 1 < len(families[number]):
-                heapq.heappush(waiting, (bound(families[number][more + 1]), number, more + 1))
+            family = families[number]
+            smallest = _one_row(family[-1])
+            if not has_room.get(smallest, True) or fits(family[more]):
+                continue
+            if smallest not in has_room:  # asked once something did not fit
+                has_room[smallest] = room(smallest)
+            if has_room[smallest] and more + 1 < len(family):
+                heapq.heappush(waiting, (bound(family[more + 1]), number, more + 1))
 
     ended = False
     try:
@@ -124,7 +142,14 @@ def fastest(
     except KeyboardInterrupt:
         if not found:
             raise
-    return Fastest(found, len(families), len(fitting), list(fitting.values()).count(False), ended)
+    ran = [*fitting, *has_room.values()]
+    return Fastest(found, len(families), len(ran), ran.count(False), ended)
+
+
+def _one_row(asked: RunConfig) -> RunConfig:
+    """The same with one row at a time, as few times as the schedule allows: nothing with more of them takes less."""
+    interleaved = asked.parallel.pipeline_schedule == "interleaved"
+    return asked.replace(micro_batch=1, accumulate=asked.mesh.pp if interleaved else 1)
 
 
 def ladders(config: RunConfig, global_batch: int) -> Iterator[Sequence[RunConfig]]:

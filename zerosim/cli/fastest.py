@@ -59,7 +59,10 @@ def find_fastest(args: argparse.Namespace) -> int:
     def trial(asked: RunConfig) -> Figures | None:
         return figures_within(asked, max(1, nbytes - reserve(asked)), cluster)
 
-    result = fastest(config, batch, trial, least_seconds(cluster), say)
+    def room(asked: RunConfig) -> bool:
+        return figures_within(asked, max(1, nbytes - reserve(asked))) is not None
+
+    result = fastest(config, batch, trial, least_seconds(cluster), room, say)
     if not result.candidates:
         raise InputError(
             f"a global batch of {batch:,} rows is too few, or not divided, for any mesh of {config.mesh.ranks} ranks: "

@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         found = most_that_fits(config, field, limit.nbytes, trial, say, limit.reserve)
     shown = config if found.best is None else with_value(config, field, found.best.value)
-    timed = plan(shown.replace(steps=1), cluster=cluster) if found.best is not None and cluster is not None else None
+    timed = plan(shown.replace(steps=None), cluster=cluster) if found.best is not None and cluster is not None else None
     values = {
         "schema": 1,
         "find": args.find,

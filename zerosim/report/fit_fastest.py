@@ -24,8 +24,8 @@ def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit,
         f"{result.candidates:,} ways to cut model and batch: tp up to {MOST_TENSOR}, with and without sequence "
         "parallelism; ZeRO-2 and 3 without a pipeline alone; micro-batches of powers of two. "
         f"{counted(result.tried, 'configuration')} were run on shapes alone, {result.too_much:,} of which do not fit. "
-        "The others cannot be among these: more rows than do not fit, more recompute than is needed, or "
-        "kernels that alone take longer."
+        "The others cannot be among these: a mesh and stage that one row does not fit, more rows than do not fit, more "
+        "recompute than is needed, or kernels that alone take longer."
     )
     if not result.ended:
         how = f"Interrupted after {counted(result.tried, 'configuration')}: there may be faster ones."
