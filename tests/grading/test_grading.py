@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from zerosim.grading import (
     EXERCISES,
     Exercise,
     Flat,
+    Grade,
     Slice,
     Strategy,
     Unit,
@@ -42,6 +44,13 @@ from zerosim.parallel.zero1 import Zero1
 SKELETONS = [one for one in EXERCISES if not one.name.startswith("bug_")]
 BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
 NAMES = dict(ids=lambda one: one.name)
+
+
+@cache
+def as_given(name: str) -> Grade:
+    """Of an exercise as it is handed out."""
+    exercise = find_exercise(name)
+    return grade(exercise.given, exercise)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +87,7 @@ def test_an_unknown_exercise_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("exercise", SKELETONS, **NAMES)
 def test_a_skeleton_is_unsolved_and_says_what_is_to_be_written(exercise: Exercise) -> None:
-    found = grade(exercise.given, exercise)
+    found = as_given(exercise.name)
     assert found.state == "unsolved"
     assert not found.passed
     assert found.points == 0
@@ -104,7 +113,7 @@ def test_the_packages_own_strategies_pass_every_check_and_are_nobodys_answer(nam
 
 @pytest.mark.parametrize("exercise", EXERCISES, **NAMES)
 def test_grading_is_always_the_same(exercise: Exercise) -> None:
-    first = grade(exercise.given, exercise)
+    first = as_given(exercise.name)
     again = grade(exercise.given, exercise)
     assert str(again) == str(first)
     assert again._repr_html_() == first._repr_html_()
@@ -112,8 +121,7 @@ def test_grading_is_always_the_same(exercise: Exercise) -> None:
 
 # -- seeded bugs: the check, the rank, the event ----------------------------------------------------
 def bug(name: str) -> Any:
-    exercise = find_exercise(name)
-    found = grade(exercise.given, exercise)
+    found = as_given(name)
     assert found.state == "failed"
     return found
 
@@ -384,7 +392,7 @@ def test_a_notebook_holds_every_exercise_as_it_is_given() -> None:
         shown = [cell for cell, source in zip(cells, sources, strict=True) if source == call]
         text = "".join(shown[-1]["outputs"][0]["data"]["text/plain"])
         alone = [line for line in text.splitlines() if "line" not in line]  # a cell's lines are not a file's
-        given = str(grade(one.given, one))
+        given = str(as_given(one.name))
         assert alone == [line for line in given.splitlines() if "line" not in line], one.name
 
 

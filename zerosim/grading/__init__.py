@@ -10,6 +10,7 @@ An answer runs in a process of its own (`process.py`), on a copy of itself (`pic
 package's own strategies (`checks.py`, `traffic.py`) and the closed forms of `analysis/formulas`.
 """
 
+from zerosim.backends.kernels import Array as Array
 from zerosim.comm.collectives import Comm as Comm
 from zerosim.device.device import Buffer as Buffer
 from zerosim.grading.catalogue import EXERCISES as EXERCISES
@@ -22,6 +23,8 @@ from zerosim.grading.record import Held as Held
 from zerosim.grading.record import Where as Where
 from zerosim.grading.report import Grade as Grade
 from zerosim.nn import Unit as Unit
+from zerosim.optim.elementwise import Elementwise as Elementwise
+from zerosim.optim.elementwise import Now as Now
 from zerosim.optim.precision import norm_partials as norm_partials
 from zerosim.optim.precision import total_norm as total_norm
 from zerosim.parallel.base import Strategy as Strategy

@@ -63,7 +63,7 @@ def gradients(run: Comparison) -> Check:
 def exchanged(run: Comparison) -> Check:
     """Bytes that tensor parallelism sends per rank and step (the mean over ranks) are the closed form's, no other."""
     config, (text, form) = run.case.config, run.exercise.volume
-    t, itemsize = config.mesh.tp, dtype(config.precision.param_dtype).itemsize
+    t, itemsize = config.mesh.tp, dtype(config.precision.stored).itemsize
     wanted = form(config, 0, 0) * Fraction(t - 1, t) * itemsize
     expected = f"({text})(t-1)/t elements = {_bytes(wanted)} sent per rank and step as activations"
     for step in range(config.optim.steps or 1):

@@ -14,14 +14,19 @@ from types import ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
+from zerosim.backends.numpy import quantize, rounding
 from zerosim.device.allocators import arena
 from zerosim.grading.own_code import is_own
 from zerosim.ledger import clock
+from zerosim.optim.elementwise import Elementwise
 from zerosim.parallel import pipeline
 from zerosim.parallel.base import RENAMED, Strategy
 from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
+
+_MODULES = (pipeline, arena, quantize, rounding)
+"""Whose functions no run of an exercise calls by itself."""
 
 
 @contextmanager
@@ -32,7 +37,7 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
     own = [(owner, name, vars(owner)[name]) for name in today for owner in _owners(name)]
     for owner, name, function in own:
         called = f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}"
-        from_anywhere = isinstance(owner, type) or owner in (pipeline, arena)
+        from_anywhere = isinstance(owner, type) or owner in _MODULES
         setattr(owner, name, _noting(function, called, seen, from_anywhere=from_anywhere))
     try:
         yield seen
@@ -43,20 +48,21 @@ def noted(names: Sequence[str]) -> Iterator[set[str]]:
 
 def _owners(name: str) -> list[type | ModuleType]:
     """The strategies (the base only where no other has it: its own points are empty), the classes of f and g, the
-    arena, and the modules with that name."""
+    arena, the optimizers' rules, and the modules with that name."""
     strategies: list[type] = [each for each in _shipped(Strategy) if name in vars(each)]
     borders: list[type] = [each for each in _shipped(Borders) if name in vars(each)]
     borders += [Borders] if name in vars(Borders) else []
     strategies += [Strategy] if not strategies and name in vars(Strategy) else []
     regions: list[type] = [arena.Arena] if name in vars(arena.Arena) else []
-    modules = [module for module in (partition, flat, pipeline, arena, clock, slots) if name in vars(module)]
-    return [*strategies, *borders, *regions, *modules]
+    modules = [module for module in (*_MODULES, partition, flat, clock, slots) if name in vars(module)]
+    rules: list[type] = [each for each in _shipped(Elementwise) if name in vars(each)]
+    return [*strategies, *borders, *regions, *rules, *modules]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:
     """The package's own subclasses, and theirs."""
     for one in base.__subclasses__():
-        if one.__module__.startswith("zerosim.parallel."):
+        if one.__module__.startswith(("zerosim.parallel.", "zerosim.optim.")):
             yield one
         yield from _shipped(one)
 

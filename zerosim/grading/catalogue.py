@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
 from zerosim.errors import InputError
-from zerosim.grading import adapting, best_fit, borders, checks, compaction, pipelines, traffic, waiting
+from zerosim.grading import adapting, best_fit, borders, checks, compaction, optimizers, pipelines, traffic, waiting
 from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise, stages_of
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs, skeletons
@@ -309,6 +309,74 @@ EXERCISES: tuple[Exercise, ...] = (
         examine=waiting.examine_micro_batches,
         yours=("counted_bubble",),
         decisive=("bubble",),
+    ),
+    exercise(
+        (24, "adagrad", skeletons.MyAdaGrad, 2, "AdaGrad"),
+        "Each weight's step is divided by the root of the sum of its squared gradients: steps get shorter where "
+        "gradients were large. How is a step taken, in place, so that every rank may do its own slice?",
+        (
+            "Weight decay is added to the gradient first. Then total += g * g, before the root is taken.",
+            "eps stands outside of the root: w -= now.lr * g / (xp.sqrt(total) + self.eps).",
+        ),
+        (dict(ranks=3, precision="fp32", optimizer="adagrad", eps=1e-8),),
+        judges=(("weights", optimizers.near),),
+        adapt=optimizers.rule,
+        examine=optimizers.examine_rule(optimizers.adagrad, ("sum",), "eps stands outside of the root of the sum"),
+        yours=("rule",),
+        decisive=("steps",),
+    ),
+    exercise(
+        (25, "radam", skeletons.MyRAdam, 2, "RAdam: warm-up that is worked out"),
+        "Adam divides by the root of v, which at first is the mean of few squares. RAdam asks how many they are worth, "
+        "rho, and steps along m alone until rho is more than 5. From then on the step is Adam's times r.",
+        (
+            "m and v are Adam's, and so are their corrections 1 - beta**t. rho_inf is 2 / (1 - beta2) - 1, rho is "
+            "rho_inf - 2 t beta2**t / (1 - beta2**t).",
+            "r is the root of (rho-4)(rho-2) rho_inf / ((rho_inf-4)(rho_inf-2) rho). eps is added to the root of v "
+            "before its correction.",
+        ),
+        (dict(ranks=3, precision="fp32", optimizer="radam"),),
+        judges=(("weights", optimizers.near),),
+        adapt=optimizers.rule,
+        examine=optimizers.examine_rule(
+            optimizers.radam,
+            ("exp_avg", "exp_avg_sq"),
+            "below rho = 5 along m / (1 - beta1**t) alone; with it r, and v's correction sqrt(1 - beta2**t)",
+        ),
+        yours=("rule", "rectification"),
+        decisive=("steps",),
+    ),
+    exercise(
+        (26, "quantiser", skeletons.my_quantiser, 2, "Eight bits a value: a block's quantiser"),
+        "A block of 256 states becomes a byte for each, and one scale: its largest magnitude. A value over the scale "
+        "lies in [-1, 1]. Its code is the number of the nearest of the table's 256 entries.",
+        (
+            "np.searchsorted(table, x) is the first entry that is not less than x. The nearest is that one or the one "
+            "before.",
+            "Search among the middles between neighbouring entries. A block of zeros has nothing to divide by.",
+        ),
+        (),
+        judges=(),
+        adapt=optimizers.quantiser,
+        examine=optimizers.examine_quantiser,
+        yours=("quantize", "nearest"),
+        decisive=("codes",),
+    ),
+    exercise(
+        (27, "rounding", skeletons.my_rounding, 2, "Stochastic rounding"),
+        "bf16 is the upper half of a float32. To the nearest, a weight of 1 never feels an update of 0.001. So round "
+        "up as often as the value is near to the upper neighbour: where 16 drawn bits are less than the 16 that are "
+        "cut off.",
+        (
+            "values.view(np.uint32) are the bits; & 0xFFFF is what is cut off, & 0xFFFF0000 what stays.",
+            "One more in the last place that stays is + 0x10000. Back with .view(np.float32).",
+        ),
+        (),
+        judges=(),
+        adapt=optimizers.rounding,
+        examine=optimizers.examine_rounding,
+        yours=("stochastic",),
+        decisive=("bits",),
     ),
 )
 

@@ -10,6 +10,7 @@ here. What holds this process, such as an open file, a generator or a thread, ca
 
 from __future__ import annotations
 
+import builtins
 import dis
 import enum
 import functools
@@ -169,6 +170,7 @@ def _empty(kind: str, *args: Any) -> Any:
 
 def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
     used, attributes, own = state
+    function.__globals__.setdefault("__builtins__", builtins)  # what C code imports, NumPy's too, looks there
     function.__globals__.update(used)
     for name, value in attributes.items():
         setattr(function, name, value)

@@ -37,6 +37,7 @@ from zerosim.grading.limits import (
 from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
+from zerosim.optim.optimizer import Add, Optimizer, alone
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Schedule
@@ -48,12 +49,13 @@ from zerosim.train.run import Experiment, RankOutcome
 
 
 class Own(NamedTuple):
-    """What of an answer takes the place of zerosim's: a strategy, the schedule of a pipeline, or what hands out each
-    device's memory."""
+    """What of an answer takes the place of zerosim's: a strategy, the schedule of a pipeline, what hands out each
+    device's memory, or the optimizer."""
 
     strategy: MakeStrategy = build_strategy
     schedule: Schedule | None = None
     allocator: Callable[[RunConfig], Allocator] = lambda config: Exact()
+    optimizer: Optimizer | None = None
 
 
 class Update(NamedTuple):
@@ -127,7 +129,7 @@ class _WatchedUpdater(Updater):
         self._recorder = recorder
         self._seen = seen
 
-    def update(self, flat: Flat, grad_scale: float) -> None:
+    def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
         own, grad = flat.own, flat.grad_shard
         numel = 0 if grad is None else grad.numel
         if numel < own.size:
@@ -140,7 +142,7 @@ class _WatchedUpdater(Updater):
             values = np.array(flat.device.backend.to_host(grad.array))
             where = flat.device.rank, flat.device.where.step, flat.name
             self._seen.append(Update(*where, own.start, own.size, values, grad_scale, self._recorder.count))
-        super().update(flat, grad_scale)
+        super().update(flat, grad_scale, add)
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ class _Run:
             seen = _WatchedUpdater(updater, self.recorders[rank], self.ranks[rank].updates)
             return own.strategy(config, model, comm, device, seen)
 
-        self.experiment = Experiment(config, watched, own.schedule)
+        self.experiment = Experiment(config, watched, own.schedule, own.optimizer)
         self.threads = assemble(self._program, world_of(config), make_device, scheduler)
         self.transport, self.devices = self.threads.transport, self.threads.devices
         self._raised: list[Failure] = []  # in the order in which they came

@@ -6,10 +6,13 @@ Which runs a solution must pass is in `catalogue.py`.
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
+from zerosim.backends.kernels import Array
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer
 from zerosim.nn import Unit
+from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.schedule import Action
@@ -172,3 +175,51 @@ def my_micro_batches(
 ) -> int:
     """So many that the bubble is `share` of the work at most."""
     raise NotImplementedError("my_micro_batches: return a number")
+
+
+class MyAdaGrad(Elementwise):
+    """Every weight has the sum of its squared gradients."""
+
+    states = ("sum",)
+    flops = 7
+    eps = 1e-8
+
+    def rule(
+        self,
+        xp: Any,
+        w: Array,
+        g: Array,
+        now: Now,
+        *states: Array,
+    ) -> None:
+        """xp is numpy. now has lr, step (from 1) and weight_decay."""
+        raise NotImplementedError("rule: move w and states[0], in place")
+
+
+class MyRAdam(Elementwise):
+    """Adam that knows how far exp_avg_sq can be trusted."""
+
+    states = ("exp_avg", "exp_avg_sq")
+    flops = 14
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
+
+    def rule(
+        self,
+        xp: Any,
+        w: Array,
+        g: Array,
+        now: Now,
+        *states: Array,
+    ) -> None:
+        """m, v = states."""
+        raise NotImplementedError("rule: move m, v and w, in place")
+
+
+def my_quantiser(values: Array, table: Array) -> tuple[Array, float]:
+    """Codes (uint8) and the scale of a block. table is sorted."""
+    raise NotImplementedError("my_quantiser: return codes, scale")
+
+
+def my_rounding(values: Array, drawn: Array) -> Array:
+    """float32 to bf16, kept as float32. drawn: uint32 below 2**16."""
+    raise NotImplementedError("my_rounding: return the rounded values")
