@@ -389,21 +389,27 @@ def test_lines_can_be_read(points: Mapping[str, Any], limit: Any, size: tuple[fl
 )
 def test_timelines_can_be_read(limit: Any, size: tuple[float, float] | None) -> None:
     events = planned(3, keep_events=True, accumulate=2).events[0]
-    peak = read_history(events, 0).peak.nbytes
     named = [
         event._replace(scope=event.scope._replace(unit="model.layers.$17$." + event.scope.unit)) for event in events
     ]
     for shown in (events, named, many(20_000)):
         assert_readable(timeline_figure([shown], [0], 0, limit=limit, size=size))
+    assert_readable(timeline_figure([events] * 2, [0, 1], None, limit=limit, size=size))
+    for panels in (3, 4, 8):
+        assert_readable(timeline_figure([events] * panels, range(panels), 0, limit=limit))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_a_limit_near_the_peak_does_not_run_through_its_label(size: tuple[float, float] | None) -> None:
+    events = planned(3, keep_events=True, accumulate=2).events[0]
+    peak = read_history(events, 0).peak.nbytes
     for near in (peak - 1, peak, peak + 1, int(peak * 1.05), int(peak * 1.15)):
         figure = timeline_figure([events], [0], 0, limit=("V100", near), size=size)
         assert_readable(figure)
         box = Text.get_window_extent(with_gid(figure, "peak label")[0])
         line = figure.axes[0].transData.transform((0, near))[1]
         assert not box.y0 < line < box.y1, "the limit runs through the peak's label"
-    assert_readable(timeline_figure([events] * 2, [0, 1], None, limit=limit, size=size))
-    for panels in (3, 4, 8):
-        assert_readable(timeline_figure([events] * panels, range(panels), 0, limit=limit))
 
 
 def test_long_words_are_wrapped_or_cut_short() -> None:

@@ -1,4 +1,4 @@
-"""`zerosim plot`: a picture of what runs on shapes alone count, written as PNG or SVG.
+"""`zerosim plot`: a picture of what runs count, written as PNG or SVG; most are of runs on shapes alone.
 
 Which figure takes which flags, what is run for it, and its numbers as JSON. The pictures are drawn in `report/plots/`.
 """
@@ -6,19 +6,17 @@ Which figure takes which flags, what is run for it, and its numbers as JSON. The
 from __future__ import annotations
 
 import argparse
-import os
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags
-from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
 from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_limit, planned_config
+from zerosim.cli.plot_file import Drawn, add_output_flags, add_picture_flags, check_sheet, figure_files, leave
+from zerosim.cli.plot_optimizers import add_descent_flags, add_training_flags, descent, optimizers
 from zerosim.cli.plot_time import GPUS, overlap, stages_asked, streams, throughput
 from zerosim.config import RunConfig
-from zerosim.errors import InputError, printable
+from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 
 if TYPE_CHECKING:
@@ -36,9 +34,10 @@ FIGURES = {
     "streams": "one step in time on a GPU: each rank's streams as lanes, waits, live bytes (with --gpu)",
     "throughput": "TFLOP/s per GPU by model size or number of GPUs, a line a stage, modelled (with --gpu)",
     "overlap": "a step's time by the bandwidth between GPUs, and where communication hides, by stage (with --gpu)",
+    "descent": "paths of optimizers on surfaces of two weights: bowl, Rosenbrock, saddle, Beale",
+    "optimizers": "a model trained by several optimizers: loss by step, bytes of state per parameter",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
 }
-Drawn = tuple[Any, dict[str, Any]]  # matplotlib's Figure, and its numbers
 
 
 def add_arguments(parser: Parser) -> None:
@@ -58,10 +57,19 @@ def _figure_parser(name: str | None) -> Parser:
     if name not in FIGURES:
         raise InputError(f"unknown figure {name!r}{nearest(name, FIGURES, 'zerosim plot --help')}")
     parser = Parser(f"zerosim plot {name}", FIGURES[name][0].upper() + FIGURES[name][1:] + ".")
-    add = parser.add_argument_group("the picture").add_argument
-    add("--out", "-o", metavar="FILE", help="where it goes: a name that ends in .png or .svg")
-    add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
-    add("--size", metavar="WxH", type=_inches, help="inches, such as 8x4.5 (default: the figure's)")
+    add = add_picture_flags(parser)
+    if name == "descent":
+        add_descent_flags(parser, add)
+    elif name == "optimizers":
+        add_training_flags(parser, add)
+    else:
+        _add_plan_flags(name, parser, add)
+    add_output_flags(parser)
+    return parser
+
+
+def _add_plan_flags(name: str, parser: Parser, add: Callable[..., Any]) -> None:
+    """Those of a figure of plans."""
     if name == "streams":
         add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
         add("--rank", metavar="R|all", type=_number_or_all, default="all", help="whose (default: all of one kind each)")
@@ -97,58 +105,30 @@ def _figure_parser(name: str | None) -> Parser:
         add("--rank", metavar="R", type=_rank, default=0, help="whose (default: 0)")
         add("--step", metavar="S|all", type=_number_or_all, default=0, help="which step (default: 0)")
     add_run_flags(parser, planning=True)
-    group = parser.add_argument_group("what it leaves")
-    group.add_argument("--json", metavar="OUT.json", help="the numbers that are drawn; - for stdout")
-    group.add_argument("--quiet", "-q", action="store_true", help="do not say what was written")
-    return parser
 
 
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
+    if name in _OF_OPTIMIZERS:
+        return _OF_OPTIMIZERS[name](args)
     if hasattr(args, "ranks_list") and hasattr(args, "ranks") and getattr(args, "sizes", None) is None:
         raise InputError(f"--ranks {args.ranks}: {name} runs several numbers of ranks: give them with --ranks-list")
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
             raise InputError(f"{flag_of(one)} and {flag_of(other)} are both given: choose one")
     config = planned_config(args, any_ranks=name in ("scaling", "throughput"))
-    form = (args.out or "").rpartition(".")[2].lower()
-    if args.out is None:
-        raise InputError("--out: expected a file to draw into, such as -o memory.svg")
-    if form not in ("png", "svg"):
-        raise InputError(f"--out {args.out}: expected a name that ends in .png or .svg")
-    picture = output(args, "out", config)
-    figures = output(args, "json", config, apart=picture)
+    files = figure_files(args, config)
     limit = device_limit(args, config.memory.capacity) if hasattr(args, "gpu") else None
     config = config.replace(capacity=None)  # a stage that does not fit is drawn beyond the line, not refused
     if name != "addresses":
         if hasattr(args, "allocator"):
             raise InputError(f"--allocator {args.allocator}: of plot addresses; {name} draws what is live in any case")
         config = config.replace(allocator="exact", allocator_conf=None)  # a scenario's
-    with _no_backend():
-        from zerosim.report.plots.page import check_size, write_figure
-
-    if args.size is not None:
-        check_size(args.size)
-    figure, numbers = _DRAW[name](args, config, limit)
-    values = {"schema": 1, "figure": name, "config": config.to_dict(), **numbers}
-    with written((picture, lambda file: write_figure(figure, file, form)), (figures, as_json(lambda: values))):
-        pass  # what is said below is only true where nothing failed
-    if not args.quiet:
-        decided = limit is not None and limit.device is not None and config.model.has_blocks
-        kernel = f", with {config.memory.attention} attention" if decided else ""
-        print(f"wrote {printable(args.out)}{kernel}", file=human_stream(args))
+    check_sheet(args)
+    decided = limit is not None and limit.device is not None and config.model.has_blocks
+    kernel = f", with {config.memory.attention} attention" if decided else ""
+    leave(args, files, _DRAW[name](args, config, limit), {"figure": name, "config": config.to_dict()}, kernel)
     return 0
-
-
-@contextmanager
-def _no_backend() -> Iterator[None]:
-    """matplotlib is not to read MPLBACKEND: a picture goes into a file, and no window is named wrongly."""
-    named = os.environ.pop("MPLBACKEND", None)
-    try:
-        yield
-    finally:
-        if named is not None:
-            os.environ["MPLBACKEND"] = named
 
 
 def _memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
@@ -282,6 +262,7 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     return figure, {"schedule": kind, "bubble": share, "stages": rows}
 
 
+_OF_OPTIMIZERS = {"descent": descent, "optimizers": optimizers}
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "addresses": _addresses,
     "memory": _memory,
@@ -304,13 +285,6 @@ def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResul
     return {
         stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in stages_asked(args, config)
     }
-
-
-def _inches(text: str) -> tuple[float, float]:
-    match = re.fullmatch(r"(\d+(?:\.\d*)?)[x×](\d+(?:\.\d*)?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected inches, width x height, such as 8x4.5")
-    return float(match[1]), float(match[2])
 
 
 def _numbers(text: str) -> tuple[int, ...]:

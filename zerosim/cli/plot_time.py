@@ -53,7 +53,7 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
     along = "ranks" if args.sizes is None else "parameters"
     for asked in _sizes(args, config):
         for stage in stages:
-            result = plan(asked.at_stage(stage).replace(steps=1), cluster=cluster)
+            result = plan(asked.at_stage(stage).replace(steps=None), cluster=cluster)
             values = result.time and step_values(result.config, result.time, cluster)
             if not values:
                 raise InputError(f"--model {asked.model.name}: it multiplies nothing, and has no TFLOP/s")

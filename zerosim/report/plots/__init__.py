@@ -5,6 +5,8 @@ Everything that needs matplotlib is in this folder, which nothing imports until 
 
 from zerosim.report.plots.addresses import addresses_figure
 from zerosim.report.plots.by_stage import memory_figure, traffic_figure
+from zerosim.report.plots.descent import descent_figure
+from zerosim.report.plots.optimizers import optimizers_figure
 from zerosim.report.plots.overlap import overlap_figure
 from zerosim.report.plots.page import write_figure
 from zerosim.report.plots.scaling import scaling_figure
@@ -15,7 +17,9 @@ from zerosim.report.plots.timeline import timeline_figure
 
 __all__ = [
     "addresses_figure",
+    "descent_figure",
     "memory_figure",
+    "optimizers_figure",
     "overlap_figure",
     "scaling_figure",
     "schedule_figure",

@@ -105,12 +105,13 @@ def _pieces(track: Track, lane: str) -> Iterator[Bar]:
     for span in track.spans:
         if span.stop == span.start or _lane(span.stream) != lane:
             continue
-        phase = span.scope.phase
+        phase = span.scope.phase.removeprefix("curvature_")
         if span.name == "wait":
             if span.bubble[1] > span.bubble[0]:
                 yield Bar(lane, BUBBLE, "", *span.bubble)
         elif lane == COMPUTE:
             words = f"{phase[0].upper()}{span.scope.slot}" if phase in ("forward", "backward") else ""
+            words = f"c{words}" if phase != span.scope.phase else words  # of an estimate of curvature
             yield Bar(lane, phase if phase in _PAINTS else "optimizer", words, span.start, span.stop)
         elif span.name in ("send", "recv"):
             yield Bar(lane, "message", "", span.start, span.stop)

@@ -62,9 +62,16 @@ LINE_PAINTS = (
     Paint("#4f6de2", "#76baff"),
     Paint("#511370", "#7f76d1"),
     Paint("#247f4c", "#eee989"),
+    Paint("#4f0510", "#d55558"),
+    Paint("#727376", "#519e83"),
 )
-MARKERS = ("s", "o", "D", "^", "v", "P")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+MARKERS = ("s", "o", "D", "^", "v", "P", "X", "h")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
+
+
+def line_width(index: int) -> float:
+    """Points: where lines run together, the earlier ones show at the edges of the later ones."""
+    return 2.0 - 0.1 * index
 
 
 def in_order(names: Mapping[str, object], paints: Mapping[str, Paint]) -> list[str]:

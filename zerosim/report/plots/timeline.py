@@ -23,7 +23,14 @@ from zerosim.units import format_bytes
 MOST_PANELS = 8
 _MOST_NAMED = 5  # with more micro-batches their bands may be too narrow for names
 _FARTHEST = 1.6  # a limit beyond this many times the peak is named below the picture, so that the curve keeps its room
-_SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+_SHORT = {
+    "forward": "fwd",
+    "backward": "bwd",
+    "optimizer": "opt",
+    "curvature_forward": "c. fwd",
+    "curvature_backward": "c. bwd",
+    "curvature": "c.",
+}
 
 
 def timeline_figure(
