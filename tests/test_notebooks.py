@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from notebook_outputs import differences, outputs, read, text_difference, texts
 
-SHAPES_ALONE = ("07", "08", "09")
+SHAPES_ALONE = ("07", "08", "09", "15")
 """Notebooks that plan and train nothing: no BLAS can change what they show."""
 
 ROOT = Path(__file__).parent.parent

@@ -31,6 +31,7 @@ def shown(command: str) -> list[str]:
     return [line for line in block.splitlines() if line.strip() and line != "..."]
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_the_first_command_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
     """Bytes to the last digit; losses may differ in a digit between BLAS libraries, but must fall as far."""

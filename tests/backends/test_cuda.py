@@ -62,6 +62,7 @@ RUNS: list[dict[str, Any]] = [
     dict(stage=3),
     dict(stage=0, precision="bf16"),
     dict(stage=2, precision="fp16", loss_scale=64.0),
+    dict(stage=3, precision="bf16-pure", rounding="stochastic"),
     dict(stage=3, precision="fp64", accumulate=2),
     dict(stage=3, dropout=0.2, recompute="selective"),
     dict(stage=2, dropout=0.2, recompute="selective:op", saves="megatron"),
@@ -83,14 +84,14 @@ def test_a_run_is_numpys_in_its_record_and_near_it_in_its_losses(train: Any, fie
     for rank in range(2):
         assert without_pools(there.events[rank]) == here.events[rank]
     assert there.live_bytes_after == [0, 0]
-    close = CLOSE[fields["precision"]]
+    close = CLOSE[there.config.precision.stored]
     np.testing.assert_allclose(there.losses, here.losses, rtol=close)
     np.testing.assert_allclose(
         [step.grad_norm for step in there.steps], [step.grad_norm for step in here.steps], rtol=20 * close
     )
 
 
-@pytest.mark.parametrize("fields", RUNS[:8], ids=lambda fields: " ".join(map(str, fields.values())))
+@pytest.mark.parametrize("fields", RUNS[:9], ids=lambda fields: " ".join(map(str, fields.values())))
 def test_the_pool_agrees_with_the_ledger_to_the_byte(train: Any, fields: dict[str, Any]) -> None:
     result = train(**{"ranks": 2, "precision": "fp32", **fields})
     for memory in result.memory:
@@ -104,11 +105,11 @@ def test_the_pool_agrees_with_the_ledger_to_the_byte(train: Any, fields: dict[st
 
 
 @on_standin
-@pytest.mark.parametrize("stage", [0, 3])
-def test_the_host_waits_once_a_step_and_never_in_forward_or_backward(stage: int, train: Any) -> None:
+@pytest.mark.parametrize(("stage", "precision"), [(0, "bf16"), (3, "bf16-pure")])
+def test_the_host_waits_once_a_step_and_never_in_forward_or_backward(stage: int, precision: str, train: Any) -> None:
     def waits(steps: int) -> int:
         STANDIN.forget_waits()
-        train(stage=stage, ranks=2, steps=steps, precision="bf16", accumulate=2, clip_norm=1.0)
+        train(stage=stage, ranks=2, steps=steps, precision=precision, accumulate=2, clip_norm=1.0)
         return len(STANDIN.waits())
 
     assert waits(5) - waits(3) == 2 * 2  # two more steps, two ranks

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import cupy as cp
@@ -17,15 +18,24 @@ import pytest
 
 from zerosim.backends.cuda.backend import CudaBackend
 from zerosim.backends.cuda.host import Transfers
-from zerosim.backends.kernels import AdamStep
+from zerosim.backends.kernels import AdamStep, Storing
 from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.device.device import Device, Kind
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
+from zerosim.optim.adafactor import Adafactor, AdafactorHF, inverse_root
 from zerosim.optim.adagrad import AdaGrad, RMSProp
+from zerosim.optim.adam import Adam
 from zerosim.optim.elementwise import Elementwise, Now
+from zerosim.optim.factored import Average, Estimate, add_to, outer, square
 from zerosim.optim.lion import Lion
+from zerosim.optim.muon import Muon
+from zerosim.optim.optimizer import Step
+from zerosim.optim.pieces import Held
 from zerosim.optim.radam import RAdam
 from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
+from zerosim.optim.sophia import SophiaG
+from zerosim.placement.spec import WeightSpec
 
 NUMPY, CUDA = NumpyBackend(), CudaBackend()
 STANDIN = getattr(cp, "standin", None) if "standin" in (cp.__file__ or "") else None
@@ -450,6 +460,25 @@ def test_cross_entropy_of_inf_and_nan() -> None:
         assert np.isposinf(losses[0][3])
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (9, 40), (70, 1000), (7, 1500), (3, 20000), (0, 5)], ids=str)
+@floating
+def test_labels_are_numpys(dtype: DType, shape: tuple[int, int]) -> None:
+    """Sums are added in another order, and exp may round otherwise: a label at the edge of rounding could differ."""
+    for key, first in (((0, 0), 0), ((12345, 2**64 - 1), 4 * 10**9 + 3)):
+        call = lambda b, x, out, k=key, f=first: b.sample_labels(x, k, f, out)  # noqa: E731
+        for layout in ("whole", "columns"):
+            same(run(call, [(4 * draw(shape), dtype)], [(shape[:1], int64)], layout)[0])
+
+
+def test_labels_of_inf_and_nan_are_columns() -> None:
+    for columns in (6, 1500):
+        logits = draw((4, columns))
+        logits[0, 3], logits[1, 2], logits[2], logits[3, 1:] = np.nan, np.inf, -np.inf, -np.inf
+        [(got, want)] = run(lambda b, x, out: b.sample_labels(x, (1, 2), 0, out), [(logits, fp32)], [((4,), int64)])
+        assert got[3] == want[3] == 0
+        assert ((got >= 0) & (got < columns)).all()
+
+
 def test_cross_entropy_divides_by_the_count() -> None:
     """exp(0 - 0) * 5 / 49, rounded as a division: a product with 1 / 49 would be another number."""
     want = np.float32(5) / np.float32(49)
@@ -567,9 +596,27 @@ def test_adam_has_numpys_bits_and_a_slice_the_wholes(
             same((CUDA.to_host(mine), CUDA.to_host(sliced)))
 
 
+@pytest.mark.parametrize(("dtype", "half"), [(fp32, fp32), (fp64, fp64), (fp32, bf16), (fp32, fp16)])
+def test_adam8bit_has_numpys_bits_and_blocks_the_wholes(dtype: DType, half: DType) -> None:
+    hyper, size = AdamStep(1 / 3, 3e-3, 0.9, 0.95, 1e-8, 0.1, True, step=3), 1000
+    results = []
+    for backend, cuts in ((NUMPY, [0, size]), (CUDA, [0, size]), (CUDA, [0, 256, 768, size])):
+        param, grad = place(backend, draw((size,), 1), dtype), place(backend, draw((size,), 2), half)
+        codes = [place(backend, np.random.default_rng(i).integers(0, 256, size), uint8) for i in range(2)]
+        scales = [place(backend, np.abs(draw((4,), 3 + i)), fp32) for i in range(2)]
+        for start, stop in pairwise(cuts):
+            here, blocks = slice(start, stop), slice(start // 256, -(-stop // 256))
+            kept = [*(code[here] for code in codes), *(scale[blocks] for scale in scales)]
+            backend.adam8bit(param[here], grad[here], *kept, hyper)
+        results.append([backend.to_host(array) for array in (param, *codes, *scales)])
+    for numpys, whole, cut in zip(*results, strict=True):
+        same((whole, numpys))
+        same((cut, numpys))
+
+
 RULES: list[Elementwise] = [
     SGD(weight_decay=0.1), SGD(0.9), SGD(0.9, 0.1, nesterov=True), SGD(0.9, ema=True), AdaGrad(weight_decay=0.1),
-    RMSProp(), RAdam(weight_decay=0.1), Lion(weight_decay=0.1), AdamSAGE(weight_decay=0.1),
+    RMSProp(), RAdam(weight_decay=0.1), Lion(weight_decay=0.1), AdamSAGE(weight_decay=0.1), SophiaG(64),
 ]  # fmt: skip
 
 
@@ -585,6 +632,78 @@ def test_element_wise_rules_have_numpys_bits(dtype: DType, half: DType, rule: El
             results.append([backend.to_host(array) for array in (param, *kept)])
         for pair in zip(*results, strict=True):
             same(pair)
+
+
+@pytest.mark.parametrize("kind", ["nearest", "stochastic", "kahan"])
+@pytest.mark.parametrize("rule", [Adam(weight_decay=0.1), RAdam(weight_decay=0.1), Lion()], ids=repr)
+def test_weights_stored_in_bf16_have_numpys_bits(rule: Elementwise, kind: str) -> None:
+    """Cuts that share a counter of the stream; what was lost is counted alike, by one block of threads or two."""
+    numel, first = 333 + 4093, 100_007  # the second part's last element is a 257th thread's
+    results = []
+    for backend, cuts in ((CUDA, (0, 333, numel)), (NUMPY, (0, numel))):
+        param, c = place(backend, draw((numel,), 0), bf16), place(backend, np.zeros(numel), bf16)
+        kept = [place(backend, draw((numel,), 2 + i) ** 2, bf16) for i in range(len(rule.states))]
+        grad, lost = place(backend, draw((numel,), 1) ** 9, fp32), 0.0
+        for step in (1, 2):
+            counter = place(backend, np.zeros(1), fp64)
+            for at in map(slice, cuts[:-1], cuts[1:]):
+                storing = Storing(kind, (2**64 - 5, 9), first + at.start, c[at] if kind == "kahan" else None, counter)
+                arrays = grad[at], param[at], *(state[at] for state in kept)
+                now = Now(2e-3, step, rule.weight_decay)
+                backend.elementwise(rule.rule, now, 0.3, *arrays, storing=storing)
+            lost += float(backend.to_host(counter)[0])
+        results.append([np.array(lost), *(backend.to_host(array) for array in (param, c, *kept))])
+    for pair in zip(*results, strict=True):
+        same(pair)
+    assert results[0][0] > 0
+
+
+@pytest.mark.parametrize("dtype", [fp32, fp64], ids=str)
+def test_a_part_of_a_matrix_has_numpys_bits(dtype: DType) -> None:
+    """Adafactor's rules and products; sums of rows and columns are added in another order."""
+    part = Held(0, WeightSpec("w", (9, 20)), 13, 171, 0, 0, 0, 0, 0)
+    for o in (Adafactor(0.1), AdafactorHF(0.1, beta1=0.9)):
+        results, sums = [], []
+        for backend in (CUDA, NUMPY):
+            rows, columns = (place(backend, draw((n,), n) ** 2, dtype) for n in (9, 20))
+            u, g, w, m = (place(backend, draw((158,), n), dtype) for n in range(4))
+            by_row, by_column = (place(backend, np.zeros(n), dtype) for n in (9, 20))
+            backend.elementwise(square, o.tiny, 0.5, g, u)
+            add_to(backend, part, u, by_row, by_column)
+            backend.elementwise(o.average, Average(0.3, 20.0), 1.0, place(backend, draw((9,), 1) ** 2, dtype), rows)
+            outer(backend, part, rows, columns, u)
+            backend.elementwise(o.direction, Estimate(True, 0.7, 1e-7), 0.5, g, u)
+            backend.elementwise(o.move, o.rates(Step(1.0, 0.1, 3), 0.5, 2.0, decays=True), 1.0, u, w, m)
+            sums.append(np.concatenate([backend.to_host(by_row), backend.to_host(by_column)]))
+            backend.elementwise(inverse_root, 0.7, 1.0, columns, by_column)
+            results.append([backend.to_host(array) for array in (rows, by_column, u, w, m)])
+        for pair in zip(*results, strict=True):
+            same(pair)
+        np.testing.assert_allclose(*sums, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(9, 14), (14, 9)])
+def test_a_matrix_takes_muons_step(shape: tuple[int, int]) -> None:
+    """Every kernel of it; the products' sums are added in another order, which bf16 may round to its next number."""
+    results = []
+    for backend in (CUDA, NUMPY):
+        device = Device(0, backend)
+        weights, grad, kept = (device.alloc((126,), kind, Kind.OPTIM) for kind in (fp32, bf16, fp32))
+        for seed, buffer in enumerate((weights, grad, kept)):
+            backend.from_host(draw((126,), seed), buffer.array)
+        Muon(weight_decay=0.1).update(weights, grad, kept, shape, Step(0.3, 0.1, 1), decays=True)
+        results.append([backend.to_host(buffer.array) for buffer in (weights, kept)])
+    (moved, kept_here), (expected, kept_there) = results
+    same((kept_here, kept_there))
+    update = expected - draw((126,), 0)
+    assert np.linalg.norm(moved - expected) <= 0.01 * np.linalg.norm(update)
+
+
+@pytest.mark.parametrize("half", [fp32, bf16], ids=str)
+def test_an_average_of_squares_has_numpys_bits(half: DType) -> None:
+    inputs, call = [(draw((500,)), half)], lambda b, g, h: b.elementwise(SophiaG.average, 0.99, 0.3, g, h)
+    for stored in (fp32, half):
+        same(run(call, inputs, [((500,), stored)])[0])
 
 
 # -- waiting ------------------------------------------------------------------------------------------
@@ -603,6 +722,7 @@ def test_only_reading_waits() -> None:
     CUDA.embedding(ids, x, out)
     CUDA.embedding_backward(x, ids, out)
     CUDA.cross_entropy(x, ids, *stats)
+    CUDA.sample_labels(x, (1, 2), 3, ids)
     CUDA.cross_entropy_backward(x, ids, stats[1], 1.0, 6, out)
     CUDA.column_sum(x, row)
     CUDA.sum_to(x, row)

@@ -101,6 +101,7 @@ BAD = [
     ("--accumulate -1", "--accumulate -1"),
     ("--seed -1", "--seed -1"),
     ("--precision fp8", "--precision 'fp8': expected one of fp32"),
+    ("--optimizer adamw8", "; did you mean 'adamw' or 'adam'?"),
     ("--optimizer adamax", "--optimizer 'adamax'"),
     ("--loss-scale maybe", "--loss-scale: 'maybe': expected 'dynamic' or a number"),
     ("--loss-scale 0", "--loss-scale 0.0"),

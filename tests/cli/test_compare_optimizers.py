@@ -1,4 +1,4 @@
-"""`zerosim compare --optimizers`: the same batches, what each keeps, and what is refused."""
+"""`zerosim compare --optimizers` and `--precisions`: the same batches, what each keeps, and what is refused."""
 
 from __future__ import annotations
 
@@ -26,13 +26,31 @@ def test_each_keeps_its_states_of_the_same_run(tmp_path: Path, capsys: pytest.Ca
     assert "exp_avg, exp_avg_sq, master" in said
 
 
+def test_each_precision_of_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, names = tmp_path / "out.json", ("bf16", "bf16-pure:stochastic", "bf16-pure:kahan")
+    words = ["compare", "--precisions", ",".join(names), "--stage", "1", "--json", str(file), *SMALL]
+    assert main([*words, "--lr", "1e-4"]) == 0
+    runs = json.loads(file.read_text("utf-8"))["runs"]
+    assert [runs[name]["bytes_per_parameter"]["total"] for name in names] == [16, 8, 10]
+    assert [len(runs[name]["lost_updates"]) for name in names] == [0, 2, 2]
+    assert len({runs[name]["losses"][0] for name in names}) == 1
+    said = capsys.readouterr().out
+    assert "3 precisions under ZeRO-1, on the same batches" in said
+    share = 100 * sum(runs["bf16-pure:kahan"]["lost_updates"]) / 2
+    assert f"{share:.3g} %" in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--optimizers adam,adamz", "unknown optimizer 'adamz': did you mean adam?"),
         ("--optimizers adam --stages 1,2", "with --optimizers one stage, such as --stage 2"),
         ("--optimizers adam --optimizer lion", "both given: choose one"),
-        ("--optimizers adam --gpu a100-80", "an optimizer's step is timed by zerosim plan"),
+        ("--optimizers adam --gpu a100-80", "zerosim plan times a step"),
+        ("--precisions bf16,bf16-pure:kahn", "unknown precision 'bf16-pure:kahn': did you mean bf16-pure:kahan?"),
+        ("--precisions bf16 --rounding kahan", "both given: choose one"),
+        ("--precisions bf16 --optimizers adam", "both given: choose one"),
+        ("--precisions fp32,bf16-pure --optimizer muon", "muon wants fp32 masters"),
         ("--stage 2", "one is for --optimizers"),
     ],
 )

@@ -16,6 +16,7 @@ import zerosim
 from zerosim.analysis.formulas import TABLE_1, block_activations
 from zerosim.cli.main import main
 from zerosim.config import OPTIONS, RunConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.train.plan import plan
 
 OPTIMIZERS = ", ".join(OPTIONS["optimizer"].choices)
@@ -137,7 +138,7 @@ def test_what_the_optimizer_keeps(capsys: pytest.CaptureFixture[str], words: lis
     assert f"The optimizer keeps {kept} ZeRO paper" in flat(shown(capsys, [*ASKED, *words]))
 
 
-@pytest.mark.parametrize("optimizer", OPTIONS["optimizer"].choices)
+@pytest.mark.parametrize("optimizer", [name for name, preset in PRESETS.items() if preset.cut == "elements"])
 def test_every_optimizer_costs_what_a_plan_counts(capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
     asked = ["explain", "--stage", "2", "--params", "6400", "--ranks", "64", "--optimizer", optimizer]
     explained = terms(figures(capsys, asked), "model_states")

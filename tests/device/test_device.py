@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zerosim.backends.numpy.backend import NumpyBackend
-from zerosim.device.device import Device, Kind, Phase, Switch
+from zerosim.device.device import Device, Kind, Phase, Storage, Switch
 from zerosim.device.events import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
 from zerosim.device.memory import Exact
 from zerosim.device.work import KernelWork
@@ -166,3 +166,7 @@ def test_the_switch_ends_a_rank_at_its_next_kernel() -> None:
     with pytest.raises(Aborted):
         device.count(KernelWork("reduce", "vector", 0, 0, 0))
     assert np.all(a.array == 1)
+
+
+def test_a_storage_that_an_interrupt_left_half_made_reports_nothing() -> None:
+    Storage.__new__(Storage).__del__()

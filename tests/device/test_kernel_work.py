@@ -10,6 +10,7 @@ import pytest
 from test_backends import CASES, Case
 
 from zerosim import functional as F
+from zerosim.backends.kernels import AdamStep
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Kind
@@ -17,6 +18,7 @@ from zerosim.device.events import Kernel, Launch, Recorder
 from zerosim.device.work import BY_ROWS, FILLS, MATMUL, UPDATES, VECTOR, work_of
 from zerosim.dtypes import DType, bf16, fp16, fp32
 from zerosim.optim.adam import Adam
+from zerosim.optim.optimizer import Step
 from zerosim.tensor.tensor import tensor
 from zerosim.train.result import RunResult
 
@@ -62,6 +64,15 @@ def test_the_table_says_which_arrays_a_kernel_fills(case: Case) -> None:
         assert changed == filled, name
 
 
+def test_adam8bit_reads_all_and_fills_all_but_the_gradient() -> None:
+    spy, arrays = Spy(), [np.full(512, 0.5, np.float32), np.ones(512, np.float32)]
+    arrays += [np.full(512, 99, np.uint8), np.full(512, 99, np.uint8), np.ones(2, np.float32), np.ones(2, np.float32)]
+    hyper = AdamStep(1.0, 0.1, 0.9, 0.999, 1e-8, 0.0, True, 1)
+    spy.adam8bit(*arrays, hyper)
+    assert spy.calls == [("adam8bit", set(range(6)), {0, 2, 3, 4, 5})]
+    assert work_of("adam8bit", 0, (*arrays, hyper))[3:] == (512 * (4 + 4 + 2) + 16, 512 * (4 + 2) + 16)
+
+
 def test_every_kernel_is_listed_or_has_a_rule_of_its_own() -> None:
     called = {case.name.split()[0] for case in CASES}
     known = {*FILLS, *UPDATES, *BY_ROWS, *NOT_LISTED}
@@ -89,7 +100,7 @@ def test_adam_reads_14_and_writes_12_bytes_an_element(grad: Any, read: int) -> N
         for buffer in (weights, *moments, half):
             buffer.array[...] = 1
         states = dict(zip(("exp_avg", "exp_avg_sq"), moments, strict=True))
-        Adam().update(weights, half, states, grad_scale=1.0, lr=0.1, step=1, decays=False)
+        Adam().update(weights, half, states, Step(1.0, 0.1, 1), decays=False)
 
     assert [traffic(event) for event in kernels(update)] == [("adam", VECTOR, 10 * read, 120)]
 

@@ -62,9 +62,9 @@ def test_an_owner_has_the_whole_bar() -> None:
 
 
 def test_more_ranks_than_colours_are_refused() -> None:
-    rows = tuple(OwnedSlice("u", 70, rank, 10 * rank, 10 * rank + 10, 0) for rank in range(7))
-    with pytest.raises(InputError, match="7 ranks and 1 units: expected at most 6"):
-        ranks.ownership_figure(Ownership(7, rows))
+    rows = tuple(OwnedSlice("u", 90, rank, 10 * rank, 10 * rank + 10, 0) for rank in range(9))
+    with pytest.raises(InputError, match="9 ranks and 1 units: expected at most 8"):
+        ranks.ownership_figure(Ownership(9, rows))
 
 
 # -- who sends ---------------------------------------------------------------------------------------

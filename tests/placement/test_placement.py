@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zerosim.analysis.formulas import blocked_numel
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.layout import STATES, Layout, Piece, Row
@@ -92,6 +94,28 @@ def test_what_lies_within_a_part_is_told_once(shapes: list[tuple[int, ...]], sta
             found[at + j - first] = 100 * which + j
     expected = values[start : start + length]
     assert found == expected + [None] * (part.size - len(expected))
+
+
+@given(SHAPES, st.integers(1, 9), st.integers(1, 4))
+def test_even_slices_of_a_buffer_in_blocks_end_where_blocks_of_a_weight_do(
+    shapes: list[tuple[int, ...]], block: int, members: int
+) -> None:
+    flat = replace(spec(shapes), block=block, members=members)
+    assert flat.numel == blocked_numel([weight.numel for weight in flat.weights], members, block)
+    elements = list[tuple[int, int]]()
+    for index in range(members):
+        part = EvenSlices().part([flat.numel], 0, index, members)
+        gaps = [at for start, stop in flat.gaps(part) for at in range(start, stop)]
+        assert len(gaps) == flat.padding(part)
+        held = list[int]()
+        for which, weight, start, stop, at in flat.within(part):
+            assert start % block == 0
+            assert stop % block == 0 or stop == weight.numel
+            elements += [(which, element) for element in range(start, stop)]
+            held += range(at, at + stop - start)
+        assert sorted(held + gaps) == list(range(part.size))
+    assert elements == [(i, element) for i, weight in enumerate(flat.weights) for element in range(weight.numel)]
+    assert flat.num_parameters == len(elements)
 
 
 # -- the layout --------------------------------------------------------------------------------------------

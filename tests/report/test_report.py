@@ -94,6 +94,7 @@ def test_counts_and_formulas_agree(stage: int, partition: str, collective: str) 
         dict(precision="fp16", loss_scale=1.0),
         *(dict(optimizer=name) for name in OPTIONS["optimizer"].choices),
         dict(optimizer="sgd", momentum=0.9, precision="fp32"),
+        dict(optimizer="adafactor-hf", momentum=0.9, precision="fp32", stage=1),
         dict(optimizer="sgd", precision="fp32", stage=1),
         dict(model="mlp", keep_last_unit=True),
         dict(ranks=1),
@@ -193,7 +194,7 @@ def test_padding_in_traffic_is_exact() -> None:
     ],
 )
 def test_states_are_written_with_the_runs_own_bytes(changes: dict[str, Any], texts: list[str]) -> None:
-    cost = cost_of(RunConfig(**changes))
+    cost = cost_of(plan(RunConfig(**changes)))
     assert [formulas.model_states_text(stage, cost) for stage in STAGES] == texts
 
 

@@ -17,6 +17,7 @@ from zerosim.device.events import Alloc, Kernel
 from zerosim.dtypes import fp32
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.optim.adam import Adam
+from zerosim.optim.optimizer import Step
 from zerosim.optim.sgd import SGD
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.tensor import Tensor, tensor
@@ -205,5 +206,5 @@ def test_an_update_records_its_work(optimizer: Adam | SGD, kernel: tuple[str, in
     for buffer in (weights, grad, *buffers):
         buffer.array[...] = 1
     states = dict(zip(optimizer.states, buffers, strict=True))
-    options: dict[str, Any] = dict(grad_scale=1.0, lr=0.1, step=1, decays=True)
-    assert seen(device, lambda: optimizer.update(weights, grad, states, **options))[1] == ([], [kernel])
+    now = Step(1.0, 0.1, 1)
+    assert seen(device, lambda: optimizer.update(weights, grad, states, now, decays=True))[1] == ([], [kernel])

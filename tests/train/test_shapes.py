@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 
 import pytest
 
@@ -29,7 +30,8 @@ def assert_same_record(config: RunConfig) -> None:
             assert shapes.memory[rank] == real.memory[rank]
             assert shapes.traffic[rank] == real.traffic[rank]
         assert shapes.live_bytes_after == real.live_bytes_after
-    assert [report.skipped for report in shapes.steps] == [report.skipped for report in real.steps]
+    whats = [[(report.skipped, report.estimated) for report in result.steps] for result in (shapes, real)]
+    assert whats[0] == whats[1]
 
 
 def assert_same_events(real: list[Event], shapes: list[Event]) -> None:
@@ -41,10 +43,15 @@ def assert_same_events(real: list[Event], shapes: list[Event]) -> None:
 PARTITIONS = [(0, "slices"), *((stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner"))]
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8])
+RANKS = (1, 3, 8)
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
+
+
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
-def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, precision: str, ranks: int) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, precision: str) -> None:
+    """Numbers of ranks take turns: each meets every stage, partition and precision."""
+    ranks = RANKS[(PARTITIONS.index((stage, partition)) + PRECISIONS.index(precision)) % len(RANKS)]
     assert_same_record(small(stage=stage, partition=partition, precision=precision, ranks=ranks, accumulate=2))
 
 
@@ -58,6 +65,10 @@ OTHERS = {
     "clipping, dropout, decay": dict(clip_norm=1.0, dropout=0.1, optimizer="adamw", decay="matrices"),
     "momentum": dict(optimizer="sgd", momentum=0.9, lr=0.01),
     "no momentum": dict(optimizer="sgd", lr=0.01),
+    "sums": dict(optimizer="adafactor-hf", momentum=0.9, precision="bf16", partition="slices"),
+    "pure bf16": dict(precision="bf16-pure", rounding="kahan"),
+    "curvature": dict(optimizer="sophia", steps=10),
+    "8-bit states": dict(optimizer="adam8bit", hidden=40, layers=1),
     "untied": dict(tie_embeddings=False),
     "what stays gathered": dict(keep_last_unit=True),
     "all stays gathered": dict(reshard_after_forward=False),
@@ -79,6 +90,8 @@ OTHERS = {
     "llama": dict(model="llama", heads=4, kv_heads=2),
     "llama, full": dict(model="llama", heads=4, kv_heads=1, recompute="full"),
     "flat": dict(model="flat", params=1003, units=4),
+    "muon": dict(optimizer="muon"),
+    "muon by unit": dict(optimizer="muon", gather="unit", model="llama", tie_embeddings=False),
 }
 
 
@@ -112,16 +125,14 @@ def test_other_choices_leave_the_same_record(stage: int, name: str) -> None:
 
 
 RECOMPUTE = [
-    (stage, partition, precision, recompute)
-    for stage, partition in PARTITIONS
-    for precision in ("bf16", "fp32")
-    for recompute in ("selective", "full")
+    (stage, partition, precision, recompute, RANKS[(i + j) % len(RANKS)])
+    for i, (stage, partition) in enumerate(PARTITIONS)
+    for j, (precision, recompute) in enumerate(product(("bf16", "fp32"), ("selective", "full")))
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-@pytest.mark.parametrize(("stage", "partition", "precision", "recompute"), RECOMPUTE)
+@pytest.mark.parametrize(("stage", "partition", "precision", "recompute", "ranks"), RECOMPUTE)
 def test_recompute_leaves_the_same_record(
     stage: int, partition: str, precision: str, recompute: str, ranks: int
 ) -> None:
@@ -147,7 +158,7 @@ def test_one_rank_stands_for_all_that_cannot_differ() -> None:
     assert every.traffic == padded.traffic
 
 
-@pytest.mark.parametrize("ranks", [3, 5, 48, 96])
+@pytest.mark.parametrize("ranks", [3, 5, 48])
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
 def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
     """Units smaller than N among them: ln_f has 10 elements, h.0 some hundred."""
@@ -159,7 +170,7 @@ def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: i
     assert len(few.ran) <= 11  # of each of five sizes a part and all of a slice may be padding
 
 
-@pytest.mark.parametrize("ranks", [5, 8, 12, 31])
+@pytest.mark.parametrize("ranks", [5, 8, 23])
 @pytest.mark.parametrize(("stage", "partition"), [(0, "slices"), (1, "owner"), (3, "owner"), (3, "slices")])
 def test_classes_of_rings_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
     config = RunConfig(stage=stage, partition=partition, ranks=ranks, collective="ring", layers=1, hidden=5, heads=1)

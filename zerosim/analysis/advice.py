@@ -5,23 +5,33 @@ from __future__ import annotations
 from zerosim.analysis.search import cheapest_fit
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
+from zerosim.optim.optimizer import Optimizer
 from zerosim.train import run as training
 from zerosim.train.plan import peak_within
 from zerosim.train.rank import Progress
 from zerosim.train.result import RunResult
 
 
-def run(config: RunConfig, *, progress: Progress | None = None, keep_events: bool = False) -> RunResult:
+def run(
+    config: RunConfig,
+    *,
+    progress: Progress | None = None,
+    keep_events: bool = False,
+    optimizer: Optimizer | None = None,
+) -> RunResult:
     """Train as `config` says.
 
-    `keep_events` keeps every rank's whole record in the result (memory grows with steps).
+    `keep_events` keeps every rank's whole record in the result (memory grows with steps). An `optimizer` of your own,
+    such as a subclass of `zerosim.optim.elementwise.Elementwise`, takes the place of the configuration's.
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory (with the cheapest change
     that fits, found by trying), RankFailed.
     """
     try:
-        return training.run(config, progress=progress, keep_events=keep_events)
+        return training.run(config, progress=progress, keep_events=keep_events, optimizer=optimizer)
     except OutOfMemory as error:
         assert config.memory.capacity is not None
+        if optimizer is not None:  # what it keeps is not what a plan of the configuration counts
+            raise
         error.advice = cheapest_fit(config.replace(capacity=None), config.memory.capacity, peak_within)
         raise

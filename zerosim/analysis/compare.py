@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.analysis.shares import Share, cost_of, is_owned, is_sliced, share_of
+from zerosim.analysis.shares import Share, cost_of, is_owned, kept_bytes, kept_padding, share_of
 from zerosim.train.result import RunResult
 
 MARK = "end_of_backward"
@@ -47,9 +47,14 @@ class StateCheck:
 
 def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """param, grad, optim, then their total, of the ranks of a pipeline stage."""
-    config, cost, share = result.config, cost_of(result.config), share_of(result, stage)
+    config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
     snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
     formula = formulas.model_states(config.states_stage, share.num_parameters, config.mesh.dp_shard, cost)
+    expected = {kind: _expected(result, share, kind, cost) for kind in formulas.STATES}
+    if config.optim.optimizer not in formulas.UNIFORM:
+        kept = [_kept(result, rank) for rank in share.ranks]
+        formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept))
+        expected["optim"] = tuple(Fraction(nbytes + padding) for nbytes, padding in kept)
     checks = [
         StateCheck(
             kind=kind,
@@ -57,7 +62,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
             padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
             formula=formula[kind],
             text=formulas.state_text(config.states_stage, kind, cost),
-            expected=_expected(result, share, kind, cost),
+            expected=expected[kind],
         )
         for kind in formulas.STATES
     ]
@@ -95,15 +100,24 @@ def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParamete
     each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
     if is_owned(config) and config.states_stage >= formulas.first_partitioned(kind):
         owned: Counter[int | None] = Counter()
-        for name, numel in share.numels.items():
+        for name, numel in share.whole.items():
             owned[result.layout.owner(name)] += numel
         index = config.mesh.axes.index
         return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in share.ranks)
-    psi = share.num_parameters
-    if is_sliced(config):
-        psi = formulas.padded_numel(share.numels.values(), config.mesh.dp_shard)
+    psi = sum(share.whole.values())
     held = formulas.model_states(config.states_stage, psi, config.mesh.dp_shard, cost)[kind]
     return (held,) * len(share.ranks)
+
+
+def _kept(result: RunResult, rank: int) -> tuple[int, int]:
+    """Bytes of optimizer states that a rank must keep, by the shapes of the weights in its parts; and of padding."""
+    config, layout = result.config, result.layout
+    kept = padding = 0
+    for name in layout.stages[config.mesh.axes.index(rank, "pp")]:
+        part = layout.part(rank, name, "optim")
+        padding += kept_padding(config, layout.flats[name].padding(part))
+        kept += sum(kept_bytes(config, mine.weight, mine.numel) for mine in layout.flats[name].within(part))
+    return kept, padding
 
 
 def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:

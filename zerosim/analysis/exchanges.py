@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.shares import Share, itemsizes, share_of
+from zerosim.analysis.shares import Share, itemsizes, passes_of, share_of
 from zerosim.analysis.traffic import Form, TrafficCheck, sent_rows, traffic_of
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
@@ -26,7 +26,7 @@ def check_exchanges(result: RunResult, step: int, stage: int = 0) -> list[Traffi
     A receipt sends nothing and has no row; an operation that should not be there has one.
     """
     share = share_of(result, stage)
-    forms = dict(_forms(result.config, share))
+    forms = dict(_forms(result.config, share, passes_of(result, step)))
     sent = [(rank, row) for rank, row in sent_rows(result, step, share, PURPOSE) if row.op != "recv"]
     for _, row in sent:
         forms.setdefault((row.op, row.axis), (Form(Fraction(0), Fraction(0), "0"), True))
@@ -42,14 +42,15 @@ def border_numel(config: RunConfig) -> int:
     return config.data.micro_batch * config.model.seq * width
 
 
-def _forms(config: RunConfig, share: Share) -> Iterator[tuple[tuple[str, str], tuple[Form, bool]]]:
-    """By operation and axis the form, and whether every rank sends as much."""
+def _forms(config: RunConfig, share: Share, passes: int) -> Iterator[tuple[tuple[str, str], tuple[Form, bool]]]:
+    """By operation and axis the form, and whether every rank sends as much. Under tp there is one pass."""
     mesh = config.mesh.axes
     if mesh.tp > 1:
         for op, form in _tensor_forms(config, share).items():
             yield (op, "tp"), (form, _divides(config))
     if mesh.pp > 1:
-        count = formulas.border_sends(share.stage, mesh.pp, config.parallel.num_chunks) * config.data.accumulate
+        micro_batches = config.data.accumulate * passes
+        count = formulas.border_sends(share.stage, mesh.pp, config.parallel.num_chunks) * micro_batches
         cut = mesh.tp if config.parallel.sequence_parallel else 1
         nbytes = Fraction(count * border_numel(config) * itemsizes(config)[0], cut)
         yield ("send", "pp"), (Form(nbytes, nbytes, times_of(count, "bsh/t" if cut > 1 else "bsh")), True)
@@ -57,7 +58,7 @@ def _forms(config: RunConfig, share: Share) -> Iterator[tuple[tuple[str, str], t
 
 def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
     mesh, times, each = config.mesh.axes, config.data.accumulate, itemsizes(config)[0]
-    stats = compute_dtype(dtype(config.precision.param_dtype)).itemsize
+    stats = compute_dtype(dtype(config.precision.stored)).itemsize
     if not config.model.has_blocks:  # the flat model adds up one number for each column
         calls = share.layers * times
         nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp) * stats

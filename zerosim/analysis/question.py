@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
+from zerosim.config.parts import PURE
 from zerosim.config.presets.recipes import Recipe, RecipeChoices
 from zerosim.config.recompute import read_recompute
 from zerosim.dtypes import dtype
@@ -49,6 +50,7 @@ class Question:
     pp: int = 1
     sequence_parallel: bool = False
     precision: str = "bf16"
+    rounding: str | None = None
     optimizer: str = "adam"
     momentum: float = 0.0
     micro_batches: int = 1
@@ -72,7 +74,7 @@ class Question:
 
     @property
     def choices(self) -> RecipeChoices:
-        choices = self.recipe.choices(self.stage, self.precision)
+        choices = self.recipe.choices(self.stage, self.stored)
         return choices if self.gather is None else replace(choices, gather=self.gather)
 
     @property
@@ -81,12 +83,22 @@ class Question:
         return self.choices.states_stage(self.stage)
 
     @property
+    def stored(self) -> str:
+        """The format that parameters are stored in."""
+        return "bf16" if self.is_pure else self.precision
+
+    @property
+    def is_pure(self) -> bool:
+        """Without fp32 masters."""
+        return self.precision == PURE
+
+    @property
     def param_bytes(self) -> int:
-        return dtype(self.precision).itemsize
+        return dtype(self.stored).itemsize
 
     @property
     def grad_bytes(self) -> int:
-        return dtype(self.choices.grad_dtype or self.precision).itemsize
+        return dtype(self.choices.grad_dtype or self.stored).itemsize
 
     @property
     def moments(self) -> int:
@@ -95,8 +107,9 @@ class Question:
     @property
     def cost(self) -> BytesPerParameter:
         """Bytes per parameter under the recipe."""
-        cast_shards = self.choices.cast_shards
-        return formulas.bytes_per_parameter(self.param_bytes, self.grad_bytes, self.moments, cast_shards=cast_shards)
+        cast, masters = self.choices.cast_shards, not self.is_pure
+        sizes = self.param_bytes, self.grad_bytes, self.moments + (self.rounding == "kahan")
+        return formulas.bytes_per_parameter(*sizes, cast_shards=cast, masters=masters)
 
     @property
     def volume(self) -> Volume:

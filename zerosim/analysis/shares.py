@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,10 +16,11 @@ from typing import NamedTuple
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
 from zerosim.config import RunConfig
-from zerosim.dtypes import dtype
+from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.dtypes import compute_dtype, dtype
 from zerosim.parallel.pipeline import SCHEDULES, Pipeline
 from zerosim.parallel.schedule import Backward
-from zerosim.placement.spec import FlatSpec, unit_of
+from zerosim.placement.spec import FlatSpec, WeightSpec, unit_of
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import is_block
 from zerosim.train.result import RunResult
@@ -28,7 +30,8 @@ from zerosim.train.result import RunResult
 class Share:
     """One pipeline stage's part of the model, as each of its `ranks` holds it.
 
-    numels     elements of its flat buffers, in their order
+    numels     elements of the weights in its flat buffers, in their order
+    whole      elements of each of these buffers with its padding, as its ranks cut it
     units      the names of the units that they belong to, in their order
     tied       the buffer that two of its own units use, '' for none
     ends       the buffer that the first and the last stage both hold, '' for none
@@ -38,6 +41,7 @@ class Share:
     stage: int
     ranks: range
     numels: Mapping[str, int]
+    whole: Mapping[str, int]
     units: tuple[str, ...]
     tied: str
     ends: str
@@ -73,12 +77,21 @@ def share_of(result: RunResult, stage: int) -> Share:
     return Share(
         stage=stage,
         ranks=range(stage * each, (stage + 1) * each),
-        numels={name: layout.flats[name].numel for name in names},
+        numels={name: layout.flats[name].num_parameters for name in names},
+        whole={name: _padded(config, [weight.numel for weight in layout.flats[name].weights]) for name in names},
         units=tuple(dict.fromkeys(layout.flats[name].unit for name in names)),
         tied=tied if pp == 1 else "",
         ends=tied if pp > 1 and tied in names else "",
         chunks=tuple(tuple(units[i] for i in chunk) for chunk in chunks),
     )
+
+
+def _padded(config: RunConfig, tensors: Sequence[int]) -> int:
+    """Elements of a buffer of these tensors, padding included."""
+    block = OPTIMIZERS[config.optim.optimizer].block
+    if block > 1:
+        return formulas.blocked_numel(tensors, config.mesh.dp_shard, block)
+    return formulas.padded_numel([sum(tensors)], config.mesh.dp_shard if is_sliced(config) else 1)
 
 
 def alike_stages(keys: Sequence[object]) -> list[range]:
@@ -93,25 +106,53 @@ def alike_stages(keys: Sequence[object]) -> list[range]:
 
 
 # -- what a parameter costs, and how states are cut ------------------------------------------------
-def cost_of(config: RunConfig) -> BytesPerParameter:
-    """Bytes per parameter of each model state in this run."""
+def cost_of(result: RunResult, stage: int | None = None) -> BytesPerParameter:
+    """Bytes per parameter of each model state in this run: of the whole model, or of a pipeline stage's part of it."""
+    config, layout = result.config, result.layout
     moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
-    cast = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards
-    return formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast)
+    moments += config.precision.resolved_rounding == "kahan"
+    cast, masters = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards, config.precision.has_masters
+    cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast, masters=masters)
+    if config.optim.optimizer in formulas.UNIFORM:
+        return cost
+    names = layout.flats if stage is None else layout.stages[stage]
+    weights = [weight for name in names for weight in layout.flats[name].weights]
+    kept = sum(kept_bytes(config, weight, weight.numel) for weight in weights)
+    return replace(cost, optim=Fraction(kept, sum(weight.numel for weight in weights)))
+
+
+def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
+    """What a rank with `held` elements of a weight keeps of them: master and states."""
+    name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
+    return master * held + formulas.state_bytes(
+        name, weight.shape, held, each, momentum, in_block=weight.in_block, embedding=weight.embedding
+    )
+
+
+def kept_padding(config: RunConfig, padding: int) -> int:
+    """The same of padding at the end of a slice."""
+    name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
+    return master * padding + formulas.padding_bytes(name, padding, each, momentum)
+
+
+def _kept_sizes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of a parameter's master, and of a number that an optimizer keeps."""
+    master = formulas.MASTER_BYTES if config.precision.has_masters else 0
+    return master, compute_dtype(dtype(config.precision.stored)).itemsize
 
 
 def itemsizes(config: RunConfig) -> tuple[int, int]:
     """Bytes of a parameter, and of a gradient."""
-    return dtype(config.precision.param_dtype).itemsize, dtype(config.recipe_choices.grad_dtype).itemsize
+    return dtype(config.precision.stored).itemsize, dtype(config.recipe_choices.grad_dtype).itemsize
 
 
 def is_owned(config: RunConfig) -> bool:
     """Whole units belong to ranks. Stage 0 divides nothing."""
-    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
+    return config.resolved_partition == "owner" and config.parallel.zero_stage > 0
 
 
 def is_sliced(config: RunConfig) -> bool:
-    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
+    return config.resolved_partition == "slices" and config.parallel.zero_stage > 0
 
 
 def is_mesh(config: RunConfig) -> bool:
@@ -144,7 +185,12 @@ PART_OF_LEAF: Mapping[str, str] = MappingProxyType(
 """Which part of a block that may run again (`config/recompute.py`) a leaf module is."""
 
 
-def volume_of(result: RunResult, stage: int = 0) -> Volume:
+def passes_of(result: RunResult, step: int) -> int:
+    """How often forward and backward ran in a step: twice where an estimate of curvature followed it."""
+    return 2 if result.steps[step].estimated else 1
+
+
+def volume_of(result: RunResult, stage: int = 0, *, passes: int = 1) -> Volume:
     """The elements that ranks of a pipeline stage move per step for ZeRO."""
     config, choices, share = result.config, result.config.recipe_choices, share_of(result, stage)
     gathers, is_alone = gathers_of(result, stage=stage), config.mesh.pp == 1
@@ -160,18 +206,21 @@ def volume_of(result: RunResult, stage: int = 0) -> Volume:
         persistent=gathers.persistent > 0,
         again=gathers.again > 0,
         last_is_root=not is_block(share.chunks[-1][-1]) or result.tied_numel > 0,
+        passes=passes,
     )
     saves = keeps_last and not is_alone and config.parallel.zero_stage == 3 and config.parallel.reshard_after_forward
-    return replace(volume, kept=1) if saves else volume
+    return replace(volume, kept=passes) if saves else volume
 
 
-def gathers_of(result: RunResult, ranks: int = 1, stage: int = 0) -> Gathers:
-    """The tied table, the last unit, the units outside the blocks, those that are never freed; padded for `ranks`."""
+def gathers_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> Gathers:
+    """The tied table, the last unit, the units outside the blocks, those that are never freed; with their padding or
+    without."""
     share, choices, flats = share_of(result, stage), result.config.recipe_choices, result.layout.flats
-    freed = {name: numel for name, numel in share.numels.items() if not choices.stays(numel)}
+    freed = {name for name, numel in share.numels.items() if not choices.stays(numel)}
+    numels = share.whole if padded else share.numels
 
-    def padded(names: Iterable[str]) -> int:
-        return formulas.padded_numel((freed[name] for name in names if name in freed), ranks)
+    def total(names: Iterable[str]) -> int:
+        return sum(numels[name] for name in names if name in freed)
 
     def of_unit(unit: str) -> list[str]:
         """The buffers of a unit's last turn: by module, those of its last leaf."""
@@ -182,11 +231,11 @@ def gathers_of(result: RunResult, ranks: int = 1, stage: int = 0) -> Gathers:
     if result.config.mesh.pp > 1:
         last = [name for name in _used_twice(result, share) if is_block(name) or not choices.keep_root_units]
     return Gathers(
-        tied=padded([share.tied]),
-        last=padded(name for unit in last for name in of_unit(unit)),
-        root=padded(name for name in freed if not is_block(flats[name].unit)),
-        persistent=formulas.padded_numel((numel for numel in share.numels.values() if choices.stays(numel)), ranks),
-        again=padded(name for name in share.numels if runs_again(result.config, flats[name].module)),
+        tied=total([share.tied]),
+        last=total(name for unit in last for name in of_unit(unit)),
+        root=total(name for name in freed if not is_block(flats[name].unit)),
+        persistent=sum(numels[name] for name in share.numels if name not in freed),
+        again=total(name for name in share.numels if runs_again(result.config, flats[name].module)),
     )
 
 
@@ -218,6 +267,21 @@ def _used_twice(result: RunResult, share: Share) -> list[str]:
         if not isinstance(action, Backward) and following.chunk == action.chunk and turns:
             found.append(units[-1])
     return found
+
+
+def exchanged(result: RunResult, stage: int = 0) -> list[int]:
+    """Numbers in each all-reduce of an optimizer's sums, over the flat buffers of a pipeline stage that are sliced."""
+    config, flats = result.config, result.layout.flats
+    if not is_sliced(config):
+        return []
+    shapes = [[weight.shape for weight in flats[name].weights] for name in result.layout.stages[stage]]
+    return [numel for of_flat in shapes for numel in formulas.exchanged(config.optim.optimizer, of_flat)]
+
+
+def exchanged_sent(result: RunResult, stage: int = 0) -> Fraction:
+    """Bytes that a rank of that stage sends for them, in the type that the optimizer computes in."""
+    each = compute_dtype(dtype(result.config.precision.stored)).itemsize
+    return formulas.all_reduce_sent(sum(exchanged(result, stage)), result.config.mesh.dp_shard) * each
 
 
 # -- what several ranks hold ----------------------------------------------------------------------

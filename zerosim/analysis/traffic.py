@@ -15,17 +15,19 @@ from zerosim.analysis import formulas
 from zerosim.analysis.shares import (
     Gathers,
     Share,
+    exchanged,
+    exchanged_sent,
     gathers_of,
     is_owned,
     is_sliced,
     itemsizes,
+    passes_of,
     share_of,
     shared_grads,
     volume_of,
 )
 from zerosim.config import RunConfig
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.placement.partition import slice_size
 from zerosim.train.result import RunResult
 
 
@@ -64,32 +66,41 @@ class TrafficCheck:
 
 
 def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """What the ranks of a pipeline stage sent for model states: gradients' operation, parameters' operation, sums over
-    replicas, over shares and over a tied table's stages, then all; an operation that should not be there has a row too.
+    """What the ranks of a pipeline stage sent for model states: gradients' operation, parameters' operation, an
+    optimizer's sums, sums over replicas, over shares and over a tied table's stages, then all; an operation that should
+    not be there has a row too.
     """
-    config, volume, share = result.config, volume_of(result, stage), share_of(result, stage)
+    config, share, passes = result.config, share_of(result, stage), passes_of(result, step)
+    volume = volume_of(result, stage, passes=passes)
     ranks, replicas, inside = config.mesh.dp_shard, config.mesh.dp_replicate, config.mesh.axes.name("dp_shard")
-    forms = _forms(result, share)
+    forms = _forms(result, share, passes)
     sent = sent_rows(result, step, share, "states")
     for _, row in sent:
         forms.setdefault((row.op, row.axis), Form(Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
     # An all_reduce of what R does not divide: replicas add unlike shares of a part.
-    shared = even and not any(slice_size(numel, ranks) % replicas for numel in share.numels.values())
+    shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
     alike = {inside: even, "dp_replicate": shared}
     by_operation = {key: [(rank, row) for rank, row in sent if (row.op, row.axis) == key] for key in forms}
+    odd = ("all_reduce", inside) if any(numel % ranks for numel in exchanged(result, stage)) else None
     checks = [
-        traffic_of(result, share, by_operation[op, axis], op, axis, form, even=alike.get(axis, False))
+        traffic_of(
+            result, share, by_operation[op, axis], op, axis, form, even=alike.get(axis, False) and (op, axis) != odd
+        )
         for (op, axis), form in forms.items()
     ]
-    texts = [volume.text(), *(form.text for (_, axis), form in forms.items() if axis != inside and form.text != "0")]
+    texts = [
+        volume.text(),
+        *(["2F"] if exchanged(result, stage) else []),
+        *(form.text for (_, axis), form in forms.items() if axis != inside and form.text != "0"),
+    ]
     total = Form(
         sum((form.formula for form in forms.values()), Fraction(0)),
         sum((form.with_padding for form in forms.values()), Fraction(0)),
         " + ".join(texts),
     )
     in_order = [pair for pairs in by_operation.values() for pair in pairs]
-    is_even = shared and all(axis in alike for _, axis in forms)
+    is_even = shared and odd is None and all(axis in alike for _, axis in forms)
     return [*checks, traffic_of(result, share, in_order, "total", "", total, even=is_even)]
 
 
@@ -101,20 +112,18 @@ class Form(NamedTuple):
     text: str
 
 
-def _forms(result: RunResult, share: Share) -> dict[tuple[str, str], Form]:
+def _forms(result: RunResult, share: Share, passes: int) -> dict[tuple[str, str], Form]:
     """By operation and axis what a rank of the stage sends for model states."""
-    config, volume = result.config, volume_of(result, share.stage)
+    config, volume = result.config, volume_of(result, share.stage, passes=passes)
     psi, ranks, replicas = share.num_parameters, config.mesh.dp_shard, config.mesh.dp_replicate
-    padded, cuts = psi, 1
-    if is_sliced(config):
-        padded, cuts = formulas.padded_numel(share.numels.values(), ranks), ranks
+    padded = sum(share.whole.values())
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
     inside = config.mesh.axes.name("dp_shard")
 
     def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
         """A formula at Psi, and at Psi padded."""
-        return of(psi, gathers_of(result, 1, share.stage)), of(padded, gathers_of(result, cuts, share.stage))
+        return of(psi, gathers_of(result, share.stage)), of(padded, gathers_of(result, share.stage, padded=True))
 
     forms = {
         (grads_op, inside): Form(
@@ -126,8 +135,13 @@ def _forms(result: RunResult, share: Share) -> dict[tuple[str, str], Form]:
             *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
             volume.params_text(),
         )
+    if exchanged(result, share.stage):
+        there = forms.get(("all_reduce", inside), Form(Fraction(0), Fraction(0), ""))  # gradients too, in some recipes
+        nbytes = exchanged_sent(result, share.stage)
+        text = " + ".join(filter(None, (there.text, "2F")))
+        forms["all_reduce", inside] = Form(there.formula + nbytes, there.with_padding + nbytes, text)
     if replicas > 1:
-        num = num_replica_reductions(config)
+        num = num_replica_reductions(config, passes)
         forms["all_reduce", "dp_replicate"] = Form(
             *both(lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num)),
             formulas.replica_text(num),
@@ -139,9 +153,10 @@ def _forms(result: RunResult, share: Share) -> dict[tuple[str, str], Form]:
         forms["all_reduce", "tp"] = Form(nbytes, nbytes, f"2S{of_parts}")
     if share.ends:
         numel = share.numels[share.ends]
-        table = formulas.padded_numel([numel], cuts)
-        sent = (formulas.tied_sent(numel, parts) * grad_bytes, formulas.tied_sent(table, parts) * grad_bytes)
-        forms["all_reduce", "pp"] = Form(*sent, f"2E{of_parts}")
+        table = share.whole[share.ends]
+        each = passes * grad_bytes
+        sent = (formulas.tied_sent(numel, parts) * each, formulas.tied_sent(table, parts) * each)
+        forms["all_reduce", "pp"] = Form(*sent, f"{2 * passes}E{of_parts}")
     return forms
 
 
@@ -186,9 +201,9 @@ def traffic_of(
     )
 
 
-def num_replica_reductions(config: RunConfig) -> int:
+def num_replica_reductions(config: RunConfig, passes: int = 1) -> int:
     """How often in a step a rank averages its part of the gradients over replicas."""
-    return (
+    return passes * (
         config.data.accumulate
         if config.parallel.replica_reduction == "micro_batch" and config.parallel.zero_stage >= 2
         else 1

@@ -20,6 +20,9 @@ from zerosim.dtypes import DType
 Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
+QUANT_BLOCK = 256
+"""Elements of a tensor that share one scale, where states are quantised."""
+
 Arrays = Sequence[Sequence[Array]]
 """Of each member of a group, its arrays."""
 
@@ -80,6 +83,22 @@ class AdamStep(NamedTuple):
     weight_decay: float
     decoupled: bool
     step: int
+
+
+class Storing(NamedTuple):
+    """How weights are stored that have no fp32 master: see optim/rounding.py.
+
+    kind           nearest, stochastic or kahan
+    key, first     the stream of 16-bit numbers that stochastic draws from, and the first element's number in it
+    compensation   kahan's, in bf16
+    lost           (1), fp64: is added how many updates left a weight as it was
+    """
+
+    kind: str
+    key: tuple[int, int]
+    first: int
+    compensation: Array | None
+    lost: Array
 
 
 StreamEvent = Any
@@ -294,6 +313,14 @@ class Backend(Protocol):
     ) -> None:
         """dlogits (M, V) = (softmax(logits) - onehot(targets - first)) * scale / count: a true division by count."""
 
+    def sample_labels(self, logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:
+        """labels (M), int64: for each row of logits (M, V) a column, drawn from its softmax (inverse CDF).
+
+        Row i gets the number of columns up to which the sum of exp(logits - top), in order and in fp64, is at most u
+        times the sum of all, V - 1 at most. u in [0, 1) is 53 bits of 64-bit output first + i of the stream of
+        `dropout_mask`: the upper ones, divided by 2**53.
+        """
+
     def dropout_mask(self, key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
 
@@ -333,11 +360,34 @@ class Backend(Protocol):
         grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
         """
 
+    def adam8bit(
+        self,
+        param: Array,
+        grad: Array,
+        exp_avg: Array,
+        exp_avg_sq: Array,
+        exp_avg_absmax: Array,
+        exp_avg_sq_absmax: Array,
+        hyper: AdamStep,
+    ) -> None:
+        """`adam` on (n), n >= 1, whose states are uint8 codes (n) of blocks of QUANT_BLOCK elements, the last one
+        perhaps shorter, and each block's largest magnitude (blocks), fp32; see numpy/quantize.py. In place.
+
+        A part that begins at a block gives the whole's bits.
+        """
+
     def elementwise(
-        self, rule: Callable[..., None], now: object, grad_scale: float, grad: Array, param: Array, *states: Array
+        self,
+        rule: Callable[..., None],
+        now: object,
+        grad_scale: float,
+        grad: Array,
+        param: Array,
+        *states: Array,
+        storing: Storing | None = None,
     ) -> None:
         """rule(xp, param, grad * grad_scale, now, *states) on flat arrays of one length, in place.
 
-        The rules: optim/elementwise.py. `xp` has NumPy's functions for these arrays. grad may be a half type, the rest
-        is in the compute dtype.
+        The rules: optim/elementwise.py. `xp` has NumPy's functions for these arrays. Any may be a half type: the rule
+        sees fp32 values, which are rounded once; with `storing` all are bf16, and it says how the weights are.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Backend
@@ -27,19 +27,15 @@ CONTIGUOUS = Flags(True)
 class MetaArray:
     """A window of bytes that are not there: `shape` and `strides` in elements, `itemsize` in bytes."""
 
-    __slots__ = ("flags", "itemsize", "shape", "size", "strides")
+    __slots__ = ("flags", "itemsize", "nbytes", "shape", "size", "strides")
 
     def __init__(self, shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None = None) -> None:
         self.shape = shape
         self.itemsize = itemsize
-        self.size = math.prod(shape)
-        contiguous = _contiguous_strides(shape)
+        self.size, contiguous = _size_and_strides(shape)
+        self.nbytes = self.size * itemsize
         self.strides = contiguous if strides is None else strides
         self.flags = CONTIGUOUS if self.strides == contiguous else Flags(self._is_contiguous(contiguous))
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
 
     @property
     def ndim(self) -> int:
@@ -52,6 +48,10 @@ class MetaArray:
 
     def __getitem__(self, window: Any) -> MetaArray:
         """Basic slicing, as NumPy's: whole numbers, slices and one Ellipsis."""
+        if isinstance(window, slice) and self.shape:  # rows, or a part of what is flat: by far the most frequent
+            start, stop, step = window.indices(self.shape[0])
+            rows = len(range(start, stop, step))
+            return MetaArray((rows, *self.shape[1:]), self.itemsize, (self.strides[0] * step, *self.strides[1:]))
         parts = window if isinstance(window, tuple) else (window,)
         if Ellipsis in parts:
             at = parts.index(Ellipsis)
@@ -101,13 +101,15 @@ class MetaArray:
         return f"MetaArray({self.shape}, {self.itemsize} bytes each)"
 
 
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)  # a program has few shapes, and asks for each of them again and again
+def _size_and_strides(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """How many elements there are, and the strides of an array that holds them side by side."""
     strides: list[int] = []
     stride = 1
     for length in reversed(shape):
         strides.append(stride)
         stride *= length
-    return tuple(reversed(strides))
+    return stride, tuple(reversed(strides))
 
 
 class MetaBackend(Backend):

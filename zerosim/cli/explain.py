@@ -9,12 +9,13 @@ from zerosim.analysis.question import Question, Shape
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, count, flag_of, nearest, number, whole_number
 from zerosim.config import OPTIONS
+from zerosim.config.parts import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import NAMES, find_recipe
 from zerosim.config.recompute import read_recompute
 from zerosim.errors import InputError
 
-PRECISIONS = ("bf16", "fp16", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp32", PURE)
 SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
 MOST_PARAMETERS = 10**15
 MOST_RANKS = 1_000_000
@@ -35,8 +36,10 @@ def add_arguments(parser: Parser) -> None:
     add("--sequence-parallel", "--sp", action="store_true", help="with --tp: activations are cut by rows as well")
     add("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
     add("--gather", metavar="unit|module", help="stage 3: what is gathered at a time (default: the recipe's)")
-    precision = "of parameters; 2-byte types have fp32 masters (default: bf16)"
+    precision = f"of parameters; 2-byte types have fp32 masters, {PURE} has none (default: bf16)"
     add("--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16", help=precision)
+    roundings = "|".join(OPTIONS["rounding"].choices)
+    add("--rounding", metavar=roundings, help=f"of {PURE}; kahan takes 2 bytes more (default: nearest)")
     add("--optimizer", metavar="|".join(OPTIMIZERS), default="adam", help="which (default: adam)")
     add("--momentum", metavar="M", type=number, default=0.0, help="SGD's momentum (default: 0)")
     batches = "micro-batches per step, for the volume (default: 1)"
@@ -84,10 +87,20 @@ def question(args: argparse.Namespace) -> Question:
         )
     _within("--accumulate", args.accumulate, 1, MOST_SIZE)
     _one_of("--precision", args.precision, PRECISIONS)
+    _one_of("--rounding", args.rounding or "nearest", OPTIONS["rounding"].choices)
+    if args.rounding and args.precision != PURE:
+        raise InputError(f"--rounding {args.rounding}: {args.precision} is not pure; choose --precision {PURE}")
     _one_of("--gather", args.gather or "unit", OPTIONS["gather"].choices)
     if args.gather == "module" and args.stage != 3:
         raise InputError(f"--gather module: stage {args.stage} keeps every parameter; leave it out, or choose stage 3")
     _one_of("--optimizer", args.optimizer, tuple(OPTIMIZERS))
+    if OPTIMIZERS[args.optimizer].cut != "elements":
+        raise InputError(
+            f"--optimizer {args.optimizer}: what it keeps of a parameter depends on the tensor that it is in; "
+            "zerosim plan counts it"
+        )
+    if OPTIMIZERS[args.optimizer].estimates_every and args.tp > 1:
+        raise InputError(f"--tp {args.tp}: {args.optimizer} draws labels from whole logits; choose --tp 1")
     if not (math.isfinite(args.momentum) and 0 <= args.momentum < 1):
         raise InputError(f"--momentum {args.momentum}: expected a number in [0, 1)")
     if args.momentum and args.optimizer != "sgd":
@@ -96,6 +109,8 @@ def question(args: argparse.Namespace) -> Question:
         recipe = find_recipe(args.recipe)
     except InputError as error:
         raise InputError(f"--recipe: {error}") from None
+    if args.precision == PURE and recipe.choices(args.stage, "bf16").wants_masters:
+        raise InputError(f"--precision {PURE}: recipe {recipe.name} works on fp32 masters; choose recipe paper")
     return Question(
         stage=args.stage,
         num_parameters=args.params,
@@ -106,6 +121,7 @@ def question(args: argparse.Namespace) -> Question:
         pp=args.pp,
         sequence_parallel=args.sequence_parallel,
         precision=args.precision,
+        rounding=args.rounding,
         optimizer=args.optimizer,
         momentum=args.momentum,
         micro_batches=args.accumulate,

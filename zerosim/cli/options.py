@@ -40,10 +40,10 @@ GROUPS: Mapping[str, str] = {
     "recipe": "recipe grad_reduction reduce_bucket reduce_buffers overlap_reduction allgather_bucket grad_buckets "
     "sub_group foreach upcast_grads keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements "
     "max_live",
-    "training": "steps micro_batch accumulate optimizer lr betas eps momentum nesterov momentum_form weight_decay "
-    "decay schedule warmup min_lr clip_norm seed",
-    "precision": "precision grad_dtype master_init loss_scale initial_scale_power loss_scale_window hysteresis "
-    "min_loss_scale skip_nonfinite",
+    "training": "steps micro_batch accumulate optimizer lr aux_lr betas eps momentum nesterov momentum_form "
+    "scale_parameter weight_decay decay schedule warmup min_lr clip_norm seed",
+    "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "
+    "hysteresis min_loss_scale skip_nonfinite",
     "data and weights": "data tokens weights sample sample_tokens",
 }
 """Titles in a verb's help, and the options under each."""

@@ -1,10 +1,13 @@
-"""What a mesh asks of a model: sizes that tensor parallelism and pipelines divide, and the nearest right choice."""
+"""What a mesh asks of a model: sizes that tensor parallelism and pipelines divide, and the nearest right choice.
+
+And what a partition asks of the other options."""
 
 from __future__ import annotations
 
 from zerosim.config.model import ModelConfig
 from zerosim.config.parallel import MeshConfig, ParallelConfig
-from zerosim.config.parts import DataConfig, MemoryConfig
+from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError
 from zerosim.placement.stages import cut_layers
 
@@ -60,7 +63,9 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
         )
 
 
-def check_pipeline(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> None:
+def check_pipeline(
+    model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig, partition: str
+) -> None:
     """What a pipeline cuts. Raises: InputError."""
     pp = mesh.pp
     if pp == 1:
@@ -89,8 +94,9 @@ def check_pipeline(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfi
         raise InputError(
             f"accumulate {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
         )
-    if parallel.partition == "owner" and model.has_blocks and model.tie_embeddings:
-        raise InputError("partition 'owner': a table that is tied across stages has an owner on each; choose slices")
+    if partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
+        right = "choose slices" if parallel.partition else "pass --no-tie-embeddings"
+        raise InputError(f"partition 'owner': a table that is tied across stages has an owner on each; {right}")
 
 
 def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> str:
@@ -116,3 +122,25 @@ def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) ->
     below = max(tp for tp in range(1, mesh.tp) if fits(tp))
     above = next((tp for tp in range(mesh.tp + 1, model.heads + 1) if fits(tp)), None)
     return f"tp {below}" + (f" or {above}" if above else "")
+
+
+def check_partition(mesh: MeshConfig, parallel: ParallelConfig, optim: OptimConfig, partition: str) -> None:
+    """What goes with `partition`, as given or as the optimizer wants it. Raises: InputError."""
+    cut, name = OPTIMIZERS[optim.optimizer].cut, optim.optimizer
+    if cut == "matrices" and partition == "slices":
+        raise InputError(f"partition 'slices': {name} wants whole matrices; choose owner, or leave it out")
+    if cut in ("sums", "matrices") and mesh.tp > 1:
+        raise InputError(f"tp {mesh.tp}: {name} wants whole matrices, which tensor parallelism cuts; choose tp 1")
+    if OPTIMIZERS[name].estimates_every and mesh.tp > 1:
+        raise InputError(f"tp {mesh.tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
+    if partition != "owner":
+        return
+    why = "" if parallel.partition else f", which {name} wants"
+    if parallel.reduce_bucket:
+        raise InputError(f"reduce_bucket {parallel.reduce_bucket}: not of partition owner{why}; drop one of them")
+    if parallel.allgather_bucket:
+        raise InputError(f"allgather_bucket {parallel.allgather_bucket}: not of partition owner{why}; drop one of them")
+    if parallel.grad_reduction == "all_reduce" and parallel.zero_stage in (1, 2):
+        raise InputError(
+            f"grad_reduction 'all_reduce': under partition owner{why}, gradients are reduced to owners; drop one"
+        )

@@ -15,7 +15,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Self
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.units import LONGEST_NUMBER
 
 OF_RECIPE = "the recipe's"
@@ -89,7 +89,8 @@ class Option:
             for index, number in enumerate(value, start=1):
                 self._check_number(f"{self.flat}: {self.flat.removesuffix('s')}{index}", number)
         elif self.choices and value not in self.choices:
-            raise InputError(f"{self.flat} {value!r}: expected one of {', '.join(self.choices)}")
+            near = did_you_mean(value, self.choices, "", most=2)
+            raise InputError(f"{self.flat} {value!r}: expected one of {', '.join(self.choices)}{near and '; '}{near}")
         elif isinstance(value, int | float):
             self._check_number(self.flat, value)
 

@@ -84,9 +84,10 @@ class ParallelConfig(Part):
         "step", "with --dp-replicate: when they are; once a step, or in each micro-batch",
         choices=("step", "micro_batch"),
     )  # fmt: skip
-    partition: str = option(
-        "slices", "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner")
-    )
+    partition: str | None = option(
+        None, "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner"),
+        shown="owner for an optimizer that wants whole matrices, else slices",
+    )  # fmt: skip
     bucket_bytes: int | None = option(
         25 * 2**20, "the most that one collective moves per call; none: one call per unit", low=1, metavar="SIZE",
         shown="25MiB", parse=parse_bytes,
@@ -152,8 +153,9 @@ class ParallelConfig(Part):
     )
     gather: str | None = option(
         None, "stage 3: what is gathered, used and freed at a time: a unit (a block, the table, the head) or, as "
-        "DeepSpeed does, a leaf module (a linear map, a norm), each of its tensors in slices of its own",
-        choices=("unit", "module"), shown=OF_RECIPE,
+        "DeepSpeed does, a leaf module (a linear map, a norm), each of its tensors in slices of its own. Under an "
+        "optimizer that wants whole matrices, at any stage: what has one owner, a unit or a tensor",
+        choices=("unit", "module"), shown=f"module for such an optimizer, else {OF_RECIPE}",
     )  # fmt: skip
     persistent_numel: int | None = option(
         None, "stage 3: units with fewer elements stay gathered; by module, tensors with at most so many",
@@ -181,9 +183,7 @@ class ParallelConfig(Part):
         find_recipe(self.recipe)
         if self.reduce_bucket and self.zero_stage == 0:
             raise InputError(f"reduce_bucket {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
-        if self.reduce_bucket and self.partition == "owner":
-            raise InputError(f"reduce_bucket {self.reduce_bucket}: of partition slices; drop one of them")
-        if self.allgather_bucket and (self.zero_stage not in (1, 2) or self.partition == "owner"):
+        if self.allgather_bucket and self.zero_stage not in (1, 2):
             raise InputError(f"allgather_bucket {self.allgather_bucket}: of stages 1 and 2 and partition slices")
         if self.grad_buckets not in (None, "none") and self.zero_stage != 0:
             raise InputError(f"grad_buckets {self.grad_buckets!r}: of stage 0; leave it out, or choose --stage 0")
@@ -210,10 +210,6 @@ class ParallelConfig(Part):
             )
         if self.layers_given and self.balance_ends:
             raise InputError("balance_ends: stage_layers says how the layers are cut; leave one of them out")
-        if self.grad_reduction == "all_reduce" and self.partition == "owner" and self.zero_stage in (1, 2):
-            raise InputError(
-                "grad_reduction 'all_reduce': under partition owner gradients are reduced to owners; drop one"
-            )
 
     @property
     def pipeline_schedule(self) -> str:

@@ -17,6 +17,8 @@ from zerosim.errors import InputError
 from zerosim.units import MOST_BYTES, parse_bytes
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
+PURE = "bf16-pure"
+ROUNDINGS = ("nearest", "stochastic", "kahan")
 LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked")
 
 
@@ -25,14 +27,19 @@ class PrecisionConfig(Part):
     """Number formats, and the loss scale that half types want."""
 
     param_dtype: str = option(
-        "bf16", "of parameters; half types have fp32 masters", flat="precision", choices=FLOATS, also=("--dtype",)
-    )
+        "bf16", "of parameters; half types have fp32 masters, bf16-pure has none", flat="precision",
+        choices=(*FLOATS, PURE), also=("--dtype",),
+    )  # fmt: skip
     grad_dtype: str | None = option(
         None, "that gradients are kept and sent in", choices=FLOATS, shown="the recipe's, or the parameters'"
     )
     master_init: str = option(
         "rounded", "fp32 masters start from rounded or exact weights", choices=("rounded", "exact")
     )
+    rounding: str | None = option(
+        None, "of bf16-pure: how a step's weights are stored; kahan keeps what is cut off in 2 more bytes",
+        choices=ROUNDINGS, shown="nearest",
+    )  # fmt: skip
     loss_scale: str | float | None = option(
         None, "what the loss is multiplied by", metavar="dynamic|NUMBER", shown="dynamic for fp16, else none"
     )
@@ -46,6 +53,28 @@ class PrecisionConfig(Part):
         scale = self.loss_scale
         if scale is not None and scale != "dynamic" and (isinstance(scale, str) or not scale > 0):
             raise InputError(f"loss_scale {scale!r}: expected 'dynamic' or a number more than 0")
+        if self.param_dtype != PURE:
+            if self.rounding is not None:
+                raise InputError(f"rounding {self.rounding!r}: {self.param_dtype} is not pure; choose precision {PURE}")
+        elif scale is not None:
+            raise InputError(f"loss_scale {scale!r}: {PURE} has fp32's range and needs none; leave it out")
+        elif self.master_init == "exact":
+            raise InputError(f"master_init 'exact': {PURE} has no masters; leave it out, or choose precision bf16")
+
+    @property
+    def stored(self) -> str:
+        """The format that parameters are stored in."""
+        return "bf16" if self.param_dtype == PURE else self.param_dtype
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether fp32 masters stand beside the parameters."""
+        return self.param_dtype in ("bf16", "fp16")
+
+    @property
+    def resolved_rounding(self) -> str | None:
+        """As given or to the nearest; None where parameters are not stored in fewer bits than they are updated in."""
+        return (self.rounding or "nearest") if self.param_dtype == PURE else None
 
     @property
     def resolved_loss_scale(self) -> str | float | None:
@@ -68,13 +97,22 @@ class OptimConfig(Part):
     eps: float | None = option(
         None, "epsilon, outside the root", above=0, metavar="EPS", shown="the optimizer's own, Adam's 1e-8"
     )
-    momentum: float = option(0.0, "SGD's momentum", below=1, metavar="M")
+    aux_lr: float | None = option(
+        None, "muon: learning rate of AdamW, which has the table, the head, norms and biases", above=0, metavar="LR",
+        shown="3e-3",
+    )  # fmt: skip
+    momentum: float = option(
+        0.0, "SGD's momentum; adafactor-hf's beta1; of Muon 0 is its own, 0.95", below=1, metavar="M"
+    )
     nesterov: bool = option(False, "sgd with momentum: Nesterov's, along g + momentum * buffer")
     momentum_form: str = option(
         "torch", "buffer = momentum * buffer + g, or a textbook's average with (1 - momentum) * g",
         choices=("torch", "ema"),
     )  # fmt: skip
-    weight_decay: float | None = option(None, "weight decay", low=0, metavar="W", shown="0.01 for adamw, else 0")
+    scale_parameter: bool = option(True, "adafactor-hf: steps are multiples of the RMS of each tensor's weights")
+    weight_decay: float | None = option(
+        None, "weight decay", low=0, metavar="W", shown="0.01 for adamw, 0.1 for sophia, else 0"
+    )
     decay: str = option("all", "which parameters decay", choices=("all", "matrices"))
     lr_schedule: str = option(
         "constant", "learning rate over the steps", flat="schedule", choices=("constant", "cosine")
@@ -87,11 +125,17 @@ class OptimConfig(Part):
 
     def _check(self) -> None:
         title, own = self.optimizer, OPTIMIZERS[self.optimizer]
-        if self.momentum and title != "sgd":
-            has = "it has betas" if own.betas is not None else "it has none"
-            raise InputError(f"momentum {self.momentum}: {title} has none, {has}; choose sgd")
-        if self.nesterov and not self.momentum:
-            raise InputError("nesterov: expected momentum, such as 0.9")
+        if self.momentum and own.momentum is None:
+            has = ", it has betas" if own.betas is not None else ""
+            raise InputError(f"momentum {self.momentum}: {title} has none{has}; choose sgd")
+        if self.aux_lr is not None and own.aux_lr is None:
+            raise InputError(f"aux_lr {self.aux_lr}: {title} has one learning rate, lr; leave it out, or choose muon")
+        if self.nesterov and own.aux_lr is not None:
+            raise InputError(f"nesterov: {title} always looks ahead so; leave it out")
+        if self.nesterov and (not self.momentum or title != "sgd"):
+            raise InputError("nesterov: expected sgd with momentum, such as 0.9")
+        if not self.scale_parameter and title != "adafactor-hf":
+            raise InputError(f"scale_parameter: {title} has no such choice; choose adafactor-hf")
         if self.betas is not None and own.betas is None:
             raise InputError(f"betas {self.betas}: {title} has none")
         if self.eps is not None and own.eps is None:
@@ -113,6 +157,15 @@ class OptimConfig(Part):
     def resolved_eps(self) -> float:
         """0 of one without."""
         return self.eps or OPTIMIZERS[self.optimizer].eps or 0.0
+
+    @property
+    def resolved_momentum(self) -> float:
+        return self.momentum or OPTIMIZERS[self.optimizer].momentum or 0.0
+
+    @property
+    def resolved_aux_lr(self) -> float:
+        """0 of one that has one learning rate."""
+        return self.aux_lr or OPTIMIZERS[self.optimizer].aux_lr or 0.0
 
     @property
     def resolved_weight_decay(self) -> float:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from warnings import warn
 
 from zerosim.config.launcher import mpirun_size
-from zerosim.config.mesh_checks import check_kept_inputs, check_pipeline, check_tensor_parallel
+from zerosim.config.mesh_checks import check_kept_inputs, check_partition, check_pipeline, check_tensor_parallel
 from zerosim.config.model import ModelConfig
 from zerosim.config.option import Option, Part
 from zerosim.config.parallel import OF_STAGE_3, MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig, PrecisionConfig, WorldConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
@@ -57,9 +58,11 @@ class RunConfig:
     @property
     def recipe_choices(self) -> RecipeChoices:
         """What is sent, kept and cast: as given or, where nothing is, as the recipe has it for the stage."""
-        recipe, param_dtype = find_recipe(self.parallel.recipe), self.precision.param_dtype
+        recipe, param_dtype = find_recipe(self.parallel.recipe), self.precision.stored
         choices = recipe.choices(self.parallel.zero_stage, param_dtype)
         own: dict[str, Any] = {"grad_dtype": choices.grad_dtype or param_dtype}
+        if OPTIMIZERS[self.optim.optimizer].cut == "matrices":
+            own["gather"] = "module"  # owners hold single tensors, which balances better than units
         if self.parallel.prefetch or self.parallel.prefetch_elements:  # one way of looking ahead in the other's place
             own |= {"prefetch": 0, "prefetch_elements": 0}
         names = [field.name for field in fields(choices) if field.name in _HOMES]
@@ -70,6 +73,12 @@ class RunConfig:
     def states_stage(self) -> int:
         """The stage whose model states are there when backward ends (`RecipeChoices.states_stage`)."""
         return self.recipe_choices.states_stage(self.parallel.zero_stage)
+
+    @property
+    def resolved_partition(self) -> str:
+        """'slices' or 'owner': as given or, where nothing is, as the optimizer may be cut."""
+        wants_owners = OPTIMIZERS[self.optim.optimizer].cut == "matrices"
+        return self.parallel.partition or ("owner" if wants_owners else "slices")
 
     @property
     def partitions_inputs(self) -> bool:
@@ -212,9 +221,11 @@ def _check_together(config: RunConfig) -> None:
             f"overlap_reduction: gradients are reduced out of buffers of {choices.reduce_bucket:,} elements; pass "
             "--reduce-buffers 2 in its place, so that one is filled while the other is reduced"
         )
+    _check_pure(config)
     check_tensor_parallel(model, mesh, config.parallel)
     check_kept_inputs(mesh, config.memory)
-    check_pipeline(model, mesh, config.parallel, config.data)
+    check_pipeline(model, mesh, config.parallel, config.data, config.resolved_partition)
+    check_partition(mesh, config.parallel, config.optim, config.resolved_partition)
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise InputError(
             f"ranks {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
@@ -222,6 +233,20 @@ def _check_together(config: RunConfig) -> None:
         )
     if (text := config.data.sample) is not None and max(text.encode()) >= model.vocab:
         raise InputError(f"sample {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
+
+
+def _check_pure(config: RunConfig) -> None:
+    """What wants fp32 masters that are not there. Raises: InputError."""
+    name = config.precision.param_dtype
+    if config.precision.resolved_rounding is None:
+        return
+    if OPTIMIZERS[config.optim.optimizer].cut != "elements":
+        raise InputError(f"precision {name!r}: of element-wise optimizers; {config.optim.optimizer} wants fp32 masters")
+    if config.recipe_choices.wants_masters:
+        raise InputError(
+            f"precision {name!r}: recipe {config.parallel.recipe} works on fp32 masters, and here are none; choose "
+            "recipe paper, or precision bf16"
+        )
 
 
 def _check_known(names: Iterable[str], known: Collection[str], source: str) -> None:

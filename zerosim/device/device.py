@@ -41,12 +41,16 @@ class Kind(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where in a step an event happened."""
+    """Where in a step an event happened. The phases of curvature are those of an estimate, which follows some steps of
+    some optimizers: a second forward and backward, on drawn labels, and what is done with their gradients."""
 
     INIT = "init"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    CURVATURE_FORWARD = "curvature_forward"
+    CURVATURE_BACKWARD = "curvature_backward"
+    CURVATURE = "curvature"
     EVALUATE = "evaluate"
 
 
@@ -66,11 +70,13 @@ class Storage:
 
     def __init__(self, array: Array, device: Device, id: int) -> None:
         self.array = array
-        self.device = device
         self.id = id
+        self.device = device  # last: with it there is an end to report
 
     def __del__(self) -> None:
-        device = self.device
+        device: Device | None = getattr(self, "device", None)
+        if device is None:  # an interrupt came while it was made
+            return
         device.allocator.release(self.id)
         device.recorder.add(Free(device.where, self.id))
 

@@ -36,6 +36,8 @@ class ChunkedLoss:
     grad_of: LogitsGrad
     lse: list[Buffer]
     """Of each chunk, from forward to backward."""
+    draw: Callable[[Buffer, Buffer, int], None] | None = None
+    """Fills a chunk's targets from its logits; the number is that of its first row."""
 
     def run(self, x: Tensor) -> Buffer:
         """The sum of the losses (1)."""
@@ -43,10 +45,16 @@ class ChunkedLoss:
         total = device.alloc((1,), stats, Kind.TEMP)
         device.kernel(0, device.backend.fill, total.array, 0.0)
         for rows in chunks_of(x):
-            share, lse = self.sums_of(self._logits(x, rows), self._targets(rows))
+            share, lse = self._sums(x, rows)
             device.kernel(1, device.backend.add, total.array, share.array, total.array)
             self.lse.append(lse)
         return total
+
+    def _sums(self, x: Held, rows: slice) -> tuple[Buffer, Buffer]:
+        logits, targets = self._logits(x, rows), self._targets(rows)
+        if self.draw is not None:
+            self.draw(logits, targets, rows.start)
+        return self.sums_of(logits, targets)
 
     def rule(self, x: Held) -> ChunkedLossRule:
         """What backward does with the same x."""

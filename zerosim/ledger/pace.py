@@ -15,6 +15,8 @@ from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scop
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import kernel_seconds
 
+FORWARD = Phase.FORWARD.value
+
 
 class Busy(NamedTuple):
     """The device computes for so many seconds, in so many `kernels`. `flops` are those of products; `forward_flops`
@@ -44,6 +46,7 @@ class PaceLedger:
     def __init__(self, cluster: Cluster, *, step: int = 0, detail: bool = False) -> None:
         self.cluster, self.step, self.detail = cluster, step, detail
         self.entries: list[Entry] = []
+        self._seconds: dict[tuple[object, ...], float] = {}  # of a kernel, whose time is that of its work alone
         self._sizes: dict[int, int] = {}
         self._live = 0
 
@@ -71,9 +74,12 @@ class PaceLedger:
             self.entries.append(Live(event.scope, self._live))
 
     def _add(self, kernel: Kernel) -> None:
-        seconds = kernel_seconds(kernel, self.cluster)
+        work = kernel[1:]
+        seconds = self._seconds.get(work)
+        if seconds is None:
+            seconds = self._seconds[work] = kernel_seconds(kernel, self.cluster)
         flops = kernel.flops if kernel.engine == MATMUL else 0
-        forward = flops if kernel.scope.phase == Phase.FORWARD.value else 0
+        forward = flops if kernel.scope.phase == FORWARD else 0
         last = self.entries[-1] if self.entries else None
         if isinstance(last, Busy) and last.scope == kernel.scope and not self.detail:
             both = last.seconds + seconds, last.flops + flops, last.forward_flops + forward, last.kernels + 1

@@ -12,10 +12,11 @@ class TrafficRow(NamedTuple):
 
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
     are what crossed this rank's links, None where an engine's own collective does not tell (then
-    `modelled_bytes` is a ring's). `purpose` is 'states', 'activations' (of tp and pp), 'control' (norms and
-    overflow flags), or of copies between a rank's own memories, 'device to host' and 'host to device': 'staging',
-    messages of a GPU that passed through the host's, and 'offload', what waited there until it was used. Copies have
-    a payload and send nothing. `axis` is the mesh axis of the group, several joined with '+'; '' for copies.
+    `modelled_bytes` is a ring's). `purpose` is 'states' (with an optimizer's sums), 'activations' (of tp and
+    pp), 'control' (norms and overflow flags), or of copies between a rank's own memories, 'device to host' and 'host to
+    device': 'staging', messages of a GPU that passed through the host's, and 'offload', what waited there until it was
+    used. Copies have a payload and send nothing. `axis` is the mesh axis of the group, several joined with '+'; '' for
+    copies.
     """
 
     step: int

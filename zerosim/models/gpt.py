@@ -75,11 +75,11 @@ def build_gpt(
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     wte = flat("wte")
     split = group.split((config.vocab, d), 0, padding=padding)
-    table = wte.declare("wte.weight", (config.vocab, d), std=std[0], split=split)
+    table = wte.declare("wte.weight", (config.vocab, d), std=std[0], split=split, embedding=True)
     units = [Unit("wte", wte, lambda ids: group.embedding(ids.buffer, table, split))]
 
     wpe = flat("wpe")
-    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0], summed=group.cuts_rows)
+    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0], summed=group.cuts_rows, embedding=True)
     dropout = Dropout("embd", config.dropout, keys, group)
     units.append(Unit("wpe", wpe, lambda x: dropout(group.add_rows(x, positions))))
 

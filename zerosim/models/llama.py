@@ -83,7 +83,7 @@ def build_llama(
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     embed = flat("embed_tokens")
     split = group.split((config.vocab, d), 0, padding=padding)
-    table = embed.declare("model.embed_tokens.weight", (config.vocab, d), std=std[0], split=split)
+    table = embed.declare("model.embed_tokens.weight", (config.vocab, d), std=std[0], split=split, embedding=True)
     units = [Unit("embed_tokens", embed, lambda ids: group.embedding(ids.buffer, table, split))]
 
     for i in range(config.layers):

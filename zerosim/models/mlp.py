@@ -44,7 +44,7 @@ def build_mlp(config: MLPConfig, device: Device, dtype: DType, grad_dtype: DType
 
     std = config.hidden**-0.5
     wte = flat("wte")
-    table = wte.declare("wte.weight", (config.vocab, config.hidden), std=std)
+    table = wte.declare("wte.weight", (config.vocab, config.hidden), std=std, embedding=True)
     units = [Unit("wte", wte, lambda ids: F.embedding(ids.buffer, table))]
     for i in range(config.layers):
         layer = flat(f"layers.{i}")

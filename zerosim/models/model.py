@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from zerosim.device.device import Buffer
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.chunked_loss import ChunkedLoss
+from zerosim.functional.labels import sample_labels
 from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import MODES, MakeGrad
 from zerosim.nn import Alone, Unit
 from zerosim.nn.group import ALONE
 from zerosim.placement.spec import Split, WeightSpec
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.rng import normal
+from zerosim.tensor.rng import LabelKeys, normal
 from zerosim.tensor.tensor import Operand, Tensor
 
 Shapes = dict[str, tuple[int, ...]]
@@ -33,7 +35,7 @@ class Model:
     so the columns of the logits; None: every rank has all of them. `width` is that of what passes between units.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says what a training step holds of its logits (`functional/loss_modes.py`); `head_weight` (V, D) is
-    what makes them, where the last unit is such a map.
+    what makes them, where the last unit is such a map. `label_keys` say which random numbers labels are drawn with.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Model:
         self.width = width
         self.head_weight = head_weight
         self.loss_mode = "lean"
+        self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
     def cut(self, chunks: Sequence[range]) -> Model:
@@ -59,7 +62,7 @@ class Model:
         stage is reduced here, too."""
         part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
         part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
-        part.loss_mode, part.head_weight = self.loss_mode, self.head_weight
+        part.loss_mode, part.head_weight, part.label_keys = self.loss_mode, self.head_weight, self.label_keys
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)
@@ -92,8 +95,22 @@ class Model:
 
         return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *group.own_rows(self.head)))
 
-    def chunked_loss(self, targets: Buffer, *, scale: float, count: int) -> Callable[[Tensor], Tensor]:
-        """In place of the last unit's function: the sum of the tokens' losses, whose gradient is made in backward."""
+    def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
+        """Fill `labels`, int64, one for each row of logits: what the model itself draws there, y ~ softmax(logits).
+
+        They are a whole micro-batch's or, of a chunk, those from `row` on of a micro-batch's `of` targets.
+        """
+        assert self.label_keys is not None
+        key, first = self.label_keys(of or labels.numel)
+        sample_labels(logits, key, first + row, labels)
+
+    def chunked_loss(
+        self, targets: Buffer, *, scale: float, count: int, drawn: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        """In place of the last unit's function: the sum of the tokens' losses, whose gradient is made in backward.
+
+        `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
+        """
         weight, group = self.head_weight, ALONE if self.head is None else self.group
         assert weight is not None
         loss = ChunkedLoss(
@@ -101,6 +118,7 @@ class Model:
             lambda logits, ids: group.cross_entropy_sum(logits, ids, self.head),
             LogitsGrad(targets, scale, count, *group.own_rows(self.head)),
             [],
+            partial(self.draw_labels, of=targets.numel) if drawn else None,
         )
         return lambda x: group.columns(x, [weight], loss.run, loss.rule, "chunked_loss")
 
@@ -111,7 +129,7 @@ class Model:
     @property
     def tied_numel(self) -> int:
         """Elements of the buffers that two units share: the tied table."""
-        return sum(flat.numel for unit in self.units if not unit.reduces for flat in unit.flats)
+        return sum(flat.spec.num_parameters for unit in self.units if not unit.reduces for flat in unit.flats)
 
     def shapes(self) -> Shapes:
         """Name and shape of every parameter of the whole model, in the order of the layout."""

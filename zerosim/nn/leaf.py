@@ -87,7 +87,7 @@ class LeafModule(Unit):
 
 def _is_made_again(device: Device) -> bool:
     """Whether backward makes a part of a block a second time (`tensor/discarded.py`): no list of turns has that."""
-    return device.where.phase == Phase.BACKWARD.value and not device.grad_enabled
+    return device.where.phase in (Phase.BACKWARD, Phase.CURVATURE_BACKWARD) and not device.grad_enabled
 
 
 class LeafRule:

@@ -5,20 +5,24 @@
     v = beta2 v + (1 - beta2) g^2
     w = w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-eps stands outside the root, after bias correction. The kernel is `backend.adam`.
+eps stands outside the root, after bias correction. The kernel is `backend.adam`; the rule is the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from zerosim.backends.kernels import AdamStep
+from zerosim.backends.kernels import AdamStep, Array, Storing
 from zerosim.device.device import Buffer
+from zerosim.optim.elementwise import Elementwise, Now
+from zerosim.optim.optimizer import Step
 
 
-@dataclass(frozen=True, slots=True)
-class Adam:
+@dataclass(frozen=True)
+class Adam(Elementwise):
     """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32. What its members are: `Optimizer`."""
 
     beta1: float = 0.9
@@ -26,6 +30,7 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+    flops: ClassVar[int] = 15
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -41,19 +46,42 @@ class Adam:
         weights: Buffer,
         grad: Buffer,
         states: Mapping[str, Buffer],
+        now: Step,
         *,
-        grad_scale: float,
-        lr: float,
-        step: int,
         decays: bool,
+        storing: Storing | None = None,
     ) -> None:
-        weight_decay = self.weight_decay if decays else 0.0
+        if storing is not None:
+            super().update(weights, grad, states, now, decays=decays, storing=storing)
+            return
         weights.device.kernel(
-            15 * weights.numel,
+            self.flops * weights.numel,
             weights.device.backend.adam,
             weights.array,
             grad.array,
             states["exp_avg"].array,
             states["exp_avg_sq"].array,
-            AdamStep(grad_scale, lr, self.beta1, self.beta2, self.eps, weight_decay, self.decoupled, step),
+            self.numbers(now, decays=decays),
         )
+
+    def numbers(self, now: Step, *, decays: bool) -> AdamStep:
+        """What a kernel of the backend is told of a step."""
+        weight_decay = self.weight_decay if decays else 0.0
+        return AdamStep(
+            now.grad_scale, now.lr, self.beta1, self.beta2, self.eps, weight_decay, self.decoupled, now.number
+        )
+
+    def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
+        """The kernel's bits, for weights that are stored in fewer bits than they are updated in."""
+        exp_avg, exp_avg_sq = states
+        if self.decoupled:
+            w *= 1.0 - now.lr * now.weight_decay
+        elif now.weight_decay:
+            g += now.weight_decay * w
+        exp_avg += (g - exp_avg) * (1.0 - self.beta1)
+        exp_avg_sq *= self.beta2
+        exp_avg_sq += g * (1.0 - self.beta2) * g
+        root = xp.sqrt(exp_avg_sq)
+        root /= math.sqrt(1.0 - self.beta2**now.step)
+        root += self.eps
+        w -= now.lr / (1.0 - self.beta1**now.step) * exp_avg / root

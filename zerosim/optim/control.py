@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.lr_schedule import LRSchedule
@@ -12,12 +12,14 @@ from zerosim.optim.precision import LossScaler
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step decided. `grad_norm` is unscaled and before clipping; `loss_scale` the one used."""
+    """What a step decided. `grad_norm` is unscaled and before clipping; `loss_scale` the one used; `estimated`: a
+    second forward and backward followed, for an estimate of curvature."""
 
     grad_norm: float
     loss_scale: float
     skipped: bool
     lr: float
+    estimated: bool = False
 
 
 class StepControl:
@@ -74,3 +76,20 @@ class StepControl:
         clip = min(1.0, self.clip_norm / (norm + 1e-6)) if self.clip_norm is not None else 1.0
         self.updates += 1
         return clip / scale
+
+    def is_due(self, every: int) -> bool:
+        """Whether an estimate follows the step that was decided last: every so many steps, skipped ones too."""
+        return every > 0 and len(self.reports) % every == 0
+
+    def unscale(self, scaled_norm: float) -> float | None:
+        """What an estimate's gradients are to be multiplied by, or None when they are not finite: what was estimated
+        before stays. The loss scale is not told. Recorded.
+
+        Raises: NonFiniteGradient where `decide` does.
+        """
+        self.reports[-1] = replace(self.reports[-1], estimated=True)
+        if math.isfinite(scaled_norm):
+            return 1.0 / self.loss_scale
+        if self.stops_at_nonfinite:
+            raise NonFiniteGradient("a gradient is not finite")
+        return None

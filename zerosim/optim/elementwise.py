@@ -8,12 +8,17 @@ promises. On a device a rule counts as one kernel that reads all arrays and writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Storing
 from zerosim.device.device import Buffer
 from zerosim.device.work import VECTOR, KernelWork
+from zerosim.dtypes import DType
+from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.placement.partition import Slice
+from zerosim.placement.spec import FlatSpec
+from zerosim.tensor.flat import Flat
 
 
 class Now(NamedTuple):
@@ -25,14 +30,15 @@ class Now(NamedTuple):
 
 
 class Elementwise:
-    """Base of the element-wise rules. `flops` are those of an element."""
+    """Base of the element-wise rules: states as long as the weights, any part by itself. `flops` are an element's."""
 
-    weight_decay: float
+    cut: ClassVar[str] = "elements"
+    weight_decay: float = 0.0
     flops: ClassVar[int]
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Their names, as PyTorch's optimizers call them."""
+        """Their names, as PyTorch's optimizers call them: one number each per weight, in the compute dtype."""
         return ()
 
     @property
@@ -52,16 +58,46 @@ class Elementwise:
         weights: Buffer,
         grad: Buffer,
         states: Mapping[str, Buffer],
+        now: Step,
         *,
-        grad_scale: float,
-        lr: float,
-        step: int,
         decays: bool,
+        storing: Storing | None = None,
     ) -> None:
-        kept = [states[name].array for name in self.states]
-        moved = weights.nbytes + sum(states[name].nbytes for name in self.states)
+        """Move `weights`, and `states` by their names, by one step, in place; `decays`: these weights do.
+
+        `storing`: all are stored in bf16, and how weights are rounded to it.
+
+        Shapes: all (n,), any n >= 1.
+        """
+        kept = [states[name] for name in self.states]
+        moved = weights.nbytes + sum(state.nbytes for state in kept)
+        moved += 0 if storing is None or storing.compensation is None else weights.nbytes
         name = type(self).__name__.lower()
         work = KernelWork(name, VECTOR, self.flops * weights.numel, moved + grad.nbytes, moved)
-        now = Now(lr, step, self.weight_decay if decays else 0.0)
-        device = weights.device
-        device.kernels([work], device.backend.elementwise, self.rule, now, grad_scale, grad.array, weights.array, *kept)
+        said = Now(now.lr, now.number, self.weight_decay if decays else 0.0)
+        device, arrays = weights.device, [buffer.array for buffer in (grad, weights, *kept)]
+        device.kernels([work], device.backend.elementwise, self.rule, said, now.grad_scale, *arrays, storing=storing)
+
+    def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
+        return [StateArray(name, own.size, dtype, spec.padding(own)) for name in self.states]
+
+    def step(self, flat: Flat, now: Step, add: Add) -> None:
+        weights, grad = flat.weights(), flat.grad_shard
+        assert grad is not None, f"{flat.name} has no gradient"
+        for start, stop, decays, storing in calls(flat, now):
+            states = {name: flat.states[name][start:stop] for name in self.states}
+            self.update(weights[start:stop], grad[start:stop], states, now, decays=decays, storing=storing)
+
+
+def calls(flat: Flat, now: Step) -> list[tuple[int, int, bool, Storing | None]]:
+    """What of a flat's own part one call treats: [start, stop), cut where weight decay begins or ends; each weight by
+    itself where how it is stored depends on its name."""
+    found: list[tuple[int, int, bool, Storing | None]] = []
+    for mine in flat.spec.within(flat.own):
+        stop, decays = mine.at + mine.numel, now.decays(mine.weight)
+        storing = None if now.storing is None else now.storing(flat, mine)
+        if storing is None and found and found[-1][1:3] == (mine.at, decays):
+            found[-1] = (found[-1][0], stop, decays, None)
+        else:
+            found.append((mine.at, stop, decays, storing))
+    return found

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from warnings import warn
 
 from zerosim.device.device import Kind
-from zerosim.dtypes import compute_dtype
+from zerosim.dtypes import DType, compute_dtype
 from zerosim.optim.control import StepControl
-from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
+from zerosim.optim.rounding import Lost, Rounding
 from zerosim.tensor.accumulation import GradMemory
 from zerosim.tensor.flat import Flat
 
@@ -23,6 +25,7 @@ class Updater:
     decay      which weights decay, 'all' or 'matrices' (two dimensions or more)
     sub_group  flats are stepped together until they have so many elements of this rank's; 0: all of them
     foreach    with the temporaries of PyTorch's foreach implementation, beside which a fused one has none
+    rounding   how weights of half types are stored without masters (`rounding.py`); None: they have masters
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Updater:
         grad_memory: GradMemory = GradMemory(),  # noqa: B008  frozen
         sub_group: int = 0,
         foreach: bool = False,
+        rounding: Rounding | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.control = control
@@ -41,6 +45,8 @@ class Updater:
         self.grad_memory = grad_memory
         self.sub_group = sub_group
         self.foreach = foreach
+        self.rounding = rounding
+        self.lost = Lost()
 
     def decide(self, scaled_norm: float) -> float | None:
         """As `StepControl.decide`, and raises what it raises."""
@@ -53,14 +59,23 @@ class Updater:
 
     def allocate(self, flat: Flat) -> None:
         """The own slice's optimizer states and, of half types, master, zeroed; live from start to end."""
-        device, own, stored = flat.device, flat.own, compute_dtype(flat.dtype)
-        names = [*self.optimizer.states, *(["master"] if flat.dtype.is_half else [])]
+        device, own = flat.device, flat.own
+        stored = self._stored(flat)
+        arrays = [*self.optimizer.arrays(flat.spec, own, stored)]
+        if self.rounding is not None:
+            arrays += self.rounding.arrays(own)
+        elif flat.dtype.is_half:
+            arrays.append(StateArray("master", own.size, stored, flat.own_padding))
         flat.states = {
-            name: device.alloc((own.size,), stored, Kind.OPTIM, padding=own.padding, name=name) for name in names
+            of.name: device.alloc((of.numel,), of.dtype, Kind.OPTIM, padding=of.padding, name=of.name) for of in arrays
         }
         for state in flat.states.values():
             device.kernel(0, device.backend.fill, state.array, 0.0)
         flat.master = flat.states.pop("master", None)
+
+    def _stored(self, flat: Flat) -> DType:
+        """What states are stored in: fp32 beside masters, the weights' own format without."""
+        return compute_dtype(flat.dtype) if self.rounding is None else flat.dtype
 
     def groups(self, flats: Sequence[Flat]) -> Iterator[list[Flat]]:
         """The flats that are stepped together, in order. Source: DeepSpeed edaa722, stage3.py, _create_fp16_sub_groups:
@@ -81,39 +96,32 @@ class Updater:
         """`with updater.temporaries(flats):` holds what a step of these flats takes beside their states. Contents are
         undefined: the kernel works element by element, and writes none."""
         held = [
-            flat.device.alloc((flat.own.size,), compute_dtype(flat.dtype), Kind.TEMP, padding=flat.own.padding)
+            flat.device.alloc((flat.own.size,), self._stored(flat), Kind.TEMP, padding=flat.own_padding)
             for flat in flats
             for _ in range(self.optimizer.foreach_temporaries if self.foreach else 0)
         ]
         yield
         del held
 
-    def update(self, flat: Flat, grad_scale: float) -> None:
-        """Move the own slice of one flat by one step; `grad_scale` is what `decide` gave."""
-        weights, grad = flat.weights(), flat.grad_shard
-        if grad is None:
+    def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
+        """Move the own slice of one flat by one step; `grad_scale` is what `decide` gave. `add`: `Optimizer.step`."""
+        if flat.grad_shard is None:
             assert flat.own.size == 0
             return
-        for start, stop, decays in _decay_ranges(flat, self.decay):
-            self.optimizer.update(
-                weights[start:stop],
-                grad[start:stop],
-                {name: state[start:stop] for name, state in flat.states.items()},
-                grad_scale=grad_scale,
-                lr=self.control.lr,
-                step=self.control.updates,
-                decays=decays,
-            )
+        now = Step(grad_scale, self.control.lr, self.control.updates, self.decay)
+        if self.rounding is None:
+            self.optimizer.step(flat, now, add)
+            return
+        lost = self.lost.counter(flat)
+        self.optimizer.step(flat, now._replace(storing=partial(self.rounding.storing, lost=lost)), add)
+        self.lost.note(flat, lost)
 
+    @property
+    def estimate_is_due(self) -> bool:
+        """Whether the step that was decided last is followed by an estimate of curvature (`EstimatesCurvature`)."""
+        return self.control.is_due(estimates_every(self.optimizer))
 
-def _decay_ranges(flat: Flat, decay: str) -> list[tuple[int, int, bool]]:
-    """The own slice cut where weight decay begins or ends, in elements from its start."""
-    ranges: list[tuple[int, int, bool]] = []
-    for mine in flat.spec.within(flat.own):
-        stop = mine.at + mine.numel
-        decays = decay == "all" or len(mine.weight.shape) >= 2
-        if ranges and ranges[-1][2] == decays:
-            ranges[-1] = (ranges[-1][0], stop, decays)
-        else:
-            ranges.append((mine.at, stop, decays))
-    return ranges
+    def estimate(self, flat: Flat, grad_scale: float) -> None:
+        """Update what the optimizer estimates of the own slice of one flat; its gradient is that on drawn labels."""
+        if flat.grad_shard is not None and isinstance(self.optimizer, EstimatesCurvature):
+            self.optimizer.estimate(flat, grad_scale)

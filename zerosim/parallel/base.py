@@ -57,6 +57,7 @@ class Strategy:
     sees_all_grads = False  # every rank sees every reduced gradient, so nothing need be exchanged
     cast_shards = False  # the half-type shard is cast from the master at each use, not stored
     overlaps = False  # backward goes on while gradients are reduced
+    updates_first = False  # all own parts are updated before new parameters are published, not flat by flat
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm
@@ -223,7 +224,8 @@ class Strategy:
                     self.groups.neighbours("tp", sharers).all_reduce(windows, op="sum")
 
     def step(self) -> None:
-        """Decide by the norm; then flat by flat update the own slice and publish the new parameters. Or skip.
+        """Decide by the norm; then flat by flat update the own slice and publish the new parameters (owners update all
+        that is theirs first). Or skip.
 
         Raises: NonFiniteGradient, LossScaleExhausted.
         """
@@ -234,15 +236,40 @@ class Strategy:
         for flat in self.flats:
             flat.drop_grads()
 
+    def estimate(self) -> None:
+        """In place of `step` where gradients are those on drawn labels: flat by flat update what the optimizer
+        estimates of the own slice. No weight moves, so nothing is published, and nothing is clipped.
+
+        Raises: NonFiniteGradient.
+        """
+        norm = self._reduced_norm()
+        try:
+            scale = self.updater.control.unscale(norm)
+        except NonFiniteGradient:
+            raise self._blame() from None
+        for flat in self.flats:
+            if scale is not None:
+                with self.device.scope(unit=flat.module):
+                    self.updater.estimate(flat, scale)
+            flat.drop_grads()
+
     def _step_together(self, flats: Sequence[Flat], scale: float) -> None:
         if self.updater.grad_memory.upcast:
             self._upcast_grads(flats)
         with self.updater.temporaries(flats):
             for flat in flats:
-                self.updater.update(flat, scale)
+                self.updater.update(flat, scale, self.add_sums)
                 flat.store_param_shard()  # fp32 master -> own slice, no traffic
                 flat.drop_grads()
-                self.publish_params(flat)
+                if not self.updates_first:
+                    self.publish_params(flat)
+        for flat in flats if self.updates_first else ():
+            self.publish_params(flat)
+
+    def add_sums(self, sums: Buffer) -> None:
+        """An optimizer's sums over the weights of a flat's own slice, added over the ranks that have the others."""
+        if isinstance(self.partition, EvenSlices):
+            self.comm.all_reduce(sums, op="sum")
 
     def _upcast_grads(self, flats: Sequence[Flat]) -> None:
         """These flats' own slices in fp32, beside the half-type ones; then those go (DeepSpeed's order)."""
@@ -298,10 +325,9 @@ class Strategy:
         self.updater.allocate(flat)
 
     def _alloc_param(self, flat: Flat, part: Slice) -> Buffer:
-        param = self.device.alloc((part.size,), flat.dtype, Kind.PARAM, padding=part.padding)
-        if part.padding:
-            tail = param[part.size - part.padding :]
-            self.device.kernel(0, self.device.backend.fill, tail.array, 0.0)
+        param = self.device.alloc((part.size,), flat.dtype, Kind.PARAM, padding=flat.spec.padding(part))
+        for start, stop in flat.spec.gaps(part):
+            self.device.kernel(0, self.device.backend.fill, param[start:stop].array, 0.0)
         return param
 
     # -- the norm ---------------------------------------------------------------------------------
@@ -314,6 +340,14 @@ class Strategy:
         Raises: NonFiniteGradient naming rank and unit, where nothing says that such steps are skipped;
         LossScaleExhausted.
         """
+        norm = self._reduced_norm()
+        try:
+            return self.updater.decide(norm)
+        except NonFiniteGradient:
+            raise self._blame() from None
+
+    def _reduced_norm(self) -> float:
+        """That of all ranks' gradients as they are."""
         partials = norm_partials(
             self.device, self.flats, self.comm.size, *norm_rows(self.layout, self.mesh_rank, self.flats)
         )
@@ -323,11 +357,7 @@ class Strategy:
             for axis in ("tp", "pp"):
                 if self.layout.mesh.size(axis) > 1:
                     self.groups(axis).all_reduce(partials, op="sum", purpose="control")
-        norm = total_norm(self.device, partials)
-        try:
-            return self.updater.decide(norm)
-        except NonFiniteGradient:
-            raise self._blame() from None
+        return total_norm(self.device, partials)
 
     def _blame(self) -> NonFiniteGradient:
         names = [flat.name for flat in self.flats] if self.groups is None else list(self.layout.flats)

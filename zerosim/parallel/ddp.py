@@ -42,9 +42,9 @@ class DDP(Strategy):
                     self._copies[flat.name] = self.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
 
     def post_backward(self, unit: Unit) -> None:
-        if unit.reduces:
-            unit.flat.add_grad_whole(unit.flat.take_grad())
-            for flats in self.bucket.add(unit.flat) if self.last else ():
+        for flat in unit.flats if unit.reduces else ():
+            flat.add_grad_whole(flat.take_grad())
+            for flats in self.bucket.add(flat) if self.last else ():
                 self.reduce(flats)
 
     def end_backward(self) -> None:

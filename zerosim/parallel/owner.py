@@ -4,8 +4,9 @@
     volume per step    as zero1, zero2, zero3 in total, N 2 Psi (N-1)/N or N 3 Psi (N-1)/N elements;
                        an owner sends its units' parameters to every other rank (`direct`)
 
-Units are dealt out greedily by size, the largest first. Nothing is padded. The sums are the same as
-with slices, in the same order, so weights are the same to the bit.
+Units, or by leaf module tensors, are dealt out greedily by size, the largest first. Nothing is padded. The sums are the
+same as with slices, in the same order, so weights are the same to the bit. An owner updates all that is its own before
+the first broadcast: flat by flat the owners would wait for each other's updates, one after the other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class OwnerPartition(Strategy):
     """The collectives that take the place of the sliced ones."""
 
     partition = WholeUnits()
+    updates_first = True
 
     def owner(self, flat: Flat) -> int:
         """Where in the group the rank stands that owns a flat."""

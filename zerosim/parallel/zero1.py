@@ -31,12 +31,12 @@ class Zero1(Strategy):
         self.bucket = Bucket(comm.bucket_bytes)
 
     def post_backward(self, unit: Unit) -> None:
-        if unit.reduces:
-            unit.flat.add_grad_whole(unit.flat.take_grad())
+        for flat in unit.flats if unit.reduces else ():
+            flat.add_grad_whole(flat.take_grad())
             if self.last and self.buffers is not None:
-                self.buffers.add(unit.flat, unit.flat.take_whole(), self.launch_reduce)
+                self.buffers.add(flat, flat.take_whole(), self.launch_reduce)
             elif self.last:
-                for flats in self.bucket.add(unit.flat):
+                for flats in self.bucket.add(flat):
                     self.reduce(flats)
 
     def end_backward(self) -> None:

@@ -23,14 +23,13 @@ class Zero2(Strategy):
     keeps_grads = False
 
     def post_backward(self, unit: Unit) -> None:
-        if not unit.reduces:
-            return
-        if self.buffers is not None:
-            self.buffers.add(unit.flat, [unit.flat.take_grad()], self.launch_reduce)
-        elif self.overlaps:
-            self.reduce_beside(unit.flat)
-        else:
-            self.keep_shard(unit.flat, self.reduce(unit.flat, unit.flat.take_grad()))
+        for flat in unit.flats if unit.reduces else ():
+            if self.buffers is not None:
+                self.buffers.add(flat, [flat.take_grad()], self.launch_reduce)
+            elif self.overlaps:
+                self.reduce_beside(flat)
+            else:
+                self.keep_shard(flat, self.reduce(flat, flat.take_grad()))
 
     def reduce(self, flat: Flat, grad: Buffer) -> Buffer | None:
         """The own slice of a whole gradient, averaged; None on a rank that has no part of it."""

@@ -87,16 +87,23 @@ class Layout:
         """Whether this stage counts a flat buffer: of a tied table on two stages the first one does."""
         return all(name not in names for names in self.stages[:stage])
 
-    def classes(self, uneven: Collection[tuple[tuple[str, ...], int]], around: Sequence[int] = (0,)) -> list[int]:
+    def classes(
+        self,
+        uneven: Collection[tuple[tuple[str, ...], int]],
+        around: Sequence[int] = (0,),
+        *,
+        by_tensor: bool = False,
+    ) -> list[int]:
         """For each rank the lowest one that it cannot differ from in bytes and traffic.
 
         `uneven` are the all-reduces whose elements the group does not divide, as (axes, elements): members add unlike
         shares. `around` says whose parts a member's record depends on beside its own: (-1, 0, 1) for a ring, which
-        passes its neighbours' on.
+        passes its neighbours' on. `by_tensor`: what an optimizer keeps of a part depends on the tensors in it.
         """
         axes = {row.axes for row in self.rows.values()} | {axes for axes, _ in uneven}
         alike = [
-            [(along, self._alike(stage, along, uneven, around)) for along in axes] for stage in range(self.mesh.pp)
+            [(along, self._alike(stage, along, uneven, around, by_tensor)) for along in axes]
+            for stage in range(self.mesh.pp)
         ]
         seen: dict[Hashable, int] = {}
         index = self.mesh.index
@@ -112,6 +119,7 @@ class Layout:
         axes: tuple[str, ...],
         uneven: Collection[tuple[tuple[str, ...], int]],
         around: Sequence[int],
+        by_tensor: bool,
     ) -> list[Hashable]:
         """For each place along these axes what it may differ in from others: its own parts and shares, and those
         around it."""
@@ -121,6 +129,7 @@ class Layout:
         columns += [shares(numel, size) for along, numel in uneven if along == axes]
         if self.rows["optim"].axes == axes:
             columns += self._shared(stage, size)
+            columns += self._tensors(stage, size) if by_tensor else []
         own = list(zip(*columns, strict=True)) if columns else [()] * size
         return [tuple([own[(index + step) % size] for step in around]) for index in range(size)]
 
@@ -137,6 +146,16 @@ class Layout:
                 seen.add(runs)
             parts = (rule.part(self._numels[stage], which, index, size) for index in range(size))
             columns.append([_shares_within(flat, part, tp) for part in parts])
+        return columns
+
+    def _tensors(self, stage: int, size: int) -> list[Sequence[Hashable]]:
+        """For each kind of flat buffer what each member's part has of which tensors."""
+        rule, columns = self.rows["optim"].partition, list[Sequence[Hashable]]()
+        kinds = {tuple(w.shape for w in self.flats[name].weights): name for name in self.stages[stage]}
+        for name in kinds.values() if isinstance(rule, EvenSlices) else ():  # whole buffers differ by their owners
+            flat, which = self.flats[name], self._which[stage][name]
+            parts = (rule.part(self._numels[stage], which, index, size) for index in range(size))
+            columns.append([tuple((mine.weight.shape, mine.numel) for mine in flat.within(part)) for part in parts])
         return columns
 
     def assemble(self, pieces: Iterable[Piece]) -> dict[str, Any]:
@@ -247,5 +266,7 @@ def _bits(values: Any) -> Any:
 
 def _where(flat: FlatSpec, at: int) -> str:
     """'element 3 of h.0.ln_1.weight', for an element of the flat buffer."""
-    [overlap] = flat.within(Slice(at, at + 1, flat.numel))
+    overlap = next(flat.within(Slice(at, at + 1, flat.numel)), None)
+    if overlap is None:
+        return f"element {at} of {flat.name}, which is padding"
     return f"element {overlap.start} of {overlap.weight.name}"

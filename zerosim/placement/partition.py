@@ -15,7 +15,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The part [start, stop) of a flat buffer, in elements; what lies past `numel` is padding."""
+    """The part [start, stop) of a flat buffer, in elements; what lies past `numel` is padding.
+
+    Gaps between weights are padding too, of which `FlatSpec.padding` knows.
+    """
 
     start: int
     stop: int
@@ -28,7 +31,7 @@ class Slice:
 
     @property
     def padding(self) -> int:
-        """How many of them are padding."""
+        """How many of them lie past the buffer's end."""
         return self.stop - max(self.start, min(self.stop, self.numel))
 
 

@@ -1,7 +1,7 @@
 """What is placed: weights by name, and the flat buffer that a unit's weights lie in, one after the other.
 
 A layout of names, shapes and offsets, as each rank of a tensor-parallel group holds it; it does not depend on how many
-ranks share the data. No memory.
+ranks share the data, save for padding at the end of a buffer in blocks. No memory.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class Split:
 class WeightSpec:
     """One parameter as a rank holds it. `std` is that of its initial normals; without it, `fill` is its value.
 
-    split    how it is cut over the tensor-parallel group; without one, every member holds all of it
-    summed   members work out shares of its gradient, which are to be added (sequence parallelism)
+    split      how it is cut over the tensor-parallel group; without one, every member holds all of it
+    summed     members work out shares of its gradient, which are to be added (sequence parallelism)
+    embedding  its rows are looked up by number: tokens' or positions'
     """
 
     name: str
@@ -97,6 +98,7 @@ class WeightSpec:
     fill: float = 0.0
     split: Split | None = None
     summed: bool = False
+    embedding: bool = False
 
     @property
     def numel(self) -> int:
@@ -106,6 +108,11 @@ class WeightSpec:
     @property
     def whole_shape(self) -> tuple[int, ...]:
         return self.shape if self.split is None else self.split.shape
+
+    @property
+    def in_block(self) -> bool:
+        """Whether it is a block's: not the table's, the positions', the last norm's or the head's."""
+        return is_block(unit_of(self.name))
 
     def counts(self, index: int, size: int) -> bool:
         """Whether member `index` of a tensor-parallel group of `size` counts it: of copies the first one does."""
@@ -145,30 +152,60 @@ def unit_of(module: str) -> str:
     return module
 
 
+def is_block(name: str) -> bool:
+    """Whether a unit is one of a list of equal units, such as h.3 or layers.3; the others are the root's."""
+    return name.rpartition(".")[2].isdigit()
+
+
 @dataclass(frozen=True, slots=True)
 class FlatSpec:
     """The weights of one flat buffer, in their order.
 
     `module` is what is gathered with it: a unit or, where stage 3 gathers by leaf module, such a module, each of whose
-    tensors has a buffer of its own.
+    tensors has a buffer of its own. `numel` are the buffer's elements, gaps included.
+
+    With a `block` each weight begins at a multiple of it, and the buffer's length is a multiple of `block * members`:
+    that many even slices end where blocks of one weight do. The gaps that this leaves are padding, and nobody's.
     """
 
     name: str
     weights: tuple[WeightSpec, ...]
     module: str = ""
+    block: int = 1
+    members: int = 1
     offsets: tuple[int, ...] = field(init=False)
     numel: int = field(init=False)
 
     def __post_init__(self) -> None:
-        ends = list(accumulate((weight.numel for weight in self.weights), initial=0))
+        block, whole = self.block, self.block * self.members
+        ends = list(accumulate((-(-weight.numel // block) * block for weight in self.weights), initial=0))
         object.__setattr__(self, "module", self.module or self.name)
         object.__setattr__(self, "offsets", tuple(ends[:-1]))
-        object.__setattr__(self, "numel", ends[-1])
+        object.__setattr__(self, "numel", -(-ends[-1] // whole) * whole)
 
     @property
     def unit(self) -> str:
         """The unit whose weights these are."""
         return unit_of(self.module)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of its weights."""
+        return sum(weight.numel for weight in self.weights)
+
+    def padding(self, part: Slice) -> int:
+        """How many elements of `part` are no weight's: in gaps, or past the buffer's end."""
+        return part.size - sum(mine.numel for mine in self.within(part))
+
+    def gaps(self, part: Slice) -> Iterator[tuple[int, int]]:
+        """Where they lie in it, as [start, stop) from its beginning."""
+        end = 0
+        for mine in self.within(part):
+            if end < mine.at:
+                yield end, mine.at
+            end = mine.at + mine.numel
+        if end < part.size:
+            yield end, part.size
 
     def within(self, part: Slice) -> Iterator[Overlap]:
         """The weights of which `part` holds elements, in their order. Padding is nobody's."""

@@ -72,7 +72,7 @@ def _of_block(config: RunConfig, unit: str) -> str:
 
 def _other_premises(config: RunConfig, recompute: str) -> list[str]:
     """In what the run differs from the block that the paper counts."""
-    itemsize = dtype(config.precision.param_dtype).itemsize
+    itemsize = dtype(config.precision.stored).itemsize
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
     if recompute == "full":
         return found
@@ -188,7 +188,7 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     by_unit = {name: sum(row.nbytes for row in rows) for name, rows in saved.items()}
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
     elements = zero_paper_elements(config.model.seq, config.data.micro_batch, config.model.hidden, config.model.layers)
-    nbytes = elements * dtype(config.precision.param_dtype).itemsize
+    nbytes = elements * dtype(config.precision.stored).itemsize
     if config.mesh.axes.pp > 1 or config.mesh.axes.tp > 1:
         of = f"the {len(blocks)} blocks of stage 0 keep" if config.mesh.pp > 1 else f"all {len(blocks)} blocks keep"
         return (

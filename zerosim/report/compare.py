@@ -12,10 +12,11 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.shares import is_mesh, shares_of, volume_of
+from zerosim.analysis.shares import is_mesh, passes_of, shares_of, volume_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.report import mesh, mesh_words, words
@@ -53,13 +54,18 @@ class Comparison(InNotebook):
         """Pairs of stages whose weights should be the same to the bit, and are not."""
         if self.config.world.algorithm != "direct":
             return []
-        one_batch, one_replica = self.config.data.accumulate == 1, self.config.mesh.dp_replicate == 1
+        one_batch, alike = self.config.data.accumulate == 1, not self._exchanges_sums
+        alike = alike and self.config.mesh.dp_replicate == 1
         # Pairs that add the same numbers in the same order.
         return [
-            (a, b)
-            for a, b in self.differences
-            if (one_batch or (a < 2) == (b < 2)) and (one_replica or (a > 0) == (b > 0))
+            (a, b) for a, b in self.differences if (one_batch or (a < 2) == (b < 2)) and (alike or (a > 0) == (b > 0))
         ]
+
+    @property
+    def _exchanges_sums(self) -> bool:
+        """Whether slices add up an optimizer's sums, which stage 0 makes of whole tensors."""
+        is_cut = self.config.resolved_partition == "slices" and self.config.mesh.dp_shard > 1
+        return is_cut and OPTIMIZERS[self.config.optim.optimizer].cut == "sums"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: every run's own, or the error in its place."""
@@ -150,7 +156,14 @@ class Comparison(InNotebook):
                 "Stage 0 adds over all ranks at once, the others within a replica and then over replicas: the same "
                 "numbers in another order, rounded differently."
             )
-        agree = "all stages agree" if self.config.mesh.dp_replicate == 1 else "stages 1, 2 and 3 agree"
+        if self._exchanges_sums and self.config.data.accumulate == 1:
+            title = OPTIMIZERS[self.config.optim.optimizer].title
+            return (
+                f"{title} adds up squares over rows, columns and tensors: stage 0 over whole ones, the others over "
+                "slices and then over ranks, rounded differently."
+            )
+        alike = self.config.mesh.dp_replicate == 1 and not self._exchanges_sums
+        agree = "all stages agree" if alike else "stages 1, 2 and 3 agree"
         return (
             "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other way "
             f"round: the same numbers in another order, rounded differently. With --accumulate 1 {agree}."
@@ -181,7 +194,7 @@ def _column(outcome: RunResult | OutOfMemory, rows: Sequence[str]) -> list[Cell]
     stages = [check_states(outcome, share.stage) for share in shares_of(outcome)]
     sent: list[Cell] = [None] * (4 if on_mesh else 3)
     if step is not None:
-        volume = volume_of(outcome).text()
+        volume = volume_of(outcome, passes=passes_of(outcome, step)).text()
         states, exchanged, agrees = mesh.mean_sent(outcome, step)
         moved: list[Cell] = [local(volume), round(exchanged)] if on_mesh else [check_traffic(outcome, step)[-1].text]
         sent = [round(states), *moved, None if outcome.is_modelled else agrees]

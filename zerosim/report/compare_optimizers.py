@@ -1,4 +1,4 @@
-"""Several optimizers on the same batches, side by side: bytes per parameter, as counted, and loss."""
+"""Several optimizers, or number formats, on the same batches: bytes per parameter, as counted, and loss."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ from zerosim.train.result import RunResult
 class OptimizerComparison(InNotebook):
     """Results by optimizer; an OutOfMemory stands for one that did not fit."""
 
+    what = "optimizer"
+    own = "lr"
+    about_own = "The learning rate is each optimizer's own; --lr sets one for all."
+
+    def title(self, name: str) -> str:
+        return OPTIMIZERS[name].title
+
+    def own_figure(self, result: RunResult) -> str:
+        """In column `own`."""
+        return f"{result.config.optim.resolved_lr:g}"
+
+    def format_of(self, config: RunConfig) -> str:
+        """What all runs have in common."""
+        return f"in {config.precision.param_dtype}"
+
     def __init__(self, config: RunConfig, outcomes: Mapping[str, RunResult | OutOfMemory]) -> None:
         self.config = config
         self.outcomes = dict(outcomes)
@@ -38,7 +53,7 @@ class OptimizerComparison(InNotebook):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         stage = STAGES[self.config.parallel.zero_stage]
         yield Stack(
-            prose(f"{counted(len(self.outcomes), 'optimizer')} under {stage}, on the same batches", "bold"),
+            prose(f"{counted(len(self.outcomes), self.what)} under {stage}, on the same batches", "bold"),
             prose(self._trained(next(iter(self.results.values())))) if self.results else None,
             self._table() if self.results else None,
             *(prose(f"{name}: {error}.", "red") for name, error in self.failures.items()),
@@ -47,31 +62,52 @@ class OptimizerComparison(InNotebook):
     def _trained(self, result: RunResult) -> str:
         config = result.config
         return (
-            f"Ψ = {result.num_parameters:,} parameters on {counted(config.mesh.ranks, 'rank')} in "
-            f"{config.precision.param_dtype}; {counted(len(result.steps), 'step')} of {config.global_batch} x "
+            f"Ψ = {result.num_parameters:,} parameters on {counted(config.mesh.ranks, 'rank')} "
+            f"{self.format_of(config)}; {counted(len(result.steps), 'step')} of {config.global_batch} x "
             f"{config.model.seq} tokens."
         )
 
     def _table(self) -> RenderableType:
-        figures = ("lr", "K", "all states", "peak, bytes", "first loss", "last loss")
-        grid = Grid("optimizer", "states", *(right(name) for name in figures))
+        figures = (self.own, "K", "all states", "peak, bytes", "first loss", "last loss")
+        grid = Grid(self.what, "states", *(right(name) for name in figures))
         for name, result in self.results.items():
             costs = self.costs[name]
             states = sorted({state for memory in result.memory for state in memory.states})
             grid.add(
-                OPTIMIZERS[name].title,
+                self.title(name),
                 ", ".join(states) or "none",
-                f"{result.config.optim.resolved_lr:g}",
+                self.own_figure(result),
                 _bytes(float(costs["optim"])),
                 _bytes(float(costs["total"])),
                 f"{max(memory.peak.total_bytes for memory in result.memory):,}",
                 *(f"{sum(step) / len(step):.4f}" for step in (result.losses[0], result.losses[-1])),
             )
         note = (
-            "K and all states: bytes per parameter when backward ends, as counted, padding left out. The learning rate "
-            "is each optimizer's own; --lr sets one for all."
+            f"K and all states: bytes per parameter when backward ends, as counted, padding left out. {self.about_own}"
         )
-        return titled("What an optimizer keeps, and how far it comes", Adaptive(grid, grid.short()), note)
+        return titled(f"What each {self.what} keeps, and how far it comes", Adaptive(grid, grid.short()), note)
+
+
+class PrecisionComparison(OptimizerComparison):
+    """Results by precision; of bf16-pure a rounding stands after a colon."""
+
+    what = "precision"
+    own = "stayed"
+    about_own = (
+        "Stayed: the share of the weights that a step left as they were, on average, although their update was not 0. "
+        "Rounding to the nearest loses such an update, stochastic rounding is right on average, and Kahan's "
+        "compensation keeps it."
+    )
+
+    def title(self, name: str) -> str:
+        return name
+
+    def own_figure(self, result: RunResult) -> str:
+        lost = result.lost_updates
+        return f"{100 * float(sum(lost)) / len(lost):.3g} %" if lost else "-"
+
+    def format_of(self, config: RunConfig) -> str:
+        return f"with {OPTIMIZERS[config.optim.optimizer].title}, learning rate {config.optim.resolved_lr:g}"
 
 
 def _bytes(value: float) -> str:

@@ -103,6 +103,7 @@ def plan_command(asked: Question) -> str:
     words += [f"--recipe {asked.recipe.name}"] if asked.recipe.name != "paper" else []
     words += [f"--gather {asked.gather}"] if asked.gather else []
     words += [f"--precision {asked.precision}"] if asked.precision != "bf16" else []
+    words += [f"--rounding {asked.rounding}"] if asked.rounding is not None else []
     words += [f"--optimizer {asked.optimizer}"] if asked.optimizer != "adam" else []
     words += [f"--momentum {asked.momentum:g}"] if asked.momentum else []
     words += [f"--accumulate {asked.micro_batches}"] if asked.micro_batches > 1 else []
@@ -137,7 +138,7 @@ def _recipe(asked: Question) -> RenderableType | None:
     recipe = asked.recipe
     if recipe.name == "paper":
         return None
-    note = recipe.note(asked.stage, asked.precision)
+    note = recipe.note(asked.stage, asked.stored)
     return Stack(
         prose(recipe.models),
         prose(f"Approximations: {recipe.approximations}", "dim"),

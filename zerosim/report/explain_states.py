@@ -7,6 +7,7 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.question import Question, Shape
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes
 from zerosim.report.names import local, show
 
@@ -69,10 +70,13 @@ def _about_mesh(asked: Question) -> str:
 
 
 def _about_masters(asked: Question) -> str:
-    kept = ["an fp32 master"] if asked.param_bytes == 2 else []
+    kept = ["an fp32 master"] if asked.param_bytes == 2 and not asked.is_pure else []
     kept += [{1: "one moment", 2: "two moments", 3: "three states"}[asked.moments]] if asked.moments else []
+    kept += ["Kahan's compensation"] if asked.rounding == "kahan" else []
+    kept = [" and ".join(kept) + ", of 2 bytes each,"] if asked.is_pure and kept else kept
     cast = "" if asked.cost.param else " No 2-byte shard is stored: it is cast from the master."
-    return f" The optimizer keeps {' and '.join(kept) or 'nothing'}.{cast}"
+    pure = " and no master" if asked.is_pure and kept else ""
+    return f" The optimizer keeps {' and '.join(kept) or 'nothing'}{pure}.{cast}"
 
 
 def _against_paper(asked: Question, total: Fraction) -> str:
@@ -135,12 +139,14 @@ def traffic(asked: Question) -> Section:
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
         f"{asked.grad_bytes} of a gradient, {asked.param_bytes} of a parameter. {ZERO_PAPER}, section 7."
     ]
+    if every := OPTIMIZERS[asked.optimizer].estimates_every:
+        notes.append(f"Every {every}th step has a second forward and backward, for an estimate, which is not in these.")
     if asked.replicas > 1:
         notes.append("Across replicas an all_reduce of the own part, once a step: times (R-1)/R.")
     if moved.root:
         notes.append("R, the units outside the blocks, is not known from Ψ: the bytes are those for R = 0.")
     if moved.persistent:
-        what = "tensors" if asked.choices.gather == "module" else "units"
+        what = f"{asked.choices.piece}s"
         notes.append(f"P, the {what} that stay gathered, is not known from Ψ: the bytes are those for P = 0.")
     if moved.again:
         notes.append("M, the modules that backward runs again, is not known from Ψ: the bytes are those for M = 0.")

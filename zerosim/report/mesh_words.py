@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from zerosim.analysis import formulas
 from zerosim.analysis.exchanges import border_numel
-from zerosim.analysis.shares import alike_stages, extra_of, is_mesh, is_owned, shared_grads, shares_of
+from zerosim.analysis.shares import alike_stages, exchanged, extra_of, is_mesh, is_owned, shared_grads, shares_of
 from zerosim.config import RunConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.report.names import STAGES, counted
 from zerosim.train.result import RunResult
@@ -134,10 +135,19 @@ def states_note(result: RunResult, parts: str) -> str:
         note += " The tied table is on the first and on the last stage."
     if config.mesh.dp_replicate > 1:
         note += f" N ranks hold one of R = {config.mesh.dp_replicate:,} replicas together."
-    if is_owned(config):
-        note += " Whole units belong to ranks: the formula holds for the mean."
-    elif any(memory.marks["end_of_backward"].padding for memory in result.memory):
-        note += " N does not divide every unit, so slices are padded: the mean without padding is compared."
+    return note + padding_note(result, "unit")
+
+
+def padding_note(result: RunResult, what: str) -> str:
+    """Why ranks hold more than the formula says, or some more than others; '' where they do not. `what` is cut."""
+    has_padding = any(memory.marks["end_of_backward"].padding for memory in result.memory)
+    whole = f" Whole {result.config.recipe_choices.piece}s belong to ranks: the formula holds for the mean."
+    note = whole if is_owned(result.config) else ""
+    if has_padding and (block := OPTIMIZERS[result.config.optim.optimizer].block) > 1:
+        why = f"Every tensor begins at a block of {block} elements, and slices end at one"
+        return f"{note} {why}: the mean without the padding between them is compared."
+    if has_padding:
+        note += f" N does not divide every {what}, so slices are padded: the mean without padding is compared."
     return note
 
 
@@ -162,6 +172,8 @@ def traffic_note(result: RunResult) -> str:
         )
     if table := next((share.numels[share.ends] for share in shares if share.ends), 0):
         said.append(f"E = {table:,}, the table that the first and the last stage add up the gradient of (1/2 of it)")
+    if any(sums := [sum(exchanged(result, share.stage)) for share in shares]):
+        said.append(f"F = {by_stage(sums)}, the sums that {config.optim.optimizer} exchanges")
     return "; ".join(said) + "."
 
 
@@ -182,7 +194,7 @@ def nothing_to_divide(config: RunConfig) -> str:
     )
 
 
-def ddp(config: RunConfig, each: int) -> str:
+def ddp(config: RunConfig, each: str) -> str:
     """What stage 0 does on a mesh."""
     flags = [f"--{axis} {size}" for axis in ("tp", "pp") if (size := getattr(config.mesh, axis)) > 1]
     return (

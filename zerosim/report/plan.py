@@ -17,6 +17,7 @@ from zerosim.analysis.shares import is_mesh, is_owned
 from zerosim.comm.runtime import make_backend
 from zerosim.config import MemoryConfig, RunConfig
 from zerosim.config.presets.cluster import Cluster
+from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.device.device import Device, Kind
 from zerosim.errors import OutOfMemory
@@ -56,7 +57,7 @@ def plan_report(
     `cluster` is what its time is of."""
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
-    of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.param_dtype)) else ""
+    of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.stored)) else ""
     answer = None
     if limit is not None:
         answer = prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red")
@@ -108,6 +109,12 @@ def _what_was_run(result: RunResult) -> str:
         text += (
             f", with {config.memory.attention} attention and what {kernels} kernels save; "
             f"{_run_again(config.memory)} computed again in backward"
+        )
+    if config.optim.steps is None and result.steps[0].estimated:
+        every = PRESETS[config.optim.optimizer].estimates_every
+        text += (
+            f". It is a step with an estimate of curvature, as every {every}th is: memory and traffic are with it, "
+            f"its time is the mean of {every} steps"
         )
     ran, ranks = len(result.ran), config.mesh.ranks
     if ran == ranks:

@@ -26,6 +26,8 @@ from zerosim.units import format_bytes
 
 EACH_RANK = 8
 """Up to so many ranks have a row each."""
+MOST_OWNED = 8
+"""So many of an owner's units or tensors are named."""
 
 
 def summary(result: RunResult) -> Stack:
@@ -38,6 +40,7 @@ def summary(result: RunResult) -> Stack:
         kept_text(result.config),
         prose(words.learned(result), "bold green" if has_learned else "bold"),
         None if (text := words.scaled(result)) is None else prose(text),
+        None if (text := words.lost(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
         states_table(result),
         traffic_table(result),
@@ -152,15 +155,20 @@ def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
 
 
 def owners_table(result: RunResult) -> RenderableType:
-    """Which rank owns which units."""
-    grid = Grid(right("rank"), right("elements"), Column("units", overflow="fold"))
+    """Which rank owns which units or tensors."""
+    pieces = f"{result.config.recipe_choices.piece}s"
+    grid = Grid(right("rank"), right("elements"), Column(pieces, overflow="fold"))
     owners = sorted({unit.owner for unit in result.units if unit.owner is not None})
     for rank in owners:
         own = [unit for unit in result.units if unit.owner == rank]
-        grid.add(str(rank), sum(unit.numel for unit in own), ", ".join(unit.name for unit in own))
+        names, more = [unit.name for unit in own[:MOST_OWNED]], len(own) - MOST_OWNED
+        names += [f"{more:,} more"] if more > 0 else []
+        grid.add(str(rank), sum(unit.numel for unit in own), ", ".join(names))
     if idle := result.config.mesh.dp_shard - len(owners):
-        grid.add(f"{idle:,} more", 0, "nothing: there are fewer units than ranks")
-    note = "Units are dealt out by size: the largest first, each to the rank that has the least so far."
+        grid.add(f"{idle:,} more", 0, f"nothing: there are fewer {pieces} than ranks")
+    note = (
+        f"{pieces.capitalize()} are dealt out by size: the largest first, each to the rank that has the least so far."
+    )
     return titled("Who owns what", Adaptive(grid), note)
 
 
@@ -170,7 +178,8 @@ def traffic_table(result: RunResult) -> RenderableType:
     step = last_whole_step(result)
     if step is None:
         return prose(words.traffic_title(result), "bold")
-    notes = [words.control(result, control_bytes(result, step))]
+    notes = [note] if (note := words.curvature_note(result, step)) else []
+    notes.append(words.control(result, control_bytes(result, step)))
     # What each rank copied between its device and the host for messages.
     rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
     if any(rows):
@@ -182,7 +191,7 @@ def traffic_table(result: RunResult) -> RenderableType:
         return mesh.traffic_table(result, step, words.traffic_title(result), notes)
     checks = check_traffic(result, step)
     body = _modelled(checks) if result.is_modelled else _sent_beside_formula(checks)
-    return titled(words.traffic_title(result), body, "\n".join([words.volume_note(result), *notes]))
+    return titled(words.traffic_title(result), body, "\n".join([words.volume_note(result, step), *notes]))
 
 
 def _sent_beside_formula(checks: Sequence[TrafficCheck]) -> Adaptive:

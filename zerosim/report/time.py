@@ -39,7 +39,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
         f"MFU {100 * values['mfu']:.1f} %. Products at most at "
         f"{100 * cluster.matmul.most:.1f} % of the peak ({cluster.source})."
     )
-    precision = result.config.precision.param_dtype
+    precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
         note += f" Kernels were measured in {cluster.machine.precision}: those of {precision} take other times."
     if cluster.machine is None and _host_decides(time):

@@ -70,7 +70,7 @@ def _nested(rank: int, thread: int, spans: Sequence[Span]) -> Iterator[dict[str,
                 name = f"wait for {span.waits_for}" if span.waits_for else span.name
                 kernels += _slice(rank, thread, name, [span])
             units += _slice(rank, thread, unit, in_unit, kernels) if unit else kernels
-        name = phase if phase == "optimizer" else f"{phase} {slot}"
+        name = phase if phase in ("optimizer", "curvature") else f"{phase} {slot}"
         yield from _slice(rank, thread, name, in_phase, units)
 
 

@@ -10,10 +10,22 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import last_whole_step
-from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, is_owned, itemsizes, shares_of, volume_of
+from zerosim.analysis.compare import check_states, last_whole_step
+from zerosim.analysis.shares import (
+    cost_of,
+    exchanged,
+    exchanged_sent,
+    gathers_of,
+    is_mesh,
+    is_owned,
+    itemsizes,
+    passes_of,
+    shares_of,
+    volume_of,
+)
 from zerosim.analysis.traffic import num_replica_reductions
 from zerosim.config import RunConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.placement.mesh import DATA
 from zerosim.report import mesh_words
 from zerosim.report.look import spread
@@ -92,39 +104,59 @@ def scaled(result: RunResult) -> str | None:
     )
 
 
+def lost(result: RunResult) -> str | None:
+    """How many updates bf16 weights without masters did not feel."""
+    if not result.lost_updates:
+        return None
+    share, kind = sum(result.lost_updates) / len(result.lost_updates), result.config.precision.resolved_rounding
+    first, last = (f"{100 * float(result.lost_updates[step]):.3g} %" for step in (0, -1))
+    after = {
+        "nearest": "Such an update is lost: it is less than half a unit in the weight's last place",
+        "stochastic": "On average none is lost: a weight moves by a whole unit as often as its updates add up to one",
+        "kahan": "None is lost: what a weight does not feel is in its compensation",
+    }[kind or "nearest"]
+    return (
+        f"No fp32 masters, rounding {kind}: {100 * float(share):.3g} % of the weights stayed as they were in a step on "
+        f"average ({first} in the first, {last} in the last) although their update was not 0. {after}."
+    )
+
+
 def states_note(result: RunResult) -> str:
     """How to read the formula of the model states."""
-    config, cost = result.config, cost_of(result.config)
-    parts = f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter"
+    config, cost = result.config, cost_of(result)
+    parts = f"{cost.param} + {cost.grad} + {formulas.figure(cost.optim)} bytes per parameter"
     if is_mesh(config):
         return mesh_words.states_note(result, f"{parts} (param + grad + optim)")
     note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.mesh.dp_shard:,}."
     if config.mesh.dp_replicate > 1:
         note += f" N ranks hold one of R = {config.mesh.dp_replicate:,} replicas together."
-    if is_owned(config):
-        return note + " Whole units belong to ranks: the formula holds for the mean."
-    if any(memory.marks["end_of_backward"].padding for memory in result.memory):
-        what = "tensor" if config.recipe_choices.gather == "module" else "unit"
-        return note + f" N does not divide every {what}, so slices are padded: the mean without padding is compared."
-    return note
+    if exchanged(result) and config.mesh.dp_shard > 1:
+        note += (
+            " Each rank with a part of a matrix keeps the averages of all its rows and columns: the bytes include such "
+            f"copies, {formulas.figure(cost.optim)} does not."
+        )
+    return note + mesh_words.padding_note(result, config.recipe_choices.piece)
 
 
-def volume_note(result: RunResult) -> str:
-    """How to read the formula of the traffic."""
-    config, volume = result.config, volume_of(result)
+def volume_note(result: RunResult, step: int) -> str:
+    """How to read the formula of a step's traffic."""
+    config, passes = result.config, passes_of(result, step)
+    volume = volume_of(result, passes=passes)
     ranks = config.mesh.dp_shard
     note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
     if volume.tied:
         keeps = ", which stays gathered when forward ends" if config.parallel.keep_last_unit else ""
         note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
+    if sums := exchanged(result):
+        note += f", and of 2F more; F = {sum(sums):,}, the sums that {config.optim.optimizer} exchanges"
     gathers = gathers_of(result)
     if volume.kept:
         note += f"; U = {gathers.last:,}, the last unit, which stays gathered"
     if volume.root:
         note += f"; R = {gathers.root:,}, the units outside the blocks, which stay gathered until backward ends"
     if volume.persistent:
-        what = "tensors" if config.recipe_choices.gather == "module" else "units"
-        note += f"; P = {gathers.persistent:,}, the small {what}, which are never freed"
+        what = config.recipe_choices.piece
+        note += f"; P = {gathers.persistent:,}, the small {what}s, which are never freed"
     if volume.again:
         note += f"; M = {gathers.again:,}, the modules that backward runs a second time"
     if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
@@ -132,25 +164,28 @@ def volume_note(result: RunResult) -> str:
             " and gathers" if config.parallel.zero_stage == 3 else ""
         )
     if (count := config.mesh.dp_replicate) > 1:
-        text = formulas.replica_text(num_replica_reductions(config))
+        text = formulas.replica_text(num_replica_reductions(config, passes))
         note += f"; of {text} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
     return note + "."
 
 
 def closing(result: RunResult) -> str:
     """What the stage did, in a line or two."""
-    config, cost = result.config, cost_of(result.config)
+    config, cost = result.config, cost_of(result)
     ranks, stage = config.mesh.dp_shard, config.parallel.zero_stage
     if config.mesh.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
     ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
     mine = sum(formulas.model_states(config.states_stage, result.num_parameters, ranks, cost).values())
+    if exchanged(result) and not is_mesh(config):
+        mine = check_states(result)[-1].formula
     if stage == 0:
         if is_mesh(config):
-            return mesh_words.ddp(config, cost.total)
+            return mesh_words.ddp(config, formulas.figure(cost.total))
         return (
-            f"DDP keeps every parameter, gradient and optimizer state on every rank: {cost.total} bytes per parameter, "
-            f"however many ranks there are. Stages 1, 2 and 3 divide them: zerosim compare --ranks {ranks}"
+            "DDP keeps every parameter, gradient and optimizer state on every rank: "
+            f"{formulas.figure(cost.total)} bytes per parameter, however many ranks there are. Stages 1, 2 and 3 "
+            f"divide them: zerosim compare --ranks {ranks}"
         )
     if ranks == 1 and is_mesh(config) and config.mesh.dp_replicate == 1:
         return mesh_words.nothing_to_divide(config)
@@ -187,6 +222,7 @@ def _price(result: RunResult) -> str:
         sent += volume.sent_bytes(psi, config.mesh.dp_shard, *sizes, *gathers)
         parts = (config.mesh.dp_shard, config.mesh.dp_replicate, sizes[1])
         sent += formulas.replica_bytes(psi, *parts, reductions=num)
+        sent += exchanged_sent(result, stage)
     ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""
     if ratio == 1:
         return f"It sends exactly as much as DDP{states}."
@@ -207,12 +243,24 @@ def traffic_title(result: RunResult) -> str:
     if step is None:
         return "Traffic: every step was skipped, so there is no whole one to show"
     last = "the last" if step == len(result.steps) - 1 else "the last that was not skipped"
-    return f"Bytes sent per rank in step {step}, {last}"
+    with_it = ", with the estimate of curvature after it" if result.steps[step].estimated else ""
+    return f"Bytes sent per rank in step {step}, {last}{with_it}"
+
+
+def curvature_note(result: RunResult, step: int) -> str | None:
+    """What a step's traffic has in it that most steps have not."""
+    if not result.steps[step].estimated:
+        return None
+    every = PRESETS[result.config.optim.optimizer].estimates_every
+    what = f"Every {every}th step" if every else "Such a step"  # of an optimizer of one's own nothing is known here
+    return (
+        f"{what} is followed by a second forward and backward, on labels that the model draws; they are counted here."
+    )
 
 
 def moment(step: int, phase: str, unit: str) -> str:
     """When something happened, such as 'step 0, backward of h.3'."""
     if phase == "init":
         return f"at the start, while {unit or 'the model'} was placed"
-    where = phase + (f" of {unit}" if unit else "")
+    where = phase.replace("_", " ") + (f" of {unit}" if unit else "")
     return f"while the sample was drawn, {where}" if step < 0 else f"in step {step}, {where}"

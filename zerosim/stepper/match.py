@@ -55,7 +55,7 @@ class Match(NamedTuple):
     """What an event must be to be stopped at; None matches all.
 
     what    an operation (all_gather), a kind of event (alloc, launch, wait), a mark (end_of_backward), a kernel
-    phase   forward, backward, optimizer, init, evaluate
+    phase   forward, backward, optimizer, init, evaluate, curvature_forward, curvature_backward, curvature
     kind    of memory, for alloc and retag
     """
 
@@ -126,7 +126,8 @@ def names(event: Event) -> tuple[str, ...]:
 def where_in_step(scope: Scope) -> str:
     """'step 0, forward of h.1'."""
     between = scope.step >= 0 and scope.phase == "init"  # the last frees of a step, when its phases are over
-    where = "between phases" if between else scope.phase + (f" of {scope.unit}" if scope.unit else "")
+    phase = scope.phase.replace("_", " ")
+    where = "between phases" if between else phase + (f" of {scope.unit}" if scope.unit else "")
     where += f", micro-batch {scope.slot}" if scope.slot else ""
     return f"step {scope.step}, {where}" if scope.step >= 0 else where
 

@@ -136,7 +136,7 @@ def ownership(session: Session) -> Ownership:
         for rank, parts in enumerate(session.parts):
             placed = _placed(parts, flat.name)
             own = layout.part(rank, flat.name, "optim") if placed is None else placed.own
-            rows.append(OwnedSlice(flat.name, flat.numel, rank, own.start, own.stop, own.padding))
+            rows.append(OwnedSlice(flat.name, flat.numel, rank, own.start, own.stop, flat.padding(own)))
     return Ownership(layout.mesh.world_size, tuple(rows))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
-from zerosim.placement.partition import nothing
+from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.spec import FlatSpec
 
 
@@ -87,7 +87,13 @@ class GradAccumulator:
 
     @property
     def numel(self) -> int:
+        """Elements of the buffer, gaps between its weights included."""
         return self.spec.numel
+
+    @property
+    def own_padding(self) -> int:
+        """How many elements of the own slice are no weight's."""
+        return self.spec.padding(self.own)
 
     def window(self, whole: Buffer, index: int) -> Buffer:
         """Parameter `index` in a buffer of this layout, in its own shape."""
@@ -104,9 +110,9 @@ class GradAccumulator:
         self.memory, self.keeps_whole_grad = memory, keeps_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
         if memory.persistent:
-            numel, padding = self.padded_numel, self.padded_numel - self.numel
+            numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
             if not keeps_whole:
-                numel, padding = self.own.size, self.own.padding
+                numel, padding = self.own.size, self.own_padding
             self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
             self._zero(self._lasting.array)
             if keeps_whole:
@@ -149,14 +155,16 @@ class GradAccumulator:
             return self.whole_grad()
         if self.grad is None:
             self.grad = self._new_whole(self.local_dtype)
-            if self.padded_numel > self.numel:
-                self._zero(self.grad[self.numel :].array)
+            for start, stop in self.spec.gaps(Slice(0, self.padded_numel, self.numel)):
+                self._zero(self.grad[start:stop].array)
         return self.grad
 
     def _new_whole(self, dtype: DType) -> Buffer:
         keep = self.keeps_whole_grad and self.grad_whole is None and dtype == self.grad_dtype
         kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
-        return self.device.alloc((self.padded_numel,), dtype, kind, padding=self.padded_numel - self.numel)
+        return self.device.alloc(
+            (self.padded_numel,), dtype, kind, padding=self.padded_numel - self.spec.num_parameters
+        )
 
     def take_grad(self) -> Buffer:
         """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
@@ -183,7 +191,7 @@ class GradAccumulator:
     def new_grad_shard(self) -> Buffer:
         """A buffer for the own slice of a reduced gradient; where a sum is kept already, to be added to it."""
         own = self.own
-        return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=own.padding)
+        return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
     def add_grad_shard(self, grad: Buffer | None) -> None:
         """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
@@ -209,7 +217,7 @@ class GradAccumulator:
         half, compute = self.grad_shard, compute_dtype(self.grad_dtype)
         if half is None or not self.grad_dtype.is_half:
             return None
-        copy = self.device.alloc(half.shape, compute, Kind.GRAD, padding=self.own.padding)
+        copy = self.device.alloc(half.shape, compute, Kind.GRAD, padding=self.own_padding)
         self.device.kernel(0, self.device.backend.copy, half.array, copy.array)
         return copy
 

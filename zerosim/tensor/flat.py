@@ -52,10 +52,11 @@ class Flat(GradAccumulator):
         fill: float = 0.0,
         split: Split | None = None,
         summed: bool = False,
+        embedding: bool = False,
     ) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, `split` cuts it."""
         shape = shape if split is None else split.local_shape
-        weight = WeightSpec(name, shape, std, fill, split, summed)
+        weight = WeightSpec(name, shape, std, fill, split, summed, embedding)
         self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
@@ -118,7 +119,7 @@ class Flat(GradAccumulator):
 
     def cast_shard(self, kind: Kind) -> Buffer:
         """The own slice of the parameters, cast from the master for one use."""
-        shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own.padding)
+        shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own_padding)
         self.cast_into(shard)
         return shard
 

@@ -1,8 +1,8 @@
 """Random numbers as a function of where they are used, never of what was drawn before.
 
 A key is a hash of words that name the place: (seed, parameter) for a weight; (seed, attempted step,
-global micro-batch, unit, op) for a dropout; (seed, step) for a batch. So ranks, stages, recompute
-and a resumed run agree without ever exchanging a generator's state.
+global micro-batch, unit, op) for a dropout; (seed, step) for a batch, and for labels that are drawn for it. So
+ranks, stages, recompute and a resumed run agree without ever exchanging a generator's state.
 """
 
 from __future__ import annotations
@@ -48,3 +48,22 @@ class DropoutKeys:
     def __call__(self, op: str) -> tuple[int, int]:
         where = self.device.where
         return key("dropout", self.seed, where.step, self.first_micro_batch + where.slot, where.unit, op)
+
+
+class LabelKeys:
+    """Where labels that are drawn stand in the stream of their step, read from the device's scope.
+
+    The stream is that of (seed, attempted step). It has a number for each target of the global batch, row by row: what
+    a target gets does not depend on how the batch is cut into ranks and micro-batches. `first_micro_batch` is as for
+    `DropoutKeys`.
+    """
+
+    def __init__(self, device: Device, seed: int, first_micro_batch: int) -> None:
+        self.device = device
+        self.seed = seed
+        self.first_micro_batch = first_micro_batch
+
+    def __call__(self, targets: int) -> tuple[tuple[int, int], int]:
+        """The stream's key, and where in it this micro-batch of so many targets begins."""
+        where = self.device.where
+        return key("labels", self.seed, where.step), (self.first_micro_batch + where.slot) * targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
@@ -11,6 +12,7 @@ from zerosim.comm.runtime import Context, World
 from zerosim.config import RunConfig
 from zerosim.config.model import ModelConfig
 from zerosim.config.parts import OptimConfig, PrecisionConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import ActivationPolicy
@@ -20,16 +22,21 @@ from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.nn import Alone, KeptInputs, Recompute
+from zerosim.optim.adafactor import Adafactor, AdafactorHF
 from zerosim.optim.adagrad import AdaGrad, RMSProp
 from zerosim.optim.adam import Adam
+from zerosim.optim.adam8bit import Adam8bit
 from zerosim.optim.control import StepControl
 from zerosim.optim.lion import Lion
 from zerosim.optim.lr_schedule import LRSchedule
+from zerosim.optim.muon import Muon
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
 from zerosim.optim.radam import RAdam
+from zerosim.optim.rounding import Rounding
 from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
+from zerosim.optim.sophia import SophiaG
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
@@ -44,10 +51,11 @@ from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Ahead, Zero3
 from zerosim.placement.layout import Layout, Rows
 from zerosim.placement.mesh import DATA, Mesh
+from zerosim.placement.spec import is_block as is_block
 from zerosim.placement.stages import cut_units
 from zerosim.tensor.accumulation import GradMemory
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.rng import DropoutKeys, LabelKeys
 
 
 def build_model(config: RunConfig, device: Device, group: Alone | None = None, *, first_micro_batch: int = 0) -> Model:
@@ -55,7 +63,7 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
 
     Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
     """
-    formats = dtype(config.precision.param_dtype), dtype(config.recipe_choices.grad_dtype)
+    formats = dtype(config.precision.stored), dtype(config.recipe_choices.grad_dtype)
     keys = DropoutKeys(device, config.data.seed, first_micro_batch)
     memory = config.memory
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
@@ -64,6 +72,10 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
     by_module = config.recipe_choices.gather == "module"
     model = _model(config.model, device, formats, keys, policy, group, padding, by_module=by_module)
     model.loss_mode = config.recipe_choices.loss
+    model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
+    if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
+        for flat in model.flats:
+            flat.spec = replace(flat.spec, block=block, members=config.mesh.dp_shard)
     return model
 
 
@@ -230,20 +242,41 @@ def build_updater(
         keep_upcast=choices.keep_upcast,
     )
     together = choices.sub_group if config.parallel.zero_stage == 3 else 0
-    optimizer, decay = optimizer or _optimizer(optim), optim.decay
-    return Updater(optimizer, control, decay=decay, grad_memory=memory, sub_group=together, foreach=choices.foreach)
+    kind = config.precision.resolved_rounding
+    return Updater(
+        optimizer or _optimizer(optim, config.global_batch * config.model.seq),
+        control,
+        decay=optim.decay,
+        grad_memory=memory,
+        sub_group=together,
+        foreach=choices.foreach,
+        rounding=None if kind is None else Rounding(kind, config.data.seed),
+    )
 
 
-def _optimizer(optim: OptimConfig) -> Optimizer:
+def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
+    """`tokens`: targets in the global batch."""
     name, betas, eps, decay = optim.optimizer, optim.resolved_betas, optim.resolved_eps, optim.resolved_weight_decay
     makes: dict[str, Callable[[], Optimizer]] = {
         "adam": lambda: Adam(*betas, eps, decay),
         "adamw": lambda: Adam(*betas, eps, decay, decoupled=True),
+        "adam8bit": lambda: Adam8bit(*betas, eps, decay),
         "radam": lambda: RAdam(*betas, eps, decay),
         "adam-sage": lambda: AdamSAGE(*betas, eps=eps, weight_decay=decay),
         "lion": lambda: Lion(*betas, decay),
+        "sophia": lambda: SophiaG(tokens, *betas, decay, estimates_every=OPTIMIZERS[name].estimates_every),
         "adagrad": lambda: AdaGrad(eps, decay),
         "rmsprop": lambda: RMSProp(eps=eps, weight_decay=decay),
+        "adafactor": lambda: Adafactor(decay),
+        "adafactor-hf": lambda: AdafactorHF(
+            decay, optim.momentum or None, optim.scale_parameter, relative_step=optim.lr is None
+        ),
+        "muon": lambda: Muon(
+            optim.resolved_momentum,
+            decay,
+            Adam(*betas, eps, decay, decoupled=True),
+            optim.resolved_aux_lr / optim.resolved_lr,
+        ),
         "sgd": lambda: SGD(optim.momentum, decay, ema=optim.momentum_form == "ema", nesterov=optim.nesterov),
     }
     return makes[name]()
@@ -265,7 +298,7 @@ def _scaler(precision: PrecisionConfig) -> LossScaler | None:
 
 def strategy_class(config: RunConfig) -> type[Strategy]:
     """The strategy of `--stage` 0..3. Stage 0 has no partition."""
-    owner, all_reduce = config.parallel.partition == "owner", config.recipe_choices.grad_reduction == "all_reduce"
+    owner, all_reduce = config.resolved_partition == "owner", config.recipe_choices.grad_reduction == "all_reduce"
     if config.parallel.zero_stage == 0:
         return DDP
     if config.parallel.zero_stage == 1:
@@ -292,7 +325,7 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
         strategy: Strategy = _zero3(config, model, kind, comm, device, updater)
     else:
         strategy = kind(comm, device, updater)
-    if choices.reduce_bucket and config.parallel.zero_stage and config.parallel.partition == "slices":
+    if choices.reduce_bucket and config.parallel.zero_stage and config.resolved_partition == "slices":
         lasting = not strategy.keeps_params
         strategy.buffers = ReduceBuffers(device, choices.reduce_bucket, count=choices.reduce_buffers, lasting=lasting)
     strategy.allgather_bucket = choices.allgather_bucket
@@ -311,13 +344,8 @@ def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, devic
         else [turn.name for unit in model.units for turn in unit.turns()],
         keep_next=config.parallel.keep_last_unit,
         root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
-        persistent=[flat.name for flat in model.flats if choices.stays(flat.numel)],
+        persistent=[flat.name for flat in model.flats if choices.stays(flat.spec.num_parameters)],
         cast_shards=choices.cast_shards,
         prefetch=choices.prefetch,
         ahead=Ahead(choices.prefetch_elements, choices.max_live),
     )
-
-
-def is_block(name: str) -> bool:
-    """One of a list of equal units, such as h.3 or layers.3; the others are the root's."""
-    return name.rpartition(".")[2].isdigit()

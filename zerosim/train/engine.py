@@ -1,5 +1,8 @@
 """The main loop: a step's actions, then the update. The strategy is called at its points; nothing else happens.
 
+An optimizer that estimates curvature has every k-th step followed by a second forward and backward, on labels that the
+model draws, and an `estimate` in place of the update.
+
 B micro-batch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
 but the first the targets.
 """
@@ -7,7 +10,7 @@ but the first the targets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
@@ -19,6 +22,18 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, Forward, uses_of
 from zerosim.tensor.tensor import Tensor
+
+
+class Pass(NamedTuple):
+    """Forward and backward of a step's micro-batches: how they are recorded, and whether the model draws the labels."""
+
+    forward: Phase
+    backward: Phase
+    draws: bool = False
+
+
+TRAINING = Pass(Phase.FORWARD, Phase.BACKWARD)
+ESTIMATE = Pass(Phase.CURVATURE_FORWARD, Phase.CURVATURE_BACKWARD, draws=True)
 
 
 def forward_pass(
@@ -74,19 +89,26 @@ def _loss(
     scale: float,
     count: int,
     pipeline: Pipeline,
+    *,
+    draws: bool = False,
 ) -> tuple[Buffer, MakeGrad]:
-    """The last units of a pipeline, and the loss of what comes out of them."""
+    """The last units of a pipeline, and the loss of what comes out of them; `draws`: on labels of the model's own."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
-    targets = upload(batch[:, 1:], device)
+    if draws:
+        targets = device.alloc((batch.shape[0], batch.shape[1] - 1), int64, Kind.ACTIVATION)
+    else:
+        targets = upload(batch[:, 1:], device)
     units = model.chunks[action.chunk]
     if model.loss_mode == CHUNKED:
-        head = model.chunked_loss(targets, scale=scale, count=count)
+        head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
         total = forward_pass(units, Tensor(inputs), strategy, slot, head).buffer
         return total, lambda: one_like(total)
     logits = [forward_pass(units, Tensor(inputs), strategy, slot).buffer]
     del inputs
     with device.scope(unit="loss", slot=slot):
+        if draws:
+            model.draw_labels(logits[0], targets)
         return model.loss(logits, targets, scale=scale, count=count)
 
 
@@ -103,27 +125,48 @@ def train_step(
 ) -> list[float]:
     """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses, where they come
     out: on the last stage of a pipeline."""
-    actions = pipeline.actions(len(micro_batches))
-    strategy.begin(uses_of(actions, *model.chunks))
-    losses = _run(actions, model, micro_batches, strategy, pipeline)
+    losses = _gradients(TRAINING, model, micro_batches, strategy, pipeline)
     with device.phase(Phase.BACKWARD):
-        pipeline.finish()
-        strategy.end_backward()
-        strategy.land()
-        strategy.reduce_replicas()
-        strategy.reduce_shares()
         device.mark("end_of_backward")
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
         device.mark("after_step")
     tokens = _tokens(micro_batches)
-    return [float(values()[0]) / tokens for _, values in losses]
+    means = [float(values()[0]) / tokens for _, values in losses]
+    del losses
+    if strategy.updater.estimate_is_due:
+        _gradients(ESTIMATE, model, micro_batches, strategy, pipeline)
+        with device.phase(Phase.CURVATURE):
+            strategy.estimate()
+    return means
+
+
+def _gradients(
+    of: Pass, model: Model, micro_batches: Sequence[Any], strategy: Strategy, pipeline: Pipeline
+) -> list[tuple[Buffer, Callable[[], Any]]]:
+    """Forward and backward of all micro-batches; every rank holds its part of the averaged gradients. Gives the losses
+    as `_run` does."""
+    actions = pipeline.actions(len(micro_batches))
+    strategy.begin(uses_of(actions, *model.chunks))
+    losses = _run(of, actions, model, micro_batches, strategy, pipeline)
+    with strategy.device.phase(of.backward):
+        pipeline.finish()
+        strategy.end_backward()
+        strategy.land()
+        strategy.reduce_replicas()
+        strategy.reduce_shares()
+    return losses
 
 
 def _run(
-    actions: Sequence[Action], model: Model, micro_batches: Sequence[Any], strategy: Strategy, pipeline: Pipeline
+    of: Pass,
+    actions: Sequence[Action],
+    model: Model,
+    micro_batches: Sequence[Any],
+    strategy: Strategy,
+    pipeline: Pipeline,
 ) -> list[tuple[Buffer, Callable[[], Any]]]:
-    """Every action in its turn; by micro-batch the sum of the losses, and how to read it.
+    """Every action in its turn; by micro-batch the sum of the losses, and how to read it. On drawn labels nobody asks.
 
     It is asked for at once and read after the step, which waits for the norm anyway: one wait for the device, not two.
     """
@@ -136,19 +179,21 @@ def _run(
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
         if isinstance(action, Forward):
-            with device.phase(Phase.FORWARD):
+            with device.phase(of.forward):
                 if is_last:
-                    loss, grads[slot] = _loss(model, action, batch, strategy, scale, count, pipeline)
+                    sizes = scale, count, pipeline
+                    loss, grads[slot] = _loss(model, action, batch, strategy, *sizes, draws=of.draws)
                 else:
                     y = forward_pass(units, Tensor(_input(model, action, batch, device, pipeline)), strategy, slot)
                     with device.scope(unit=units[-1].name, slot=slot):
                         pipeline.send(action, y.buffer)
                     del y
-                device.mark("end_of_forward")
-            if is_last:
+                if not of.draws:
+                    device.mark("end_of_forward")
+            if is_last and not of.draws:
                 losses.append((loss, device.backend.to_host_later(loss.array)))
         else:
-            with device.phase(Phase.BACKWARD):
+            with device.phase(of.backward):
                 strategy.open_buffers()
                 if is_last:
                     with device.scope(unit="loss", slot=slot):

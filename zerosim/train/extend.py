@@ -80,12 +80,13 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
         memory=[memories[rank] for rank in more.stands_for],
         traffic=[rows[rank] for rank in more.stands_for],
         extended_from=(had, has),
-        time=_time(few.time, more.time, rest / steps) if few.time and more.time else None,
+        time=extrapolated(few.time, more.time, rest / steps) if few.time and more.time else None,
     )
 
 
-def _time(few: StepTime, more: StepTime, times: float) -> StepTime:
-    """In a long pipeline each micro-batch takes as long as the one before it."""
+def extrapolated(few: StepTime, more: StepTime, times: float) -> StepTime:
+    """`more`, and so many times what it has more than `few`; a negative number goes back. In a long pipeline each
+    micro-batch takes as long as the one before it."""
 
     def grown(first: float, second: float) -> float:
         return second + (second - first) * times

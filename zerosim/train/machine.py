@@ -22,7 +22,7 @@ def check_libraries(config: RunConfig) -> None:
     from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision
 
     check_cuda()
-    check_precision(config.precision.param_dtype)
+    check_precision(config.precision.stored)
     if config.world.algorithm == "native" and config.world.transport == "threads":
         _check_own_gpus(config)
         check_nccl()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from zerosim.comm.runtime import Context, launch_alone, make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.device.device import Device
+from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.device.device import Device, Phase
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
@@ -29,7 +30,7 @@ from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
-from zerosim.train.extend import extended, shorter_runs
+from zerosim.train.extend import extended, extrapolated, shorter_runs
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
 
@@ -44,7 +45,8 @@ def plan(
     keep_events: bool = False,
     cluster: Cluster | None = None,
 ) -> RunResult:
-    """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or one step.
+    """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or, where it is None, one
+    step: of an optimizer that estimates curvature one with its estimate, whose `time` is the mean over steps.
 
     The result has no losses, norms and weights. `plan_config` makes a configuration with a plan's defaults.
 
@@ -69,6 +71,7 @@ def _plan(
     model = build_model(config, Device(0, make_backend("meta")))
     layout = layout_of(config, model)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on its neighbours' shares
+    by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
     uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
@@ -77,13 +80,25 @@ def _plan(
             ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster)
             reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
-            stands_for = layout.classes(uneven.found, around)
+            stands_for = layout.classes(uneven.found, around, by_tensor=by_tensor)
     result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
     if cluster is None:
         return result
     paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
-    timeline = simulate(paces, stands_for, config.mesh.axes, cluster)
-    return replace(result, time=step_time(timeline, stands_for))
+
+    def time_of(entries: Mapping[int, Sequence[Entry]]) -> StepTime:
+        return step_time(simulate(entries, stands_for, config.mesh.axes, cluster), stands_for)
+
+    time = time_of(paces)
+    if config.optim.steps is None and result.steps[0].estimated:  # of so many steps one has an estimate
+        without = {rank: [entry for entry in paces[rank] if not _is_of_estimate(entry)] for rank in paces}
+        every = OPTIMIZERS[config.optim.optimizer].estimates_every
+        time = extrapolated(time_of(without), time, 1 / every - 1)
+    return replace(result, time=time)
+
+
+def _is_of_estimate(entry: Entry) -> bool:
+    return entry.scope.phase in (Phase.CURVATURE_FORWARD, Phase.CURVATURE_BACKWARD, Phase.CURVATURE)
 
 
 def timeline_of(result: RunResult, cluster: Cluster, step: int = 0) -> Timeline:
@@ -110,7 +125,7 @@ def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
     """Bytes by kind at the highest peak over ranks of one step; the first rank that asks for more than `capacity`
     ends it, and the bytes are those that it would have had then."""
     try:
-        memory = plan(config.replace(capacity=capacity, steps=1)).memory
+        memory = plan(config.replace(capacity=capacity, steps=None)).memory
     except OutOfMemory as error:
         asked = {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
         return asked if error.room is None else _with_unused(asked, error.room.needed_bytes)
@@ -135,7 +150,7 @@ class Figures(NamedTuple):
 def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = None) -> Figures | None:
     """What a step takes; None where a rank asks for more than `capacity`. The time is of a `cluster`."""
     try:
-        result = plan(config.replace(capacity=capacity, steps=1), cluster=cluster)
+        result = plan(config.replace(capacity=capacity, steps=None), cluster=cluster)
     except OutOfMemory:
         return None
     alike = Counter(result.stands_for)
@@ -156,7 +171,8 @@ def _run_rank(
         steps, micro_batches = config.optim.steps or DEFAULT_STEPS, [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
-            return train_rank(ctx, config, inputs, make_control=partial(_KnownSkips, skipped=skipped)).reports
+            control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
+            return train_rank(ctx, config, inputs, make_control=control).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 
@@ -171,11 +187,16 @@ def _run_rank(
 
 
 class _KnownSkips(StepControl):
-    """The control of a run without values: which steps overflow is known beforehand."""
+    """The control of a run without values: which steps overflow is known beforehand. `estimates`: each is followed by
+    an estimate of curvature, if ever one is."""
 
-    def __init__(self, *args: Any, skipped: Collection[int], **settings: Any) -> None:
+    def __init__(self, *args: Any, skipped: Collection[int], estimates: bool, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._skipped = skipped
+        self._estimates = estimates
+
+    def is_due(self, every: int) -> bool:
+        return every > 0 if self._estimates else super().is_due(every)
 
     def decide(self, scaled_norm: float) -> float | None:
         return super().decide(math.inf if len(self.reports) in self._skipped else scaled_norm)

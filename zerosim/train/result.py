@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from zerosim.config import RunConfig
@@ -89,7 +90,7 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class UnitInfo:
-    """One flat buffer: its elements, and its owner under `--partition owner`."""
+    """One flat buffer: its weights' elements, and its owner under `--partition owner`."""
 
     name: str
     numel: int
@@ -110,6 +111,7 @@ class RunResult:
     events             by rank the whole record, empty unless `keep_events` was given
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and what was in use on them, with backend cuda on threads
+    lost_updates       by step, the share of the weights that an update left as they were, where there are no masters
     time               of a plan on a cluster: how long its first step takes there (`ledger/clock.py`)
     extended_from      of a plan: how many micro-batches were run, twice, all figures extended from them
 
@@ -135,12 +137,13 @@ class RunResult:
     gpus: tuple[GpuUse, ...] = ()
     extended_from: tuple[int, int] | None = None
     time: StepTime | None = None
+    lost_updates: Sequence[Fraction] = ()
 
     @property
     def units(self) -> tuple[UnitInfo, ...]:
         """The flat buffers, and who owns each under `--partition owner`."""
         layout = self.layout
-        return tuple(UnitInfo(name, flat.numel, layout.owner(name)) for name, flat in layout.flats.items())
+        return tuple(UnitInfo(name, flat.num_parameters, layout.owner(name)) for name, flat in layout.flats.items())
 
     @property
     def ran(self) -> list[int]:
@@ -183,6 +186,7 @@ class RunResult:
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
             "loss_scale": [_finite(step.loss_scale) for step in self.steps],
             "skipped": [step.skipped for step in self.steps],
+            "lost_updates": [float(share) for share in self.lost_updates],
             "ranks": [self._rank_dict(rank) for rank in self.ran],
         }
 
@@ -208,6 +212,7 @@ def collect(
     sample: bytes | None = None,
     keep_events: bool = False,
     gpus: tuple[GpuUse, ...] = (),
+    lost_updates: Sequence[Fraction] = (),
 ) -> RunResult:
     """A result of what was counted on the ranks that ran, each for those that it stands for."""
     memory = {}
@@ -241,6 +246,7 @@ def collect(
         saved=activations.saved(),
         saved_again=activations.saved_again(),
         gpus=gpus,
+        lost_updates=lost_updates,
     )
 
 

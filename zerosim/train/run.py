@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.collective_errors import on_every_process
 from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.device.events import Reader
 from zerosim.errors import InputError, OutOfMemory
@@ -24,7 +26,7 @@ from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
 from zerosim.nn import Alone
 from zerosim.optim.control import StepReport
-from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.optimizer import Optimizer, estimates_every
 from zerosim.parallel.pipeline import Schedule
 from zerosim.placement.layout import Piece
 from zerosim.placement.mesh import DATA
@@ -43,7 +45,8 @@ DEFAULT_STEPS = 60
 class RankOutcome:
     """What one rank's program returns; `pieces` are the parts that it updates.
 
-    `gpu`: the GPU that it worked on, if any, and what was in use there at the end.
+    `gpu`: the GPU that it worked on, if any, and what was in use there at the end. `lost`: by step, how many of its
+    updates left a weight as it was, where weights have no masters; of copies the first rank counts.
     """
 
     losses: list[float]
@@ -51,6 +54,7 @@ class RankOutcome:
     pieces: list[Piece]
     sample: bytes | None
     gpu: GpuBytes | None
+    lost: list[int]
 
 
 def run(
@@ -113,6 +117,14 @@ class Experiment:
         check_libraries(config)
         if schedule is not None and config.mesh.pp == 1:
             raise InputError("a schedule orders a pipeline's stages, and here is one stage; choose pp 2 or more")
+        cut, partition = "elements" if optimizer is None else optimizer.cut, config.resolved_partition
+        if cut == "matrices" and partition != "owner" and config.parallel.zero_stage:
+            raise InputError(f"{type(optimizer).__name__} wants whole matrices; choose partition owner, or stage 0")
+        if optimizer is not None and estimates_every(optimizer) and config.mesh.tp > 1:
+            raise InputError(f"{type(optimizer).__name__} draws labels from logits, which tp cuts; choose tp 1")
+        sliced = config.parallel.zero_stage > 0 and partition == "slices"
+        if cut == "blocks" and sliced and OPTIMIZERS[config.optim.optimizer].cut != "blocks":
+            raise InputError(f"{type(optimizer).__name__} wants whole blocks; choose optimizer adam8bit beside it")
         self.config = config
         self.make_strategy = make_strategy
         self.schedule = schedule
@@ -147,7 +159,8 @@ class Experiment:
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in trained.model.flats]
         gpu = None if device.stream is None else device.stream.gpu_bytes()
-        return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu)
+        lost = self._lost_on(ctx.rank, trained.strategy.updater.lost.counts())
+        return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu, lost)
 
     def result(
         self, outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers], *, keep_events: bool = False
@@ -166,8 +179,27 @@ class Experiment:
             weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
             sample=outcomes[0].sample,
             keep_events=keep_events,
+            lost_updates=self._lost(outcomes),
             gpus=_gpu_uses(outcomes, ledgers) if self.config.world.transport == "threads" else (),
         )
+
+    def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[int]:
+        """By step, how many updates of this rank's were lost; of what several ranks update, the first one says it."""
+        mesh, lost = self.layout.mesh, [0] * (self.steps if self.config.precision.resolved_rounding else 0)
+        copies = DATA if self.config.parallel.zero_stage == 0 else ("dp_replicate",)
+        if mesh.index(rank, *copies):
+            return lost
+        stage, index = mesh.index(rank, "pp"), mesh.index(rank, "tp")
+        for (step, name), values in counts.items():
+            if self.layout.is_counted(stage, name):
+                of_weights = zip(self.layout.flats[name].weights, values, strict=True)
+                lost[step] += sum(int(value) for weight, value in of_weights if weight.counts(index, mesh.tp))
+        return lost
+
+    def _lost(self, outcomes: Sequence[RankOutcome]) -> list[Fraction]:
+        """By step, of all weights the share that an update left as they were."""
+        by_step = zip(*(outcome.lost for outcome in outcomes), strict=True)
+        return [Fraction(sum(step), self.model.num_parameters) for step in by_step]
 
 
 def _read_inputs(config: RunConfig, model: Model) -> Inputs:

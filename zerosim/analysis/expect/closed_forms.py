@@ -41,7 +41,7 @@ def _formula_states(asked: Asked) -> Fraction:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
 
     def states(psi: int) -> Fraction:
-        args = c.states_stage, psi, c.mesh.dp_shard, cost_of(c)
+        args = c.states_stage, psi, c.mesh.dp_shard, cost_of(asked.result)
         if asked.at == "gradients_upcast":
             upcast, together = choices.upcast_grads, choices.sub_group
             of = formulas.optimizer_step_states(*args, upcast_grads=upcast, sub_group=together)
@@ -62,7 +62,7 @@ def _formula_volume(asked: Asked) -> Fraction:
 
 def _formula_largest(asked: Asked) -> Fraction:
     c = asked.config
-    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.dp_shard, cost_of(c), asked.mp)
+    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.dp_shard, cost_of(asked.result), asked.mp)
 
 
 def _with_blocks(asked: Asked) -> ModelConfig:
@@ -145,7 +145,7 @@ def _checkpoint_bytes(asked: Asked) -> Fraction:
 
 
 def _param_bytes(asked: Asked) -> int:
-    return dtype(asked.config.precision.param_dtype).itemsize
+    return dtype(asked.config.precision.stored).itemsize
 
 
 def _megatron_parameters(asked: Asked) -> Fraction:

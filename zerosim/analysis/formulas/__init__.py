@@ -28,6 +28,10 @@ from zerosim.analysis.formulas.efficiency import activation_intensity as activat
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
 from zerosim.analysis.formulas.efficiency import parameter_intensity as parameter_intensity
+from zerosim.analysis.formulas.optimizers import UNIFORM as UNIFORM
+from zerosim.analysis.formulas.optimizers import exchanged as exchanged
+from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
+from zerosim.analysis.formulas.optimizers import state_bytes as state_bytes
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
 from zerosim.analysis.formulas.parallel import Again as Again
 from zerosim.analysis.formulas.parallel import all_reduce_sent as all_reduce_sent
@@ -60,8 +64,10 @@ from zerosim.analysis.formulas.states import MASTER_BYTES as MASTER_BYTES
 from zerosim.analysis.formulas.states import STATES as STATES
 from zerosim.analysis.formulas.states import BytesPerParameter as BytesPerParameter
 from zerosim.analysis.formulas.states import after_step_states as after_step_states
+from zerosim.analysis.formulas.states import blocked_numel as blocked_numel
 from zerosim.analysis.formulas.states import bytes_per_parameter as bytes_per_parameter
 from zerosim.analysis.formulas.states import bytes_per_parameter_at as bytes_per_parameter_at
+from zerosim.analysis.formulas.states import figure as figure
 from zerosim.analysis.formulas.states import first_partitioned as first_partitioned
 from zerosim.analysis.formulas.states import model_states as model_states
 from zerosim.analysis.formulas.states import model_states_text as model_states_text

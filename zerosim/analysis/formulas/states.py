@@ -17,14 +17,17 @@ MASTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class BytesPerParameter:
-    """What one parameter costs: 2 + 2 + 12 in mixed precision with Adam (ZeRO paper, section 3.1)."""
+    """What one parameter costs: 2 + 2 + 12 in mixed precision with Adam (ZeRO paper, section 3.1).
+
+    `optim` is a mean where it depends on the tensor that the parameter is in (`optimizers.py`).
+    """
 
     param: int
     grad: int
-    optim: int
+    optim: int | Fraction
 
     @property
-    def total(self) -> int:
+    def total(self) -> int | Fraction:
         return self.param + self.grad + self.optim
 
 
@@ -36,7 +39,7 @@ def num_moments(optimizer: str, momentum: float) -> int:
 
 
 def bytes_per_parameter(
-    param_bytes: int, grad_bytes: int, moments: int, *, cast_shards: bool = False
+    param_bytes: int, grad_bytes: int, moments: int, *, cast_shards: bool = False, masters: bool = True
 ) -> BytesPerParameter:
     """The cost of an optimizer that keeps `moments` numbers per parameter.
 
@@ -45,8 +48,11 @@ def bytes_per_parameter(
 
     With `cast_shards` a rank stores no 2-byte shard: it casts the fp32 master at each gather (FSDP2's
     mixed precision), so that 4 + 4 + 8 bytes with fp32 gradients are 0 + 4 + 12 here. Only stage 3 can.
+
+    Without `masters` 2-byte parameters are all there is, and moments take 2 bytes each: 2 + 2 + 4 (pure bf16); Kahan's
+    compensation is one number more.
     """
-    if param_bytes == 2:
+    if param_bytes == 2 and masters:
         return BytesPerParameter(0 if cast_shards else param_bytes, grad_bytes, MASTER_BYTES * (1 + moments))
     return BytesPerParameter(param_bytes, grad_bytes, param_bytes * moments)
 
@@ -118,10 +124,10 @@ def bytes_per_parameter_at(stage: int, ranks: int, cost: BytesPerParameter) -> F
 
 def model_states_text(stage: int, cost: BytesPerParameter) -> str:
     """The formula in words of Psi and N, such as '4Psi + 12Psi/N'."""
-    kept = [cost.param] * (stage < 3) + [cost.grad] * (stage < 2) + [cost.optim] * (stage < 1)
-    cut = cost.total - sum(kept)
-    terms = [f"{sum(kept)}Ψ"] if sum(kept) else []
-    terms += [f"{cut}Ψ/N"] if cut else []
+    kept = sum([cost.param] * (stage < 3) + [cost.grad] * (stage < 2)) + cost.optim * (stage < 1)
+    cut = cost.total - kept
+    terms = [f"{figure(kept)}Ψ"] if kept else []
+    terms += [f"{figure(cut)}Ψ/N"] if cut else []
     return " + ".join(terms) or "0"
 
 
@@ -130,7 +136,12 @@ def state_text(stage: int, kind: str, cost: BytesPerParameter) -> str:
     each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
     if not each:
         return "0"
-    return f"{each}Ψ/N" if stage >= first_partitioned(kind) else f"{each}Ψ"
+    return f"{figure(each)}Ψ/N" if stage >= first_partitioned(kind) else f"{figure(each)}Ψ"
+
+
+def figure(each: int | Fraction) -> str:
+    """Bytes per parameter, of a mean four digits: 12, 6.031."""
+    return f"{each}" if isinstance(each, int) or each.denominator == 1 else f"{float(each):.4g}"
 
 
 def padded_numel(numels: Iterable[int], ranks: int) -> int:
@@ -140,3 +151,12 @@ def padded_numel(numels: Iterable[int], ranks: int) -> int:
     when buffers are cut into slices, to the byte (stage 0 cuts nothing and pads nothing).
     """
     return sum(ranks * -(-numel // ranks) for numel in numels)
+
+
+def blocked_numel(tensors: Iterable[int], ranks: int, block: int) -> int:
+    """The same of one buffer that is cut at blocks of B elements of these tensors, N B ceil(sum of ceil(n/B) / N).
+
+    Each tensor has its own last block, which is padded. For optimizers with a number for each block (8-bit states).
+    Source: derived.
+    """
+    return ranks * block * -(-sum(-(-numel // block) for numel in tensors) // ranks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cupy as cp
 
-from zerosim.backends.cuda import arrays, flash, fused, llama, norm, ops, products, rules, tokens, update
+from zerosim.backends.cuda import arrays, flash, fused, llama, norm, ops, products, quantize, rules, tokens, update
 from zerosim.backends.cuda import attention as heads
 from zerosim.backends.cuda.host import Transfers
 from zerosim.backends.cuda.nccl import Nccl
@@ -72,8 +72,10 @@ class CudaBackend:
     cross_entropy = staticmethod(tokens.cross_entropy)
     cross_entropy_shares = staticmethod(tokens.cross_entropy_shares)
     cross_entropy_backward = staticmethod(tokens.cross_entropy_backward)
+    sample_labels = staticmethod(tokens.sample_labels)
     reduce = staticmethod(update.reduce)
     sum_squares = staticmethod(update.sum_squares)
     finite_probe = staticmethod(update.finite_probe)
     adam = staticmethod(update.adam)
+    adam8bit = staticmethod(quantize.adam8bit)
     elementwise = staticmethod(rules.elementwise)

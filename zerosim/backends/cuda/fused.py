@@ -14,7 +14,7 @@ from zerosim.backends.cuda.types import elementwise, raw, run_threads
 from zerosim.backends.kernels import Array, Dropout, Window
 from zerosim.backends.numpy.fused import GELU_CUBIC, GELU_SCALE
 
-MASKS = r"""
+PHILOX = r"""
 struct Words { unsigned int at[8]; };
 
 // Words 8 * block .. 8 * block + 7 of the stream of a key.
@@ -38,7 +38,11 @@ __device__ inline Words philox_words(unsigned long long key0, unsigned long long
     }
     return words;
 }
+"""
 
+MASKS = (
+    PHILOX
+    + r"""
 // Eight words, so eight bytes of the mask, to a thread.
 template <class B> __global__ void dropout_mask(
     unsigned long long key0, unsigned long long key1, long long threshold, B* out, long long size) {
@@ -74,6 +78,7 @@ template <class B> __global__ void mask_rows(
     }
 }
 """
+)
 
 # 1 / (1 + exp(-2u)) with u the tanh form's argument; see numpy/fused.py.
 _GATE = f"""

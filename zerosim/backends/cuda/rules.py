@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any
 
 from zerosim.backends.cuda import types
-from zerosim.backends.kernels import Array
+from zerosim.backends.cuda.rounding import stored_step
+from zerosim.backends.kernels import Array, Storing
 
 
 class _Trace:
@@ -117,12 +118,21 @@ def _kernel(inputs: str, outputs: str, lines: str) -> Any:
 
 
 def elementwise(
-    rule: Callable[..., None], now: object, grad_scale: float, grad: Array, param: Array, *states: Array
+    rule: Callable[..., None],
+    now: object,
+    grad_scale: float,
+    grad: Array,
+    param: Array,
+    *states: Array,
+    storing: Storing | None = None,
 ) -> None:
     """See `kernels.py`. The kernel is compiled where its text is new."""
     trace = _Trace()
     kept = [f"s{i}" for i in range(len(states))]
     rule(_Functions(), *(Traced(name, trace) for name in ("w", "g")), now, *(Traced(name, trace) for name in kept))
+    if storing is not None:
+        stored_step(" ".join(trace.lines), trace.numbers, grad_scale, grad, param, states, storing)
+        return
     numbers = "".join(f", float64 n{i}" for i in range(len(trace.numbers)))
     arrays = ["param", *(f"state{i}" for i in range(len(states)))]
     loads = [f"W {name} = wide_of({array});" for name, array in zip(("w", *kept), arrays, strict=True)]

@@ -1,4 +1,4 @@
-"""The two ends of a language model in CUDA: token embedding and cross-entropy, a block or a warp to a row."""
+"""The two ends of a language model in CUDA: token embedding, cross-entropy, labels drawn; a block or warp to a row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, fill, landing
+from zerosim.backends.cuda.fused import PHILOX
 from zerosim.backends.cuda.types import raw, run_rows
 from zerosim.backends.kernels import Array
 
@@ -127,6 +128,48 @@ __global__ void cross_entropy_backward(const T* logits, const I* targets, const 
 }
 """
 
+LABELS = (
+    PHILOX
+    + r"""
+// A row's sums are made a tile of blockDim.x columns at a time, twice in the same order: the second time to find the
+// tile in which they pass u times the total. One thread walks through that.
+template <class T, class I>
+__global__ void sample_labels(const T* logits, unsigned long long key0, unsigned long long key1, long long first,
+                              I* labels, long long rows, int columns) {
+    using W = typename wide<T>::type;
+    __shared__ W tops[32];
+    __shared__ double shared[32];
+    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    logits += row * columns;
+    W top = wide_of(logits[0]);
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) top = larger(top, W(wide_of(logits[c])));
+    top = row_max(top, tops);
+    const auto weight = [&](int c) { return c < columns ? double(exp(W(wide_of(logits[c])) - top)) : 0.0; };
+    double total = 0;
+    for (int start = 0; start < columns; start += blockDim.x) total += row_sum(weight(start + threadIdx.x), shared);
+    const unsigned long long at = first + row;
+    const Words words = philox_words(key0, key1, at / 4);
+    const unsigned long long drawn = words.at[2 * (at % 4)] | (unsigned long long)(words.at[2 * (at % 4) + 1]) << 32;
+    const double goal = double(drawn >> 11) / 9007199254740992.0 * total;
+    double before = 0;
+    int label = columns - 1;
+    for (int start = 0; start < columns; start += blockDim.x) {
+        const double tile = row_sum(weight(start + threadIdx.x), shared);
+        if (before + tile > goal) {  // the same for all threads of the row
+            label = start;
+            const int last = min(start + static_cast<int>(blockDim.x), columns) - 1;
+            double sum = before + weight(label);
+            while (threadIdx.x == 0 && sum <= goal && label < last) sum += weight(++label);
+            break;
+        }
+        before += tile;
+    }
+    if (threadIdx.x == 0) labels[row] = label;
+}
+"""
+)
+
 
 def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
     if not out.size:
@@ -186,3 +229,12 @@ def cross_entropy_backward(
     sources = dense(logits), dense(targets), dense(lse)
     with landing(dlogits) as target:
         run_rows(kernel, rows, columns, *sources, float(scale), float(count), target, rows, np.int32(columns), first)
+
+
+def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:
+    rows, columns = logits.shape
+    if not rows:
+        return
+    kernel, words = raw(LABELS, "sample_labels", (logits.dtype, labels.dtype)), map(np.uint64, key)
+    with landing(labels) as target:
+        run_rows(kernel, rows, columns, dense(logits), *words, first, target, rows, np.int32(columns))

@@ -1,4 +1,4 @@
-"""The two ends of a language model in NumPy: token embedding and cross-entropy."""
+"""The two ends of a language model in NumPy: token embedding, cross-entropy, and labels drawn from logits."""
 
 from __future__ import annotations
 
@@ -77,3 +77,14 @@ def cross_entropy_backward(
         result *= scale
         result /= count
         land(result, dlogits[rows])
+
+
+def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:
+    uniform = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=first // 4))
+    draws = uniform.random(first % 4 + len(labels))[first % 4 :]
+    for rows in row_blocks(*logits.shape):
+        block = raised(logits[rows])
+        shifted = block - block.max(axis=1)[:, None]
+        sums = np.cumsum(np.exp(shifted, out=shifted), axis=1, dtype=np.float64)
+        below = np.count_nonzero(sums <= draws[rows, None] * sums[:, -1:], axis=1)
+        np.minimum(below, logits.shape[1] - 1, out=labels[rows])

@@ -14,12 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import AdamStep, Array
-from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, raised, store, wide, windows
+from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Storing
+from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, land, raised, store, wide, windows
+from zerosim.backends.numpy.quantize import dequantize, dynamic_map, quantize
+from zerosim.backends.numpy.rounding import stored_step
 
 SQUARES = 8 * 1024
 """Elements in a partial sum of squares: what stays in the cache. NumPy adds them in an order that their number decides,
 where BLAS's dot may go by where in memory they start."""
+
+BLOCKS = 32
+"""Blocks of 8-bit states that are treated at once: as many elements as SQUARES."""
 
 EXPONENTS: Mapping[np.dtype[Any], np.uint16] = MappingProxyType(
     {FLOAT16: np.uint16(0x7C00), BFLOAT16: np.uint16(0x7F80)}
@@ -87,8 +92,42 @@ def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: Ad
         p -= g
 
 
-def elementwise(
-    rule: Callable[..., None], now: object, grad_scale: float, grad: Array, param: Array, *states: Array
+def adam8bit(
+    param: Array,
+    grad: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    exp_avg_absmax: Array,
+    exp_avg_sq_absmax: Array,
+    hyper: AdamStep,
 ) -> None:
-    for p, half, *kept in windows(param, grad, *states):
-        rule(np, p, np.multiply(raised(half), grad_scale, dtype=p.dtype), now, *kept)
+    states = (exp_avg, exp_avg_absmax, dynamic_map(True)), (exp_avg_sq, exp_avg_sq_absmax, dynamic_map(False))
+    for start in range(0, param.size, BLOCKS * QUANT_BLOCK):
+        here = slice(start, start + BLOCKS * QUANT_BLOCK)
+        block = slice(start // QUANT_BLOCK, start // QUANT_BLOCK + BLOCKS)
+        m, v = (
+            dequantize(codes[here], absmax[block], table).astype(param.dtype, copy=False)
+            for codes, absmax, table in states
+        )
+        adam(param[here], grad[here], m, v, hyper)
+        for moment, (codes, absmax, table) in zip((m, v), states, strict=True):
+            codes[here], absmax[block] = quantize(moment, table)
+
+
+def elementwise(
+    rule: Callable[..., None],
+    now: object,
+    grad_scale: float,
+    grad: Array,
+    param: Array,
+    *states: Array,
+    storing: Storing | None = None,
+) -> None:
+    if storing is not None:
+        stored_step(rule, now, grad_scale, grad, param, states, storing)
+        return
+    for half, *stored in windows(grad, param, *states):
+        values = [raised(array) for array in stored]
+        rule(np, values[0], np.multiply(raised(half), grad_scale, dtype=values[0].dtype), now, *values[1:])
+        for value, array in zip(values, stored, strict=True):
+            land(value, array)

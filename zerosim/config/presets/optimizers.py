@@ -11,13 +11,23 @@ from typing import NamedTuple
 
 
 class OptimizerPreset(NamedTuple):
-    """`betas` is None where it has none, `eps` too. `note` says whose constants these are."""
+    """`betas` is None where it has none, and so are `eps`, `momentum` and `aux_lr`.
+
+    `aux_lr` is the learning rate of AdamW, which then has the betas, eps and all weights but the blocks' matrices.
+    `note` says whose constants these are, `cut` how its states may be cut, `block` at multiples of how many elements of
+    a tensor, `estimates_every` after how many steps curvature is estimated, 0: never (`optim/optimizer.py`).
+    """
 
     title: str
     lr: float = 3e-3
     betas: tuple[float, float] | None = (0.9, 0.999)
     eps: float | None = 1e-8
     weight_decay: float = 0.0
+    momentum: float | None = None
+    aux_lr: float | None = None
+    cut: str = "elements"
+    block: int = 1
+    estimates_every: int = 0
     note: str = "PyTorch's, with a learning rate for small models"
 
 
@@ -25,11 +35,35 @@ OPTIMIZERS: Mapping[str, OptimizerPreset] = MappingProxyType(
     {
         "adam": OptimizerPreset("Adam"),
         "adamw": OptimizerPreset("AdamW", weight_decay=0.01),
+        "adam8bit": OptimizerPreset("8-bit Adam", cut="blocks", block=256, note="bitsandbytes', with such a rate"),
         "radam": OptimizerPreset("RAdam"),
         "adam-sage": OptimizerPreset("Adam with SAGE", eps=1e-6, note="the authors' code"),
         "lion": OptimizerPreset("Lion", lr=1e-4, betas=(0.9, 0.99), eps=None, note="2302.06675"),
+        "sophia": OptimizerPreset(
+            "Sophia-G",
+            lr=1e-4,
+            betas=(0.965, 0.99),
+            eps=None,
+            weight_decay=0.1,
+            estimates_every=10,
+            note="the authors' code",
+        ),
         "adagrad": OptimizerPreset("AdaGrad", lr=1e-2, betas=None, eps=1e-10, note="PyTorch's"),
         "rmsprop": OptimizerPreset("RMSProp", lr=1e-3, betas=None),
-        "sgd": OptimizerPreset("SGD", betas=None, eps=None),
+        "adafactor": OptimizerPreset("Adafactor", lr=1e-2, betas=None, eps=None, cut="sums", note="PyTorch's"),
+        "adafactor-hf": OptimizerPreset(
+            "Adafactor (HF)", lr=1e-2, betas=None, eps=None, momentum=0.0, cut="sums", note="transformers'"
+        ),
+        "muon": OptimizerPreset(
+            "Muon",
+            lr=0.02,
+            betas=(0.9, 0.95),
+            eps=1e-10,
+            momentum=0.95,
+            aux_lr=3e-3,
+            cut="matrices",
+            note="its author's, with AdamW's learning rate for small models",
+        ),
+        "sgd": OptimizerPreset("SGD", betas=None, eps=None, momentum=0.0),
     }
 )

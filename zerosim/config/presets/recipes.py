@@ -31,7 +31,8 @@ class RecipeChoices:
     sub_group          stage 3: elements of a rank that the optimizer steps, and copies to fp32, together; 0: all
     foreach            the optimizer steps all tensors together, with temporaries of their size
     keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
-    gather             stage 3: what is gathered at a time, a 'unit' or a leaf 'module'
+    gather             stage 3: what is gathered at a time, a 'unit' or a leaf 'module', whose tensors have a flat
+                       buffer each; at any stage where an optimizer wants whole matrices
     persistent_numel   stage 3: units with fewer elements stay gathered for good; by module, tensors with no more
     reduce_bucket      stages 1 to 3: elements of the buffer out of which gradients are reduced; 0: from where they are
     reduce_buffers     how many there are; with two, one is filled while the other is reduced
@@ -72,10 +73,20 @@ class RecipeChoices:
         """Whether the buffer of what is kept of the gradients is there from start to end."""
         return self.persistent_grads or self.grad_buckets == "views"
 
+    @property
+    def wants_masters(self) -> bool:
+        """Whether it casts from fp32 masters, or gradients for them."""
+        return self.cast_shards or self.upcast_grads or self.keep_upcast
+
     def states_stage(self, stage: int) -> int:
         """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
         the gradients, as stage 2 has."""
         return 2 if stage == 1 and (self.own_grads_only or self.reduce_bucket) else stage
+
+    @property
+    def piece(self) -> str:
+        """What has a flat buffer of its own: a 'unit' or a 'tensor'."""
+        return "tensor" if self.gather == "module" else "unit"
 
     def stays(self, numel: int) -> bool:
         """Whether a flat buffer of so many elements stays gathered for good, in stage 3."""

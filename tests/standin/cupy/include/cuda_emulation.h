@@ -57,6 +57,12 @@ inline float __uint_as_float(unsigned int v) { return __builtin_bit_cast(float, 
 inline float __int_as_float(int v) { return __builtin_bit_cast(float, v); }
 inline long long __double_as_longlong(double v) { return __builtin_bit_cast(long long, v); }
 inline double __longlong_as_double(long long v) { return __builtin_bit_cast(double, v); }
+// One thread at a time runs here.
+template <class T> T atomicAdd(T* p, T v) {
+    const T old = *p;
+    *p += v;
+    return old;
+}
 inline int __popc(unsigned int v) { return __builtin_popcount(v); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -1,0 +1,60 @@
+"""What optimizers keep: bytes of states by the shape of a tensor, where they are not so many for each parameter.
+
+Element-wise optimizers keep `num_moments` numbers per parameter (`states.py`). Master weights are not counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from zerosim.analysis.formulas.states import num_moments
+
+UNIFORM = ("adam", "adamw", "radam", "adam-sage", "lion", "sophia", "adagrad", "rmsprop", "sgd")
+"""They keep as many bytes for each parameter, whatever tensor it is in."""
+
+FACTORED = ("adafactor", "adafactor-hf")
+"""Of a matrix (r, c) they keep r + c numbers, which each rank with a part of it has all of (1804.04235, section 3)."""
+
+
+def state_bytes(
+    optimizer: str,
+    shape: Sequence[int],
+    held: int | None = None,
+    each: int = 4,
+    momentum: float = 0.0,
+    *,
+    in_block: bool = True,
+    embedding: bool = False,
+) -> int:
+    """Bytes of states on a rank that holds `held` elements of a tensor (None: all); numbers take `each` bytes.
+
+    8-bit Adam has two codes of a byte and, for each 256 of them, two fp32 numbers, 2.03125 bytes a parameter; Adam's
+    numbers for tensors of fewer than 4096 elements, and for embeddings (bitsandbytes 0.50, optimizer.py, init_state).
+    Muon: one number for the matrices in blocks, AdamW's two for tables, the head and vectors.
+    """
+    held = prod(shape) if held is None else held
+    if optimizer in FACTORED:
+        averages = sum(shape) if len(shape) == 2 and held else held
+        return (averages + int(momentum != 0) * held) * each
+    if optimizer == "muon" and len(shape) == 2 and in_block:
+        return each * held
+    if optimizer == "adam8bit" and prod(shape) >= 4096 and not embedding:
+        return 2 * held + 2 * 4 * -(-held // 256)
+    return num_moments(optimizer, momentum) * each * held
+
+
+def padding_bytes(optimizer: str, padding: int, each: int = 4, momentum: float = 0.0) -> int:
+    """Bytes of states of `padding` elements at the end of a rank's slice."""
+    if optimizer == "adam8bit":
+        return 0  # codes and numbers are those of weights alone
+    moments = int(momentum != 0) if optimizer in FACTORED else num_moments(optimizer, momentum)
+    return moments * each * padding
+
+
+def exchanged(optimizer: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Numbers in each all-reduce by which ranks with slices of a flat buffer of these tensors make their sums the
+    whole's: k + sum of (r + c), then k, for k tensors. Source: derived, r + c + 2 for a matrix and 2 for another."""
+    if optimizer not in FACTORED:
+        return ()
+    return len(shapes) + sum(sum(shape) for shape in shapes if len(shape) == 2), len(shapes)

@@ -1,0 +1,90 @@
+"""8-bit Adam in CUDA: a block of threads for each block of states, with NumPy's tables and its bits.
+
+The tables are constants of the source. A thread has one element: its codes become numbers, it takes Adam's step, the
+block finds its largest magnitudes, and the thread looks for the nearest entry of each table, by halves.
+"""
+
+from __future__ import annotations
+
+import math
+
+from zerosim.backends.cuda.types import raw
+from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array
+from zerosim.backends.numpy.quantize import dynamic_map
+
+
+def _constant(name: str, signed: bool) -> str:
+    entries = ", ".join(f"{float(entry).hex()}f" for entry in dynamic_map(signed))
+    return f"__constant__ float {name}[256] = {{{entries}}};\n"
+
+
+ADAM_8BIT = (
+    _constant("signed_map", True)
+    + _constant("unsigned_map", False)
+    + r"""
+// How many middles of neighbouring entries are less than x: the nearest entry, of two the lower one.
+template <class W> __device__ inline unsigned char nearest(W x, const float* table) {
+    int low = 0, high = 255;
+    while (low < high) {
+        const int at = (low + high) / 2;
+        if ((static_cast<double>(table[at]) + static_cast<double>(table[at + 1])) / 2 < static_cast<double>(x)) {
+            low = at + 1;
+        } else {
+            high = at;
+        }
+    }
+    return static_cast<unsigned char>(low);
+}
+
+// Store one state of a block: its largest magnitude, and this thread's code, if it has an element.
+template <class W> __device__ inline void encode(W value, bool has, W* shared, const float* table,
+                                                 unsigned char& code, float& absmax) {
+    const float largest = static_cast<float>(row_max(value < W(0) ? -value : value, shared));
+    if (threadIdx.x == 0) absmax = largest;
+    if (has) code = nearest(value / (largest == 0.0f ? W(1) : W(largest)), table);
+}
+
+template <class G, class W>
+__global__ void adam8bit(const G* grad, W* param, unsigned char* exp_avg, unsigned char* exp_avg_sq,
+                         float* exp_avg_absmax, float* exp_avg_sq_absmax, long long size, double grad_scale,
+                         double factor, double decay, double step_size, double beta1_rest, double beta2,
+                         double beta2_rest, double correction, double eps) {
+    __shared__ W shared[32];
+    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const bool has = i < size;
+    W m = W(0), v = W(0);
+    if (has) {
+        m = W(signed_map[exp_avg[i]] * exp_avg_absmax[blockIdx.x]);
+        v = W(unsigned_map[exp_avg_sq[i]] * exp_avg_sq_absmax[blockIdx.x]);
+        W p = param[i], g = W(wide_of(grad[i])) * W(grad_scale);
+        p *= W(factor);
+        if (decay != 0.0) g += W(decay) * p;
+        m += (g - m) * W(beta1_rest);
+        v = v * W(beta2) + g * W(beta2_rest) * g;
+        p -= m * W(step_size) / (sqrt(v) / W(correction) + W(eps));
+        param[i] = p;
+    }
+    __syncthreads();  // all have read the old scales
+    encode(m, has, shared, signed_map, exp_avg[has ? i : 0], exp_avg_absmax[blockIdx.x]);
+    encode(v, has, shared, unsigned_map, exp_avg_sq[has ? i : 0], exp_avg_sq_absmax[blockIdx.x]);
+}
+"""
+)
+
+
+def adam8bit(
+    param: Array,
+    grad: Array,
+    exp_avg: Array,
+    exp_avg_sq: Array,
+    exp_avg_absmax: Array,
+    exp_avg_sq_absmax: Array,
+    hyper: AdamStep,
+) -> None:
+    grad_scale, lr, beta1, beta2, eps, weight_decay, decoupled, step = hyper
+    factor, decay = (1.0 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
+    step_size, correction = lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step)
+    numbers = grad_scale, factor, decay, step_size, 1.0 - beta1, beta2, 1.0 - beta2, correction, eps
+    arrays = grad, param, exp_avg, exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax
+    kernel = raw(ADAM_8BIT, "adam8bit", (grad.dtype, param.dtype))
+    kernel((exp_avg_absmax.size,), (QUANT_BLOCK,), (*arrays, param.size, *map(float, numbers)))

@@ -1,0 +1,97 @@
+"""8-bit Adam (Dettmers and others, 2110.02861) as bitsandbytes has it: Adam whose two states are a byte each.
+
+A step makes fp32 of the codes, is AdamW's step, and quantises both states anew (`backends/numpy/quantize.py`): in
+blocks of 256 elements of one tensor, counted from its beginning, signed for exp_avg, unsigned for exp_avg_sq. The
+weights are moved before the states are rounded.
+
+    bytes a parameter    1 + 1 + 2 * 4 / 256 = 2.03125, with an fp32 master K = 6.03125
+
+Floats, 8 bytes in fp32, remain of
+    tensors of fewer than 4096 elements   (min_8bit_size; the tensor's, however it is sliced)
+    embeddings: the token and position tables, also where the head uses one. In bitsandbytes that is the rule of
+                bnb.nn.Embedding and StableEmbedding, and the paper's (section 2.3); a torch.nn.Embedding gets 8 bits
+
+Weight decay is decoupled, in Adam8bit too. Two things are other than in bitsandbytes: a code is always that of the
+nearest entry, where its CPU kernel is up to 2^-15 of absmax further away; and its CUDA kernel moves a code that lost
+the sign of exp_avg. A gradient that is far smaller than its block's largest has a square whose code is that of 0: its
+weight then goes by lr * m / eps, in both.
+
+Source: bitsandbytes 0.50, optim/optimizer.py (Optimizer2State), backends/cpu/ops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zerosim.backends.kernels import QUANT_BLOCK
+from zerosim.dtypes import DType, fp32, uint8
+from zerosim.optim.adam import Adam
+from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.placement.partition import Slice
+from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.tensor.flat import Flat
+
+MIN_8BIT_SIZE = 4096
+
+
+def has_8_bits(weight: WeightSpec) -> bool:
+    """Whether a tensor's states are codes."""
+    return weight.numel >= MIN_8BIT_SIZE and not weight.embedding
+
+
+@dataclass(frozen=True)
+class Adam8bit(Adam):
+    """What its members are: `Optimizer`. Codes and floats of a part lie without the gaps between its tensors."""
+
+    cut: ClassVar[str] = "blocks"
+    decoupled: bool = True
+
+    @property
+    def foreach_temporaries(self) -> int:
+        """It has no foreach form."""
+        return 0
+
+    def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
+        parts = list(spec.within(own))
+        coded = [mine.numel for mine in parts if has_8_bits(mine.weight)]
+        codes, blocks, floats = sum(coded), sum(map(_blocks, coded)), sum(mine.numel for mine in parts) - sum(coded)
+        return [
+            StateArray("exp_avg", codes, uint8),
+            StateArray("exp_avg_sq", codes, uint8),
+            StateArray("exp_avg_absmax", blocks, fp32),
+            StateArray("exp_avg_sq_absmax", blocks, fp32),
+            StateArray("exp_avg_float", floats, dtype),
+            StateArray("exp_avg_sq_float", floats, dtype),
+        ]
+
+    def step(self, flat: Flat, now: Step, add: Add) -> None:
+        weights, grad, states = flat.weights(), flat.grad_shard, flat.states
+        assert grad is not None, f"{flat.name} has no gradient"
+        device, codes, blocks, floats = flat.device, 0, 0, 0  # where the next tensor's begin
+        for mine in flat.spec.within(flat.own):
+            numel, here, decays = mine.numel, slice(mine.at, mine.at + mine.numel), now.decays(mine.weight)
+            if not has_8_bits(mine.weight):
+                own = slice(floats, floats + numel)
+                floats = own.stop
+                kept = {name: states[f"{name}_float"][own] for name in self.states}
+                self.update(weights[here], grad[here], kept, now, decays=decays)
+                continue
+            code, block = slice(codes, codes + numel), slice(blocks, blocks + _blocks(numel))
+            codes, blocks = code.stop, block.stop
+            device.kernel(
+                (self.flops + 6) * numel,  # for each state *, / and the larger of two
+                device.backend.adam8bit,
+                weights[here].array,
+                grad[here].array,
+                states["exp_avg"][code].array,
+                states["exp_avg_sq"][code].array,
+                states["exp_avg_absmax"][block].array,
+                states["exp_avg_sq_absmax"][block].array,
+                self.numbers(now, decays=decays),
+            )
+
+
+def _blocks(numel: int) -> int:
+    return -(-numel // QUANT_BLOCK)

@@ -1,0 +1,246 @@
+"""Base of the optimizers that keep of a matrix no number for each weight but R for its rows and C for its columns.
+
+The part of a flat buffer that a rank holds may begin and end in the middle of a matrix's row. It makes the sums of what
+it has, and two exchanges make them the whole's. Of k tensors in the buffer, whose matrices are (r, c):
+
+    sums       g^2 over rows and columns, w^2 over all          first exchange, k + sum of (r + c) numbers
+    factors    R and C take in the means; every rank that holds a part of a matrix keeps all of both
+    update     U of R, C and g; U^2 over all                    second exchange, k numbers
+    weights    U again, made smaller by its RMS
+
+So a matrix costs r + c + 2 numbers, any other tensor 2, in the compute dtype. Where a rank holds tensors whole nothing
+is exchanged. Which sums are added first depends on the cut: what slices give is the whole's up to rounding.
+U lives for one tensor at a time, as in a loop over tensors, and is therefore made twice.
+
+Tensors of no or one dimension keep a number for each weight. Those of three or more are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, ClassVar, NamedTuple
+
+from zerosim.backends.kernels import Array, Backend
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.work import VECTOR, KernelWork
+from zerosim.dtypes import DType, fp64
+from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.optim.pieces import Held, held_of, rectangles, sums_of
+from zerosim.placement.partition import Slice
+from zerosim.placement.spec import FlatSpec
+from zerosim.tensor.flat import Flat
+
+
+class Average(NamedTuple):
+    """What a step adds to an average of squares: the share `fresh` of sums divided by `divisor`."""
+
+    fresh: float
+    divisor: float
+
+
+class Estimate(NamedTuple):
+    """How U's estimate of g^2 was made: of factors, R's mean among them, or number by number (`mean` 1)."""
+
+    is_factored: bool
+    mean: float
+    eps: float
+
+
+class Factored:
+    """A subclass names its states and has the rules, on flat arrays as those of `Elementwise`.
+
+    temporaries  arrays of a tensor's size that the library holds beside the states, for one tensor at a time
+    tiny         added to each square
+    """
+
+    cut: ClassVar[str] = "sums"
+    foreach_temporaries: ClassVar[int] = 0  # loops over tensors by default
+    of_rows: ClassVar[str]
+    of_columns: ClassVar[str]
+    of_numbers: ClassVar[str]
+    temporaries: ClassVar[int]
+    tiny: ClassVar[float]
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """States with a number for each weight of any tensor."""
+        return ()
+
+    def average(self, xp: Any, kept: Array, sums: Array, now: Average) -> None:
+        """Take sums of squares into an average."""
+        raise NotImplementedError
+
+    def factors(self, device: Device, kept: list[Buffer], mean: float) -> list[Buffer]:
+        """What the outer product is of: R and C, whose mean R's is, or what is made of them."""
+        return kept
+
+    def direction(self, xp: Any, u: Array, g: Array, now: Estimate) -> None:
+        """U in place of the outer product, or of a copy of the average."""
+        raise NotImplementedError
+
+    def rates(self, now: Step, rms_weight: float, rms_update: float, *, decays: bool) -> Any:
+        """What `move` is given for a tensor."""
+        raise NotImplementedError
+
+    def move(self, xp: Any, w: Array, u: Array, now: Any, *moments: Array) -> None:
+        """Move the weights along U."""
+        raise NotImplementedError
+
+    # -- what it keeps -------------------------------------------------------------------------------
+    def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
+        held = held_of(spec, own)
+        matrices = [one.weight.shape for one in held if one.is_matrix]
+        sizes = {
+            self.of_rows: sum(rows for rows, _ in matrices),
+            self.of_columns: sum(columns for _, columns in matrices),
+            self.of_numbers: sum(one.numel for one in held if not one.is_matrix),
+        }
+        kept = [StateArray(name, numel, dtype) for name, numel in sizes.items() if numel]
+        return kept + [StateArray(name, own.size, dtype, own.padding) for name in self.moments if own.size]
+
+    # -- a step ---------------------------------------------------------------------------------------
+    def step(self, flat: Flat, now: Step, add: Add) -> None:
+        device, dtype, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
+        held, fresh = held_of(flat.spec, flat.own), float(now.number) ** -0.8
+        exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 of those that others hold
+        sums = _zeros(device, count + sum(map(sums_of, flat.spec.weights)), dtype)
+        for one in held:
+            self._add_up(flat, one, now.grad_scale, fresh, sums, exact)
+        weights = _exchange(exact, sums, add)
+        for one in held:
+            if one.is_matrix:
+                self._take_in(flat, one, fresh, sums, exact)
+        del sums
+        of_rows = device.backend.to_host(exact.array)
+        means = [float(of_rows[one.which]) / one.weight.shape[0] if one.is_matrix else 1.0 for one in held]
+        for one, mean in zip(held, means, strict=True):
+            self._square_update(flat, one, now.grad_scale, mean, exact)
+        updates = _exchange(exact, _zeros(device, count, dtype), add)
+        for one, mean in zip(held, means, strict=True):
+            of_all = (float(squares[one.which]) / one.weight.numel for squares in (weights, updates))
+            rates = self.rates(now, *map(sqrt, of_all), decays=now.decays(one.weight))
+            self._apply(flat, one, now.grad_scale, mean, rates)
+
+    def _room(self, flat: Flat, one: Held) -> list[Buffer]:
+        return [flat.device.alloc((one.numel,), flat.weights().dtype, Kind.TEMP) for _ in range(self.temporaries)]
+
+    def _add_up(self, flat: Flat, one: Held, scale: float, fresh: float, sums: Buffer, exact: Buffer) -> None:
+        """The sums of one tensor's part. What keeps a number for each weight needs no others, and takes its own in."""
+        grad, w, room = _part(flat.grad_shard, one), _part(flat.weights(), one), self._room(flat, one)
+        device, squares = flat.device, room[0].array
+        device.kernel(2 * one.numel, device.backend.sum_squares, w.array, one.numel, one_of(exact, one))
+        work = self._work("squares", 2 * one.numel, grad.nbytes, squares.nbytes)
+        device.kernels(work, device.backend.elementwise, square, self.tiny, scale, grad.array, squares)
+        if one.is_matrix:
+            by_row, by_column = _sums_of(sums, one)
+            work = self._work("sums", 2 * one.numel, 2 * squares.nbytes, by_row.nbytes + by_column.nbytes)
+            device.kernels(work, add_to, device.backend, one, squares, by_row.array, by_column.array)
+        else:
+            self._average(device, room[0], self._own(flat, one)[0], Average(fresh, 1.0))
+
+    def _take_in(self, flat: Flat, one: Held, fresh: float, sums: Buffer, exact: Buffer) -> None:
+        """R and C of one matrix, and the sum of R."""
+        device, (rows, columns) = flat.device, one.weight.shape
+        (by_row, by_column), (kept_rows, kept_columns) = _sums_of(sums, one), self._own(flat, one)
+        self._average(device, by_row, kept_rows, Average(fresh, columns))
+        self._average(device, by_column, kept_columns, Average(fresh, rows))
+        device.kernel(rows, device.backend.sum_to, kept_rows.array, one_of(exact, one))
+
+    def _average(self, device: Device, sums: Buffer, kept: Buffer, now: Average) -> None:
+        work = self._work("average", 3 * kept.numel, sums.nbytes + kept.nbytes, kept.nbytes)
+        device.kernels(work, device.backend.elementwise, self.average, now, 1.0, sums.array, kept.array)
+
+    def _update(self, flat: Flat, one: Held, scale: float, mean: float) -> list[Buffer]:
+        """U of one tensor's part, in the first of its temporaries."""
+        device, grad, kept, room = flat.device, _part(flat.grad_shard, one), self._own(flat, one), self._room(flat, one)
+        u, dtype = room[0], flat.weights().dtype
+        if one.is_matrix:
+            rows, columns = self.factors(device, kept, mean)
+            work = self._work("outer", one.numel, rows.nbytes + columns.nbytes, u.nbytes)
+            device.kernels(work, outer, device.backend, one, rows.array, columns.array, u.array)
+        else:
+            device.kernel(0, device.backend.copy, kept[0].array, u.array)
+        now = Estimate(one.is_matrix, mean, 2.0**-23 if dtype.itemsize == 4 else 2.0**-52)
+        work = self._work("update", 4 * one.numel, grad.nbytes + u.nbytes, u.nbytes)
+        device.kernels(work, device.backend.elementwise, self.direction, now, scale, grad.array, u.array)
+        return room
+
+    def _square_update(self, flat: Flat, one: Held, scale: float, mean: float, exact: Buffer) -> None:
+        u = self._update(flat, one, scale, mean)[0]
+        flat.device.kernel(2 * one.numel, flat.device.backend.sum_squares, u.array, one.numel, one_of(exact, one))
+
+    def _apply(self, flat: Flat, one: Held, scale: float, mean: float, rates: Any) -> None:
+        device, w, room = flat.device, _part(flat.weights(), one), self._update(flat, one, scale, mean)
+        moments = [_part(flat.states[name], one) for name in self.moments]
+        moved = w.nbytes + sum(each.nbytes for each in moments)
+        work = self._work("move", 3 * one.numel, moved + room[0].nbytes, moved)
+        arrays = [each.array for each in (room[0], w, *moments)]
+        device.kernels(work, device.backend.elementwise, self.move, rates, 1.0, *arrays)
+
+    def _own(self, flat: Flat, one: Held) -> list[Buffer]:
+        """R and C of a matrix, or the one average of another tensor's part."""
+        if not one.is_matrix:
+            return [flat.states[self.of_numbers][one.numbers : one.numbers + one.numel]]
+        rows, columns = one.weight.shape
+        return [
+            flat.states[self.of_rows][one.rows : one.rows + rows],
+            flat.states[self.of_columns][one.columns : one.columns + columns],
+        ]
+
+    def _work(self, name: str, flops: int, read: int, written: int) -> list[KernelWork]:
+        return [KernelWork(f"{type(self).__name__.lower()}_{name}", VECTOR, flops, read, written)]
+
+
+# -- on arrays ----------------------------------------------------------------------------------------
+def square(xp: Any, out: Array, x: Array, tiny: float) -> None:
+    out[...] = x * x + tiny if tiny else x * x
+
+
+def add_to(backend: Backend, one: Held, squares: Array, by_row: Array, by_column: Array) -> None:
+    """The sums of a part's squares, in those of the whole matrix's rows and columns, which are 0 before."""
+    for at, row in enumerate(rectangles(one)):
+        values = row.of(squares)
+        backend.sum_to(values, by_row[row.row : row.row + row.rows].reshape(row.rows, 1))
+        columns = by_column[row.column : row.column + row.columns]
+        if at:  # those after the first are one row each
+            backend.add(columns, values.reshape(-1), columns)
+        else:
+            backend.sum_to(values, columns)
+
+
+def outer(backend: Backend, one: Held, rows: Array, columns: Array, out: Array) -> None:
+    """What a part of a matrix has of the product of a column of `rows` and a row of `columns`."""
+    for row in rectangles(one):
+        down = rows[row.row : row.row + row.rows].reshape(row.rows, 1)
+        backend.multiply(down, columns[row.column : row.column + row.columns].reshape(1, row.columns), row.of(out))
+
+
+def _zeros(device: Device, numel: int, dtype: DType) -> Buffer:
+    buffer = device.alloc((numel,), dtype, Kind.TEMP)
+    device.kernel(0, device.backend.fill, buffer.array, 0.0)
+    return buffer
+
+
+def _exchange(exact: Buffer, sums: Buffer, add: Add) -> Any:
+    """Add up `sums`, which begin with the tensors' own; those, of all ranks, on the host."""
+    device, own = exact.device, sums[: exact.numel]
+    device.kernel(0, device.backend.copy, exact.array, own.array)
+    add(sums)
+    return device.backend.to_host(own.array)
+
+
+def one_of(exact: Buffer, one: Held) -> Array:
+    """A tensor's number among those of all."""
+    return exact[one.which : one.which + 1].array
+
+
+def _part(buffer: Buffer | None, one: Held) -> Buffer:
+    assert buffer is not None
+    return buffer[one.at : one.at + one.numel]
+
+
+def _sums_of(sums: Buffer, one: Held) -> list[Buffer]:
+    """A matrix's sums of rows, and of columns."""
+    rows, columns = one.weight.shape
+    return [sums[one.sums : one.sums + rows], sums[one.sums + rows : one.sums + rows + columns]]
