@@ -23,7 +23,8 @@ from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Unit
 from zerosim.tensor.flat import Flat
 from zerosim.train import data, engine
-from zerosim.train.build import build_model, build_strategy, build_updater
+from zerosim.train.build import build_model, build_strategy
+from zerosim.train.build_updater import build_updater
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 

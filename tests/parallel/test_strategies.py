@@ -33,7 +33,8 @@ from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
 from zerosim.train import data
-from zerosim.train.build import build_updater, world_of
+from zerosim.train.build import world_of
+from zerosim.train.build_updater import build_updater
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, run
 

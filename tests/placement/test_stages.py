@@ -14,8 +14,8 @@ from zerosim.config import RunConfig
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.layout import STATES, Layout, Piece
 from zerosim.placement.partition import Slice
+from zerosim.placement.spec import is_block
 from zerosim.placement.stages import cut_layers, cut_units
-from zerosim.train.build import is_block
 from zerosim.train.plan import plan
 from zerosim.train.run import Experiment
 

@@ -17,7 +17,8 @@ from zerosim.ledger.activations import ActivationLedger, SavedRow
 from zerosim.models.model import draw_flat
 from zerosim.report.activations import activations_table, block_unit, check_block
 from zerosim.train import data, engine
-from zerosim.train.build import build_rank, build_updater, place_rank
+from zerosim.train.build import build_rank, place_rank
+from zerosim.train.build_updater import build_updater
 from zerosim.train.plan import plan
 
 PAPER: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=16, micro_batch=2, dropout=0.1, saves="megatron")

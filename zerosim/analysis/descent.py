@@ -18,7 +18,7 @@ from zerosim.dtypes import fp32
 from zerosim.errors import InputError
 from zerosim.parallel.ddp import DDP
 from zerosim.tensor.flat import Flat
-from zerosim.train.build import build_updater
+from zerosim.train.build_updater import build_updater
 
 RATES = tuple(float(f"{digit}e{power}") for power in range(-4, 1) for digit in (1, 2, 5))
 """1e-4, 2e-4, 5e-4, ..., 1, 2, 5."""

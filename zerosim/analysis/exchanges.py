@@ -14,7 +14,7 @@ from zerosim.analysis.shares import Share, itemsizes, passes_of, share_of
 from zerosim.analysis.traffic import Form, TrafficCheck, sent_rows, traffic_of
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
-from zerosim.train.build import is_block
+from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
 
 PURPOSE = "activations"

@@ -20,9 +20,8 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.parallel.pipeline import SCHEDULES, Pipeline
 from zerosim.parallel.schedule import Backward
-from zerosim.placement.spec import FlatSpec, WeightSpec, unit_of
+from zerosim.placement.spec import FlatSpec, WeightSpec, is_block, unit_of
 from zerosim.placement.stages import cut_units
-from zerosim.train.build import is_block
 from zerosim.train.result import RunResult
 
 

@@ -24,7 +24,8 @@ from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import load_flat
 from zerosim.train import engine
-from zerosim.train.build import build_rank, build_updater, place_rank, world_of
+from zerosim.train.build import build_rank, place_rank, world_of
+from zerosim.train.build_updater import build_updater
 
 P = ParamSpec("P")
 Samples = dict[tuple[str, float], list[float]]

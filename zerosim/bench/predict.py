@@ -28,7 +28,8 @@ from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import load_flat
 from zerosim.placement.mesh import DATA
 from zerosim.train import data, engine
-from zerosim.train.build import build_rank, build_updater, place_rank, world_of
+from zerosim.train.build import build_rank, place_rank, world_of
+from zerosim.train.build_updater import build_updater
 from zerosim.train.plan import plan
 
 STAGES = (1, 2, 3)

@@ -33,7 +33,8 @@ from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import initial_values, load_flat
 from zerosim.placement.mesh import DATA
 from zerosim.train import data, engine
-from zerosim.train.build import build_model, build_rank, build_updater, place_rank, world_of
+from zerosim.train.build import build_model, build_rank, place_rank, world_of
+from zerosim.train.build_updater import build_updater
 
 RANKS = 4
 

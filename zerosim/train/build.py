@@ -1,4 +1,4 @@
-"""From a RunConfig to the parts of a run: model, optimizer step, strategy. One of each per rank, all alike."""
+"""From a RunConfig to the parts of a run: model, strategy, pipeline. One of each per rank, all alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from zerosim.comm.groups import Groups
 from zerosim.comm.runtime import Context, World
 from zerosim.config import RunConfig
 from zerosim.config.model import ModelConfig
-from zerosim.config.parts import OptimConfig, PrecisionConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
@@ -22,21 +21,6 @@ from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.nn import Alone, KeptInputs, Recompute
-from zerosim.optim.adafactor import Adafactor, AdafactorHF
-from zerosim.optim.adagrad import AdaGrad, RMSProp
-from zerosim.optim.adam import Adam
-from zerosim.optim.adam8bit import Adam8bit
-from zerosim.optim.control import StepControl
-from zerosim.optim.lion import Lion
-from zerosim.optim.lr_schedule import LRSchedule
-from zerosim.optim.muon import Muon
-from zerosim.optim.optimizer import Optimizer
-from zerosim.optim.precision import LossScaler
-from zerosim.optim.radam import RAdam
-from zerosim.optim.rounding import Rounding
-from zerosim.optim.sage import AdamSAGE
-from zerosim.optim.sgd import SGD
-from zerosim.optim.sophia import SophiaG
 from zerosim.optim.updater import Updater
 from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
@@ -51,9 +35,8 @@ from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Ahead, Zero3
 from zerosim.placement.layout import Layout, Rows
 from zerosim.placement.mesh import DATA, Mesh
-from zerosim.placement.spec import is_block as is_block
+from zerosim.placement.spec import is_block
 from zerosim.placement.stages import cut_units
-from zerosim.tensor.accumulation import GradMemory
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 
@@ -215,85 +198,6 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
     """Take memory for the weights and the optimizer's state, and write the weights."""
     strategy.place(model.flats, lambda flat: write(flat, model.group))
     ctx.device.mark("after_init")
-
-
-def build_updater(
-    config: RunConfig,
-    steps: int,
-    make_control: Callable[..., StepControl] = StepControl,
-    optimizer: Optimizer | None = None,
-) -> Updater:
-    """Optimizer, learning rates and loss scaling of a run; one per rank, all alike. An `optimizer` of one's own takes
-    the place of the configuration's."""
-    optim = config.optim
-    control = make_control(
-        LRSchedule(optim.resolved_lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
-        scaler=_scaler(config.precision),
-        clip_norm=optim.clip_norm,
-        skip_nonfinite=config.precision.skip_nonfinite,
-    )
-    choices = config.recipe_choices
-    memory = GradMemory(
-        persistent=choices.lasting_grads,
-        param_dtype=choices.param_dtype_grads,
-        own_only=choices.own_grads_only,
-        bucket_copies=choices.grad_buckets == "copies",
-        upcast=choices.upcast_grads,
-        keep_upcast=choices.keep_upcast,
-    )
-    together = choices.sub_group if config.parallel.zero_stage == 3 else 0
-    kind = config.precision.resolved_rounding
-    return Updater(
-        optimizer or _optimizer(optim, config.global_batch * config.model.seq),
-        control,
-        decay=optim.decay,
-        grad_memory=memory,
-        sub_group=together,
-        foreach=choices.foreach,
-        rounding=None if kind is None else Rounding(kind, config.data.seed),
-    )
-
-
-def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
-    """`tokens`: targets in the global batch."""
-    name, betas, eps, decay = optim.optimizer, optim.resolved_betas, optim.resolved_eps, optim.resolved_weight_decay
-    makes: dict[str, Callable[[], Optimizer]] = {
-        "adam": lambda: Adam(*betas, eps, decay),
-        "adamw": lambda: Adam(*betas, eps, decay, decoupled=True),
-        "adam8bit": lambda: Adam8bit(*betas, eps, decay),
-        "radam": lambda: RAdam(*betas, eps, decay),
-        "adam-sage": lambda: AdamSAGE(*betas, eps=eps, weight_decay=decay),
-        "lion": lambda: Lion(*betas, decay),
-        "sophia": lambda: SophiaG(tokens, *betas, decay, estimates_every=OPTIMIZERS[name].estimates_every),
-        "adagrad": lambda: AdaGrad(eps, decay),
-        "rmsprop": lambda: RMSProp(eps=eps, weight_decay=decay),
-        "adafactor": lambda: Adafactor(decay),
-        "adafactor-hf": lambda: AdafactorHF(
-            decay, optim.momentum or None, optim.scale_parameter, relative_step=optim.lr is None
-        ),
-        "muon": lambda: Muon(
-            optim.resolved_momentum,
-            decay,
-            Adam(*betas, eps, decay, decoupled=True),
-            optim.resolved_aux_lr / optim.resolved_lr,
-        ),
-        "sgd": lambda: SGD(optim.momentum, decay, ema=optim.momentum_form == "ema", nesterov=optim.nesterov),
-    }
-    return makes[name]()
-
-
-def _scaler(precision: PrecisionConfig) -> LossScaler | None:
-    scale = precision.resolved_loss_scale
-    if scale is None:
-        return None
-    if not isinstance(scale, str):
-        return LossScaler(scale, dynamic=False)
-    return LossScaler(
-        2.0**precision.initial_scale_power,
-        window=precision.loss_scale_window,
-        hysteresis=precision.hysteresis,
-        minimum=precision.min_loss_scale,
-    )
 
 
 def strategy_class(config: RunConfig) -> type[Strategy]:

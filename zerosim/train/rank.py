@@ -16,7 +16,8 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
-from zerosim.train.build import MakeStrategy, build_rank, build_updater, place_rank
+from zerosim.train.build import MakeStrategy, build_rank, place_rank
+from zerosim.train.build_updater import build_updater
 
 Progress = Callable[[int, int, float], None]
 """Called as progress(rank, step, loss) on the rank's own thread."""

@@ -20,7 +20,7 @@ from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.parallel.pipeline import SCHEDULES
-from zerosim.train.build import is_block
+from zerosim.placement.spec import is_block
 from zerosim.train.plan import plan
 
 

@@ -1,0 +1,104 @@
+"""From a RunConfig to what steps: the optimizer, its learning rates, loss scaling and how weights are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerosim.config import RunConfig
+from zerosim.config.parts import OptimConfig, PrecisionConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.optim.adafactor import Adafactor, AdafactorHF
+from zerosim.optim.adagrad import AdaGrad, RMSProp
+from zerosim.optim.adam import Adam
+from zerosim.optim.adam8bit import Adam8bit
+from zerosim.optim.control import StepControl
+from zerosim.optim.lion import Lion
+from zerosim.optim.lr_schedule import LRSchedule
+from zerosim.optim.muon import Muon
+from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.precision import LossScaler
+from zerosim.optim.radam import RAdam
+from zerosim.optim.rounding import Rounding
+from zerosim.optim.sage import AdamSAGE
+from zerosim.optim.sgd import SGD
+from zerosim.optim.sophia import SophiaG
+from zerosim.optim.updater import Updater
+from zerosim.tensor.accumulation import GradMemory
+
+
+def build_updater(
+    config: RunConfig,
+    steps: int,
+    make_control: Callable[..., StepControl] = StepControl,
+    optimizer: Optimizer | None = None,
+) -> Updater:
+    """One per rank, all alike. An `optimizer` of one's own takes the place of the configuration's."""
+    optim = config.optim
+    control = make_control(
+        LRSchedule(optim.resolved_lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
+        scaler=_scaler(config.precision),
+        clip_norm=optim.clip_norm,
+        skip_nonfinite=config.precision.skip_nonfinite,
+    )
+    choices = config.recipe_choices
+    memory = GradMemory(
+        persistent=choices.lasting_grads,
+        param_dtype=choices.param_dtype_grads,
+        own_only=choices.own_grads_only,
+        bucket_copies=choices.grad_buckets == "copies",
+        upcast=choices.upcast_grads,
+        keep_upcast=choices.keep_upcast,
+    )
+    together = choices.sub_group if config.parallel.zero_stage == 3 else 0
+    kind = config.precision.resolved_rounding
+    return Updater(
+        optimizer or _optimizer(optim, config.global_batch * config.model.seq),
+        control,
+        decay=optim.decay,
+        grad_memory=memory,
+        sub_group=together,
+        foreach=choices.foreach,
+        rounding=None if kind is None else Rounding(kind, config.data.seed),
+    )
+
+
+def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
+    """`tokens`: targets in the global batch."""
+    name, betas, eps, decay = optim.optimizer, optim.resolved_betas, optim.resolved_eps, optim.resolved_weight_decay
+    makes: dict[str, Callable[[], Optimizer]] = {
+        "adam": lambda: Adam(*betas, eps, decay),
+        "adamw": lambda: Adam(*betas, eps, decay, decoupled=True),
+        "adam8bit": lambda: Adam8bit(*betas, eps, decay),
+        "radam": lambda: RAdam(*betas, eps, decay),
+        "adam-sage": lambda: AdamSAGE(*betas, eps=eps, weight_decay=decay),
+        "lion": lambda: Lion(*betas, decay),
+        "sophia": lambda: SophiaG(tokens, *betas, decay, estimates_every=OPTIMIZERS[name].estimates_every),
+        "adagrad": lambda: AdaGrad(eps, decay),
+        "rmsprop": lambda: RMSProp(eps=eps, weight_decay=decay),
+        "adafactor": lambda: Adafactor(decay),
+        "adafactor-hf": lambda: AdafactorHF(
+            decay, optim.momentum or None, optim.scale_parameter, relative_step=optim.lr is None
+        ),
+        "muon": lambda: Muon(
+            optim.resolved_momentum,
+            decay,
+            Adam(*betas, eps, decay, decoupled=True),
+            optim.resolved_aux_lr / optim.resolved_lr,
+        ),
+        "sgd": lambda: SGD(optim.momentum, decay, ema=optim.momentum_form == "ema", nesterov=optim.nesterov),
+    }
+    return makes[name]()
+
+
+def _scaler(precision: PrecisionConfig) -> LossScaler | None:
+    scale = precision.resolved_loss_scale
+    if scale is None:
+        return None
+    if not isinstance(scale, str):
+        return LossScaler(scale, dynamic=False)
+    return LossScaler(
+        2.0**precision.initial_scale_power,
+        window=precision.loss_scale_window,
+        hysteresis=precision.hysteresis,
+        minimum=precision.min_loss_scale,
+    )
