@@ -25,7 +25,10 @@ CONTIGUOUS = Flags(True)
 
 
 class MetaArray:
-    """A window of bytes that are not there: `shape` and `strides` in elements, `itemsize` in bytes."""
+    """A window of bytes that are not there: `shape` and `strides` in elements, `itemsize` in bytes.
+
+    It never changes, and nothing tells two that are alike apart: those of a program are made once (`_array`).
+    """
 
     __slots__ = ("flags", "itemsize", "nbytes", "shape", "size", "strides")
 
@@ -51,7 +54,7 @@ class MetaArray:
         if isinstance(window, slice) and self.shape:  # rows, or a part of what is flat: by far the most frequent
             start, stop, step = window.indices(self.shape[0])
             rows = len(range(start, stop, step))
-            return MetaArray((rows, *self.shape[1:]), self.itemsize, (self.strides[0] * step, *self.strides[1:]))
+            return _array((rows, *self.shape[1:]), self.itemsize, (self.strides[0] * step, *self.strides[1:]))
         parts = window if isinstance(window, tuple) else (window,)
         if Ellipsis in parts:
             at = parts.index(Ellipsis)
@@ -69,24 +72,14 @@ class MetaArray:
                 strides.append(stride * step)
             elif not -length <= part < length:
                 raise IndexError(f"index {part} is out of range for a dimension of {length}")
-        return MetaArray(tuple(shape), self.itemsize, tuple(strides))
+        return _array(tuple(shape), self.itemsize, tuple(strides))
 
     def reshape(self, *shape: Any) -> MetaArray:
         """Another shape of as many elements; one length may be -1. Where NumPy would copy, it is refused."""
-        lengths = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple) else list(shape)
-        if -1 in lengths:
-            rest = math.prod(length for length in lengths if length != -1)
-            lengths[lengths.index(-1)] = self.size // rest if rest else 0
-        new = MetaArray(tuple(lengths), self.itemsize)
-        if new.size != self.size or not self.flags.c_contiguous:
-            raise ValueError(f"{self.shape} with strides {self.strides} cannot be seen as {tuple(lengths)}")
-        return new
+        return _reshaped(self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
 
     def transpose(self, *order: int) -> MetaArray:
-        axes = order or tuple(reversed(range(len(self.shape))))
-        return MetaArray(
-            tuple(self.shape[axis] for axis in axes), self.itemsize, tuple(self.strides[axis] for axis in axes)
-        )
+        return _transposed(self, order)
 
     @property
     def T(self) -> MetaArray:
@@ -101,7 +94,33 @@ class MetaArray:
         return f"MetaArray({self.shape}, {self.itemsize} bytes each)"
 
 
-@lru_cache(maxsize=4096)  # a program has few shapes, and asks for each of them again and again
+# A program has few shapes, and asks for each of them again and again.
+@lru_cache(maxsize=16384)
+def _array(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None = None) -> MetaArray:
+    return MetaArray(shape, itemsize, strides)
+
+
+@lru_cache(maxsize=16384)
+def _reshaped(array: MetaArray, shape: tuple[int, ...]) -> MetaArray:
+    lengths = list(shape)
+    if -1 in lengths:
+        rest = math.prod(length for length in lengths if length != -1)
+        lengths[lengths.index(-1)] = array.size // rest if rest else 0
+    new = _array(tuple(lengths), array.itemsize)
+    if new.size != array.size or not array.flags.c_contiguous:
+        raise ValueError(f"{array.shape} with strides {array.strides} cannot be seen as {tuple(lengths)}")
+    return new
+
+
+@lru_cache(maxsize=16384)
+def _transposed(array: MetaArray, order: tuple[int, ...]) -> MetaArray:
+    axes = order or tuple(reversed(range(len(array.shape))))
+    return _array(
+        tuple(array.shape[axis] for axis in axes), array.itemsize, tuple(array.strides[axis] for axis in axes)
+    )
+
+
+@lru_cache(maxsize=4096)
 def _size_and_strides(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     """How many elements there are, and the strides of an array that holds them side by side."""
     strides: list[int] = []
@@ -118,7 +137,7 @@ class MetaBackend(Backend):
     name = "meta"
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> MetaArray:
-        return MetaArray(tuple(shape), dtype.itemsize)
+        return _array(tuple(shape), dtype.itemsize)
 
     def to_host(self, array: MetaArray) -> Any:
         """Zeros, all of them one: a view that takes no memory."""

@@ -39,7 +39,7 @@ VERBS = {
     "explain": "the closed forms with your numbers put in, term by term; runs nothing",
     "check": "scenarios that expect printed figures: papers' tables against what is counted",
     "export": "files for other programs: a step in time for Perfetto, buffers for PyTorch's memory_viz",
-    "plot": "a picture of memory, scaling, one step's timeline or traffic, as PNG or SVG",
+    "plot": "a picture as PNG or SVG: memory, traffic, time, pipelines, what optimizers do",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",

@@ -134,6 +134,8 @@ class OptimConfig(Part):
             raise InputError(f"nesterov: {title} always looks ahead so; leave it out")
         if self.nesterov and (not self.momentum or title != "sgd"):
             raise InputError("nesterov: expected sgd with momentum, such as 0.9")
+        if self.momentum_form != "torch" and (not self.momentum or title != "sgd"):
+            raise InputError(f"momentum_form {self.momentum_form!r}: expected sgd with momentum, such as 0.9")
         if not self.scale_parameter and title != "adafactor-hf":
             raise InputError(f"scale_parameter: {title} has no such choice; choose adafactor-hf")
         if self.betas is not None and own.betas is None:

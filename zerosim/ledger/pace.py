@@ -53,14 +53,14 @@ class PaceLedger:
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
         for event in events:
-            if self.detail and isinstance(event, Alloc | Free):
+            if self.detail and isinstance(event, (Alloc, Free)):
                 self._count(event)
             if event.scope.step != self.step:
                 continue
             if isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it
                     self._add(event)
-            elif isinstance(event, Launch | Wait) or (isinstance(event, Copy) and event.purpose == "offload"):
+            elif isinstance(event, (Launch, Wait)) or (isinstance(event, Copy) and event.purpose == "offload"):
                 self.entries.append(event)
 
     def _count(self, event: Alloc | Free) -> None:

@@ -90,6 +90,7 @@ class WeightSpec:
     split      how it is cut over the tensor-parallel group; without one, every member holds all of it
     summed     members work out shares of its gradient, which are to be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
+    numel      its elements
     """
 
     name: str
@@ -99,11 +100,10 @@ class WeightSpec:
     split: Split | None = None
     summed: bool = False
     embedding: bool = False
+    numel: int = field(init=False)
 
-    @property
-    def numel(self) -> int:
-        """Its elements."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numel", math.prod(self.shape))
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -195,10 +195,14 @@ class FlatSpec:
 
     def padding(self, part: Slice) -> int:
         """How many elements of `part` are no weight's: in gaps, or past the buffer's end."""
+        if self.block == self.members == 1:  # then there are no gaps
+            return part.padding
         return part.size - sum(mine.numel for mine in self.within(part))
 
     def gaps(self, part: Slice) -> Iterator[tuple[int, int]]:
         """Where they lie in it, as [start, stop) from its beginning."""
+        if not self.padding(part):
+            return
         end = 0
         for mine in self.within(part):
             if end < mine.at:
