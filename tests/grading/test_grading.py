@@ -111,7 +111,7 @@ def test_the_packages_own_strategies_pass_every_check_and_are_nobodys_answer(nam
     assert ", zerosim's own, did the work: write it yourself" in str(found).splitlines()[0]
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, **NAMES)
+@pytest.mark.parametrize("exercise", EXERCISES[::3], **NAMES)
 def test_grading_is_always_the_same(exercise: Exercise) -> None:
     first = as_given(exercise.name)
     again = grade(exercise.given, exercise)

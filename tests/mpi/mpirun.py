@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # containers that forbid process_vm_readv
     "PYTHONPATH": str(ROOT),
+    "ZEROSIM_STANDIN_TMPDIR": tempfile.gettempdir(),  # kernels are compiled once for all jobs
 }
 
 

@@ -39,7 +39,9 @@ def _fingerprint() -> bytes:
 
 @cache
 def _folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"zerosim-standin-{getpass.getuser()}"
+    """One for all processes of a test run, also for those that have a temporary folder of their own."""
+    temporary = os.environ.get("ZEROSIM_STANDIN_TMPDIR") or tempfile.gettempdir()
+    folder = Path(temporary) / f"zerosim-standin-{getpass.getuser()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 

@@ -138,7 +138,7 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tu
     while dims and dims[0][0] <= run:
         stride, size = dims.pop(0)
         run = max(run, stride * (size - 1) + run)
-    if math.prod(size for _, size in dims) > 4096:
+    if math.prod(size for _, size in dims) > 512:
         return np.zeros(1, np.int64), run + sum(stride * (size - 1) for stride, size in dims)
     starts = np.zeros(1, np.int64)
     for stride, size in dims:
