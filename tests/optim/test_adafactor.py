@@ -238,8 +238,8 @@ def test_stages_that_add_in_another_order_are_no_contradiction(capsys: pytest.Ca
         ("adafactor --momentum 0.9", "momentum 0.9: adafactor has none"),
         ("adam --no-scale-parameter", "--scale-parameter: adam has no such choice; choose adafactor-hf"),
         ("adafactor-hf --nesterov --momentum 0.9", "nesterov: expected sgd"),
-        ("adam --momentum-form ema", "momentum_form 'ema': expected sgd with momentum"),
-        ("sgd --momentum-form ema", "momentum_form 'ema': expected sgd with momentum"),
+        ("adam --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
+        ("sgd --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
         ("adafactor --tp 2 --ranks 4", "tp 2: adafactor wants whole matrices"),
     ],
 )
