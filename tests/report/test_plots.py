@@ -472,7 +472,7 @@ def bytes_of(figure: Figure, form: str) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "theme"), zip(["png", "svg"], THEMES, strict=True))
+@pytest.mark.parametrize(("form", "theme"), list(zip(["png", "svg"], THEMES, strict=True)))
 def test_files_are_the_same_bytes_twice(form: str, theme: str) -> None:
     events = planned(3, keep_events=True).events[0]
 
