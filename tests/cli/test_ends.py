@@ -184,6 +184,7 @@ def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(collective_errors, "FIRST_SPEAKS_S", 0.0)
     monkeypatch.setattr(collective_errors, "NEXT_SPEAKS_S", 0.0)
+    monkeypatch.delenv("PMIX_SERVER_TMPDIR", raising=False)
     return dict(request.param)
 
 
@@ -227,6 +228,20 @@ def test_a_person_at_a_terminal_is_not_a_launched_process(
     assert main(["run", *SMALL.split(), "--json", "out.json"]) == 0
     assert "ZeRO-3 on 2 ranks" in capsys.readouterr().out
     assert Path("out.json").exists()
+
+
+def test_an_error_waits_for_its_end_where_another_process_of_the_job_has_told_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("zerosim.comm.collective_errors.time.sleep", waits.append)
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", str(folder))
+    for rank, must_wait in (("2", False), ("1", True), ("2", False), ("0", True)):
+        monkeypatch.setenv("PMIX_RANK", rank)
+        waits.clear()
+        assert main(["plan", "--stage", "7"]) == 2
+        assert (collective_errors.END_S in waits) == must_wait
+        assert "--stage 7" in capsys.readouterr().err  # nobody ended it
 
 
 # -- what fails oddly -------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ Without MPI there is one process, and nothing to agree on.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from zerosim.config.launcher import mpirun_rank, mpirun_size
+from zerosim.config.launcher import mpirun_folder, mpirun_rank, mpirun_size
 from zerosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ FIRST_SPEAKS_S = 2.0
 
 NEXT_SPEAKS_S, MOST_TURNS = 1.0, 4
 """How long each lets the one before it, where the first one says nothing; and how many of them take turns."""
+
+END_S = 10.0
+"""How long mpirun may take to end a process where another one has told its error; who is still there tells its own."""
 
 
 def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException, bool]:
@@ -40,12 +44,32 @@ def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException
             pass
         else:
             return (error if error is session.agreed else session.fail(error)), session.process == 0
-    process = mpirun_rank() or 0
+    process = mpirun_rank()
     if is_interrupt:
         return error, not (is_shared and process)
     if process:
         time.sleep(FIRST_SPEAKS_S + NEXT_SPEAKS_S * min(process - 1, MOST_TURNS))
+    if process is not None and not _is_first_to_tell(process):
+        time.sleep(END_S)
     return error, True
+
+
+def _is_first_to_tell(process: int) -> bool:
+    """Whether no other process of this job and host has told an error, as far as can be known.
+
+    The one that tells leaves a link to its number in the job's folder: a link is made whole, by one process alone.
+    """
+    folder = mpirun_folder()
+    if folder is None:
+        return True
+    told = os.path.join(folder, f"zerosim-told.{os.environ.get('PMIX_NAMESPACE', '')}")
+    try:
+        os.symlink(str(process), told)
+    except FileExistsError:
+        return os.readlink(told) == str(process)  # itself, in an earlier command of the same job
+    except OSError:
+        pass
+    return True
 
 
 @contextmanager

@@ -33,6 +33,12 @@ def mpirun_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     return _number(RANKS, environment) if is_launched(environment) else None
 
 
+def mpirun_folder(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Where the launcher keeps this job's files on this host, until the job ends; None where it says of none."""
+    folder = environment.get("PMIX_SERVER_TMPDIR")
+    return folder if folder and os.path.isdir(folder) else None
+
+
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this very process, not a shell above it: nobody types into what a launcher started."""
     if os.isatty(STDIN):
