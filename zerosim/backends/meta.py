@@ -52,9 +52,7 @@ class MetaArray:
     def __getitem__(self, window: Any) -> MetaArray:
         """Basic slicing, as NumPy's: whole numbers, slices and one Ellipsis."""
         if isinstance(window, slice) and self.shape:  # rows, or a part of what is flat: by far the most frequent
-            start, stop, step = window.indices(self.shape[0])
-            rows = len(range(start, stop, step))
-            return _array((rows, *self.shape[1:]), self.itemsize, (self.strides[0] * step, *self.strides[1:]))
+            return _rows(self, window.start, window.stop, window.step)
         parts = window if isinstance(window, tuple) else (window,)
         if Ellipsis in parts:
             at = parts.index(Ellipsis)
@@ -98,6 +96,13 @@ class MetaArray:
 @lru_cache(maxsize=16384)
 def _array(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None = None) -> MetaArray:
     return MetaArray(shape, itemsize, strides)
+
+
+@lru_cache(maxsize=16384)
+def _rows(array: MetaArray, start: int | None, stop: int | None, step: int | None) -> MetaArray:
+    first, last, stride = slice(start, stop, step).indices(array.shape[0])
+    rows = len(range(first, last, stride))
+    return _array((rows, *array.shape[1:]), array.itemsize, (array.strides[0] * stride, *array.strides[1:]))
 
 
 @lru_cache(maxsize=16384)

@@ -55,15 +55,10 @@ def work_of(name: str, flops: int, args: Sequence[Any]) -> KernelWork:
         return BY_ROWS[name](flops, *args)
     updates = UPDATES.get(name)
     fills = updates or FILLS.get(name) or _last_array(args)
-    read = written = 0
-    for place, arg in enumerate(args):
-        nbytes = getattr(arg, "nbytes", 0)
-        if place in fills:
-            written += nbytes
-        else:
-            read += nbytes
-    engine = MATMUL if name in MATMULS else VECTOR
-    return KernelWork(name, engine, flops, read + written if updates else read, written)
+    sizes = [getattr(arg, "nbytes", 0) for arg in args]
+    written = sum([sizes[place] for place in fills])
+    read = sum(sizes) - (0 if updates else written)
+    return KernelWork(name, MATMUL if name in MATMULS else VECTOR, flops, read, written)
 
 
 def _last_array(args: Sequence[Any]) -> tuple[int, ...]:

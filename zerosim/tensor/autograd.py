@@ -98,7 +98,7 @@ def _visit(node: Node, grad: Buffer, deliver: _Deliver) -> None:
     held = [grad.storage, *(result.storage for result in results if result is not None)]
     for edge, result in zip(edges, results, strict=True):
         if edge is not None and result is not None:
-            deliver(edge, Gradient(result, sum(result.storage is storage for storage in held) == 1))
+            deliver(edge, Gradient(result, held.count(result.storage) == 1))
 
 
 class _Deliver(Protocol):
