@@ -183,6 +183,7 @@ def write_notebook(path: Path, *sources: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 @needs_jupyter
 def test_an_error_and_a_slow_cell_fail(tmp_path: Path) -> None:
     wrong = write_notebook(tmp_path / "wrong.ipynb", "print(1)", "assert 2 + 2 == 5")

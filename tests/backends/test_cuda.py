@@ -48,7 +48,7 @@ def without_pools(events: list[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, Pool)]
 
 
-@pytest.mark.parametrize(("ranks", "precision"), [(1, "bf16"), (2, "fp16"), (2, "fp64"), (3, "fp32"), (3, "bf16")])
+@pytest.mark.parametrize(("ranks", "precision"), [(2, "fp16"), (3, "fp32"), (3, "bf16")])
 def test_stages_have_the_same_bits(train: Any, ranks: int, precision: str) -> None:
     scale = {"loss_scale": 64.0} if precision == "fp16" else {}
     ddp = train(stage=0, ranks=ranks, precision=precision, **scale)
@@ -116,25 +116,23 @@ def test_the_host_waits_once_a_step_and_never_in_forward_or_backward(stage: int,
 
 
 @on_standin
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_ranks_over_several_gpus(stage: int, train: Any) -> None:
+    """All-reduce; reduce-scatter and all-gather: the other stages' collectives are these."""
     one = train(stage=stage, ranks=4, precision="bf16", layers=1)
     STANDIN.set_device_count(2)
     try:
         two = train(stage=stage, ranks=4, precision="bf16", layers=1, parallel=2)
         assert same_bits(one, two)
         assert [gpu.index for gpu in two.gpus] == [0, 1]
-        if stage in (0, 3):  # all-reduce; reduce-scatter and all-gather: the others' rings are these
-            ring = train(stage=stage, ranks=4, precision="bf16", layers=1, collective="ring", bucket_bytes=512)
-            assert all(row.unexplained_bytes == 0 for memory in ring.memory for row in memory.pool)
+        ring = train(stage=stage, ranks=4, precision="bf16", layers=1, collective="ring", bucket_bytes=512)
+        assert all(row.unexplained_bytes == 0 for memory in ring.memory for row in memory.pool)
     finally:
         STANDIN.set_device_count(1)
 
 
 @on_standin
-@pytest.mark.parametrize(
-    ("stage", "partition"), [*((stage, "slices") for stage in range(4)), (1, "owner"), (3, "owner")]
-)
+@pytest.mark.parametrize(("stage", "partition"), [(0, "slices"), (2, "slices"), (3, "slices"), (1, "owner")])
 def test_nccl_where_every_rank_has_its_gpu(stage: int, partition: str, train: Any) -> None:
     fields = dict(stage=stage, ranks=3, precision="fp32", partition=partition, bucket_bytes=None, layers=1)
     direct = train(**fields)

@@ -181,15 +181,6 @@ def test_a_process_that_fails_says_why() -> None:
         processes.Processes([[sys.executable, "-c", "raise ValueError('no')"]], 30.0, {}).step()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(pytorch.version() is None, reason="PyTorch is not installed")
-def test_fsdp_trains_the_same_model() -> None:
-    figure = processes.against_fsdp("tiny", TINY, BUDGETS.fsdp, print)
-    assert figure.note == ""
-    assert figure.value is not None
-    assert figure.value > 0
-
-
 def test_without_pytorch_its_figures_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytorch, "version", lambda: None)
     case = suite.Case(NUMPY, BUDGETS, {}, print, "tiny", TINY, initial_weights(TINY), text_tokens(TINY))

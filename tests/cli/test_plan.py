@@ -35,7 +35,7 @@ def assert_agrees(config: RunConfig) -> None:
 
 @pytest.mark.parametrize("recipe", ["paper", "ddp", "deepspeed", "fsdp2", "megatron"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("ranks", [1, 3, 64, 1000])
+@pytest.mark.parametrize("ranks", [1, 3, 1000])
 def test_counts_equal_the_closed_forms(stage: int, ranks: int, recipe: str) -> None:
     sizes = dict(layers=3, hidden=96, heads=4, seq=32, vocab=1000)
     for tied in (True, False):

@@ -325,9 +325,10 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
-def test_all_stages_give_the_references_bits(train: Any, ranks: int, tied: bool, precision: str) -> None:
+def test_all_stages_give_the_references_bits(train: Any, ranks: int, precision: str) -> None:
+    """Tied with an even number of ranks in fp64 and bf16, with an odd one in fp32."""
+    tied = (ranks % 2 == 0) == (precision != "fp32")
     options = dict(ranks=ranks, tie_embeddings=tied, precision=precision)
     first, tokens = train(stage=0, **options)
     weights, losses = reference.train(first.config, tokens)

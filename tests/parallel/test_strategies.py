@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,8 +77,10 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("ranks", [*(pytest.param(ranks, marks=pytest.mark.bits) for ranks in (1, 2, 3)), 8])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("ranks", "precision"),
+    [*(pytest.param(*case, marks=pytest.mark.bits) for case in product((1, 2, 3), PRECISIONS)), (8, "bf16")],
+)
 def test_all_stages_and_partitions_give_the_references_bits(train: Any, ranks: int, precision: str) -> None:
     """Tied or not in turn, so that every number of ranks and every precision is tested with both."""
     tied = (ranks + PRECISIONS.index(precision)) % 2 == 0

@@ -82,12 +82,11 @@ def legends(figure: Figure) -> list[list[str]]:
     return [[text.get_text() for text in legend.get_texts()] for legend in found if legend is not None]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_key_has_the_rates_and_covers_no_path(theme: str) -> None:
+def test_the_key_has_the_rates_and_covers_no_path() -> None:
     paths = best_paths(["saddle", "bowl", "beale"], ["sgd", "lion"], steps=5)
     crowd = {f"{title} {copy}": path for title, path in paths["saddle"].items() for copy in range(MOST // 2)}
     for drawn, size in ((paths, None), ({"saddle": crowd}, None)):
-        figure = descent_figure(drawn, theme=theme, size=size)
+        figure = descent_figure(drawn, size=size)
         sheet = figure.bbox
         for axes, by_name, words in zip(figure.axes, drawn.values(), legends(figure), strict=False):
             for path, text in zip(by_name.values(), words, strict=True):
