@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from zerosim.config.launcher import mpirun_folder, mpirun_rank, mpirun_size
@@ -64,12 +64,11 @@ def _is_first_to_tell(process: int) -> bool:
         return True
     told = os.path.join(folder, f"zerosim-told.{os.environ.get('PMIX_NAMESPACE', '')}")
     try:
-        os.symlink(str(process), told)
-    except FileExistsError:
-        return os.readlink(told) == str(process)  # itself, in an earlier command of the same job
-    except OSError:
-        pass
-    return True
+        with suppress(FileExistsError):
+            os.symlink(str(process), told)
+        return os.readlink(told) == str(process)  # perhaps its own of an earlier command of the same job
+    except OSError:  # links cannot be made there, or the folder is gone with the job
+        return True
 
 
 @contextmanager
