@@ -67,12 +67,38 @@ def can_run_kernels() -> bool:
     return HAS_GPU or shutil.which("g++") is not None
 
 
+def _runs_kernels(item: pytest.Item) -> bool:
+    """Whether a test runs backend cuda's kernels: by its file, or as one of several backends."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return item.path.name in RUN_KERNELS or parameters.get("backend") == "cuda"
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("cuda") and not HAS_GPU:
-            item.add_marker(pytest.mark.skip(reason="needs a real GPU, and CuPy finds none here"))
-        elif item.path.name in RUN_KERNELS and not can_run_kernels():
-            item.add_marker(pytest.mark.skip(reason=NO_COMPILER))
+        if item.get_closest_marker("cuda"):
+            if not HAS_GPU:
+                item.add_marker(pytest.mark.skip(reason="needs a real GPU, and CuPy finds none here"))
+        elif _runs_kernels(item) and not HAS_GPU:
+            item.add_marker("standin")
+            if not can_run_kernels():
+                item.add_marker(pytest.mark.skip(reason=NO_COMPILER))
+    cases: dict[tuple[object, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick") and not item.get_closest_marker("standin"):
+            cases.setdefault((item.parent, item.name.partition("[")[0]), []).append(item)
+    for of_one_test in cases.values():
+        _slow_but_some(of_one_test)
+
+
+def _slow_but_some(cases: list[pytest.Item]) -> None:
+    """Mark a test's cases slow, except for as many as `quick(n)` says, evenly spread."""
+    marker = cases[0].get_closest_marker("quick")
+    assert marker is not None
+    kept = {i * len(cases) // marker.args[0] for i in range(marker.args[0])}
+    for i, item in enumerate(cases):
+        if i not in kept:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

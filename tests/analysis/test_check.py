@@ -119,6 +119,7 @@ def changed(file: ScenarioFile, index: int, key: str, place: Place, text: str) -
     return ScenarioFile(file.path, file.run, file.sweep, expect)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", COUNTED_QUICKLY)
 def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
     """Each printed figure that is another is found, there and nowhere else."""
@@ -148,6 +149,7 @@ def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
             assert f"is what is {own}: drop instead" in failed.failures[0]
 
 
+@pytest.mark.slow
 def test_every_bold_cell_of_table_1_can_fail(runs: Runs) -> None:
     file = read("table1.toml")
     (table,) = tables_of(file, runs)

@@ -494,6 +494,7 @@ def test_outputs_may_be_wider_than_inputs(backend: Backend, case: Case, dtypes: 
         check(backend, case, dtype, *case.run(backend, dtype, fp32))
 
 
+@pytest.mark.quick(10)
 @every_case(numpy=[fp32, fp16, bf16], cuda=[fp32, bf16])
 def test_arrays_may_be_strided(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
     """CUDA's kernels have one path for elements of one size."""
@@ -501,6 +502,7 @@ def test_arrays_may_be_strided(backend: Backend, case: Case, dtypes: Sequence[DT
         check(backend, case, dtype, *case.run(backend, dtype, strided=True))
 
 
+@pytest.mark.quick(10)
 @pytest.mark.bits
 @every_case(numpy=FLOATING, cuda=[fp32, bf16])
 def test_alignment_never_changes_a_bit(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
@@ -517,6 +519,7 @@ def test_alignment_never_changes_a_bit(backend: Backend, case: Case, dtypes: Seq
             assert found == first, f"{dtype} at offset {offset}"
 
 
+@pytest.mark.quick(10)
 @every_case(numpy=FLOATING, cuda=FLOATING)
 def test_inf_and_nan_are_results_like_others(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
     """No warning (warnings are errors; only NumPy has any), and a nan in an input comes out."""

@@ -167,6 +167,7 @@ def test_the_products_of_a_step_are_seen_and_run_again() -> None:
         suite.check_products(TINY, BareProducts(products[:3]))
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     program = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     sleeper = processes.Processes([[sys.executable, "-c", program]], 2.0, {})

@@ -462,6 +462,7 @@ def test_a_pipe_gets_plain_wide_text() -> None:
     assert all(line == line.rstrip() for line in out.splitlines())
 
 
+@pytest.mark.slow
 @posix
 def test_a_reader_that_goes_away_is_no_error() -> None:
     with ended(start("run", *SMALL, "--steps", "500")) as process:

@@ -97,6 +97,7 @@ def test_it_reports_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert sys.executable in out.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_json_is_strict_and_alone_on_stdout(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def refuse(name: str) -> Any:
         raise AssertionError(name)
@@ -130,6 +131,7 @@ def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.Monkey
     assert "pip install 'zerosim[mpi]'" in availability(found, "mpi").faults[0].mend
 
 
+@pytest.mark.slow
 def test_what_it_asks_is_not_imported_here() -> None:
     code = (
         "from zerosim.train.diagnosis import diagnose; diagnose(); "
@@ -143,23 +145,27 @@ def test_what_it_asks_is_not_imported_here() -> None:
 
 
 # -- what is broken ---------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_cupy_that_fails_to_import(broken: Callable[[str, str], Diagnosis]) -> None:
     found = broken("cupy", "raise ImportError('libcudart.so.13: cannot open shared object file')")
     assert "libcudart.so.13" in availability(found, "cuda").faults[0].what
     assert availability(found, "numpy").is_usable
 
 
+@pytest.mark.slow
 def test_a_cupy_that_prints_and_warns(broken: Callable[[str, str], Diagnosis]) -> None:
     source = "import warnings; print('{noise'); warnings.warn('many lines'); raise OSError('x')"
     assert broken("cupy", source).cuda.import_error == "x"
 
 
+@pytest.mark.slow
 def test_a_cupy_that_takes_its_process_down(broken: Callable[[str, str], Diagnosis]) -> None:
     found = broken("cupy", "import os; os.kill(os.getpid(), 11)")
     assert found.cuda.look_error == "the process that asked was ended by SIGSEGV"
     assert not availability(found, "cuda").is_usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["cupy", "mpi4py"])
 def test_one_that_hangs_is_ended_with_all_it_started(
     broken: Callable[[str, str], Diagnosis], tmp_path: Path, package: str
@@ -194,6 +200,7 @@ def test_mpi_that_aborts_says_why(broken: Callable[[str, str], Diagnosis]) -> No
     assert "MPI does not start (Abort(16): no network)" in availability(found, "mpi").faults[0].what
 
 
+@pytest.mark.slow
 def test_the_one_that_asks_does_not_know_its_launcher(
     broken: Callable[[str, str], Diagnosis], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_stdout_that_takes_nothing_costs_no_file_and_is_told(folder: Path, redir
     assert [line for line in err.splitlines() if line.startswith("zerosim: ")] == [told] * len(VERBS)
 
 
+@pytest.mark.quick(1)
 @posix
 @pytest.mark.parametrize("redirect", [pytest.param("2> /dev/full", marks=FULL), "2>&-", "2>&- <&-"])
 def test_without_stderr_and_stdin_all_that_goes_to_stdout_is_there(folder: Path, redirect: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import zerosim
 from zerosim.analysis.expect import read_expectations
@@ -212,6 +213,7 @@ def run_cases(cases: int, seed: int) -> dict[str, int]:
     return read
 
 
+@pytest.mark.slow
 def test_random_files_are_read_or_refused() -> None:
     """In a process of its own, whose memory is bounded."""
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}

@@ -33,6 +33,7 @@ def assert_agrees(config: RunConfig) -> None:
         assert traffic.agrees, traffic
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("recipe", ["paper", "ddp", "deepspeed", "fsdp2", "megatron"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 3, 1000])
@@ -49,6 +50,7 @@ def test_published_models_agree_too(model: str, stage: int) -> None:
     assert_agrees(planned(model=model, stage=stage, ranks=1024, recompute="full"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_awkward_worlds(stage: int) -> None:
     """N = 3 with padding, a unit smaller than N, tied embeddings, one unit only."""
@@ -188,6 +190,7 @@ def test_every_rank_gives_what_one_of_each_class_gives(capsys: pytest.CaptureFix
     assert [seen.count(one) for one in known] == [rank["stands_for"] for rank in few["ranks"]]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("what", ["micro-batch", "layers", "seq", "ranks"])
 def test_fit_finds_an_edge(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "gpt2", "--stage", "3", "--limit", "6GB", *([] if what == "ranks" else ["--ranks", "8"])]
@@ -346,6 +349,7 @@ def test_fit_refuses_what_it_cannot_search(capsys: pytest.CaptureFixture[str]) -
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the high-water mark is read from /proc")
 @pytest.mark.parametrize("model", ["gpt3-175b", "1t"])
 def test_a_plan_takes_little_memory_of_this_machine(model: str) -> None:

@@ -218,6 +218,7 @@ def test_the_environment_is_read_without_mpi4py() -> None:
     assert run_python(f"{code} print('mpi4py' in sys.modules)") == "False"
 
 
+@pytest.mark.slow
 def test_a_real_world_of_two_processes_passes() -> None:
     mpirun, _ = find_mpirun()
     if importlib.util.find_spec("mpi4py") is None or mpirun is None:

@@ -220,6 +220,7 @@ def test_a_ranks_record_does_not_depend_on_turns(algorithm: str) -> None:
     assert records(4) == taking_turns
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_every_byte_dies_without_the_garbage_collector(algorithm: str, max_running: int) -> None:
@@ -412,6 +413,7 @@ def test_crossed_order_is_a_deadlock(max_running: int) -> None:
     assert "rank 2: waiting in barrier in init (number 0 of group 0-2) for ranks 0-1" in text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("max_running", [1, 2, 4])
 def test_a_late_rank_is_named(max_running: int) -> None:
     stop = threading.Event()
@@ -433,6 +435,7 @@ def test_a_late_rank_is_named(max_running: int) -> None:
     assert caught.value.rank == 1
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_not_late() -> None:
     def program(ctx: Context) -> None:
         buffer = make(ctx, [0.0])
@@ -446,6 +449,7 @@ def test_a_slow_rank_is_not_late() -> None:
     launch(lambda ctx: time.sleep(0.4), World(2, max_running=2, timeout_s=0.1))  # nobody waits for anybody
 
 
+@pytest.mark.slow
 def test_a_rank_that_keeps_its_turn_is_late_before_anyone_could_arrive() -> None:
     stop = threading.Event()
 

@@ -100,6 +100,7 @@ def test_a_skeleton_is_unsolved_and_says_what_is_to_be_written(exercise: Exercis
     assert "not solved yet" in found._repr_html_()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "answer"), [("ddp", DDP), ("zero1", Zero1), ("zero2", Zero2), ("zero3", Zero3), ("tied", Zero3)]
 )
@@ -114,6 +115,7 @@ def test_the_packages_own_strategies_pass_every_check_and_are_nobodys_answer(nam
 TWICE = [pytest.param(one, marks=() if one.number % 3 == 1 else pytest.mark.slow) for one in EXERCISES]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("exercise", TWICE, **NAMES)
 def test_grading_is_always_the_same(exercise: Exercise) -> None:
     first = as_given(exercise.name)
@@ -575,6 +577,7 @@ BAD = [
 ]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("answer", "exercise", "rank", "words", "hint"), BAD, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | None, words: str, hint: str) -> None:
     found = grade(answer, exercise)
@@ -590,6 +593,7 @@ def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | No
     assert "\n" not in check.counted
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_ends_for_doing_too_much_is_not_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the rank takes to end, as on a busy machine; what swallows every error does go on. (What ends it may
@@ -638,6 +642,7 @@ def test_one_rank_alone_may_be_right() -> None:
     )
 
 
+@pytest.mark.slow
 def test_bounds_that_never_come_are_ended() -> None:
     def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
         start = 0
@@ -663,6 +668,7 @@ def test_bounds_that_never_come_are_ended() -> None:
     assert "raised SystemExit: 3" in grade(leaving, "bounds")["slices"].counted
 
 
+@pytest.mark.slow
 def test_the_students_own_line_is_named() -> None:
     assert grade(Raising, "zero3")["runs"].line.endswith('raise KeyError("my mistake")')
     assert grade(Spinning, "zero3")["runs"].line.startswith("test_grading.py, line ")

@@ -69,6 +69,7 @@ class Leaves(Own3):
         os._exit(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "exercise", "check", "words", "line"),
     [
@@ -147,6 +148,7 @@ def test_the_line_is_that_of_the_thread_that_did_it(dump: str, code: int | None,
     assert check.case == "4 ranks"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is told nowhere else")
 def test_memory_without_end_is_refused() -> None:
     class Takes(Own2):
@@ -159,6 +161,7 @@ def test_memory_without_end_is_refused() -> None:
 
 
 # -- what it prints ---------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_what_an_answer_prints_is_shown_up_to_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
     class Prints(Own2):
         def publish_params(self, flat: Flat) -> None:
@@ -264,12 +267,14 @@ class Prefetches(Launches, Zero3):
         self.use(unit.flat, Way.BACKWARD)
 
 
+@pytest.mark.slow
 def test_an_answer_goes_with_all_that_it_uses_and_changes_nothing_here() -> None:
     found = grade(Prefetches, "prefetch")
     assert found.passed, str(found)
     assert SEEN == []
 
 
+@pytest.mark.slow
 def test_an_answer_that_no_module_has_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a notebook's cell or an exec'd text leaves it: in a module that cannot be imported, its lines in linecache."""
     cell: dict[str, Any] = {"__name__": "__main__"}
@@ -296,6 +301,7 @@ def test_an_answer_that_no_module_has_is_graded(monkeypatch: pytest.MonkeyPatch)
     assert cell["scale"] == 2
 
 
+@pytest.mark.slow
 def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Own2):
         def publish_params(self, flat: Flat) -> None: ...
@@ -307,6 +313,7 @@ def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.Mon
     assert found.points == 0
 
 
+@pytest.mark.slow
 def test_files_beside_the_answer_are_none_of_pythons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A student's queue.py is theirs; and it is the same zerosim that judges, wherever one has changed to."""
     for name in ("queue", "random", "numpy"):
@@ -323,6 +330,7 @@ def test_files_beside_the_answer_are_none_of_pythons(monkeypatch: pytest.MonkeyP
     assert found.passed, str(found)
 
 
+@pytest.mark.slow
 def test_an_exercise_of_ones_own_goes_too() -> None:
     exercise = dataclasses.replace(find_exercise("zero2"), name="mine", cases=find_exercise("zero2").cases[:1])
     assert grade(Own2, exercise).passed
@@ -355,6 +363,7 @@ def test_what_cannot_go_is_named() -> None:
     assert grade(Holds, "zero2")["answer"].counted.startswith("`step_by_step`, a Refuses, cannot go")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_made_again_is_said() -> None:
     class Bombs:
         def __reduce__(self) -> Any:
@@ -414,6 +423,7 @@ def test_closures_share_what_they_shared() -> None:
 
 
 # -- who calls, and when ----------------------------------------------------------------------------
+@pytest.mark.slow
 def test_an_answer_does_not_grade() -> None:
     class Nests(Own2):
         def publish_params(self, flat: Flat) -> None:
@@ -431,6 +441,7 @@ def test_without_a_python_to_start_it_is_said(monkeypatch: pytest.MonkeyPatch, t
         grade(Own2, "zero2")
 
 
+@pytest.mark.slow
 @needs_posix
 def test_what_an_answer_starts_ends_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     class Starts(Own2):
@@ -465,6 +476,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @needs_posix
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
 def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> None:

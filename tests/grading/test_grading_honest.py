@@ -25,6 +25,7 @@ BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
 
 
 # -- points -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_right_answers_get_all_points() -> None:
     assert grade(Own2, "zero2").points == 6
     assert grade(Own3, "zero3").points == grade(Own3, "tied").points == 7
@@ -45,6 +46,7 @@ def test_wrong_weights_leave_no_point_to_the_other_checks() -> None:
     assert "the weights are wrong" in found._repr_html_()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda one: one.name)
 def test_a_bug_as_it_was_given_earns_nothing(bug: Exercise) -> None:
     found = grade(bug.given, bug)
@@ -222,6 +224,7 @@ class TwoAhead(BothWays):
     ahead = 3
 
 
+@pytest.mark.slow
 def test_prefetch_of_two_units_takes_the_room_of_one_more() -> None:
     assert grade(BothWays, "prefetch").passed
     found = grade(TwoAhead, "prefetch")
@@ -229,6 +232,7 @@ def test_prefetch_of_two_units_takes_the_room_of_one_more() -> None:
     assert found.points == found.possible - 2
 
 
+@pytest.mark.slow
 def test_prefetch_in_one_direction_is_half_of_it() -> None:
     found = grade(Forward, "prefetch")
     assert [check.name for check in found.failures] == ["overlap"]
@@ -501,6 +505,7 @@ def test_a_long_text_is_shortened() -> None:
 
 
 # -- time -------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_an_answer_that_goes_on_for_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zerosim.grading.limits.LIMIT_S", 2.0)
 
@@ -515,6 +520,7 @@ def test_an_answer_that_goes_on_for_too_long_is_ended(monkeypatch: pytest.Monkey
     assert "what else does yours do" in check.hint
 
 
+@pytest.mark.slow
 def test_threads_that_an_answer_leaves_end_with_its_run(capfd: pytest.CaptureFixture[str]) -> None:
     before = set(sys._current_frames())
 

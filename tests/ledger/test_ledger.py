@@ -282,6 +282,7 @@ def _then(point: Callable[[Unit], None], see: Callable[[str], None], name: str) 
     return both
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_live_bytes_are_the_arrays_really_held(stage: int, precision: str) -> None:

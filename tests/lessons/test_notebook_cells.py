@@ -84,6 +84,7 @@ def claims(defined: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_a_split_mlp_is_the_whole_one(ranks: int, claims: dict[str, Any]) -> None:
     done = claims["split_mlp"](6, 16, ranks)  # asserts its output and its weights

@@ -78,6 +78,7 @@ def test_every_parameter_has_a_gradient(params: int, units: int, precision: str)
         assert (values[19:] == values[: len(values) - 19][: len(values[19:])]).all()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.bits
 @pytest.mark.parametrize(("params", "units"), SIZES)
 @pytest.mark.parametrize("ranks", [1, 3])

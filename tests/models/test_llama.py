@@ -324,6 +324,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 def test_all_stages_give_the_references_bits(train: Any, ranks: int, precision: str) -> None:

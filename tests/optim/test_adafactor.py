@@ -105,6 +105,7 @@ def stepped(o: Factored, dtype: DType, stage: int, ranks: int, lr: float = 0.3, 
     return found
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("o", BOTH, ids=repr)
 def test_formulas_and_slices(o: Factored) -> None:
     """Slices from the middle of rows: float64 within 1e-12, float32 within 4 units of the largest weight's last place

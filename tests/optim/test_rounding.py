@@ -111,6 +111,7 @@ def test_what_bf16_holds_stays_and_draws_do_not_depend_on_the_cut() -> None:
     assert abs(whole.astype(float).mean() - 32767.5) < 5 * 65536 / (12 * 1000) ** 0.5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_stage_and_partition_has_the_same_bits(kind: str) -> None:
     """Stages, owners, leaf modules, copies: who holds a weight decides nothing, not even what is drawn for it."""

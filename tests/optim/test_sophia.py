@@ -206,6 +206,7 @@ def test_what_such_a_step_sends_by_stage() -> None:
     assert volumes == ["4Ψ", "3Ψ", "3Ψ", "6Ψ"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
 def test_every_stage_estimates_the_same(precision: str) -> None:

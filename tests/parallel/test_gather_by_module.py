@@ -43,6 +43,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits_are_those_of_units_and_bytes_those_of_the_forms(case: dict[str, Any]) -> None:
     units, modules = run(small(**case, gather="unit")), run(small(**case))

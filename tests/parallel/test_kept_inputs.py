@@ -65,6 +65,7 @@ def assert_kept_inputs_change_no_bit(fields: dict[str, Any], how: dict[str, Any]
     assert_same_record(config(**{**fields, "sample": None}, **how))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", SAMPLE, ids=str)
 def test_bits_are_those_of_inputs_kept_whole_and_shapes_leave_the_record(fields: dict[str, Any]) -> None:
     how = {name: fields[name] for name in (PA | CPU) if name in fields}

@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 CASES = [(name, stage) for name, (stages, _) in CHOICES.items() for stage in stages]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.bits
 @pytest.mark.parametrize(("name", "stage"), CASES)
 def test_no_bit_changes_and_shapes_leave_the_same_record(name: str, stage: int) -> None:

@@ -38,6 +38,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_prefetch_changes_no_bit_and_no_volume(case: dict[str, Any]) -> None:
     """However many units: each of them is gathered once for each use, as without."""

@@ -51,6 +51,7 @@ def trained_by_ddp(config: RunConfig) -> RunResult:
     return run(config)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("ranks", [3, 4])
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
@@ -60,6 +61,7 @@ def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
     assert result.live_bytes_after == [0] * ranks
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("recipe", "precision"),
     [("deepspeed", "fp16"), ("fsdp2", "bf16"), ("megatron", "bf16"), ("megatron", "fp16"), ("megatron", "fp64")],
@@ -73,6 +75,7 @@ def test_stages_of_one_recipe_agree_to_the_bit(recipe: str, precision: str) -> N
     assert one.live_bytes_after == three.live_bytes_after == [0] * 4
 
 
+@pytest.mark.slow
 def test_a_buffer_that_persists_changes_no_bit() -> None:
     """In fp64 all that is left of recipe megatron is its buffer, to which every weight's gradient is added."""
     for stage in (0, 1, 2, 3):

@@ -135,12 +135,14 @@ def check_mesh(model: str, mesh: dict[str, Any]) -> None:
         assert any(step.grad_norm > options["clip_norm"] for step in expected.steps)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_mesh_trains_what_one_rank_trains(model: str) -> None:
     for mesh in MESHES:
         check_mesh(model, mesh)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gpt", "padded", "llama, 2 key heads", "flat, nothing divides"])
 def test_meshes_of_eight_do(model: str) -> None:
     for mesh in OF_EIGHT:
@@ -155,6 +157,7 @@ def test_more_meshes_do(model: str) -> None:
         check_mesh(model, mesh)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_accumulation_is_close_at_every_stage(stage: int) -> None:
     expected = alone(())
@@ -165,6 +168,7 @@ def test_accumulation_is_close_at_every_stage(stage: int) -> None:
 DROPS = [dict(), dict(attention="flash"), dict(recompute="full"), dict(recompute="selective", saves="megatron")]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", DROPS, ids=str)
 def test_dropout_is_that_of_one_rank(options: dict[str, Any]) -> None:
     """At the same micro-batches: masks are windows of the whole's, by head, by row."""
@@ -176,6 +180,7 @@ def test_dropout_is_that_of_one_rank(options: dict[str, Any]) -> None:
     assert_close(trained(accumulate=2, **options, **mesh_of(4, tp=2, stage=3, **SP)), two, 1e-11)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kv_heads", [None, 2, 1], ids=["gpt", "llama, 2 key heads", "llama, 1 key head"])
 def test_float32_is_close(kv_heads: int | None) -> None:
     """Losses 2e-6; first gradients too, read off one step of SGD; weights after steps of SGD 1e-6."""
@@ -189,6 +194,7 @@ def test_float32_is_close(kv_heads: int | None) -> None:
             np.testing.assert_allclose(values / lr, theirs[name] / lr, rtol=0, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_types_are_within_their_rounding(precision: str) -> None:
     """Activations and partial sums are rounded to 8 (11) bits at other places: two last places of the loss."""
@@ -209,6 +215,7 @@ BITS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("options", BITS, ids=str)
 def test_stages_and_partitions_of_one_mesh_are_equal_to_the_bit(options: dict[str, Any]) -> None:
@@ -239,6 +246,7 @@ def test_accumulation_pairs_stages() -> None:
     assert_same_bits(results[3], results[2])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("options", [dict(), SP, KEEP], ids=["tp", "sp", "kept"])
 def test_recompute_and_what_is_kept_change_no_bit(options: dict[str, Any]) -> None:
@@ -334,6 +342,7 @@ def test_weights_go_from_mesh_to_mesh(options: dict[str, Any], tmp_path: Path) -
         np.savez(tmp_path / "w.npz", **still.weights)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [dict(), dict(LLAMA, kv_heads=2)], ids=["gpt", "llama"])
 def test_text_is_the_same(options: dict[str, Any]) -> None:
     """From 3 bytes to more than fit: lengths that tp does not divide are padded behind, where nothing looks."""

@@ -83,6 +83,7 @@ def check(model: dict[str, Any], mesh: dict[str, Any]) -> None:
     assert shapes.live_bytes_after == real.live_bytes_after == [0] * mesh["ranks"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("part", range(4))
 def test_random_meshes(part: int) -> None:
     fuzz(range(part * CASES // 4, (part + 1) * CASES // 4), seed=0)

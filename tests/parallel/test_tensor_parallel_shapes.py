@@ -41,6 +41,7 @@ def config(fields: dict[str, Any]) -> RunConfig:
     return RunConfig(**{name: value for name, value in {**SMALL, **fields}.items() if value is not None})
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("fields", SAMPLE, ids=str)
 def test_shapes_leave_the_record_of_a_real_run(fields: dict[str, Any]) -> None:
     assert_same_record(config(fields))
@@ -62,6 +63,7 @@ CLASSES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("fields", CLASSES, ids=str)
 def test_classes_hold_what_every_rank_shows(fields: dict[str, Any]) -> None:
     few, every = plan(config(fields)), plan(config(fields), every_rank=True)
@@ -77,6 +79,7 @@ def test_members_of_an_even_group_are_one_class() -> None:
         assert plan(config(dict(ranks=8, tp=4, stage=0, **options))).ran == [0]
 
 
+@pytest.mark.slow
 def test_cost_does_not_grow_with_ranks() -> None:
     """Counted in events, not in seconds."""
 

@@ -77,6 +77,7 @@ def assert_close(result: RunResult, expected: RunResult, tolerance: float) -> No
 
 
 # -- weights --------------------------------------------------------------------------------------------
+@pytest.mark.quick(2)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "options",
@@ -101,6 +102,7 @@ def test_stages_and_partitions_of_one_mesh_are_equal_to_the_bit(options: dict[st
         assert other.live_bytes_after == [0] * other.config.mesh.ranks
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("recipe", ["deepspeed", "fsdp2", "megatron"])
 def test_recipes_change_no_bit_of_a_mesh(recipe: str) -> None:
     """In fp32, where gradients have one format in all of them."""
@@ -109,6 +111,7 @@ def test_recipes_change_no_bit_of_a_mesh(recipe: str) -> None:
         assert_same_bits(trained(stage=stage, recipe=recipe, precision="fp32", steps=2), paper)
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_accumulation_pairs_stages_2_and_3() -> None:
     """Stage 1 adds over micro-batches and then over ranks, 2 and 3 the other way round."""
@@ -124,6 +127,7 @@ def test_accumulation_pairs_stages_2_and_3() -> None:
     assert_close(*exact, tolerance=1e-12)
 
 
+@pytest.mark.slow
 def test_replicas_may_be_averaged_in_each_micro_batch() -> None:
     early: dict[str, Any] = dict(replica_reduction="micro_batch", accumulate=2, steps=2)
     second = trained(stage=2, **early)
@@ -141,6 +145,7 @@ def test_replicas_may_be_averaged_in_each_micro_batch() -> None:
         assert_same_bits(trained(stage=stage, replica_reduction="micro_batch", steps=2), trained(stage=stage, steps=2))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(("precision", "accumulate"), [("bf16", 2), ("fp32", 1), ("fp16", 2)])
 def test_as_many_replicas_as_ranks_are_ddp(precision: str, accumulate: int) -> None:
@@ -247,6 +252,7 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("more", MORE, ids=str)
 @pytest.mark.parametrize(("partition", "collective"), [("slices", "direct"), ("slices", "ring"), ("owner", "direct")])
 def test_shapes_leave_the_record_of_a_real_run(partition: str, collective: str, more: dict[str, Any]) -> None:
@@ -477,6 +483,7 @@ def test_plans_json_tells_ranks_by_their_place(say: Say) -> None:
         assert {row["axis"] for row in rank["traffic"]} == {"dp_shard", "dp_replicate"}
 
 
+@pytest.mark.slow
 def test_pictures_say_how_many_replicas_there_are(tmp_path: Path) -> None:
     """Stage 0 beside them has none; where no numbers of ranks are given, those that the replicas divide are drawn."""
     for figure in ("memory", "traffic", "scaling"):

@@ -83,6 +83,7 @@ def with_gid(figure: Figure, gid: str) -> list[Any]:
     return figure.findobj(lambda artist: artist.get_gid() == gid)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mark", MOMENTS)
 def test_memory_bars_are_the_ledgers_bytes(mark: str) -> None:
     results = runs()
@@ -164,6 +165,7 @@ def test_scaling_lines_go_through_their_points() -> None:
 
 
 # -- the timeline -----------------------------------------------------------------------------------
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_marked_peak_is_the_ledgers(stage: int) -> None:
     result = planned(stage, keep_events=True)
@@ -615,6 +617,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 SMALL = ("--layers", "2", "--hidden", "8", "--heads", "2", "--seq", "4")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("figure", "form"),
     [*itertools.product(["memory", "scaling", "timeline", "traffic"], ["png", "svg"]), ("memory", "SVG")],
@@ -631,6 +634,7 @@ def test_command_writes_the_figure_and_its_numbers(
     assert (numbers["schema"], numbers["figure"]) == (1, figure)
 
 
+@pytest.mark.slow
 def test_numbers_are_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def numbers(figure: str, *words: str) -> dict[str, Any]:
         return json.loads(run_cli(capsys, figure, *SMALL, *words, "-o", str(tmp_path / "x.svg"), "--json", "-")[1])
@@ -671,6 +675,7 @@ def test_a_device_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out)["limit"] == {"name": "v100-32", "bytes": 32 * GB}
 
 
+@pytest.mark.slow
 def test_beside_the_states_stands_what_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a limit: each bar, what its peak is more, and the reserve; without one and for a flat model bars alone."""
 
@@ -758,6 +763,7 @@ def test_matplotlib_waits_until_a_picture_is_asked_for() -> None:
     )
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_loaded() -> None:
     code = "import sys, zerosim.report.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run(

@@ -82,6 +82,7 @@ def legends(figure: Figure) -> list[list[str]]:
     return [[text.get_text() for text in legend.get_texts()] for legend in found if legend is not None]
 
 
+@pytest.mark.slow
 def test_the_key_has_the_rates_and_covers_no_path() -> None:
     paths = best_paths(["saddle", "bowl", "beale"], ["sgd", "lion"], steps=5)
     crowd = {f"{title} {copy}": path for title, path in paths["saddle"].items() for copy in range(MOST // 2)}

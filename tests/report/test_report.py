@@ -75,6 +75,7 @@ def test_counts_and_formulas_agree(stage: int, partition: str, collective: str) 
     assert all(check.agrees for check in check_traffic(result, 1))
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -185,6 +185,7 @@ def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
         assert "in all_gather #0," in lines
 
 
+@pytest.mark.slow
 def test_to_the_end_and_back_from_there() -> None:
     with term("--stage", "1", "--ranks", "2", "--steps", "1") as shown:
         shown.press("r")
@@ -198,6 +199,7 @@ def test_to_the_end_and_back_from_there() -> None:
         assert shown.end() == 0
 
 
+@pytest.mark.slow
 def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
     with zerosim.debug(config(stage=2, ranks=2), start="collective") as world:
         events = f"{len(world.events):,} events"
@@ -224,6 +226,7 @@ def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
         shown.wait_for("rank 1 went on by one event", STATUS)
 
 
+@pytest.mark.slow
 def test_pages_open_scroll_and_close() -> None:
     with term("--ranks", "3", "--stage", "3") as shown:
         shown.press("uend_of_backward\r")
@@ -259,6 +262,7 @@ def test_ctrl_c_stops_a_jump_and_then_quits() -> None:
         assert shown.is_restored()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_restores_the_terminal(number: signal.Signals, code: int) -> None:
     with term("--ranks", "2") as shown:
@@ -267,6 +271,7 @@ def test_a_signal_restores_the_terminal(number: signal.Signals, code: int) -> No
         assert shown.is_restored()
 
 
+@pytest.mark.slow
 def test_it_is_drawn_anew_when_the_terminal_changes_its_size() -> None:
     with term("--ranks", "8", size=(80, 24)) as shown:
         assert "ranks 0-3 of 8" in shown.screen[3]
@@ -323,6 +328,7 @@ def piped(*flags: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_piped_it_prints_every_event_of_its_steps(steps: int) -> None:
     flags = ["--steps", str(steps)] if steps > 1 else []
@@ -358,6 +364,7 @@ def test_bad_flags_are_one_line() -> None:
 
 
 # -- the screen ---------------------------------------------------------------------------------
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("ranks", [1, 3, 24])
 def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int) -> None:

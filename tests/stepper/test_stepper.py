@@ -68,6 +68,7 @@ WORLDS = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> None:
@@ -99,6 +100,7 @@ def test_any_order_of_ranks_leaves_the_same() -> None:
     assert all(np.array_equal(result.weights[name], values) for name, values in expected.weights.items())
 
 
+@pytest.mark.quick(4)
 @pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS[:6], ids=str)
 @pytest.mark.parametrize("start", [3, 150, 900])
@@ -165,6 +167,7 @@ def test_until_stops_before_the_event() -> None:
 # -- collectives ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("world", [*WORLDS[3:7], dict(stage=0, ranks=1)], ids=str)
 def test_all_ranks_go_to_the_next_collective(world: dict[str, Any]) -> None:
     config = tiny(**world)
@@ -370,6 +373,7 @@ def test_what_can_never_come_is_refused_at_once() -> None:
 # -- ends -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_world_left_in_the_middle_ends_its_threads() -> None:
     assert not rank_threads()
 

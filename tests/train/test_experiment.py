@@ -72,6 +72,7 @@ def test_weights_go_in_and_out_by_name(tmp_path: Path) -> None:
         assert np.allclose(value, again.weights[name], rtol=0, atol=1e-25)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_out_of_memory_says_what_was_live_and_what_would_fit(stage: int) -> None:
     config = RunConfig(stage=stage, steps=2, capacity=3_000_000)

@@ -27,6 +27,7 @@ def test_the_choices_are_the_modes() -> None:
     assert set(LOSSES) == {*MODES, CHUNKED}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_mode_trains_to_the_same_bits(mesh: str) -> None:
     lean = run(small(**MESHES[mesh]))
@@ -36,6 +37,7 @@ def test_every_mode_trains_to_the_same_bits(mesh: str) -> None:
         assert all((other.weights[name] == lean.weights[name]).all() for name in lean.weights), mode
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_chunks_add_in_another_order(mesh: str) -> None:
     settings = {**MESHES[mesh], "precision": "fp64", "optimizer": "sgd"}
@@ -45,6 +47,7 @@ def test_chunks_add_in_another_order(mesh: str) -> None:
         assert abs(chunked.weights[name] - lean.weights[name]).max() < 1e-14, name
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mode", LOSSES)
 def test_shapes_leave_the_record_of_a_real_run(mode: str) -> None:
     assert_same_record(small(loss=mode, ranks=2, stage=3, precision="fp16", steps=1))

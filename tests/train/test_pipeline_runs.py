@@ -104,6 +104,7 @@ def named(fields: dict[str, Any]) -> str:
     return str({name: value for name, value in fields.items() if {**GPT, **TRAINING}.get(name) != value})
 
 
+@pytest.mark.quick(4)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "fields", [*EXACT, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_EXACT)], ids=named
@@ -151,6 +152,7 @@ def test_tied_tables_add_up_across_stages(fields: dict[str, Any], kind: str) -> 
     assert result.num_parameters == one_stage(whole).num_parameters
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -188,6 +190,7 @@ def sent(result: RunResult, rank: int, purpose: str) -> int:
     return sum(row.wire_bytes for row in rows)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -251,6 +254,7 @@ MORE_SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("fields", SHAPES, ids=str)
 def test_shapes_leave_the_record_of_a_pipeline(fields: dict[str, Any]) -> None:
     assert_same_record(RunConfig(**{**GPT, **TRAINING, "steps": 1, "seq": 4, **fields}))

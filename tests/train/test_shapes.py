@@ -47,6 +47,7 @@ RANKS = (1, 3, 8)
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, precision: str) -> None:
@@ -55,6 +56,7 @@ def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, preci
     assert_same_record(small(stage=stage, partition=partition, precision=precision, ranks=ranks, accumulate=2))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
 def test_rings_too(stage: int, partition: str, ranks: int) -> None:
@@ -158,6 +160,7 @@ def test_one_rank_stands_for_all_that_cannot_differ() -> None:
     assert every.traffic == padded.traffic
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("ranks", [3, 5, 48])
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
 def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
