@@ -125,6 +125,24 @@ def test_every_command_is_one_that_zerosim_knows(page: Path, capsys: pytest.Capt
 
 def test_one_screen_is_enough_to_begin() -> None:
     assert len(README.splitlines()) <= 150
+    blocks = re.findall(r"```\w+\n(.*?)```", README, re.DOTALL)
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 100  # a page shows no more of a block
+
+
+def test_what_is_said_of_a_trillion_parameters_is_what_the_table_shows() -> None:
+    total = next(line.split()[-1] for line in README.splitlines() if line.startswith("each of 1024 ranks"))
+    said = re.search(r"so its states take ([\d.]+) GB", README)
+    assert said is not None
+    assert said[1] == f"{int(total.replace(',', '')) / 1e9:.2f}"
+
+
+@pytest.mark.slow
+def test_the_pipeline_that_is_shown_is_one_to_rent_gpus_for(capsys: pytest.CaptureFixture[str]) -> None:
+    command = next(line for line in README.splitlines() if "--pp" in line and line.startswith("zerosim plan"))
+    assert main(command.split()[1:]) == 0
+    utilization = re.search(r"MFU ([\d.]+)", capsys.readouterr().out)
+    assert utilization is not None
+    assert float(utilization[1]) > 30
 
 
 def read(page: Path) -> str:

@@ -72,6 +72,12 @@ def test_the_readme_has_every_file_and_its_figures() -> None:
     assert not said
 
 
+def test_no_figure_stands_beside_a_run_in_another_number_format() -> None:
+    """zerosim computes in no format of 8 bits: what was measured in one is no test of what is planned in another."""
+    for path in sorted(FOLDER.glob("*.toml")):
+        assert not re.search(r"^title = .*(float8|fp8)", path.read_text("utf-8"), re.IGNORECASE | re.MULTILINE), path
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_every_scenario_passes(name: str, runs: Runs) -> None:
     for table in tables_of(read(name), runs):
