@@ -80,6 +80,12 @@ def test_runs_agree(mesh: dict[str, Any]) -> None:
     assert_agrees(run(RunConfig(**mesh)))
 
 
+@pytest.mark.parametrize("mesh", [MESHES[0], MESHES[5], MESHES[9]], ids=str)
+def test_pairs_agree(mesh: dict[str, Any]) -> None:
+    """Every all-reduce, of gradients, replicas, shares, sums and activations, sends N-1 times its payload."""
+    assert_agrees(plan(RunConfig(**{**mesh, "collective": "pairs"})))
+
+
 def test_ring_agrees() -> None:
     assert_agrees(plan(RunConfig(**{**MESHES[9], "collective": "ring"})))
 

@@ -91,7 +91,7 @@ def chunk_edges(numel: int, n: int) -> list[int]:
 @pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("dtype", dtypes.FLOATING, ids=str)
-@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "pairs"])
 def test_values(algorithm: str, dtype: DType, n: int, max_running: int) -> None:
     c, odd = 5, 7 * n - 3
     whole, uneven = rows(n, n * c, dtype), rows(n, odd, dtype, seed=1)
@@ -149,7 +149,7 @@ def test_any_shape_and_empty_buffers() -> None:
         tokens = make(ctx, [3, 4], int64)
         assert list(ctx.comm.all_reduce(tokens, op="sum").array) == [12, 16]
 
-    for algorithm in ("direct", "ring"):
+    for algorithm in ("direct", "ring", "pairs"):
         launch(program, World(4, algorithm=algorithm))
 
 
@@ -194,6 +194,25 @@ def traffic(algorithm: str, n: int, call: Any) -> list[Traffic]:
         return Traffic(ctx, before)
 
     return launch(program, World(n, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_an_all_reduce_by_all_pairs_sends_whole_buffers(n: int) -> None:
+    """Every rank sends L to each other one and adds all of it; other verbs are direct's."""
+    nbytes = 4 * 10
+    for own in traffic("pairs", n, lambda ctx: ctx.comm.all_reduce(make(ctx, np.ones(10)))):
+        assert own.bytes == (nbytes, (n - 1) * nbytes, (n - 1) * nbytes)
+        assert own.messages == ([(-1, nbytes, n - 1)] if n > 1 else [])
+        work = [(kernel.flops, kernel.bytes_read, kernel.bytes_written) for kernel in own.kernels]
+        assert work == ([((n - 1) * 10, n * nbytes, nbytes)] if n > 1 else [])
+    for call in (
+        lambda ctx: ctx.comm.reduce_scatter(make(ctx, np.ones(3 * n))),
+        lambda ctx: ctx.comm.all_gather(make(ctx, np.ones(3))),
+        lambda ctx: ctx.comm.broadcast(make(ctx, np.ones(7)), src=0),
+        lambda ctx: ctx.comm.reduce(make(ctx, np.ones(7)), dst=0),
+    ):
+        pairs, direct = traffic("pairs", n, call), traffic("direct", n, call)
+        assert [(own.bytes, own.messages) for own in pairs] == [(own.bytes, own.messages) for own in direct]
 
 
 @pytest.mark.parametrize("n", SIZES)

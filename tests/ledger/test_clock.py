@@ -188,6 +188,20 @@ def test_model_flops_are_2205_05198s(recompute: str) -> None:
     assert time.hardware_flops == blocks + head + again
 
 
+def test_all_pairs_send_everything_in_one_step() -> None:
+    """Of 16 GPUs in two nodes each sends to 7 over its link, and to 8 over its own NIC: N/2 times a ring's bytes."""
+    cluster, nbytes = replace(A100, latency=0.0), 16 * 10**9
+    fields = (Scope(0), 1, "all_reduce", "bf16", "states", "dp_shard", (), 0, nbytes, 0, 0, None)
+    ring, pairs = Launch(*fields), Launch(*fields, "pairs")
+    node, everyone = topology(range(8), cluster), topology(range(16), cluster)
+    assert collective_seconds(pairs, node, cluster) == pytest.approx(7 * nbytes / cluster.link)
+    assert collective_seconds(pairs, node, cluster) == pytest.approx(4 * collective_seconds(ring, node, cluster))
+    across = 8 * nbytes / (cluster.nic / cluster.node_gpus)
+    assert collective_seconds(pairs, everyone, cluster) == pytest.approx(across)
+    small = pairs._replace(payload_bytes=8)
+    assert collective_seconds(small, node, A100) < collective_seconds(ring._replace(payload_bytes=8), node, A100)
+
+
 def test_a_nodes_nics_are_shared_and_crossed_once() -> None:
     """16 GPUs in two nodes: one ring of all has all NICs; one of eight rings, a GPU of each node, an eighth."""
     cluster = replace(A100, latency=0.0)

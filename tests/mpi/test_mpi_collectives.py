@@ -29,6 +29,7 @@ def counted(history: list[Any]) -> int:
         (2, 1, {}),
         (3, 1, {"algorithm": "ring"}),
         (4, 1, {"bucket_bytes": 20_000}),
+        (2, 2, {"algorithm": "pairs", "bucket_bytes": 20_000}),
         (4, 1, {"algorithm": "ring", "bucket_bytes": 20_000}),
         (2, 2, {"max_running": 2}),
         (2, 3, {"algorithm": "ring"}),

@@ -254,6 +254,20 @@ def test_a_global_batch_gives_the_same_masks_however_it_is_cut(train: Any) -> No
         assert np.allclose(value, four.weights[name], rtol=1e-9, atol=1e-12), name
 
 
+@pytest.mark.bits
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_pairs_give_the_bits_of_direct(train: Any, stage: int) -> None:
+    """An odd number of ranks, and buckets that they do not divide."""
+    fields = dict(stage=stage, ranks=3, precision="bf16", bucket_bytes=1000, clip_norm=0.1)
+    direct, pairs = train(**fields), train(**fields, collective="pairs")
+    assert pairs.losses == direct.losses
+    assert all(np.array_equal(pairs.weights[name], value) for name, value in direct.weights.items())
+    sent, fewest = (
+        sum(row.sent_bytes or 0 for row in result.traffic[0] if row.purpose == "states") for result in (pairs, direct)
+    )
+    assert (sent > fewest) == (stage == 0)
+
+
 def test_ring_differs_from_direct_by_rounding_only(train: Any) -> None:
     direct = train(stage=3, ranks=4, precision="fp64")
     ring = train(stage=3, ranks=4, precision="fp64", collective="ring")

@@ -56,6 +56,11 @@ def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, preci
     assert_same_record(small(stage=stage, partition=partition, precision=precision, ranks=ranks, accumulate=2))
 
 
+@pytest.mark.parametrize(("stage", "optimizer"), [(0, "adam"), (2, "adafactor")])
+def test_pairs_too(stage: int, optimizer: str) -> None:
+    assert_same_record(small(stage=stage, ranks=3, collective="pairs", optimizer=optimizer, bucket_bytes=4096))
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.shares import Share, itemsizes, passes_of, share_of
+from zerosim.analysis.shares import Share, all_reduce_times, is_by_pairs, itemsizes, passes_of, share_of
 from zerosim.analysis.traffic import Form, TrafficCheck, sent_rows, traffic_of
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
@@ -59,19 +59,22 @@ def _forms(config: RunConfig, share: Share, passes: int) -> Iterator[tuple[tuple
 def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
     mesh, times, each = config.mesh.axes, config.data.accumulate, itemsizes(config)[0]
     stats = compute_dtype(dtype(config.precision.stored)).itemsize
+    pairs, moved = is_by_pairs(config), all_reduce_times(config, mesh.tp)
     if not config.model.has_blocks:  # the flat model adds up one number for each column
         calls = share.layers * times
-        nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp) * stats
-        return {"all_reduce": Form(nbytes, nbytes, times_of(2 * calls, "V"))}
+        nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp, pairs=pairs) * stats
+        return {"all_reduce": Form(nbytes, nbytes, times_of(moved * calls, "V"))}
     first, last = share.stage == 0, share.stage == mesh.pp - 1
     again, bsh = _run_again(config, share), border_numel(config)
     loss = formulas.LOSS_CALLS * times * last
-    of_loss = formulas.all_reduce_sent(loss * bsh // config.model.hidden, mesh.tp) * stats
-    loss_text = times_of(2 * loss, "bs") if loss else ""
+    of_loss = formulas.all_reduce_sent(loss * bsh // config.model.hidden, mesh.tp, pairs=pairs) * stats
+    loss_text = times_of(moved * loss, "bs") if loss else ""
     if not config.parallel.sequence_parallel:
         calls = formulas.tensor_calls(share.layers, first=first, last=last, again=again) * times
-        nbytes = formulas.all_reduce_sent(calls * bsh, mesh.tp) * each + of_loss
-        forms = {"all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (times_of(2 * calls, "bsh"), loss_text))))}
+        nbytes = formulas.all_reduce_sent(calls * bsh, mesh.tp, pairs=pairs) * each + of_loss
+        forms = {
+            "all_reduce": Form(nbytes, nbytes, " + ".join(filter(None, (times_of(moved * calls, "bsh"), loss_text))))
+        }
         if config.partitions_inputs:
             count = formulas.input_gathers(blocks_run_again(config, share)) * times
             nbytes = formulas.gather_sent(count * bsh, mesh.tp) * each

@@ -159,6 +159,16 @@ def is_mesh(config: RunConfig) -> bool:
     return config.mesh.tp > 1 or config.mesh.pp > 1
 
 
+def is_by_pairs(config: RunConfig) -> bool:
+    """Whether an all_reduce sends whole buffers to all others."""
+    return config.world.algorithm == "pairs"
+
+
+def all_reduce_times(config: RunConfig, ranks: int) -> int:
+    """What an all_reduce of so many ranks moves of its payload, before the factor (N-1)/N."""
+    return formulas.all_reduce_volume(ranks, pairs=is_by_pairs(config))
+
+
 # -- ZeRO's volume -------------------------------------------------------------------------------
 class Gathers(NamedTuple):
     """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order.
@@ -201,6 +211,7 @@ def volume_of(result: RunResult, stage: int = 0, *, passes: int = 1) -> Volume:
         reshard_after_forward=config.parallel.reshard_after_forward,
         keep_last_unit=keeps_last and is_alone,
         grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
+        all_reduce=all_reduce_times(config, config.mesh.dp_shard),
         keep_root_units=choices.keep_root_units,
         persistent=gathers.persistent > 0,
         again=gathers.again > 0,
@@ -280,7 +291,8 @@ def exchanged(result: RunResult, stage: int = 0) -> list[int]:
 def exchanged_sent(result: RunResult, stage: int = 0) -> Fraction:
     """Bytes that a rank of that stage sends for them, in the type that the optimizer computes in."""
     each = compute_dtype(dtype(result.config.precision.stored)).itemsize
-    return formulas.all_reduce_sent(sum(exchanged(result, stage)), result.config.mesh.dp_shard) * each
+    config, numel = result.config, sum(exchanged(result, stage))
+    return formulas.all_reduce_sent(numel, config.mesh.dp_shard, pairs=is_by_pairs(config)) * each
 
 
 # -- what several ranks hold ----------------------------------------------------------------------

@@ -15,9 +15,11 @@ from zerosim.analysis import formulas
 from zerosim.analysis.shares import (
     Gathers,
     Share,
+    all_reduce_times,
     exchanged,
     exchanged_sent,
     gathers_of,
+    is_by_pairs,
     is_owned,
     is_sliced,
     itemsizes,
@@ -91,7 +93,7 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
     ]
     texts = [
         volume.text(),
-        *(["2F"] if exchanged(result, stage) else []),
+        *([f"{all_reduce_times(config, ranks)}F"] if exchanged(result, stage) else []),
         *(form.text for (_, axis), form in forms.items() if axis != inside and form.text != "0"),
     ]
     total = Form(
@@ -119,7 +121,7 @@ def _forms(result: RunResult, share: Share, passes: int) -> dict[tuple[str, str]
     padded = sum(share.whole.values())
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
-    inside = config.mesh.axes.name("dp_shard")
+    inside, pairs = config.mesh.axes.name("dp_shard"), is_by_pairs(config)
 
     def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
         """A formula at Psi, and at Psi padded."""
@@ -138,19 +140,21 @@ def _forms(result: RunResult, share: Share, passes: int) -> dict[tuple[str, str]
     if exchanged(result, share.stage):
         there = forms.get(("all_reduce", inside), Form(Fraction(0), Fraction(0), ""))  # gradients too, in some recipes
         nbytes = exchanged_sent(result, share.stage)
-        text = " + ".join(filter(None, (there.text, "2F")))
+        text = " + ".join(filter(None, (there.text, f"{all_reduce_times(config, ranks)}F")))
         forms["all_reduce", inside] = Form(there.formula + nbytes, there.with_padding + nbytes, text)
     if replicas > 1:
         num = num_replica_reductions(config, passes)
         forms["all_reduce", "dp_replicate"] = Form(
-            *both(lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num)),
-            formulas.replica_text(num),
+            *both(
+                lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num, pairs=pairs)
+            ),
+            formulas.replica_text(num, all_reduce_times(config, replicas)),
         )
     parts = ranks if config.parallel.zero_stage else 1
     of_parts = "/N" if parts > 1 else ""
     if shared := shared_grads((result.layout.flats[name] for name in share.numels), config.mesh.tp):
-        nbytes = formulas.shared_sent(shared, parts) * grad_bytes
-        forms["all_reduce", "tp"] = Form(nbytes, nbytes, f"2S{of_parts}")
+        nbytes = formulas.shared_sent(shared, parts, pairs=pairs) * grad_bytes
+        forms["all_reduce", "tp"] = Form(nbytes, nbytes, f"{'k' if pairs else 2}S{of_parts}")
     if share.ends:
         numel = share.numels[share.ends]
         table = share.whole[share.ends]

@@ -3,7 +3,7 @@
 Every verb has two forms: `all_gather(...)` returns the result; `launch_all_gather(...)` returns a `Work` at once, and
 until that is waited for its inputs must not be written nor its outputs read. One buffer or, where the signature says
 so, several in one call. `src` and `dst` are indices in the group. How a call is made of rounds: `direct.py`,
-`ring.py`, `native.py`; how it is recorded: `group.py`; what is refused: `checks.py`.
+`ring.py`, `pairs.py`, `native.py`; how it is recorded: `group.py`; what is refused: `checks.py`.
 
 Legend: N group size, c elements of a rank's slice, L elements of a buffer.
 """

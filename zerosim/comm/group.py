@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from zerosim.backends.kernels import Array
 from zerosim.comm import checks
-from zerosim.comm.algorithms import direct, native, ring
+from zerosim.comm.algorithms import direct, native, pairs, ring
 from zerosim.comm.algorithms.execution import Algorithm, Execution, Member
 from zerosim.comm.transports.rounds import Call, Round, Transport
 from zerosim.device.device import Buffer, Device, Kind
@@ -25,8 +25,8 @@ from zerosim.errors import InputError
 T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])
 
-ALGORITHMS = ("direct", "ring", "native")
-_RULES: Mapping[str, Algorithm] = MappingProxyType({"direct": direct, "ring": ring, "native": native})
+ALGORITHMS = ("direct", "ring", "pairs", "native")
+_RULES: Mapping[str, Algorithm] = MappingProxyType({"direct": direct, "ring": ring, "pairs": pairs, "native": native})
 
 
 class Work(Generic[T]):
@@ -207,6 +207,7 @@ class Group:
                     sent,
                     received,
                     execution.modelled_bytes,
+                    self.algorithm,
                 )
             )
             for peer, nbytes, count in execution.messages:

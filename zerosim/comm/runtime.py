@@ -61,7 +61,7 @@ class World:
     backend        which array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes alone)
     transport      'threads', or 'mpi': ranks in several processes that mpirun started
     per_process    of transport mpi: ranks in each process, as threads; ranks = processes x per_process
-    algorithm      'direct', 'ring' or 'native': a file each in `comm/algorithms/`
+    algorithm      'direct', 'ring', 'pairs' or 'native': a file each in `comm/algorithms/`
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
     allocator      how they are handed out, and `allocator_conf` its knobs: `device/allocators/`

@@ -268,21 +268,22 @@ class WorldConfig(Part):
     )
     algorithm: str = option(
         "direct",
-        "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop; native: MPI's or NCCL's own",
-        flat="collective", choices=("direct", "ring", "native"),
+        "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop; pairs: an all-reduce sends the "
+        "whole buffer to every other rank; native: MPI's or NCCL's own",
+        flat="collective", choices=("direct", "ring", "pairs", "native"),
     )  # fmt: skip
     max_running: int = option(1, "ranks that run side by side; 1: they take turns", flat="parallel", low=1, metavar="K")
 
     def _check(self) -> None:
         if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":
             raise InputError(
-                "collective 'native': threads on NumPy have no collectives of their own; choose direct or ring, or "
-                "start it with --world mpi, or on several GPUs with --backend cuda"
+                "collective 'native': threads on NumPy have no collectives of their own; choose direct, ring or pairs, "
+                "or start it with --world mpi, or on several GPUs with --backend cuda"
             )
         if self.ranks_per_process > 1 and self.transport != "mpi":
             raise InputError(f"ranks_per_process {self.ranks_per_process}: of --world mpi alone; give --ranks instead")
         if self.algorithm == "native" and self.ranks_per_process > 1:
             raise InputError(
                 f"ranks_per_process {self.ranks_per_process}: native collectives want one rank per process; "
-                "choose --collective direct or ring"
+                "choose --collective direct, ring or pairs"
             )

@@ -109,7 +109,8 @@ class Launch(NamedTuple):
 
     `sent_bytes` and `received_bytes` are what crosses this rank's links in it. None: the call was left to
     an engine that does not tell (MPI's, NCCL's own collective); then `modelled_bytes` is what a ring would
-    send. `sequence` counts the group's collectives; `axis` is the mesh axis, that is the clock's stream.
+    send. `sequence` counts the group's collectives; `axis` is the mesh axis, that is the clock's stream;
+    `algorithm` made the rounds.
     """
 
     scope: Scope
@@ -124,6 +125,7 @@ class Launch(NamedTuple):
     sent_bytes: int | None
     received_bytes: int | None
     modelled_bytes: int | None = None
+    algorithm: str = "direct"
 
     @property
     def wire_bytes(self) -> int:

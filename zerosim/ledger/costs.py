@@ -4,7 +4,8 @@ A kernel takes the longer of its arithmetic and its memory traffic, each at the 
 size reaches (`config/presets/cluster.py`). A collective takes a latency and its bytes over the slowest link of its
 ring; NCCL's own formulas and constants (NVIDIA/nccl 5067397, tuning.cc): three protocols, ring or, of an all-reduce,
 tree, the cheapest of which is taken. A node's NICs are shared by its GPUs, and a ring crosses them once: the members of
-a group on one node have their share of them together.
+a group on one node have their share of them together. In an all-reduce by all pairs each member sends the whole buffer
+to every other one in a single step: over the link within its node and, side by side, over its own NIC to the rest.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> flo
     if launch.op in ("send", "recv"):
         ways = [_seconds(ring, launch.payload_bytes, 1, place.nodes - 1, speed, cluster.latency) for ring in RINGS]
         return min(ways)
+    if _is_by_pairs(launch):
+        return _pairs_seconds(launch.payload_bytes, place, cluster)
     n, crossings = place.members, place.nodes if place.nodes > 1 else 0
     rounds = 2 if launch.op == "all_reduce" else 1
     steps, inter = rounds * (n - 1), rounds * max(0, crossings - 1)
@@ -102,8 +105,29 @@ def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> flo
     return min(ways)
 
 
-def ring_share(op: str, members: int) -> float:
+def _is_by_pairs(launch: Launch) -> bool:
+    return launch.op == "all_reduce" and launch.algorithm == "pairs"
+
+
+def _pairs_seconds(nbytes: int, place: Topology, cluster: Cluster) -> float:
+    """Every member sends all bytes to each other one: over the link within its node, over its own NIC to the others."""
+    outside = place.members - place.together
+    ways = []
+    for ring in RINGS:
+        within = _seconds(ring, (place.together - 1) * nbytes, 1, 0, cluster.link, cluster.latency)
+        nic = cluster.nic / cluster.node_gpus
+        across = _seconds(ring, outside * nbytes, 1, 1, nic, cluster.latency) if outside else 0.0
+        ways.append(max(within, across))
+    return min(ways)
+
+
+def sent_share(launch: Launch, members: int) -> float:
     """What a member sends of a call's payload."""
+    return members - 1 if _is_by_pairs(launch) else ring_share(launch.op, members)
+
+
+def ring_share(op: str, members: int) -> float:
+    """What a member of a ring sends of a call's payload."""
     if op in ("broadcast", "reduce", "send", "recv"):
         return 1.0
     return (2 if op == "all_reduce" else 1) * (members - 1) / members
@@ -113,7 +137,7 @@ def _measured_seconds(launch: Launch, place: Topology, speed: float, machine: Ma
     """What the call took between the ranks that were measured; other numbers of ranks move a ring's bytes. Between
     machines it takes no less than the latency and its bytes over the NIC."""
     op = "send" if launch.op == "recv" else launch.op
-    measured, share = machine.collectives[op], ring_share(op, place.members)
+    measured, share = machine.collectives[op], sent_share(launch, place.members)
     seconds = measured.seconds(launch.payload_bytes * share / ring_share(op, machine.ranks))
     if place.nodes == 1:
         return seconds

@@ -27,6 +27,9 @@ from zerosim.report.tables import mesh_text
 from zerosim.report.time import step_values, times_table
 from zerosim.train.result import RunResult
 
+IN_RANK_ORDER = ("direct", "pairs")
+"""Algorithms whose sums do not depend on which rank owns a slice."""
+
 
 class Comparison(InNotebook):
     """Results by stage; an OutOfMemory stands for a stage that did not fit. `times` are modelled, by stage, on a
@@ -52,7 +55,7 @@ class Comparison(InNotebook):
     @property
     def contradictions(self) -> list[tuple[int, int]]:
         """Pairs of stages whose weights should be the same to the bit, and are not."""
-        if self.config.world.algorithm != "direct":
+        if self.config.world.algorithm not in IN_RANK_ORDER:
             return []
         one_batch, alike = self.config.data.accumulate == 1, not self._exchanges_sums
         alike = alike and self.config.mesh.dp_replicate == 1
@@ -143,7 +146,7 @@ class Comparison(InNotebook):
             return (
                 "The stages add the same numbers in the same order, whoever owns a slice: ZeRO changes where things "
                 "are, not what is computed."
-                if self.config.world.algorithm == "direct"
+                if self.config.world.algorithm in IN_RANK_ORDER
                 else None
             )
         if self.config.world.algorithm == "ring":

@@ -12,10 +12,12 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import check_states, last_whole_step
 from zerosim.analysis.shares import (
+    all_reduce_times,
     cost_of,
     exchanged,
     exchanged_sent,
     gathers_of,
+    is_by_pairs,
     is_mesh,
     is_owned,
     itemsizes,
@@ -144,11 +146,14 @@ def volume_note(result: RunResult, step: int) -> str:
     volume = volume_of(result, passes=passes)
     ranks = config.mesh.dp_shard
     note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
+    if is_by_pairs(config) and config.parallel.zero_stage == 0:
+        note += f"; by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ"
     if volume.tied:
         keeps = ", which stays gathered when forward ends" if config.parallel.keep_last_unit else ""
         note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
     if sums := exchanged(result):
-        note += f", and of 2F more; F = {sum(sums):,}, the sums that {config.optim.optimizer} exchanges"
+        note += f", and of {all_reduce_times(config, ranks)}F more"
+        note += f"; F = {sum(sums):,}, the sums that {config.optim.optimizer} exchanges"
     gathers = gathers_of(result)
     if volume.kept:
         note += f"; U = {gathers.last:,}, the last unit, which stays gathered"
@@ -164,7 +169,7 @@ def volume_note(result: RunResult, step: int) -> str:
             " and gathers" if config.parallel.zero_stage == 3 else ""
         )
     if (count := config.mesh.dp_replicate) > 1:
-        text = formulas.replica_text(num_replica_reductions(config, passes))
+        text = formulas.replica_text(num_replica_reductions(config, passes), all_reduce_times(config, count))
         note += f"; of {text} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
     return note + "."
 
@@ -218,10 +223,10 @@ def _price(result: RunResult) -> str:
     for share in shares_of(result):
         psi, stage = share.num_parameters, share.stage
         gathers, volume = gathers_of(result, stage=stage), volume_of(result, stage)
-        ddp += formulas.volume(0).sent_bytes(psi, data_ranks, *sizes)
+        ddp += formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).sent_bytes(psi, data_ranks, *sizes)
         sent += volume.sent_bytes(psi, config.mesh.dp_shard, *sizes, *gathers)
         parts = (config.mesh.dp_shard, config.mesh.dp_replicate, sizes[1])
-        sent += formulas.replica_bytes(psi, *parts, reductions=num)
+        sent += formulas.replica_bytes(psi, *parts, reductions=num, pairs=is_by_pairs(config))
         sent += exchanged_sent(result, stage)
     ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""
     if ratio == 1:

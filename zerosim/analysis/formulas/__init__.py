@@ -34,7 +34,6 @@ from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
 from zerosim.analysis.formulas.optimizers import state_bytes as state_bytes
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
 from zerosim.analysis.formulas.parallel import Again as Again
-from zerosim.analysis.formulas.parallel import all_reduce_sent as all_reduce_sent
 from zerosim.analysis.formulas.parallel import border_sends as border_sends
 from zerosim.analysis.formulas.parallel import borders_again as borders_again
 from zerosim.analysis.formulas.parallel import bubble as bubble
@@ -76,6 +75,8 @@ from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
 from zerosim.analysis.formulas.states import state_text as state_text
 from zerosim.analysis.formulas.traffic import Volume as Volume
+from zerosim.analysis.formulas.traffic import all_reduce_sent as all_reduce_sent
+from zerosim.analysis.formulas.traffic import all_reduce_volume as all_reduce_volume
 from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
 from zerosim.analysis.formulas.traffic import replica_text as replica_text
 from zerosim.analysis.formulas.traffic import volume as volume

@@ -23,6 +23,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.activations import parts_again
+from zerosim.analysis.formulas.traffic import all_reduce_sent
 
 LOSS_CALLS = 3
 """Numbers per token that are all-reduced: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
@@ -82,11 +83,6 @@ def inputs_moved(layers: int, micro_batches: int, numel: int, parts: int = 1) ->
     return Fraction(layers * micro_batches * numel, parts)
 
 
-def all_reduce_sent(numel: int, ranks: int) -> Fraction:
-    """Elements that a rank sends of an all_reduce of `numel`, the mean over ranks: 2 (t-1)/t of them."""
-    return Fraction(2 * numel * (ranks - 1), ranks)
-
-
 def gather_sent(numel: int, ranks: int) -> Fraction:
     """Of an all_gather or a reduce_scatter of `numel` elements: (t-1)/t of them."""
     return Fraction(numel * (ranks - 1), ranks)
@@ -122,16 +118,17 @@ def bubble(stages: int, micro_batches: int, chunks: int = 1) -> Fraction:
     return Fraction(stages - 1, chunks * micro_batches)
 
 
-def shared_sent(shared: Mapping[int, int], parts: int) -> Fraction:
+def shared_sent(shared: Mapping[int, int], parts: int, *, pairs: bool = False) -> Fraction:
     """Elements sent per rank and step to add up gradients of which several ranks hold shares, the mean over ranks.
 
     `shared` are a rank's elements by the number of ranks k that share their gradient (2205.05198, section 4.2.2, for
     norms and biases: k = t; copied key-value heads: the ranks that hold one), of which it updates one of `parts` parts.
     """
-    return sum((all_reduce_sent(numel, ranks) / parts for ranks, numel in shared.items()), Fraction(0))
+    return sum((all_reduce_sent(numel, ranks, pairs=pairs) / parts for ranks, numel in shared.items()), Fraction(0))
 
 
 def tied_sent(numel: int, parts: int) -> Fraction:
     """Elements sent by the first and by the last stage to add up a tied table's gradient, of which each updates one of
-    `parts` parts: an all_reduce of two ranks (2104.04473; Megatron-LM's embedding group)."""
+    `parts` parts: an all_reduce of two ranks, which is the same by all pairs (2104.04473; Megatron-LM's embedding
+    group)."""
     return all_reduce_sent(numel, 2) / parts

@@ -97,6 +97,7 @@ def volume(
     reshard_after_forward: bool = True,
     keep_last_unit: bool = False,
     grad_reduction: str = "reduce_scatter",
+    all_reduce: int = 2,
     keep_root_units: bool = False,
     persistent: bool = False,
     last_is_root: bool = True,
@@ -113,6 +114,7 @@ def volume(
 
     `grad_reduction="all_reduce"` (stages 1 and 2) moves whole reduced gradients to every rank, as early
     and default DeepSpeed do: 3 Psi in stage 1, 2A Psi + Psi in stage 2.
+    `all_reduce` is what an all_reduce moves of Psi (`all_reduce_volume`): 2, or N by all pairs.
     `keep_root_units` (stage 3): the units outside the blocks, R elements that hold the tied table once, are
     gathered once per micro-batch and freed when backward ends (FSDP2's root): R less, and tying is free.
     `last_is_root`: the last unit, a head, is one of them; a model of blocks alone has it apart.
@@ -126,8 +128,8 @@ def volume(
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     """
     if stage == 0:
-        return Volume(Fraction(2 * passes), Fraction(0), 0)
-    reduction = 2 if grad_reduction == "all_reduce" else 1
+        return Volume(Fraction(all_reduce * passes), Fraction(0), 0)
+    reduction = all_reduce if grad_reduction == "all_reduce" else 1
     if stage == 1:
         return Volume(Fraction(reduction * passes), Fraction(1), 0)
     micro_batches *= passes  # what is reduced and gathered in each of them
@@ -146,19 +148,40 @@ def volume(
 
 
 def replica_bytes(
-    num_parameters: int | Fraction, ranks: int, replicas: int, grad_bytes: int, *, reductions: int = 1
+    num_parameters: int | Fraction,
+    ranks: int,
+    replicas: int,
+    grad_bytes: int,
+    *,
+    reductions: int = 1,
+    pairs: bool = False,
 ) -> Fraction:
     """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over R replicas.
 
-    2 (Psi/N) (R-1)/R elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together.
+    2 (Psi/N) (R-1)/R elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together. By all
+    pairs (R-1) Psi/N.
     Source: derived from MiCS (arXiv 2205.00119) and PyTorch's fully_shard on a 2-D mesh.
     """
-    return Fraction(2 * num_parameters * (replicas - 1), ranks * replicas) * grad_bytes * reductions
+    return all_reduce_sent(num_parameters, replicas, pairs=pairs) / ranks * grad_bytes * reductions
 
 
-def replica_text(reductions: int = 1) -> str:
-    """That volume before the factor (R-1)/R, such as '2Psi/N'."""
-    return f"{2 * reductions}Ψ/N"
+def replica_text(reductions: int = 1, all_reduce: int = 2) -> str:
+    """That volume before the factor (R-1)/R, such as '2Psi/N'; `all_reduce` as in `volume`."""
+    return f"{all_reduce * reductions}Ψ/N"
+
+
+def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:
+    """What an all_reduce moves of its payload, before the factor (N-1)/N.
+
+    2: a reduce_scatter and an all_gather. By all pairs N, for each of N ranks sends the whole to the N-1 others.
+    """
+    return ranks if pairs else 2
+
+
+def all_reduce_sent(numel: int | Fraction, ranks: int, *, pairs: bool = False) -> Fraction:
+    """Elements that a rank sends of an all_reduce of `numel`, the mean over ranks: 2 (N-1)/N of them, by all pairs
+    N-1 times all of them."""
+    return Fraction(all_reduce_volume(ranks, pairs=pairs) * numel * (ranks - 1), ranks)
 
 
 def _times(count: Fraction | int, name: str) -> str:

@@ -9,13 +9,14 @@ part that member j of the group owns. With buckets a call carries only [lo, hi):
     RangeCut  all_reduce: [lo, hi) of the arrays in N runs of ceil((hi - lo) / N) elements; the last
               runs are shorter or empty (no padding). Who adds a run does not change its bits.
 
-A `Execution` is what an algorithm (`direct.py`, `ring.py`) makes of a call for one rank: its rounds, and
+An `Execution` is what an algorithm (`direct.py`, `ring.py`, `pairs.py`) makes of a call for one rank: its rounds, and
 what crosses its links and its adders in them. Legend: N group size, c elements per slice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Backend
@@ -40,6 +41,12 @@ def spans(lengths: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]
 def window(arrays: Sequence[Array], lo: int, hi: int) -> list[Array]:
     """Views of [lo, hi) of the arrays laid end to end."""
     return [arrays[i][start:stop] for i, start, stop in spans([array.size for array in arrays], lo, hi)]
+
+
+def carve(flat: Array, like: Sequence[Array]) -> list[Array]:
+    """Views of `flat`, one after the other, of the sizes of `like`."""
+    ends = [0, *accumulate(array.size for array in like)]
+    return [flat[start:stop] for start, stop in pairwise(ends)]
 
 
 def buckets(numel: int, limit: int | None) -> Iterator[tuple[int, int]]:
@@ -93,6 +100,15 @@ class RangeCut:
         self._lo = lo
         self._hi = hi
         self._step = -(-(hi - lo) // size)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all chunks together."""
+        return self._hi - self._lo
+
+    def whole(self, arrays: Sequence[Array]) -> list[Array]:
+        """Views of all chunks together, at most one per array."""
+        return window(arrays, self._lo, self._hi)
 
     def _edge(self, owner: int) -> int:
         return min(self._lo + owner * self._step, self._hi)
@@ -165,7 +181,7 @@ def messages_of(peer: int, sizes: Iterable[tuple[int, int]], itemsize: int) -> l
 
 
 class Algorithm(Protocol):
-    """How a collective is made of rounds; `direct.py`, `ring.py` and `native.py` are three answers.
+    """How a collective is made of rounds; `direct.py`, `ring.py`, `pairs.py` and `native.py` are four answers.
 
     Arrays are flat. `fulls` and `outs` of reduce_scatter and all_gather are whole buffers that
     `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`.
@@ -179,7 +195,7 @@ class Algorithm(Protocol):
         self, me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: Cut, in_place: bool
     ) -> Execution: ...
 
-    def all_reduce(self, me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution: ...
+    def all_reduce(self, me: Member, arrays: Sequence[Array], cut: RangeCut, op: str) -> Execution: ...
 
     def broadcast(self, me: Member, arrays: Sequence[Array], src: int) -> Execution: ...
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.algorithms.execution import Cut, Execution, Member, messages_of
+from zerosim.comm.algorithms.execution import Cut, Execution, Member, carve, messages_of
 from zerosim.comm.transports.rounds import Exchange, Inbox, Move
 
 
@@ -30,7 +29,7 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
     """Partial sums live in two temporaries in turn: the right neighbour reads one while the other fills."""
 
     def partial(hop: int, owner: int) -> list[Array]:
-        return _carve(me.scratch(hop % 2, cut.size_of(owner)), cut.chunk(fulls, owner))
+        return carve(me.scratch(hop % 2, cut.size_of(owner)), cut.chunk(fulls, owner))
 
     return _reduce_ring(me, fulls, mine, cut, op, partial)
 
@@ -75,7 +74,7 @@ def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:
 def reduce(me: Member, arrays: Sequence[Array], dst: int, op: str) -> Execution:
     place, hops = (me.rank - dst - 1) % me.size, me.size - 1
     numel = sum(array.size for array in arrays)
-    partial = _carve(me.scratch(0, numel), arrays) if 0 < place < hops else arrays
+    partial = carve(me.scratch(0, numel), arrays) if 0 < place < hops else arrays
     add = _add_from_left(me, arrays, partial, op, at_end=place == hops)
     rounds = [_hop(me, partial if hop == place else None, add if hop == place - 1 else None) for hop in range(hops)]
     added = numel if place else 0
@@ -146,9 +145,3 @@ def _copy_from_left(me: Member, target: Sequence[Array], own: Sequence[tuple[Arr
             copy(source, out)
 
     return move
-
-
-def _carve(flat: Array, like: Sequence[Array]) -> list[Array]:
-    """Views of `flat`, one after the other, of the sizes of `like`."""
-    ends = [0, *accumulate(array.size for array in like)]
-    return [flat[start:stop] for start, stop in pairwise(ends)]

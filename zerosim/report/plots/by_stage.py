@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
-from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, passes_of, shares_of
+from zerosim.analysis.shares import alike_stages, all_reduce_times, is_mesh, itemsizes, passes_of, shares_of
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
@@ -151,8 +151,9 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
 
 
 def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
-    """2Ψ and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table, twice that where curvature is estimated
-    after the step; none where runs differ in Ψ, N or dtype, and none with replicas, tensor parallelism or a pipeline.
+    """2Ψ (by all pairs NΨ) and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table, twice that where
+    curvature is estimated after the step; none where runs differ in Ψ, N or dtype, and none with replicas, tensor
+    parallelism or a pipeline.
 
     Source: ZeRO paper, section 7, through `formulas.volume`.
     """
@@ -166,7 +167,8 @@ def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
     if size[1] == 1:
         return []
     passes = max(passes_of(result, last_whole_step(result) or 0) for result in results.values())
-    volumes = [formulas.volume(stage, passes=passes) for stage in (0, 3)]
+    all_reduce = all_reduce_times(configs[0], size[1])
+    volumes = [formulas.volume(stage, passes=passes, all_reduce=all_reduce) for stage in (0, 3)]
     return [Reference(f"formula: {volume.text()}", volume.sent_bytes(*size)) for volume in volumes]
 
 
