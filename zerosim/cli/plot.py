@@ -13,6 +13,7 @@ from zerosim.cli.options import add_run_flags
 from zerosim.cli.parser import Parser, flag_of, nearest, size, stages, whole_number
 from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_limit, planned_config
 from zerosim.cli.plot_file import Drawn, add_output_flags, add_picture_flags, check_sheet, figure_files, leave
+from zerosim.cli.plot_gradients import add_gradient_flags, gradients
 from zerosim.cli.plot_optimizers import add_descent_flags, add_training_flags, descent, optimizers
 from zerosim.cli.plot_time import GPUS, overlap, stages_asked, streams, throughput
 from zerosim.config import RunConfig
@@ -34,6 +35,7 @@ FIGURES = {
     "streams": "one step in time on a GPU: each rank's streams as lanes, waits, live bytes (with --gpu)",
     "throughput": "TFLOP/s per GPU by model size or number of GPUs, a line a stage, modelled (with --gpu)",
     "overlap": "a step's time by the bandwidth between GPUs, and where communication hides, by stage (with --gpu)",
+    "gradients": "a real run's gradients by size, against what fp16, bf16, e4m3 and e5m2 hold at each loss scale",
     "descent": "paths of optimizers on surfaces of two weights: bowl, Rosenbrock, saddle, Beale",
     "optimizers": "a model trained by several optimizers: loss by step, bytes of state per parameter",
     "schedule": "a pipeline's forwards and backwards in slots, and its bubble (with --pp)",
@@ -62,6 +64,8 @@ def _figure_parser(name: str | None) -> Parser:
         add_descent_flags(parser, add)
     elif name == "optimizers":
         add_training_flags(parser, add)
+    elif name == "gradients":
+        add_gradient_flags(parser)
     else:
         _add_plan_flags(name, parser, add)
     add_output_flags(parser)
@@ -109,8 +113,8 @@ def _add_plan_flags(name: str, parser: Parser, add: Callable[..., Any]) -> None:
 
 def main(args: argparse.Namespace) -> int:
     name, args = args.figure, _figure_parser(args.figure).parse(args.words)
-    if name in _OF_OPTIMIZERS:
-        return _OF_OPTIMIZERS[name](args)
+    if name in _TRAINED:
+        return _TRAINED[name](args)
     if hasattr(args, "ranks_list") and hasattr(args, "ranks") and getattr(args, "sizes", None) is None:
         raise InputError(f"--ranks {args.ranks}: {name} runs several numbers of ranks: give them with --ranks-list")
     for one, other in (("limit", "gpu"), ("stages", "stage")):
@@ -262,7 +266,7 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     return figure, {"schedule": kind, "bubble": share, "stages": rows}
 
 
-_OF_OPTIMIZERS = {"descent": descent, "optimizers": optimizers}
+_TRAINED = {"descent": descent, "gradients": gradients, "optimizers": optimizers}
 _DRAW: dict[str, Callable[[argparse.Namespace, RunConfig, Limit | None], Drawn]] = {
     "addresses": _addresses,
     "memory": _memory,

@@ -6,6 +6,7 @@ Everything that needs matplotlib is in this folder, which nothing imports until 
 from zerosim.report.plots.addresses import addresses_figure
 from zerosim.report.plots.by_stage import memory_figure, traffic_figure
 from zerosim.report.plots.descent import descent_figure
+from zerosim.report.plots.gradients import gradients_figure
 from zerosim.report.plots.optimizers import optimizers_figure
 from zerosim.report.plots.overlap import overlap_figure
 from zerosim.report.plots.page import write_figure
@@ -18,6 +19,7 @@ from zerosim.report.plots.timeline import timeline_figure
 __all__ = [
     "addresses_figure",
     "descent_figure",
+    "gradients_figure",
     "memory_figure",
     "optimizers_figure",
     "overlap_figure",

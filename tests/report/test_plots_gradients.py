@@ -1,0 +1,85 @@
+"""The picture of a run's gradients, and the command that draws it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path as File
+
+import numpy as np
+import pytest
+
+from zerosim.cli.main import main
+from zerosim.errors import InputError
+from zerosim.report.plots import gradients_figure
+from zerosim.report.plots.gradients import power_of_two
+from zerosim.train.gradients import FORMATS, POWERS, Gradients
+
+SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--steps", "2"]
+
+
+def test_bars_are_the_counts() -> None:
+    found = Gradients()
+    found.add(np.array([2.0**-30, 2.0**-10, -1.5 * 2.0**-10, 2.0**-9], np.float32))
+    for theme in ("light", "dark"):
+        figure = gradients_figure(found, theme=theme)
+        hills, ranges, *casts = figure.axes
+        heights = {round(bar.get_x()): bar.get_height() for bar in hills.patches}
+        assert heights == {-30: 0.25, -10: 0.5, -9: 0.25}
+        assert [tick.get_text() for tick in ranges.get_yticklabels()] == list(FORMATS)
+        assert [axes.get_title() for axes in casts] == list(FORMATS)
+        for axes, name in zip(casts, FORMATS, strict=True):
+            drawn = [bar.get_height() for bar in axes.patches]
+            assert drawn == [found.share(name, power)[what] for power in POWERS for what in ("to_zero", "overflowed")]
+    first = [text.get_text() for text in casts[0].texts]
+    assert first[0] == "25"  # 2^-30 is half of a half of fp16's smallest number, and 2^4 times that still is
+
+
+def test_ranges_begin_and_end_where_the_formats_do() -> None:
+    found = Gradients()
+    found.add(np.array([1.0], np.float32))
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in gradients_figure(found).axes[1].patches]
+    # Full, then pale: fp16, bf16 (whose subnormal numbers lie far to the left), e4m3, e5m2.
+    assert bars == [(-14, 16), (-24, -14), (-27, 19), (-6, 9), (-9, -6), (-14, 16), (-16, -14)]
+    assert power_of_two(-24) == "2⁻²⁴"
+
+
+def test_gradients_that_are_all_0_are_not_drawn() -> None:
+    found = Gradients()
+    found.add(np.zeros(3, np.float32))
+    with pytest.raises(InputError, match="all 3 gradients are 0: there is nothing to draw"):
+        gradients_figure(found)
+
+
+def test_gradients_writes_the_counts_that_it_draws(tmp_path: File, capsys: pytest.CaptureFixture[str]) -> None:
+    out, figures = tmp_path / "g.svg", tmp_path / "g.json"
+    assert main(["plot", "gradients", *SMALL, "-o", str(out), "--json", str(figures), "--theme", "dark"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"wrote {out}; lost without a loss scale: fp16 ")
+    values = json.loads(figures.read_text("utf-8"))
+    assert values["figure"] == "gradients"
+    assert (values["config"]["ranks"], values["config"]["precision"], values["steps"]) == (1, "fp32", 2)
+    assert sum(values["exponents"].values()) == values["gradients"] - values["zeros"]
+    assert len(values["casts"]) == len(FORMATS) * len(POWERS)
+    assert values["formats"]["e4m3"] == {"smallest": 2.0**-9, "min_normal": 2.0**-6, "largest": 448.0}
+    assert "2⁻²⁴ to 65504" in out.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--ranks 4", "--ranks 4: gradients are counted with --ranks 1; leave it out"),
+        ("--precision bf16", "--precision bf16: gradients are counted with --precision fp32; leave it out"),
+        ("--loss-scale 8", "--loss-scale 8.0: every loss scale is tried; leave it out"),
+        ("--size 1x1", "size 1x1: expected 5x3 to 40x40 inches"),
+        ("--lr 1e30", "is not finite at step 1"),
+    ],
+)
+def test_bad_flags_are_refused_in_a_line(
+    words: str, message: str, tmp_path: File, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "p.svg"
+    assert main(["plot", "gradients", "--steps", "2", "-q", *words.split(), "-o", str(out)]) != 0
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not out.exists()

@@ -1,0 +1,143 @@
+"""The gradients of a real run, held against what narrow formats can hold: the histogram of mixed precision's Figure 3.
+
+One rank trains in fp32, so that the true size of every gradient is known. What its backward leaves is counted in each
+step: summed over micro-batches, before the norm, clipping and the update. Each gradient is multiplied by each loss
+scale and cast; nothing is worked out from a format's limits. In a half-precision run the gradients of activations go
+through the same cast on the way, so that this is the least that is lost.
+
+Source: Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.2 and Figure 3, of activations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zerosim.backends.numpy.narrow import NARROW, Fates, exponents, fates
+from zerosim.comm.collectives import Comm
+from zerosim.comm.runtime import launch
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.models.model import Model
+from zerosim.optim.updater import Updater
+from zerosim.parallel.ddp import DDP
+from zerosim.train.build import world_of
+from zerosim.train.rank import Progress
+from zerosim.train.run import Experiment
+
+POWERS = (0, 4, 8, 12, 16, 20, 24)
+"""Loss scales, as powers of two."""
+FORMATS = tuple(NARROW)
+FIXED: Mapping[str, str | int | None] = MappingProxyType(
+    {
+        "ranks": 1,
+        "dp_replicate": 1,
+        "tp": 1,
+        "pp": 1,
+        "stage": 0,
+        "precision": "fp32",
+        "loss_scale": None,
+        "backend": "numpy",
+        "world": "threads",
+    }
+)
+"""What a run has whose gradients are counted, whatever else it is."""
+
+
+@dataclass(slots=True)
+class Gradients:
+    """All gradients of a run's steps, counted.
+
+    num        how many, those that are 0 among them
+    zeros      how many are 0 before any cast: rows of a table that no token used, units that did not fire
+    exponents  how many of the others lie in [2^e, 2^(e+1)), by e
+    fates      what a cast makes of the others, by format and power of two of the loss scale
+    """
+
+    steps: int = 0
+    num: int = 0
+    zeros: int = 0
+    exponents: Counter[int] = field(default_factory=Counter)
+    fates: dict[tuple[str, int], Fates] = field(default_factory=dict)
+
+    def add(self, values: Any) -> None:
+        """Count one buffer of a step, float32."""
+        others = values[values != 0]
+        self.num += values.size
+        self.zeros += values.size - others.size
+        self.exponents.update(exponents(others))
+        for power in POWERS:
+            scaled = others * np.float32(2.0**power)  # exact: a power of two changes no digit
+            for name in FORMATS:
+                now, before = fates(scaled, name), self.fates.get((name, power), Fates(0, 0, 0, 0))
+                self.fates[name, power] = Fates(*(a + b for a, b in zip(now, before, strict=True)))
+
+    def share(self, name: str, power: int) -> dict[str, float]:
+        """Of the gradients that are not 0, the shares that a format holds and loses at a loss scale."""
+        counts = self.fates[name, power]
+        return {what: count / (self.num - self.zeros) for what, count in counts._asdict().items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "steps": self.steps,
+            "gradients": self.num,
+            "zeros": self.zeros,
+            "exponents": {str(power): self.exponents[power] for power in sorted(self.exponents)},
+            "formats": {name: NARROW[name]._asdict() for name in FORMATS},
+            "casts": [
+                {"format": name, "loss_scale": 2**power, **counts._asdict()}
+                for (name, power), counts in self.fates.items()
+            ],
+        }
+
+
+class _Counting(DDP):
+    """DDP on one rank that counts the gradients before it takes the step."""
+
+    def __init__(self, comm: Comm, device: Device, updater: Updater, found: Gradients) -> None:
+        super().__init__(comm, device, updater)
+        self._found = found
+
+    def step(self) -> None:
+        whole = [(flat, flat.whole_grad()) for flat in self.flats]
+        arrays = [
+            self.device.backend.to_host(flat.window(grad, index).array).reshape(-1)
+            for flat, grad in whole
+            for index in range(len(flat.spec.weights))
+        ]
+        if all(np.isfinite(values).all() for values in arrays):  # else the step below says so
+            self._found.steps += 1
+            for values in arrays:
+                self._found.add(values)
+        del whole, arrays
+        super().step()
+
+
+def on_one_rank(config: RunConfig) -> RunConfig:
+    """The same run on one rank, in fp32.
+
+    Raises: InputError for a setting that needs more ranks, such as sequence parallelism.
+    """
+    return config.replace(**FIXED)
+
+
+def count_gradients(config: RunConfig, *, progress: Progress | None = None) -> Gradients:
+    """Train on one rank in fp32, whatever mesh and precision `config` has, and count the gradients of every step.
+
+    Steps with gradients that are not finite are left out. Raises: InputError, OutOfMemory, NonFiniteGradient.
+    """
+    found = Gradients()
+
+    def counting(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> DDP:
+        return _Counting(comm, device, updater, found)
+
+    alone = on_one_rank(config)
+    experiment = Experiment(alone, counting)
+    launch(lambda ctx: experiment.train_rank(ctx, progress=progress), world_of(alone))
+    return found
