@@ -82,6 +82,27 @@ def test_a_search_fits_what_is_reserved(capsys: pytest.CaptureFixture[str]) -> N
     assert best["caching"] <= best["arena"] <= best["exact"]
 
 
+@pytest.mark.parametrize("allocator", ["caching", "arena"])
+def test_an_answer_is_a_plan_of_the_same_flags(allocator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a GPU too, whose time is that of a plan with the allocator and its capacity."""
+    flags = ["--model", "gpt", *SIZES[:-4], "--gpu", "a100-40", "--reserve", "42.25GB", "--allocator", allocator]
+    assert main(["fit", *flags, "--json", "-", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for tried, code in ((found["best"], 0), (found["beyond"], 3)):
+        again = ["plan", *flags, "--micro-batch", str(tried["value"]), "--json", "-", "--quiet"]
+        assert main(again) == code
+        taken = [rank["memory"]["peak"].get("reserved_bytes") for rank in json.loads(capsys.readouterr().out)["ranks"]]
+        assert code or max(taken) == tried["peak_bytes"]
+    assert main(["fit", *flags]) == 0
+    assert "the allocator takes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_reserve_of_more_than_a_device_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["fit", *SIZES, "--limit", "1GB", "--reserve", "2GB", "--allocator", "caching"]
+    assert main(flags) == 3
+    assert "needs at least" in " ".join(capsys.readouterr().out.split())
+
+
 def test_other_pictures_do_not_depend_on_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["plot", "memory", *SMALL, "--allocator", "caching", "-o", str(tmp_path / "a.svg")]) == 2
     assert "plot addresses" in capsys.readouterr().err

@@ -133,6 +133,23 @@ def test_a_segment_with_a_live_byte_is_not_given_back() -> None:
     assert made("expandable_segments:True", 42 * MIB).reserve(1, 21 * MIB) == 21 * MIB
 
 
+@pytest.mark.parametrize(("live", "asked", "needed"), [(15, 12, 40), (21, 30, 60), (0, 512 / MIB, 2), (19, 41, 60)])
+def test_a_refused_request_needs_whole_pages(live: float, asked: float, needed: int) -> None:
+    """Large pages have 20 MiB, small ones 2. What is free behind live bytes is part of the request."""
+
+    def second(capacity: int) -> CachingAllocator:
+        allocator = made("expandable_segments:True", capacity)
+        assert allocator.reserve(1, int(live * MIB)) is not None
+        allocator.reserve(2, int(asked * MIB))
+        return allocator
+
+    short = second(needed * MIB - 1)
+    room = short.room(int(asked * MIB))
+    assert room is not None
+    assert room.needed_bytes == needed * MIB
+    assert second(needed * MIB).reserved_bytes == needed * MIB
+
+
 @pytest.mark.parametrize("conf", ["max_split_size_mb:40", "expandable_segments:True,max_split_size_mb:40"])
 def test_three_fill_a_device_and_are_given_back_as_pytorch_tests_it(conf: str) -> None:
     """Its test_max_split_expandable, with one setting at a time: 120 MiB hold three times 40, then once 120."""
@@ -308,9 +325,13 @@ def test_random_requests_never_overlap_and_all_come_back(conf: str | None, capac
             del asked[gone]
         else:
             nbytes = int(2 ** draw.uniform(0, 26))
-            got = allocator.reserve(id, nbytes, draw.choice(("compute", "compute", "side")))
+            stream = draw.choice(("compute", "compute", "side"))
+            got = allocator.reserve(id, nbytes, stream)
             if got is None:
                 refused += 1
+                room = allocator.room(nbytes, stream)
+                assert room is not None
+                assert room.needed_bytes > (capacity or 0)
             else:
                 assert got >= nbytes
                 asked[id] = nbytes

@@ -33,5 +33,6 @@ def run(
         assert config.memory.capacity is not None
         if optimizer is not None:  # what it keeps is not what a plan of the configuration counts
             raise
-        error.advice = cheapest_fit(config.replace(capacity=None), config.memory.capacity, peak_within)
+        asked = config.replace(capacity=None, steps=config.optim.steps or training.DEFAULT_STEPS)
+        error.advice = cheapest_fit(asked, config.memory.capacity, peak_within)
         raise

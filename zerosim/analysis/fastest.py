@@ -43,7 +43,7 @@ MOST = 10
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A configuration that fits: its highest peak, and how long its step takes."""
+    """A configuration that fits: the most that a rank takes from its device, and how long its step takes."""
 
     config: RunConfig
     peak_bytes: int

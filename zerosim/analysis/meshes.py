@@ -26,7 +26,8 @@ MOST_TENSOR = 8
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """A mesh that fits: its configuration, its highest peak, what all its ranks send for a token, and a step's time."""
+    """A mesh that fits: its configuration, the most that a rank takes from its device, what all its ranks send for a
+    token, and a step's time."""
 
     config: RunConfig
     peak_bytes: int

@@ -1,7 +1,8 @@
 """What would fit: the cheapest change of a configuration, or the largest value of one of its sizes.
 
-Found by running, never by a formula: a `Trial` runs one configuration and says what its peak is. What a
-trial runs is up to the caller (`train/plan.py`).
+Found by running, never by a formula: a `Trial` runs one configuration and says what it takes of a device. What a
+trial runs is up to the caller (`train/plan.py`). Whatever is said to fit was run and fits; whatever is said not to fit
+was run and does not.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from zerosim.units import format_bytes
 
 MOST_RANKS = 64
 Trial = Callable[[RunConfig], int]
-"""The highest peak over ranks, in bytes, of one step of a configuration on devices without a limit."""
+"""The most that a rank takes from its device, in bytes; more than the room beside the reserve where it does not fit."""
 
 LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
-"""Bytes by kind at the highest peak over ranks of one step or, where a rank asks for more than that capacity, then."""
+"""Bytes by kind of the rank that takes most from devices of that capacity; more than the capacity where that is too
+little."""
 
 
 def no_reserve(config: RunConfig) -> int:
@@ -56,11 +58,14 @@ def cheapest_fits(
             break
         if any(fewer <= options for fewer in enough):
             continue
-        room = max(1, capacity - reserve(changed))
+        kept = reserve(changed)
+        room = capacity - kept
         by_kind = trial(changed, room)
         peak = sum(by_kind.values())
         if peak <= room:
-            found.append(f"{flags} would fit: its peak is {format_bytes(peak)} of {format_bytes(capacity)}")
+            takes = "its peak is" if config.memory.allocator == "exact" else "the allocator takes"
+            beside = f", beside {format_bytes(kept)} outside the program" if kept else ""
+            found.append(f"{flags} would fit: {takes} {format_bytes(peak)} of {format_bytes(capacity)}{beside}")
             enough.append(options)
         elif more_ranks and peak - sum(by_kind.get(kind, 0) for kind in STATES) > room:
             break
@@ -159,7 +164,7 @@ def _smaller(config: RunConfig) -> Iterator[RunConfig]:
 
 
 class Tried(NamedTuple):
-    """A value that was run, its peak, and what is kept beside it."""
+    """A value that was run, what a rank takes from its device, and what is kept beside it."""
 
     value: int
     peak_bytes: int

@@ -57,10 +57,10 @@ def find_fastest(args: argparse.Namespace) -> int:
     nbytes, reserve = limit.nbytes, limit.reserve
 
     def trial(asked: RunConfig) -> Figures | None:
-        return figures_within(asked, max(1, nbytes - reserve(asked)), cluster)
+        return figures_within(asked, nbytes - reserve(asked), cluster)
 
     def room(asked: RunConfig) -> bool:
-        return figures_within(asked, max(1, nbytes - reserve(asked))) is not None
+        return figures_within(asked, nbytes - reserve(asked)) is not None
 
     result = fastest(config, batch, trial, least_seconds(cluster), room, say)
     if not result.candidates:

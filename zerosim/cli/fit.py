@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
         raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
     config, cluster = config.replace(capacity=None), device_cluster(args, limit)
     from zerosim.report.time import speed_text, time_values
-    from zerosim.train.plan import peak_of, plan
+    from zerosim.train.plan import judged, peak_of, plan
 
     started = time.perf_counter()
 
@@ -90,15 +90,19 @@ def main(args: argparse.Namespace) -> int:
             passed = time.perf_counter() - started
             print(f"[{passed:5.1f} s] {args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}", file=sys.stderr)
 
+    def room(tried: RunConfig) -> int:
+        return limit.nbytes - limit.reserve(tried)
+
     def trial(tried: RunConfig) -> int:
-        return peak_of(tried, limit.nbytes - limit.reserve(tried))
+        return peak_of(tried, room(tried))
 
     if field == "ranks":
         found = fewest_ranks(config, limit.nbytes, trial, say, limit.reserve)
     else:
         found = most_that_fits(config, field, limit.nbytes, trial, say, limit.reserve)
     shown = config if found.best is None else with_value(config, field, found.best.value)
-    timed = plan(shown.replace(steps=None), cluster=cluster) if found.best is not None and cluster is not None else None
+    is_timed = found.best is not None and cluster is not None
+    timed = plan(judged(shown, room(shown)), cluster=cluster) if is_timed else None
     values = {
         "schema": 1,
         "find": args.find,
@@ -154,7 +158,7 @@ def find_meshes(args: argparse.Namespace) -> int:
 
     def beside(asked: RunConfig, capacity: int) -> Figures | None:
         """What it takes where the reserve of its mesh leaves enough."""
-        return figures_within(asked, max(1, capacity - reserve(asked)), cluster)
+        return figures_within(asked, capacity - reserve(asked), cluster)
 
     found, tried = cheapest_meshes(config, nbytes, args.most_ranks, beside, say)
     values = {

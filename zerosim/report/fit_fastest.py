@@ -11,7 +11,7 @@ from zerosim.report.fit_meshes import mesh_flags
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import counted
 from zerosim.report.time import step_values
-from zerosim.report.verdict import Limit, assumed, outside_table
+from zerosim.report.verdict import Limit, assumed, outside_table, taken_column
 
 
 def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit, cluster: Cluster) -> Stack:
@@ -32,7 +32,8 @@ def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit,
     if not result.found:
         return Stack(prose(headline, "bold"), prose("Nothing fits.", "bold red"), prose(how, "dim"))
     best = result.found[0]
-    grid = Grid(*map(right, ("tp", "pp", "dp")), "ZeRO", "SP", right("rows"), "recompute", *map(right, _FIGURES))
+    figures = ("tokens/s", "MFU, %", "step, s", taken_column(config), "exposed, s", "bubble, s")
+    grid = Grid(*map(right, ("tp", "pp", "dp")), "ZeRO", "SP", right("rows"), "recompute", *map(right, figures))
     for one in result.found:
         grid.add(*_cells(one, cluster), style="bold" if one is best else "")
     note = (
@@ -46,13 +47,10 @@ def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit,
         prose(headline, "bold"),
         prose(fastest_flags(best.config), "bold green"),
         prose(assumed(best.config, limit), "dim"),
-        titled("The fastest", Adaptive(grid, grid.short(), fewer, fewer.without("peak, bytes")), note),
+        titled("The fastest", Adaptive(grid, grid.short(), fewer, fewer.without(taken_column(config))), note),
         prose(how, "dim" if result.ended else "bold red"),
         outside_table(best.config, limit),
     )
-
-
-_FIGURES = ("tokens/s", "MFU, %", "step, s", "peak, bytes", "exposed, s", "bubble, s")
 
 
 def _cells(one: Timed, cluster: Cluster) -> list[Cell]:

@@ -12,7 +12,7 @@ from zerosim.report import words
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
 from zerosim.report.time import step_values
-from zerosim.report.verdict import Limit, assumed, outside_table
+from zerosim.report.verdict import Limit, assumed, outside_table, taken_column
 from zerosim.units import format_bytes
 
 
@@ -40,7 +40,7 @@ def meshes_report(
         )
     best = found[0].config
     answer = f"{counted(best.mesh.ranks, 'rank')}: {mesh_flags(best)}"
-    figures = [right("peak, bytes"), right("sent per token, bytes"), right("bubble")]
+    figures = [right(taken_column(config)), right("sent per token, bytes"), right("bubble")]
     figures += [] if cluster is None else [right("tokens/s")]
     grid = Grid(right("tp"), right("pp"), right("dp"), "ZeRO", "recompute", *figures)
     for one in found:

@@ -30,7 +30,7 @@ from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
 from zerosim.report.tables import allocator_text, kept_text, mesh_text, owners_table, states_table, traffic_table
 from zerosim.report.time import time_table
-from zerosim.report.verdict import Limit, assumed, fits, outside_table, too_much, verdict
+from zerosim.report.verdict import Limit, assumed, fits, outside_table, taken_column, takes, too_much, verdict
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
@@ -209,7 +209,7 @@ def fit_report(config: RunConfig, what: str, found: Found, limit: Limit, speed: 
     if is_mesh(config) and what == "ranks":
         on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})"
     headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
-    grid = Grid(right(what), right("peak, bytes"), right(""), "fits")
+    grid = Grid(right(what), right(taken_column(config)), right(""), "fits")
     for tried in sorted(found.tried):
         does = "yes" if tried.taken_bytes <= limit.nbytes else "no"
         peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
@@ -227,18 +227,22 @@ def fit_report(config: RunConfig, what: str, found: Found, limit: Limit, speed: 
 
 def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
     best, beyond = found.best, found.beyond
+    is_exact = config.memory.allocator == "exact"
     if best is None:
         least = min(found.tried, key=lambda tried: tried.taken_bytes)
+        peak = "takes the least, and its peak is" if is_exact else "needs at least"
         return (
-            f"Nothing fits: {what} {least.value:,} takes the least, and its peak is {format_bytes(least.peak_bytes)} "
+            f"Nothing fits: {what} {least.value:,} {peak} {format_bytes(least.peak_bytes)} "
             f"of {format_bytes(limit.nbytes)}{_beside(least)}.{_what_to_try(config, limit)}"
         )
     text = (
-        f"{what} {best.value:,}: the peak is {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}"
+        f"{what} {best.value:,}: {takes(config)} {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}"
         f"{_beside(best)}, {format_bytes(limit.nbytes - best.taken_bytes)} are left."
     )
     if beyond is not None:
-        text += f" {what} {beyond.value:,} does not fit, by {format_bytes(beyond.taken_bytes - limit.nbytes)}."
+        least_of_it = "" if is_exact else "at least "  # it was refused there, and not run on
+        more = format_bytes(beyond.taken_bytes - limit.nbytes)
+        text += f" {what} {beyond.value:,} does not fit, by {least_of_it}{more}."
     elif what == "ranks" and is_mesh(config):
         text += " One data rank is enough."
     elif what == "ranks":

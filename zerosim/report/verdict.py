@@ -85,6 +85,16 @@ def verdict(result: RunResult, limit: Limit) -> str:
     )
 
 
+def takes(config: RunConfig) -> str:
+    """The subject and verb of the bytes by which a configuration is judged."""
+    return "the peak is" if config.memory.allocator == "exact" else "the allocator takes"
+
+
+def taken_column(config: RunConfig) -> str:
+    """The heading of those bytes in a table."""
+    return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
+
+
 def assumed(config: RunConfig, limit: Limit) -> str:
     """What the verdict takes for granted."""
     parts = [f"micro-batches of {counted(config.data.micro_batch, 'row')} of {config.model.seq:,} tokens"]

@@ -35,6 +35,8 @@ from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
 
 DEFAULT_STEPS = 1
+MOST_STEPS = 10
+"""At most so many steps are planned to decide whether a configuration fits."""
 
 
 def plan(
@@ -115,17 +117,31 @@ def paces_of(result: RunResult, cluster: Cluster, step: int = 0, *, detail: bool
     return {rank: pace.entries for rank, pace in paces.items()}
 
 
+def judged(config: RunConfig, capacity: int | None) -> RunConfig:
+    """The plan that decides whether a configuration fits devices of that capacity: the same allocator, with no more.
+
+    Exact bytes are the same in every step, so one is planned. Other allocators carry free blocks from step to step, and
+    what they reserve depends on the capacity. So the configuration's own steps are planned, at most `MOST_STEPS`.
+    """
+    own = None if config.memory.allocator == "exact" else config.optim.steps
+    steps = None if own is None else min(own, MOST_STEPS)
+    return config.replace(capacity=None if capacity is None else max(1, capacity), steps=steps)
+
+
 def peak_of(config: RunConfig, capacity: int | None = None) -> int:
-    """The highest peak over ranks of one step, in bytes; of an allocator other than exact, what it takes from devices
-    of that capacity or, where it refuses, would have needed."""
+    """The most that a rank takes from its device, in bytes. It fits where that is at most the capacity.
+
+    An exact allocator takes the peak of live bytes on every device. Another one is judged on devices of that capacity;
+    where it refuses, these are the bytes with which it would have granted that request.
+    """
     return sum(peak_within(config, None if config.memory.allocator == "exact" else capacity).values())
 
 
 def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
-    """Bytes by kind at the highest peak over ranks of one step; the first rank that asks for more than `capacity`
-    ends it, and the bytes are those that it would have had then."""
+    """Bytes by kind at the peak of the rank that takes most; the first rank that asks for more than `capacity` ends the
+    plan, and the bytes are those that it would have had then. They are more than `capacity` exactly where it ended."""
     try:
-        memory = plan(config.replace(capacity=capacity, steps=None)).memory
+        memory = plan(judged(config, capacity)).memory
     except OutOfMemory as error:
         asked = {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
         return asked if error.room is None else _with_unused(asked, error.room.needed_bytes)
@@ -140,7 +156,8 @@ def _with_unused(by_kind: Mapping[str, int], reserved_bytes: int) -> Mapping[str
 
 
 class Figures(NamedTuple):
-    """Of one step: the highest peak over ranks, what all ranks send of model states and activations, and its time."""
+    """Of one step: the most that a rank takes from its device, what all ranks send of model states and activations, and
+    its time."""
 
     peak_bytes: int
     sent_bytes: int
@@ -150,14 +167,14 @@ class Figures(NamedTuple):
 def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = None) -> Figures | None:
     """What a step takes; None where a rank asks for more than `capacity`. The time is of a `cluster`."""
     try:
-        result = plan(config.replace(capacity=capacity, steps=None), cluster=cluster)
+        result = plan(judged(config, capacity), cluster=cluster)
     except OutOfMemory:
         return None
     alike = Counter(result.stands_for)
     sent = sum(
         alike[rank] * (result.sent_bytes(rank, 0) + result.sent_bytes(rank, 0, "activations")) for rank in result.ran
     )
-    peak = max(memory.peak.total_bytes for memory in result.memory)
+    peak = max(memory.reserved_bytes for memory in result.memory)
     return Figures(peak, sent, result.time) if peak <= capacity else None  # what was extended was not refused
 
 

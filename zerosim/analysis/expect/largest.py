@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.errors import OutOfMemory
-from zerosim.train.plan import peak_of, plan
+from zerosim.train.plan import peak_of, peak_within, plan
 
 SMALL = 8
 SMALL_FLAT = 10**9
@@ -19,11 +18,7 @@ SMALL_FLAT = 10**9
 
 def fits(config: RunConfig, memory: int) -> bool:
     """Whether one step asks for no more than so many bytes on any rank."""
-    try:
-        plan(config.replace(capacity=memory, steps=1))
-    except OutOfMemory:
-        return False
-    return True
+    return sum(peak_within(config, memory).values()) <= memory
 
 
 def largest_that_fits(config: RunConfig, field: str, memory: int) -> int:

@@ -213,16 +213,17 @@ class CachingAllocator:
                     self._expandable.shrink(block)
 
     # -- out of memory --------------------------------------------------------------------------
-    def room(self, nbytes: int) -> Room | None:
+    def room(self, nbytes: int, stream: str = COMPUTE) -> Room | None:
         assert self.capacity is not None
         size = self.rounded(nbytes)
         pool = self.small if size <= SMALL_REQUEST else self.large
         cached = [block.size for block in pool.free()]
         unreserved = self.capacity - self.reserved_bytes
-        needed = self.reserved_bytes + (size if self._expandable is not None else segment_bytes(size))
+        pages = None if self._expandable is None else self._expandable.missing(pool, stream, size)
+        needed = self.reserved_bytes + (segment_bytes(size) if pages is None else pages)
         idle = self.reserved_bytes - self.allocated_bytes
         remedy = ""
-        if self._expandable is None and idle + unreserved >= size:
+        if pages is None and idle + unreserved >= size:
             remedy = "--allocator-conf expandable_segments:True, which makes segments one"
         hole = max([unreserved, *cached])
         return Room(self.capacity - self.allocated_bytes, hole, self.reserved_bytes, needed, remedy)

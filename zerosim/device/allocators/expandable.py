@@ -45,6 +45,17 @@ class ExpandableSegments:
         pool.remove(block)
         return block
 
+    def missing(self, pool: BlockPool, stream: str, size: int) -> int:
+        """Bytes of pages that `grow` still has to map for a block of `size` bytes."""
+        block: Block | None = self._candidate(pool, stream, size)
+        page, found, missing = _page(pool), 0, 0
+        while found < size:
+            assert block is not None  # or the candidate had no room
+            if not block.mapped:
+                missing += -(-min(block.size, size - found) // page) * page
+            found, block = found + block.size, block.after
+        return missing
+
     def shrink(self, block: Block) -> None:
         """Give back the whole pages of a free block; what is left at its ends stays."""
         assert block.base is not None
