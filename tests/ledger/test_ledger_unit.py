@@ -36,6 +36,28 @@ def test_the_peak_is_the_first_moment_of_the_most() -> None:
     assert dict(ledger.peak.by_kind) == {"param": 10}
 
 
+def test_every_moment_has_a_peak_of_its_own() -> None:
+    """Also where the run's peak is long past; a phase and slot that come again are another moment."""
+    events = [
+        Alloc(FORWARD, 1, 100, 100, "param", 0),
+        Free(FORWARD, 1),
+        Alloc(BACKWARD, 2, 10, 10, "grad", 0),
+        Alloc(BACKWARD, 3, 5, 5, "temp", 0),
+        Free(BACKWARD, 3),
+        Alloc(FORWARD, 4, 20, 20, "param", 0),
+    ]
+    ledger, without = MemoryLedger(by_moment=True), MemoryLedger()
+    for one in (ledger, without):
+        one.read(events)
+        assert (one.peak.scope, dict(one.peak.by_kind)) == (FORWARD, {"param": 100})
+    assert [(moment[1:], dict(shot.by_kind)) for moment, shot in ledger.moments.items()] == [
+        (("forward", 0, 0), {"param": 100}),
+        (("backward", 0, 0), {"grad": 10, "temp": 5}),
+        (("forward", 0, 1), {"grad": 10, "param": 20}),
+    ]
+    assert not without.moments
+
+
 def test_a_snapshot_does_not_change() -> None:
     ledger = MemoryLedger()
     ledger.read([Alloc(FORWARD, 1, 10, 10, "param", 0)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from zerosim.device.events import Alloc, Event, Free, HostAlloc, HostFree, Kernel, Mark, Refusal, Retag, Scope
 
@@ -30,6 +30,16 @@ class Snapshot:
         return sum(self.by_kind.values())
 
 
+class Moment(NamedTuple):
+    """A stretch of a step in one phase and micro-batch: a forward, a backward, the reductions after the last backward.
+    `nth` counts the stretches with the same step, phase and slot."""
+
+    step: int
+    phase: str
+    slot: int
+    nth: int = 0
+
+
 class MemoryLedger:
     """Live bytes now, at the last of each mark, and at the highest point so far.
 
@@ -37,9 +47,12 @@ class MemoryLedger:
     those of the last step read. `refusal` is what was live when an allocation did not fit. What the rank holds in the
     host's memory is added up apart: `host_bytes` now, `host_peak_bytes` at most. `states` are bytes of the optimizer's
     states by name, which live to the end.
+
+    With `by_moment` the ledger keeps the highest point of every moment too, in `moments`. They are many in a long run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_moment: bool = False) -> None:
+        self.by_moment = by_moment
         self.marks: dict[str, Snapshot] = {}
         self.refusal: Snapshot | None = None
         self.host_bytes = 0
@@ -50,8 +63,9 @@ class MemoryLedger:
         self._by_unit: dict[tuple[str, str], int] = {}
         self._padding: dict[str, int] = {}
         self._total = 0
-        self._peak = Snapshot(Scope(), {}, {}, {})
-        self._peak_bytes = 0
+        self._moment = Moment(-1, "", 0)
+        self._peaks: dict[Moment, _Copy] = {}  # without `by_moment` of one moment, the whole run
+        self._peak_bytes = 0  # of the present moment
         self._rising: Scope | None = None  # where a peak was reached of which no snapshot was made yet
 
     @property
@@ -65,14 +79,16 @@ class MemoryLedger:
 
     @property
     def peak(self) -> Snapshot:
-        """The first moment at which the most bytes were live."""
-        return self._peak
+        """The first point at which the most bytes were live."""
+        return max(self._peaks.values(), key=lambda copy: copy.total, default=_Copy(0, Scope(), {}, {})).snapshot()
+
+    @property
+    def moments(self) -> Mapping[Moment, Snapshot]:
+        """The first highest point of each moment, in their order; empty without `by_moment`."""
+        return {moment: copy.snapshot() for moment, copy in self._peaks.items()} if self.by_moment else {}
 
     def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
-        by_kind: dict[str, int] = {}
-        for (_, kind), nbytes in self._by_unit.items():
-            by_kind[kind] = by_kind.get(kind, 0) + nbytes
-        return Snapshot(scope, _positive(by_kind), _positive(self._by_unit), _positive(self._padding))
+        return self._copied(scope).snapshot()
 
     def read(self, events: list[Event]) -> None:
         """Fold events in order; the peak is kept where it first occurs."""
@@ -80,6 +96,8 @@ class MemoryLedger:
             if isinstance(event, Kernel):  # the most frequent first: this loop is what recording costs
                 continue
             if isinstance(event, Alloc):
+                if self.by_moment:
+                    self._enter(event.scope)
                 self._live[event.id] = event
                 self._count(event, 1)
                 if event.name:
@@ -107,10 +125,21 @@ class MemoryLedger:
                 self.host_bytes -= self._on_host.pop(event.id)
         self._keep_peak()
 
+    def _enter(self, scope: Scope) -> None:
+        """Start a new peak where a moment begins."""
+        where = (scope.step, scope.phase, scope.slot)
+        if where != self._moment[:3]:
+            self._keep_peak()
+            nth = sum(moment[:3] == where for moment in self._peaks)
+            self._moment, self._peak_bytes = Moment(*where, nth), 0
+
     def _keep_peak(self) -> None:
         """A snapshot of a new peak, before anything goes: of all that leads up to it none is needed."""
         if self._rising is not None:
-            self._peak, self._rising = self.now(self._rising), None
+            self._peaks[self._moment], self._rising = self._copied(self._rising), None
+
+    def _copied(self, scope: Scope) -> _Copy:
+        return _Copy(self._total, scope, self._by_unit.copy(), self._padding.copy())
 
     def _count(self, live: Alloc, sign: int) -> None:
         nbytes, key = sign * live.nbytes, (live.scope.unit, live.kind)
@@ -118,6 +147,21 @@ class MemoryLedger:
         self._by_unit[key] = self._by_unit.get(key, 0) + nbytes
         if live.padding_bytes:
             self._padding[live.kind] = self._padding.get(live.kind, 0) + sign * live.padding_bytes
+
+
+class _Copy(NamedTuple):
+    """What the ledger holds at one point: a snapshot before it is made, for most copies are soon replaced."""
+
+    total: int
+    scope: Scope
+    by_unit: dict[tuple[str, str], int]
+    padding: dict[str, int]
+
+    def snapshot(self) -> Snapshot:
+        by_kind: dict[str, int] = {}
+        for (_, kind), nbytes in self.by_unit.items():
+            by_kind[kind] = by_kind.get(kind, 0) + nbytes
+        return Snapshot(self.scope, _positive(by_kind), _positive(self.by_unit), _positive(self.padding))
 
 
 def _positive(counts: Mapping[Key, int]) -> dict[Key, int]:

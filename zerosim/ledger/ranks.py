@@ -31,9 +31,11 @@ class RankLedgers:
     `events` are those that the run kept.
     """
 
-    def __init__(self, rank: int, allocator: str = "exact", cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, rank: int, allocator: str = "exact", cluster: Cluster | None = None, *, by_moment: bool = False
+    ) -> None:
         self.rank = rank
-        self.memory = MemoryLedger()
+        self.memory = MemoryLedger(by_moment=by_moment)
         self.traffic = CommLedger()
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None

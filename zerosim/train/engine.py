@@ -179,7 +179,7 @@ def _run(
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
         if isinstance(action, Forward):
-            with device.phase(of.forward):
+            with device.scope(phase=of.forward, slot=slot):
                 if is_last:
                     sizes = scale, count, pipeline
                     loss, grads[slot] = _loss(model, action, batch, strategy, *sizes, draws=of.draws)
@@ -193,7 +193,7 @@ def _run(
             if is_last and not of.draws:
                 losses.append((loss, device.backend.to_host_later(loss.array)))
         else:
-            with device.phase(of.backward):
+            with device.scope(phase=of.backward, slot=slot):
                 strategy.open_buffers()
                 if is_last:
                     with device.scope(unit="loss", slot=slot):

@@ -1,39 +1,72 @@
-"""A plan for many micro-batches out of two short ones.
+"""A plan for many microbatches out of two short ones.
 
-In a pipeline of p stages, from p + 1 micro-batches on (interleaved: 3p), one more adds its loss to 1F1B's memory, all
-that it keeps to GPipe's, and the same traffic to both: every figure grows by a constant. So p + 1 and p + 2 of them are
-run (interleaved: 3p and 4p) and the rest is extended. Without a pipeline the third is like every later one: the first
-fills gradient buffers, and in the second what the first left under way is still there; 3 and 4 are run. Source: derived
-from the schedules (`parallel/pipeline.py`); tests hold it against plans that run all.
+In a pipeline of p stages, from p + 1 microbatches on (interleaved: 3p), one more adds its loss to 1F1B's memory, all
+that it keeps to GPipe's, and the same traffic to both: every figure of a moment grows by a constant. So plan p + 1 and
+p + 2 of them (interleaved: 3p and 4p) and extend the rest. Without a pipeline plan 3 and 4: the first microbatch fills
+gradient buffers, the second still finds what the first left in flight, and the third is like every later one.
+
+Another moment may be the highest when microbatches are many: under GPipe the optimizer's step with 3, a backward with
+128. So the line of every moment is extended, and the peak is the highest of them. A moment of an early microbatch has
+the same slot in both plans, a moment of a late one the same distance to the last slot. A microbatch in between is no
+higher than the two at its ends. Where the two plans do not bear that out, longer ones are tried, at last all.
+
+Source: derived from the schedules (`parallel/pipeline.py`); tests hold it against plans of all microbatches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from zerosim.config import RunConfig
+from zerosim.device.device import Phase
+from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
-from zerosim.ledger.memory import Snapshot
+from zerosim.ledger.memory import Moment, Snapshot
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.train.result import RankMemory, RunResult
 
 Key = TypeVar("Key")
 
 
-def shorter_runs(config: RunConfig) -> tuple[int, int] | None:
-    """How many micro-batches are run in place of `accumulate`; None where all of them are."""
+def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
+    """Pairs of microbatch counts to plan in place of `accumulate`, the shortest first."""
     pp, wanted = config.mesh.pp, config.data.accumulate
     interleaved = config.parallel.pipeline_schedule == "interleaved"
-    few, more = (3 * pp, 4 * pp) if interleaved else (max(pp, 2) + 1, max(pp, 2) + 2)
-    grows = config.parallel.pipeline_schedule == "gpipe" and config.memory.capacity is not None
+    few, step = (3 * pp, pp) if interleaved else (max(pp, 2) + 1, 1)
     counts_live = config.memory.allocator == "exact"  # what another one reserves need not grow by a constant
-    return (few, more) if wanted > more and counts_live and not grows else None
+    while counts_live and wanted > few + step:
+        yield few, few + step
+        few *= 2
 
 
-def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
-    """The result for `config`'s micro-batches, from two runs that differ in nothing but how many they have."""
+def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult]) -> RunResult | None:
+    """What `planned` would give for `config`, out of plans of fewer microbatches; None where all have to be planned.
+
+    So it is where memory runs out: only a plan of all says where.
+
+    Raises: OutOfMemory.
+    """
+    capacity = config.memory.capacity
+    for counts in shorter_runs(config):
+        try:
+            few, more = (planned(config.replace(accumulate=count)) for count in counts)
+        except OutOfMemory:
+            if config.parallel.pipeline_schedule != "gpipe":
+                raise
+            return None  # more live microbatches may be refused at an earlier moment
+        if (result := extended(config, few, more)) is not None:
+            peak = max(memory.peak.total_bytes for memory in result.memory)
+            return result if capacity is None or peak <= capacity else None
+    return None
+
+
+def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | None:
+    """Extend two plans, which differ only in their number of microbatches, to the number of `config`.
+
+    Returns None where a peak cannot be told from them.
+    """
     had, has = few.config.data.accumulate, more.config.data.accumulate
     steps, rest = has - had, config.data.accumulate - has
 
@@ -47,18 +80,25 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
 
     def snapshot(first: Snapshot, second: Snapshot) -> Snapshot:
         return Snapshot(
-            second.scope,
+            second.scope._replace(slot=grown(first.scope.slot, second.scope.slot)),
             counts(first.by_kind, second.by_kind),
             counts(first.by_unit, second.by_unit),
             counts(first.padding, second.padding),
         )
 
-    def memory(first: RankMemory, second: RankMemory) -> RankMemory:
+    def peak(first: RankMemory, second: RankMemory) -> Snapshot | None:
+        pairs = [(shot, second.moments.get(_twin(at, config, steps))) for at, shot in first.moments.items()]
+        lines = [(before, after) for before, after in pairs if after is not None]
+        if len(lines) < len(pairs) or max(after.total_bytes for _, after in lines) < second.peak.total_bytes:
+            return None
+        before, after = max(lines, key=lambda line: grown(line[0].total_bytes, line[1].total_bytes))
+        same = before.scope.unit == after.scope.unit and before.by_unit.keys() == after.by_unit.keys()
+        return snapshot(before, after) if same else None
+
+    def memory(first: RankMemory, second: RankMemory, peak: Snapshot) -> RankMemory:
         marks = {name: snapshot(first.marks[name], mark) for name, mark in second.marks.items()}
         host = grown(first.host_peak_bytes, second.host_peak_bytes)
-        return RankMemory(
-            marks, snapshot(first.peak, second.peak), second.pool, host_peak_bytes=host, states=second.states
-        )
+        return RankMemory(marks, peak, second.pool, host_peak_bytes=host, states=second.states)
 
     def traffic(first: list[TrafficRow], second: list[TrafficRow]) -> list[TrafficRow]:
         return [
@@ -72,7 +112,13 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
             for old, new in zip(first, second, strict=True)
         ]
 
-    memories = {rank: memory(few.memory[rank], more.memory[rank]) for rank in more.ran}
+    memories = dict[int, RankMemory]()
+    for rank in more.ran:
+        first, second = few.memory[rank], more.memory[rank]
+        highest = peak(first, second)
+        if highest is None:
+            return None
+        memories[rank] = memory(first, second, highest)
     rows = {rank: traffic(few.traffic[rank], more.traffic[rank]) for rank in more.ran}
     return replace(
         more,
@@ -82,6 +128,16 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult:
         extended_from=(had, has),
         time=extrapolated(few.time, more.time, rest / steps) if few.time and more.time else None,
     )
+
+
+def _twin(moment: Moment, config: RunConfig, steps: int) -> Moment:
+    """Find a moment of a short plan in one with `steps` more microbatches, by its slot: from the first, or the last.
+
+    Of the first slots are those whose forward or backward is unlike later ones. The last ones begin behind them."""
+    pp, schedule = config.mesh.pp, config.parallel.pipeline_schedule if config.mesh.pp > 1 else "1f1b"
+    forwards, backwards = {"1f1b": (pp, 1), "gpipe": (pp, 2), "interleaved": (2 * pp, pp)}[schedule]
+    first = forwards if moment.phase in (Phase.FORWARD, Phase.CURVATURE_FORWARD) else backwards
+    return moment if moment.slot < first else moment._replace(slot=moment.slot + steps)
 
 
 def extrapolated(few: StepTime, more: StepTime, times: float) -> StepTime:

@@ -30,7 +30,7 @@ from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
-from zerosim.train.extend import extended, extrapolated, shorter_runs
+from zerosim.train.extend import extrapolated, from_short_plans
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
 
@@ -59,15 +59,21 @@ def plan(
 
     Raises: InputError, OutOfMemory (where the configuration has a capacity).
     """
-    runs = None if keep_events else shorter_runs(config)
-    if runs is None:
-        return _plan(config, every_rank, skipped, keep_events, cluster)
-    few, more = (_plan(config.replace(accumulate=count), every_rank, skipped, False, cluster) for count in runs)
-    return extended(config, few, more)
+
+    def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
+        return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment)
+
+    short = None if keep_events else from_short_plans(config, partial(planned, by_moment=True))
+    return planned(config) if short is None else short
 
 
 def _plan(
-    config: RunConfig, every_rank: bool, skipped: Collection[int], keep_events: bool, cluster: Cluster | None
+    config: RunConfig,
+    every_rank: bool,
+    skipped: Collection[int],
+    keep_events: bool,
+    cluster: Cluster | None,
+    by_moment: bool,
 ) -> RunResult:
     """`plan` with all of its micro-batches."""
     model = build_model(config, Device(0, make_backend("meta")))
@@ -79,7 +85,7 @@ def _plan(
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
-            ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster)
+            ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster, by_moment=by_moment)
             reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
             stands_for = layout.classes(uneven.found, around, by_tensor=by_tensor)
@@ -174,8 +180,7 @@ def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = N
     sent = sum(
         alike[rank] * (result.sent_bytes(rank, 0) + result.sent_bytes(rank, 0, "activations")) for rank in result.ran
     )
-    peak = max(memory.reserved_bytes for memory in result.memory)
-    return Figures(peak, sent, result.time) if peak <= capacity else None  # what was extended was not refused
+    return Figures(max(memory.reserved_bytes for memory in result.memory), sent, result.time)
 
 
 def _run_rank(

@@ -17,7 +17,7 @@ from zerosim.device.events import Event
 from zerosim.ledger.activations import SavedRow
 from zerosim.ledger.allocator import AllocatorPeaks
 from zerosim.ledger.clock import StepTime
-from zerosim.ledger.memory import MARKS, Snapshot
+from zerosim.ledger.memory import MARKS, Moment, Snapshot
 from zerosim.ledger.pools import PoolRow
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.ledger.traffic import TrafficRow
@@ -32,7 +32,8 @@ class RankMemory:
     its allocator held, unless it is exact.
 
     `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's. `states`: bytes
-    of the optimizer's states by name, the master among them, padding included.
+    of the optimizer's states by name, the master among them, padding included. `moments`: the highest point of each
+    moment, of a plan that is extended.
     """
 
     marks: dict[str, Snapshot]
@@ -41,6 +42,7 @@ class RankMemory:
     allocator: AllocatorPeaks | None = None
     host_peak_bytes: int = 0
     states: Mapping[str, int] = field(default_factory=dict)
+    moments: Mapping[Moment, Snapshot] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -225,6 +227,7 @@ def collect(
             held,
             one.memory.host_peak_bytes,
             dict(one.memory.states),
+            dict(one.memory.moments),
         )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations
