@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import bubble, live_micro_batches
-from zerosim.analysis.shares import alike_stages, extra_of, shares_of
+from zerosim.analysis.shares import alike_stages, extra_of, gathers_of, itemsizes, shares_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
@@ -84,6 +86,43 @@ def test_runs_agree(mesh: dict[str, Any]) -> None:
 def test_pairs_agree(mesh: dict[str, Any]) -> None:
     """Every all-reduce, of gradients, replicas, shares, sums and activations, sends N-1 times its payload."""
     assert_agrees(plan(RunConfig(**{**mesh, "collective": "pairs"})))
+
+
+CUTS: list[tuple[Any, ...]] = [
+    *product(("1f1b", "gpipe"), ("0,2", "2,0", "1,1"), (1, 2, 4), (True, False), ("unit", "module")),
+    *product(("interleaved",), ("0,1,2,1", "2,1,1,0"), (2, 4), (True, False), ("unit", "module")),
+]
+FEW = [("1f1b", "0,2", 4, True, "module"), ("gpipe", "0,2", 3, False, "module"), ("1f1b", "2,0", 4, True, "unit")]
+
+
+@pytest.mark.parametrize("cuts", [FEW, pytest.param(CUTS, marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_a_unit_that_is_used_next_again_is_not_gathered_again(model: str, cuts: list[tuple[Any, ...]]) -> None:
+    """Also where a pipeline stage has a table or a head alone: its forwards use one unit over and over."""
+    shape: dict[str, Any] = {**SIZES, "hidden": 8, "vocab": 32, "ranks": 4, "pp": 2, "stage": 3, "keep_last_unit": True}
+    for pipeline, cut, accumulate, tied, gather in cuts:
+        more = {"layers": sum(map(int, cut.split(","))), "stage_layers": cut, "tie_embeddings": tied, "gather": gather}
+        result = plan(RunConfig(**{**shape, **more, "model": model, "pipeline": pipeline, "accumulate": accumulate}))
+        assert_gathers_are_those_of_the_text(result)
+
+
+@pytest.mark.parametrize("gather", ["unit", "module"])
+def test_a_flat_models_unit_that_is_used_next_again_is_not_gathered_again(gather: str) -> None:
+    sizes: dict[str, Any] = {**FLAT, "params": 1000, "ranks": 4, "pp": 2, "stage": 3, "keep_last_unit": True}
+    result = plan(RunConfig(**{**sizes, "pipeline": "interleaved", "accumulate": 8, "gather": gather}))
+    assert_gathers_are_those_of_the_text(result)
+
+
+def assert_gathers_are_those_of_the_text(result: RunResult) -> None:
+    """Two gathers of everything in each micro-batch less U, which is what was counted less."""
+    times, ranks = 2 * result.config.data.accumulate, result.config.mesh.dp_shard
+    for share in shares_of(result):
+        check = next(row for row in check_traffic(result, 0, share.stage) if row.op == "all_gather")
+        gathered = check.mean / itemsizes(result.config)[0] * Fraction(ranks, ranks - 1)
+        saved = times * sum(share.whole.values()) - gathered
+        assert check.agrees, (share.stage, check)
+        assert saved == gathers_of(result, share.stage, padded=True).last
+        assert check.text == (f"{times}Ψ - U" if saved else f"{times}Ψ")
 
 
 def test_ring_agrees() -> None:

@@ -15,7 +15,7 @@ from zerosim.report.compare import Comparison
 from zerosim.report.fit_meshes import meshes_report
 from zerosim.report.html import result_html
 from zerosim.report.look import emit
-from zerosim.report.mesh_words import about, by_stage, shape
+from zerosim.report.mesh_words import about, by_stage, shape, traffic_note
 from zerosim.report.plan import plan_report
 from zerosim.report.tables import summary
 from zerosim.report.verdict import Limit
@@ -95,6 +95,14 @@ def test_a_first_stage_without_layers_is_planned() -> None:
     text = printed(plan_report(plan(config), None, None))
     assert "keeps for backward" not in text
     assert "≠" not in text
+
+
+def test_units_that_stay_gathered_are_explained() -> None:
+    """GPipe on four micro-batches: the table of stage 0 is gathered once for 4 forwards and a backward."""
+    sizes: dict[str, Any] = {**SIZES, "vocab": 32, "model": "llama", "ranks": 4, "pp": 2, "stage_layers": "0,4"}
+    config = RunConfig(**sizes, stage=3, accumulate=4, pipeline="gpipe", keep_last_unit=True)
+    assert "U = 2,048 on stage 0, 512 on stage 1, elements" in traffic_note(plan(config))  # 4 V h, V h
+    assert "U = " not in traffic_note(plan(config.replace(keep_last_unit=False)))
 
 
 def test_compare_on_a_mesh() -> None:

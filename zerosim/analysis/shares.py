@@ -268,10 +268,11 @@ def _used_twice(result: RunResult, share: Share) -> list[str]:
     config = result.config
     order, chunks = SCHEDULES[config.parallel.pipeline_schedule], config.parallel.num_chunks
     actions = Pipeline(config.mesh.pp, share.stage, order=order, chunks=chunks).actions(config.data.accumulate)
-    by_module, found = config.recipe_choices.gather == "module", []
+    by_module, flats, found = config.recipe_choices.gather == "module", result.layout.flats, []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]
-        turns = isinstance(following, Backward) or (len(units) == 1 and not by_module)
+        modules = {flats[name].module for name in share.numels if flats[name].unit in units}
+        turns = isinstance(following, Backward) or len(modules) == 1  # or forward begins again where it ended
         if by_module and _is_wrapped(config, units[-1]):
             continue  # its second forward comes first
         if not isinstance(action, Backward) and following.chunk == action.chunk and turns:

@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 from zerosim.analysis import formulas
 from zerosim.analysis.exchanges import border_numel
-from zerosim.analysis.shares import alike_stages, exchanged, extra_of, is_mesh, is_owned, shared_grads, shares_of
+from zerosim.analysis.shares import (
+    alike_stages,
+    exchanged,
+    extra_of,
+    gathers_of,
+    is_mesh,
+    is_owned,
+    shared_grads,
+    shares_of,
+    volume_of,
+)
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.parallel.tensor import vocab_padding
@@ -172,6 +182,9 @@ def traffic_note(result: RunResult) -> str:
         )
     if table := next((share.numels[share.ends] for share in shares if share.ends), 0):
         said.append(f"E = {table:,}, the table that the first and the last stage add up the gradient of (1/2 of it)")
+    saved = [gathers_of(result, share.stage).last if volume_of(result, share.stage).kept else 0 for share in shares]
+    if any(saved):
+        said.append(f"U = {by_stage(saved)}, elements of units that stay gathered because they are used next again")
     if any(sums := [sum(exchanged(result, share.stage)) for share in shares]):
         said.append(f"F = {by_stage(sums)}, the sums that {config.optim.optimizer} exchanges")
     return "; ".join(said) + "."
