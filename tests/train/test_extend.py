@@ -10,11 +10,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from zerosim.config import RunConfig, plan_config
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.train import plan as module
 from zerosim.train.extend import shorter_runs
-from zerosim.train.plan import plan
+from zerosim.train.plan import figures_within, plan
 from zerosim.train.result import RunResult
 
 BASE: dict[str, Any] = dict(layers=4, hidden=16, heads=4, seq=8, micro_batch=2, dropout=0.1, saves="megatron", vocab=32)
@@ -155,6 +157,21 @@ def test_more_micro_batches_are_run_where_few_do_not_tell_the_peak(
     short = plan(config)
     assert short.extended_from == extended_from
     assert_same(short, planned_in_full(config))
+
+
+def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
+    """The critical path of 4 micro-batches is not that of 16: extended, the step would be 2 % shorter."""
+    sizes: dict[str, Any] = dict(layers=4, hidden=64, heads=4, vocab=64, seq=16, micro_batch=1, recompute="full")
+    config = plan_config(model="gpt", **sizes, **GPIPE, stage=0, accumulate=16)
+    cluster = cluster_of(find_hardware("a100-80gb"))
+    timed = figures_within(config, 10**9, cluster)
+    assert timed is not None
+    assert timed.time is not None
+    whole = plan(config, keep_events=True, cluster=cluster).time
+    short = plan(config, cluster=cluster).time
+    assert whole is not None
+    assert short is not None
+    assert timed.time.seconds == whole.seconds > 1.02 * short.seconds
 
 
 def test_a_peak_beyond_the_capacity_is_refused_where_it_comes_up() -> None:

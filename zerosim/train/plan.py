@@ -63,7 +63,9 @@ def plan(
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
         return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment)
 
-    short = None if keep_events else from_short_plans(config, partial(planned, by_moment=True))
+    # Under GPipe another stage may be the slowest one of a long step: a search within a capacity ranks by exact times.
+    ranked = cluster is not None and config.memory.capacity is not None and config.parallel.pipeline == "gpipe"
+    short = None if keep_events or ranked else from_short_plans(config, partial(planned, by_moment=True))
     return planned(config) if short is None else short
 
 
