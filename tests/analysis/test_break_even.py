@@ -60,7 +60,10 @@ def test_the_picture_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert values["link"] == "nic"
     for line in values["stages"].values():
         assert line["step_s"] == sorted(line["step_s"], reverse=True)
-    assert "line.ZeRO-3" in (tmp_path / "overlap.svg").read_text("utf-8")
+    drawn = (tmp_path / "overlap.svg").read_text("utf-8")
+    assert "line.ZeRO-3" in drawn
+    assert ">10 GB/s</text>" in drawn
+    assert ">10 GB</text>" not in drawn
     assert main(["plot", "overlap", "--gpu", "a100-80", "--ranks", "1", "-o", str(tmp_path / "one.svg")]) == 2
     assert "choose 2 or more" in capsys.readouterr().err
 

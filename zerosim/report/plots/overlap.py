@@ -82,7 +82,7 @@ def overlap_figure(
     axes.set_xlabel(f"bytes per second of {_LINKS[link]}", color=page.theme.muted, **page.font(scale=0.9))
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_bytes(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{tick_bytes(value)}/s"))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds_words(value)))
     settle(page)
