@@ -156,7 +156,7 @@ def test_what_is_refused_is_named(read: Any, base: dict[str, Any], changes: dict
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not JSON"),
+        (b"", "it is empty"),
         (b"{'model_type': 'gpt2'}", "is not JSON"),
         (b"\xff\xfe\x00", "is not UTF-8"),
         (b"[" * 200_000, "deep"),

@@ -34,7 +34,8 @@ _KINDS = (
 def open_file(path: str | os.PathLike[str], what: str = "", largest: int | None = None) -> BufferedReader:
     """A file, open for reading. `what` it is meant to be stands before its name in errors.
 
-    Raises: InputError where it is not there, may not be read, is no regular file, or has more than `largest` bytes.
+    Raises: InputError where it is not there, cannot be read, is no regular file, is empty, or has more than `largest`
+    bytes.
     """
     name = _name(path, what)
     try:
@@ -47,6 +48,8 @@ def open_file(path: str | os.PathLike[str], what: str = "", largest: int | None 
                 f"cannot read {name}: it has {format_bytes(there.st_size)}, expected at most {format_bytes(largest)}: "
                 "is it the file that you mean?"
             )
+        if there.st_size == 0:  # so do the kernel's files, and to read some of them is to wait without end
+            raise InputError(f"cannot read {name}: it is empty (0 bytes): is it the file that you mean?")
         return open(path, "rb")
     except InputError:
         raise

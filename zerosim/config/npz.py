@@ -138,10 +138,12 @@ class ArrayFile:
 def open_npz(path: str) -> Iterator[ArrayFile]:
     """Raises: InputError for a file that cannot be read, or is no .npz file."""
     with _Sparing(open_file(path).detach()) as file:
-        if file.read(len(_MAGIC)) == _MAGIC:
-            raise InputError(f"{path} is a single array, a .npy file: expected an .npz file, as np.savez writes")
         try:
+            if file.read(len(_MAGIC)) == _MAGIC:
+                raise InputError(f"{path} is a single array, a .npy file: expected an .npz file, as np.savez writes")
             zipped = zipfile.ZipFile(file)
+        except InputError:
+            raise
         except _BROKEN as error:
             raise InputError(f"{path} is not a readable .npz file: {error}") from None
         with zipped:

@@ -30,13 +30,12 @@ def primer() -> bytes:
 def read_text(path: str | None, seq: int, vocab: int) -> Any:
     """Token ids (uint8) of a file's bytes, or of the primer.
 
-    Raises: InputError for a file that cannot be read, is empty, shorter than one row, or has ids >= vocab.
+    Raises: InputError for a file that cannot be read, is shorter than one row, or has ids >= vocab.
     """
     name = path or "the packaged primer"
     text = read_file(path, "data file", LARGEST_DATA) if path else primer()
     if len(text) < seq + 1:
-        what = "is empty" if not text else f"has {len(text)} bytes"
-        raise InputError(f"data file {name} {what}: one row needs seq + 1 = {seq + 1} bytes")
+        raise InputError(f"data file {name} has {len(text)} bytes: one row needs seq + 1 = {seq + 1} bytes")
     tokens = np.frombuffer(text, np.uint8)
     if int(tokens.max()) >= vocab:
         raise InputError(f"data file {name} holds byte {int(tokens.max())}: vocab {vocab} is too small, use 256")
