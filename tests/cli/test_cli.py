@@ -50,6 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("integers.npz", **{name: array.astype(np.int64) for name, array in good.items()})
     Path("empty.txt").write_bytes(b"")
     Path("short.txt").write_bytes(b"12345678")
+    Path("context.toml").write_text("context_parallel_size = 2\n", "utf-8")
     Path("malformed.toml").write_text("ranks = = 2\n", "utf-8")
     Path("unknown.toml").write_text("rank = 2\n", "utf-8")
     Path("types.toml").write_text('ranks = "two"\n', "utf-8")
@@ -65,7 +66,7 @@ def config(**changes: Any) -> RunConfig:
 BAD = [
     ("--stage 4", "--stage 4: expected at least 0 and at most 3"),
     ("--stage two", "--stage: 'two': expected a whole number"),
-    ("-z 7", "--stage 7"),
+    ("-z 7", "-z 7: expected at least 0 and at most 3"),
     ("--ranks 0", "--ranks 0: expected at least 1"),
     ("--ranks", "--ranks: expected one argument"),
     ("--tokens rows.npz", "the global batch is 3 rows, expected ranks x accumulate x micro-batch = 2"),
@@ -116,6 +117,27 @@ BAD = [
     (f"--json {'x' * 300}", "cannot be written: File name too long"),
     ("--save-weights a_folder", "is a folder"),
     ("--json out.npz", "names the same file"),
+    ("--grad-acc-steps 0", "--grad-acc-steps 0: expected at least 1"),
+    ("--world-size=0", "--world-size 0: expected at least 1"),
+    ("--nproc-per-node two", "--nproc-per-node: 'two': expected a whole number"),
+    ("--pytorch-cuda-alloc-conf x:1", "--pytorch-cuda-alloc-conf"),
+    ("--no-scale-parameter", "--no-scale-parameter: adam has no such choice"),
+    ("--cp 2", "--cp: zerosim does not model context parallelism yet."),
+    ("--ep=2", "--ep: zerosim does not model expert parallelism"),
+    ("--expert-model-parallel-size 2", "does not model expert parallelism"),
+    ("--lora-rank 8", "--lora-rank: zerosim does not model LoRA"),
+    ("--offload-optimizer cpu", "does not model offload of model states"),
+    ("context.toml", "scenario context.toml: 'context_parallel_size': zerosim does not model context parallelism"),
+    (
+        "--model meta-llama/Llama-3.1-8B",
+        "--model 'meta-llama/Llama-3.1-8B': zerosim downloads nothing from a hub; "
+        "choose llama3-8b, the nearest model here, or download",
+    ),
+    ("--model mistralai/Mistral-7B-v0.1", "from a hub; download the model's config.json"),
+    ("--weights empty.txt", "cannot read empty.txt: it is empty"),
+    ("--tokens empty.txt", "cannot read empty.txt: it is empty"),
+    ("--model ./empty.txt", "cannot read ./empty.txt: it is empty"),
+    ("empty.txt", "cannot read scenario empty.txt: it is empty"),
     ("--stge 3", "unknown flag --stge: did you mean --stage?"),
     ("--xyzzy", "unknown flag --xyzzy: see zerosim run --help"),
     ("empty.toml spare", "unexpected 'spare'"),
@@ -142,6 +164,13 @@ def test_bad_input_is_one_line_and_exit_2(
     [
         (["rnu"], "unknown command 'rnu': did you mean run?"),
         (["--stage", "3"], "unknown flag '--stage': see zerosim --help"),
+        (["plan", "--capacity", "-4GB"], "error: --capacity: '-4GB' is not a size"),
+        (["plan", "--capacity", "0"], "error: --capacity 0: expected at least 1 byte"),
+        (["plot", "memory", "--capacity", "0", "-o", "x.svg"], "error: --capacity 0: expected at least 1 byte"),
+        (["plot", "memory", "--capacity", "1GB", "--gpu", "b200", "-o", "x.svg"], "--capacity and --gpu are both"),
+        (["plot", "scaling", "--dp-replicas", "3", "--ranks-list", "4", "-o", "x.svg"], "--dp-replicas 3 does not"),
+        (["plan", "--gpu", "./empty.txt"], "cannot read hardware ./empty.txt: it is empty"),
+        (["check", "empty.txt"], "cannot read scenario empty.txt: it is empty"),
         (["run", "types.toml"], "scenario types.toml: ranks 'two': expected int"),
         (["run", "range.toml"], "scenario range.toml: ranks 0"),
         (["compare", "--stages", "0,5"], "--stages: '0,5': expected stages 0 to 3"),
@@ -227,6 +256,13 @@ def test_flags_set_their_fields() -> None:
         ("--dtype fp16", "precision", "fp16"),
         ("--bucket-bytes none", "bucket_bytes", None),
         ("--loss-scale dynamic", "loss_scale", "dynamic"),
+        ("--loss-scale Dynamic", "loss_scale", "dynamic"),
+        ("--bucket-bytes None", "bucket_bytes", None),
+        ("--optimizer AdamW", "optimizer", "adamw"),
+        ("--precision BF16", "precision", "bf16"),
+        ("--grad-reduction all-reduce --stage 2", "grad_reduction", "all_reduce"),
+        ("--recompute Full:2", "recompute", "full:2"),
+        ("--model GPT", "model", "gpt"),
     ],
 )
 def test_names_that_people_type(words: str, field: str, value: object) -> None:
@@ -519,3 +555,27 @@ def test_the_module_is_the_program() -> None:
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "compare" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="it takes a kernel with /proc")
+@pytest.mark.parametrize("words", ["run --weights", "run --data", "run --tokens", "run --model", "plan --gpu", "run"])
+def test_a_file_of_the_kernels_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert main([*words.split(), "/proc/self/mem"]) == 2
+    err = capsys.readouterr().err
+    assert "/proc/self/mem: it is empty (0 bytes)" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plot", "Memory", "--mark", "PEAK", "--theme", "Dark", "-o", "out.svg", "-q"],
+        ["export", "Trace", "--gpu", "A100-80", "-o", "out.json"],
+        ["explain", "--stage", "3", "--params", "1B", "--ranks", "4", "--optimizer", "AdamW", "--precision", "FP16"],
+        ["plot", "descent", "--surface", "Bowl", "--optimizers", "SGD", "--steps", "2", "-o", "out.svg"],
+        ["zoo", "Recipes"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_choices_are_taken_in_any_case(folder: Path, words: list[str]) -> None:
+    assert main(words) == 0

@@ -177,7 +177,7 @@ def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None
         (["--ranks", "9" * 400], "--ranks: '99999999999999999999'... of 400 characters: expected a whole"),
         (["--recipe", "deepsped"], "--recipe: unknown recipe 'deepsped': did you mean deepspeed?"),
         (["--precision", "fp8"], "--precision 'fp8': expected one of bf16, fp16, fp32"),
-        (["--optimizer", "adm"], f"--optimizer 'adm': expected one of {OPTIMIZERS}: did you mean adam?"),
+        (["--optimizer", "adm"], f"--optimizer 'adm': expected one of {OPTIMIZERS}; did you mean 'adam'?"),
         (["--momentum", "0.9"], "--momentum 0.9: adam has none"),
         (["--optimizer", "sgd", "--momentum", "1"], "--momentum 1.0: expected a number in [0, 1)"),
         (["--momentum", "nan"], "--momentum nan: expected"),

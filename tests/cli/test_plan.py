@@ -374,3 +374,14 @@ def test_a_plan_imports_no_picture_and_little_else() -> None:
         [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=True, timeout=120
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"), [("--dp-replicas 3", [3, 12, 48]), ("--dp-replicas 3 --tp 2", [6, 24, 96])]
+)
+def test_scaling_by_a_mesh_that_divides_no_usual_number(tmp_path: Path, words: str, ranks: list[int]) -> None:
+    figures = tmp_path / "out.json"
+    asked = f"plot scaling --stages 3 -q -o {tmp_path / 'out.svg'} --json {figures} {words}"
+    assert main(asked.split()) == 0
+    (line,) = json.loads(figures.read_text("utf-8"))["lines"].values()
+    assert [point[0] for point in line][:3] == ranks

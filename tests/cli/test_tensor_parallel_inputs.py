@@ -15,10 +15,13 @@ from zerosim.errors import InputError
 
 GPT: dict[str, Any] = dict(layers=1, hidden=48, heads=6, seq=8, vocab=256, ranks=4)
 BAD: list[tuple[dict[str, Any], list[str]]] = [
-    (dict(tp=3), ["tp 3 does not divide ranks 4", "choose ranks 3"]),
-    (dict(tp=4, ranks=6), ["tp 4 does not divide ranks 6", "choose ranks 8"]),
-    (dict(tp=2, dp_replicate=2, ranks=6, stage=1), ["tp 2 x dp_replicate 2 does not divide ranks 6", "choose ranks 8"]),
-    (dict(tp=8), ["tp 8 does not divide ranks 4", "choose ranks 8"]),
+    (dict(tp=3), ["tp 3 does not divide ranks 4", "choose tp 2 or 4, or ranks 3 or 6"]),
+    (dict(tp=4, ranks=6), ["tp 4 does not divide ranks 6", "choose tp 3 or 6, or ranks 4 or 8"]),
+    (
+        dict(tp=2, dp_replicate=2, ranks=6, stage=1),
+        ["tp 2 x dp_replicate 2 does not divide ranks 6", "choose tp 1 or 3, or dp_replicate 1 or 3, or ranks 4 or 8"],
+    ),
+    (dict(tp=8), ["tp 8 does not divide ranks 4", "choose tp 4, or ranks 8"]),
     (dict(tp=0), ["tp 0: expected at least 1"]),
     (dict(tp=-2), ["tp -2: expected at least 1"]),
     (dict(tp=4), ["tp 4 does not divide heads 6: choose tp 2"]),
@@ -96,11 +99,14 @@ def test_it_is_one_line_and_exit_2(
 def test_what_is_advised_is_accepted(fields: dict[str, Any], said: list[str]) -> None:
     """'choose tp 3 or 6', 'choose ranks 8, for one': as it stands, the rest unchanged."""
     chosen = {name: value for name, value in {**GPT, **fields}.items() if value is not None}
-    for name, numbers in re.findall(r"choose (tp|ranks|seq) ([\d or]+)", said[-1]):
+    meshes = "does not divide ranks" in said[0]
+    advised = said[-1].partition("choose ")[2]
+    for name, numbers in re.findall(r"(tp|dp_replicate|ranks|seq) ([\d or]+)", advised):
         for number in re.findall(r"\d+", numbers):
             changed = {**chosen, name: int(number)}
-            if name == "ranks":
+            if meshes:
                 changed |= {"heads": changed["tp"], "vocab": 256 * changed["tp"]}  # a mesh knows no model
+                changed |= {"hidden": 8 * changed["tp"]}
             RunConfig(**changed)
 
 

@@ -164,6 +164,15 @@ def test_until_stops_before_the_event() -> None:
         assert world.until(step=1).event.scope.step == 1
 
 
+def test_names_of_events_are_taken_as_they_are_written_elsewhere() -> None:
+    with debug(tiny(stage=3)) as world:
+        coming = world.until("reduce-scatter", phase="Backward").event
+        assert isinstance(coming, Launch)
+        assert coming.op == "reduce_scatter"
+        with pytest.raises(InputError, match=r"event 'reduc' never comes: did you mean reduce or [a-z_]+ or [a-z_]+\?"):
+            world.until("reduc")
+
+
 # -- collectives ------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ in several number formats. A run that is out of memory has its place all the sam
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, training_config
@@ -17,6 +17,7 @@ from zerosim.cli.plan import add_time_flags, device_cluster, device_limit
 from zerosim.cli.run import train
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
+from zerosim.config.option import known_word
 from zerosim.config.parts import FLOATS, PURE, ROUNDINGS
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -147,23 +148,24 @@ def _train_each(
 
 def optimizer_names(text: str) -> tuple[str, ...]:
     """'adam,lion': known optimizers, each once."""
-    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    for name in names:
-        if name not in OPTIMIZERS:
-            raise argparse.ArgumentTypeError(
-                f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS, 'zerosim run --help')}"
-            )
-    return names
+    return _names(text, "optimizer", OPTIMIZERS)
 
 
 def precision_names(text: str) -> tuple[str, ...]:
     """'bf16,bf16-pure:kahan': known number formats and ways to round, each once."""
-    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
-    known = [*FLOATS, PURE, *(f"{PURE}:{kind}" for kind in ROUNDINGS)]
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"unknown precision {name!r}{nearest(name, known, 'zerosim run --help')}")
-    return names
+    return _names(text, "precision", [*FLOATS, PURE, *(f"{PURE}:{kind}" for kind in ROUNDINGS)])
+
+
+def _names(text: str, what: str, known: Collection[str]) -> tuple[str, ...]:
+    """Known names with commas between, each once. Raises: ArgumentTypeError with the nearest for an unknown one."""
+    found = []
+    for word in text.split(","):
+        name = known_word(word, known)
+        if name is None:
+            near = nearest(word.strip(), known, "zerosim run --help")
+            raise argparse.ArgumentTypeError(f"unknown {what} {word.strip()!r}{near}")
+        found.append(name)
+    return tuple(dict.fromkeys(found))
 
 
 def _precision(name: str) -> dict[str, Any]:

@@ -7,13 +7,15 @@ import math
 
 from zerosim.analysis.question import Question, Shape
 from zerosim.cli.outputs import as_json, output, show, written
-from zerosim.cli.parser import Parser, count, flag_of, nearest, number, whole_number
+from zerosim.cli.parser import Parser, count, flag_of, number, whole_number
 from zerosim.config import OPTIONS
+from zerosim.config.option import known_word
+from zerosim.config.parallel import right_sizes
 from zerosim.config.parts import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import NAMES, find_recipe
 from zerosim.config.recompute import read_recompute
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 
 PRECISIONS = ("bf16", "fp16", "fp32", PURE)
 SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
@@ -86,14 +88,16 @@ def question(args: argparse.Namespace) -> Question:
             "leave it out, or choose stage 1, 2 or 3"
         )
     _within("--accumulate", args.accumulate, 1, MOST_SIZE)
-    _one_of("--precision", args.precision, PRECISIONS)
-    _one_of("--rounding", args.rounding or "nearest", OPTIONS["rounding"].choices)
+    args.precision = _one_of("--precision", args.precision, PRECISIONS)
+    if args.rounding is not None:
+        args.rounding = _one_of("--rounding", args.rounding, OPTIONS["rounding"].choices)
     if args.rounding and args.precision != PURE:
         raise InputError(f"--rounding {args.rounding}: {args.precision} is not pure; choose --precision {PURE}")
-    _one_of("--gather", args.gather or "unit", OPTIONS["gather"].choices)
+    if args.gather is not None:
+        args.gather = _one_of("--gather", args.gather, OPTIONS["gather"].choices)
     if args.gather == "module" and args.stage != 3:
         raise InputError(f"--gather module: stage {args.stage} keeps every parameter; leave it out, or choose stage 3")
-    _one_of("--optimizer", args.optimizer, tuple(OPTIMIZERS))
+    args.optimizer = _one_of("--optimizer", args.optimizer, tuple(OPTIMIZERS))
     if OPTIMIZERS[args.optimizer].cut != "elements":
         raise InputError(
             f"--optimizer {args.optimizer}: what it keeps of a parameter depends on the tensor that it is in; "
@@ -137,7 +141,8 @@ def _check_mesh(args: argparse.Namespace) -> None:
         _within(flag, size, 1, args.ranks)
     if args.ranks % math.prod(sizes.values()):
         given = " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
-        raise InputError(f"{given} does not divide --ranks {args.ranks}")
+        right = right_sizes(args.ranks, sizes, MOST_RANKS).replace("ranks", "--ranks")
+        raise InputError(f"{given} does not divide --ranks {args.ranks}: choose {right}")
     if args.sequence_parallel and args.tp == 1:
         raise InputError("--sequence-parallel: cut over tensor-parallel ranks, of which there is one; pass --tp too")
 
@@ -158,7 +163,7 @@ def _shape(args: argparse.Namespace) -> Shape | None:
         needed = ", ".join(map(flag_of, SHAPE))
         raise InputError(f"{', '.join(missing)} missing: activations need all of {needed}; or leave all of them out")
     if args.recompute is not None:
-        args.recompute = _one_block(args.recompute)
+        args.recompute = _one_block(args.recompute.lower())
     for name, value in values.items():
         _within(flag_of(name), value, 1, MOST_SIZE)
     if args.hidden % args.heads:
@@ -183,7 +188,10 @@ def _within(flag: str, value: int, low: int, high: int) -> None:
         raise InputError(f"{flag} {shown}: expected at least {low:,} and at most {high:,}")
 
 
-def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        hint = nearest(value, choices, f"one of {', '.join(choices)}")
-        raise InputError(f"{flag} {value!r}: expected one of {', '.join(choices)}{hint if '?' in hint else ''}")
+def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> str:
+    """The choice that was meant. Raises: InputError, with the nearest."""
+    meant = known_word(value, choices)
+    if meant is None:
+        near = did_you_mean(value, choices, "")
+        raise InputError(f"{flag} {value!r}: expected one of {', '.join(choices)}{near and '; '}{near}")
+    return meant

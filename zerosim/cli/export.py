@@ -17,6 +17,7 @@ from zerosim.cli.outputs import output, written
 from zerosim.cli.parser import Parser, nearest, size, whole_number
 from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_cluster, device_limit, planned_config
 from zerosim.config import RunConfig
+from zerosim.config.option import known_word
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError, printable
 from zerosim.units import format_bytes
@@ -69,7 +70,13 @@ def _format_parser(name: str | None) -> Parser:
 
 
 def main(args: argparse.Namespace) -> int:
-    name, args = args.what, _format_parser(args.what).parse(args.words)
+    name, words = known_word(args.what or "", FORMATS) or args.what, args.words
+    parser = _format_parser(name)
+    with parser.naming_as_typed(words):
+        return _export(name, parser.parse(words))
+
+
+def _export(name: str, args: argparse.Namespace) -> int:
     form = args.out.rpartition(".")[2].lower()
     forms = ("json",) if name == "trace" else ("pickle", "json")
     if form not in forms:

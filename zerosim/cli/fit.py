@@ -28,6 +28,7 @@ from zerosim.cli.plan import (
     planned_config,
 )
 from zerosim.config import RunConfig
+from zerosim.config.option import known_word
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
@@ -64,6 +65,7 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
+    args.find = known_word(args.find, SEARCHES) or args.find
     if args.global_batch is not None and args.find != "fastest":
         raise InputError("--global-batch: of --find fastest; here --micro-batch and --accumulate say it")
     if args.find == "mesh":

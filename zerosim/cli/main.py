@@ -107,7 +107,8 @@ def _dispatch(words: list[str]) -> int:
         os.getcwd()
     except FileNotFoundError:  # no file has a place from there
         raise InputError("the working directory does not exist any more: cd to one that does") from None
-    return int(verb.main(args))
+    with parser.naming_as_typed(rest):
+        return int(verb.main(args))
 
 
 def _usage() -> str:

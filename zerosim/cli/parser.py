@@ -7,13 +7,15 @@ nothing heavy.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
-from zerosim.errors import InputError
+from zerosim.config.not_modelled import not_modelled
+from zerosim.config.option import known_word
+from zerosim.errors import InputError, did_you_mean
 from zerosim.units import LONGEST_NUMBER, parse_bytes, parse_count, shown
 
 T = TypeVar("T")
@@ -27,19 +29,66 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=layout)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The flags in `words`. Raises: InputError, in one line."""
-        args, left = self.parse_known_args(_joined(words))
-        if not left:
-            return args
-        flag, help = left[0].split("=", 1)[0], f"{self.prog} --help"
-        if flag.startswith("-"):
-            raise InputError(f"unknown flag {flag}{nearest(flag, self._option_string_actions, help)}")
-        raise InputError(f"unexpected {left[0]!r}: see {help}")
+        """The flags in `words`; errors name a flag as it is spelled there. Raises: InputError, in one line."""
+        joined = _joined(words)
+        with self.naming_as_typed(joined):
+            args, left = self.parse_known_args(joined)
+            if not left:
+                return args
+            flag, help = left[0].split("=", 1)[0], f"{self.prog} --help"
+            if not flag.startswith("-"):
+                raise InputError(f"unexpected {left[0]!r}: see {help}")
+            lacking = not_modelled(flag)
+            raise InputError(
+                f"{flag}: {lacking}" if lacking else f"unknown flag {flag}{nearest(flag, self._actions_by_flag, help)}"
+            )
 
     def error(self, message: str) -> NoReturn:
         """argparse's error, short: 'argument --stage/-z: expected one argument' is of --stage."""
         match = re.fullmatch(r"argument ([^\s/:]+)[^\s:]*: (.*)", message, re.DOTALL)
         raise InputError(f"{match[1]}: {match[2]}" if match else message)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """argparse's; one of the action's choices is taken in any case."""
+        value: Any = super()._get_value(action, arg_string)
+        if action.choices is not None and isinstance(value, str):
+            return known_word(value, action.choices) or value
+        return value
+
+    @property
+    def _actions_by_flag(self) -> Mapping[str, argparse.Action]:
+        return self._option_string_actions
+
+    @contextmanager
+    def naming_as_typed(self, words: Sequence[str]) -> Iterator[None]:
+        """A block whose InputErrors name flags as `words` spell them: --capacity where --limit is the first name.
+
+        A field that an error begins with becomes its flag too, where one was given: 'dp_replicate 3 does not ...'.
+        """
+        try:
+            yield
+        except InputError as error:
+            error.args = (self._as_typed(str(error), words),)
+            raise
+
+    def _as_typed(self, message: str, words: Sequence[str]) -> str:
+        actions, typed = self._actions_by_flag, dict[str, str]()
+        for word in words:
+            flag = word.split("=", 1)[0] if word.startswith("--") else word[:2]
+            if flag in actions:
+                typed[actions[flag].dest] = flag
+        if (field := re.match(r"(\w+)(?=:| [\d'])", message)) and field[0] in typed:
+            message = typed[field[0]] + message[field.end() :]
+
+        def spelled(match: re.Match[str]) -> str:
+            action = actions.get(match[0])
+            if action is None or action.dest not in typed or match[0] != action.option_strings[0]:
+                return match[0]
+            flag = typed[action.dest]
+            # What is advised in a message keeps its sense: --no-x stands only where the message is about it.
+            return flag if match.start() == 0 or not flag.startswith("--no-") else match[0]
+
+        return re.sub(r"--[a-z][\w-]*", spelled, message)
 
 
 def _joined(words: Sequence[str]) -> list[str]:
@@ -55,8 +104,8 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 def nearest(word: str, known: Iterable[str], instead: str) -> str:
     """': did you mean ...?', or where to look."""
-    found = difflib.get_close_matches(word, list(known), 1)
-    return f": did you mean {found[0]}?" if found else f": see {instead}"
+    near = did_you_mean(word, known, "", quote=str)
+    return f": {near}" if near else f": see {instead}"
 
 
 def whole_number(text: str) -> int:
@@ -100,8 +149,8 @@ def utf8(word: str) -> str:
 
 
 def dynamic_or_number(text: str) -> str | float:
-    if text == "dynamic":
-        return text
+    if text.lower() == "dynamic":
+        return "dynamic"
     try:
         return float(text)
     except ValueError:
@@ -112,7 +161,7 @@ def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
     """Takes 'none' too, so that a flag can undo what a scenario sets."""
 
     def converted(text: str) -> T | None:
-        return None if text == "none" else convert(text)
+        return None if text.lower() == "none" else convert(text)
 
     return converted
 

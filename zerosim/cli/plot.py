@@ -15,8 +15,9 @@ from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_limit, pla
 from zerosim.cli.plot_file import Drawn, add_output_flags, add_picture_flags, check_sheet, figure_files, leave
 from zerosim.cli.plot_gradients import add_gradient_flags, gradients
 from zerosim.cli.plot_optimizers import add_descent_flags, add_training_flags, descent, optimizers
-from zerosim.cli.plot_time import GPUS, overlap, stages_asked, streams, throughput
+from zerosim.cli.plot_time import GPUS, overlap, stages_asked, streams, throughput, usual_ranks
 from zerosim.config import RunConfig
+from zerosim.config.option import known_word
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MARKS
 
@@ -112,7 +113,13 @@ def _add_plan_flags(name: str, parser: Parser, add: Callable[..., Any]) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    name, args = args.figure, _figure_parser(args.figure).parse(args.words)
+    name, words = known_word(args.figure or "", FIGURES) or args.figure, args.words
+    parser = _figure_parser(name)
+    with parser.naming_as_typed(words):
+        return _plot(name, parser.parse(words))
+
+
+def _plot(name: str, args: argparse.Namespace) -> int:
     if name in _TRAINED:
         return _TRAINED[name](args)
     if hasattr(args, "ranks_list") and hasattr(args, "ranks") and getattr(args, "sizes", None) is None:
@@ -167,8 +174,7 @@ def _scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
     mark = args.mark
     lines: dict[str, list[tuple[int, int]]] = {}
     shown: dict[str, RunResult] = {}
-    each = config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp
-    for ranks in args.ranks_list or [count for count in _numbers(RANKS) if count % each == 0]:
+    for ranks in args.ranks_list or usual_ranks(config, _numbers(RANKS)):
         results = _by_stage(args, config.replace(ranks=ranks))
         shown = {**shown, **{f"{label} {ranks}": result for label, result in results.items()}}
         for bar in memory_bars(results, mark):

@@ -11,6 +11,7 @@ from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.parser import Parser, nearest, whole_number
 from zerosim.cli.plot_file import check_sheet, figure_files, leave
 from zerosim.cli.streams import one_voice
+from zerosim.config.option import known_word
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError, OutOfMemory
 
@@ -86,12 +87,11 @@ def _check_count(names: tuple[str, ...]) -> None:
 
 def _surfaces(text: str) -> tuple[str, ...]:
     """'all', or one of them."""
-    if text == "all":
-        return tuple(SURFACES)
-    if text not in SURFACES:
+    name = known_word(text, [*SURFACES, "all"])
+    if name is None:
         known = nearest(text, [*SURFACES, "all"], "zerosim plot descent --help")
         raise argparse.ArgumentTypeError(f"unknown surface {text!r}{known}")
-    return (text,)
+    return tuple(SURFACES) if name == "all" else (name,)
 
 
 def _steps(text: str) -> int:

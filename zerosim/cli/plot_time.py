@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.plan import device_cluster
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
     if args.sizes is not None and args.ranks_list is not None:
         raise InputError("--sizes and --ranks-list are both given: choose one")
     if args.sizes is None:
-        each = config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp
-        usual = [int(word) for word in GPUS.split(",") if int(word) % each == 0]
-        for ranks in args.ranks_list or usual or [each]:
+        for ranks in args.ranks_list or usual_ranks(config, [int(word) for word in GPUS.split(",")]):
             yield config.replace(ranks=ranks)
         return
     for word in args.sizes.split(","):
@@ -96,6 +94,13 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
             from zerosim.cli.plan import planned_config
 
             yield planned_config(argparse.Namespace(**{**vars(args), "model": name})).replace(capacity=None)
+
+
+def usual_ranks(config: RunConfig, usual: Sequence[int]) -> list[int]:
+    """The usual numbers of ranks that the mesh divides; where it divides none, as many times the mesh."""
+    each = config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp
+    most = OPTIONS["ranks"].high or each
+    return [ranks for ranks in usual if ranks % each == 0] or [n * each for n in usual if n * each <= most]
 
 
 def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> tuple[Any, dict[str, Any]]:

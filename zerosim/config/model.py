@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Self
 
+from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.option import Option, Part, option
 from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, Size, family_sizes, find_model
 from zerosim.errors import InputError
@@ -52,6 +53,8 @@ class ModelConfig(Part):
         for size in sizes:
             if (value := getattr(self, size.attribute)) is not None:
                 given[size.attribute] = value
+        if self.name.lower() in FAMILIES:
+            object.__setattr__(self, "name", self.name.lower())
         family, base = self.name, {}
         if self.name not in FAMILIES:
             preset = _preset(self.name)
@@ -118,6 +121,8 @@ class ModelConfig(Part):
 def _preset(name: str) -> ModelPreset:
     if not name.strip():
         raise InputError(f"model {name!r}: expected a name, such as gpt2, or a config.json")
+    if is_of_hub(name):
+        raise InputError(hub_words(name))
     if name.endswith(".json") or "/" in name or name in (".", ".."):
         from zerosim.config.huggingface import read_config_json  # not at every start
 

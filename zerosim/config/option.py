@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -79,7 +79,7 @@ class Option:
             raise InputError(f"{self.flat} {value!r}: expected {expected}")
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{self.flat} {value}: expected a finite number")
-        return value
+        return known_word(value, self.choices) or value if isinstance(value, str) else value
 
     def check(self, value: Any) -> None:
         """Raises: InputError for a word that is no choice, and a number out of range."""
@@ -104,6 +104,16 @@ class Option:
             least = f"more than {self.above}" if self.above is not None else f"at least {self.low}"
             most = "" if self.high is None else f" and at most {self.high}"
             raise InputError(f"{name} {value}: expected {least}{most}")
+
+
+def known_word(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was meant: AdamW is adamw, and reduce-scatter reduce_scatter. None where there is none."""
+    words = {_plain(each): each for each in known}
+    return words.get(_plain(word))
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().replace("-", "_")
 
 
 def option(default: Any, help: str, **metadata: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +55,8 @@ class MeshConfig(Part):
             if each > most:
                 raise InputError(f"{product} is {each:,} ranks at least: ranks go up to {most:,}; choose smaller ones")
             raise InputError(
-                f"{product} does not divide ranks {self.ranks}: a world is pp x dp_replicate x dp_shard x tp ranks; "
-                f"choose ranks {min(max(1, round(self.ranks / each)), most // each) * each}"
+                f"{product} does not divide ranks {self.ranks}: choose {right_sizes(self.ranks, sizes, most)} (a world "
+                "is pp x dp_replicate x dp_shard x tp ranks)"
             )
 
     def _default(self, of: Any) -> Any:
@@ -70,6 +72,25 @@ class MeshConfig(Part):
     def dp_shard(self) -> int:
         """Ranks that model states are divided among: the formulas' N."""
         return self.axes.dp_shard
+
+
+def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:
+    """'tp 2 or 4, or ranks 3 or 6': next to sizes whose product does not divide `ranks`, those that do.
+
+    One size is changed while the others stay as they are; of ranks there are at most `most`.
+    """
+    each = math.prod(sizes.values())
+    found = []
+    for name, size in sizes.items():
+        room, left = divmod(ranks, each // size)
+        fitting = [] if left else [other for other in range(1, room + 1) if room % other == 0]
+        near = {max((other for other in fitting if other < size), default=0)}
+        near |= {min((other for other in fitting if other > size), default=0)}
+        if size > 1 and (words := " or ".join(str(other) for other in sorted(near) if other)):
+            found.append(f"{name} {words}")
+    below = ranks // each * each
+    found.append("ranks " + " or ".join(str(other) for other in (below, below + each) if 0 < other <= most))
+    return ", or ".join(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -244,6 +244,9 @@ class MemoryConfig(Part):
         metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True", also=("--pytorch-cuda-alloc-conf",),
     )  # fmt: skip
 
+    def _resolve(self) -> None:
+        object.__setattr__(self, "recompute", self.recompute.lower())  # no word of it has a capital
+
     def _check(self) -> None:
         check_knobs(self.allocator, self.allocator_conf)
         read_recompute(self.recompute)

@@ -16,6 +16,7 @@ from warnings import warn
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.mesh_checks import check_kept_inputs, check_partition, check_pipeline, check_tensor_parallel
 from zerosim.config.model import ModelConfig
+from zerosim.config.not_modelled import not_modelled
 from zerosim.config.option import Option, Part
 from zerosim.config.parallel import OF_STAGE_3, MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig, PrecisionConfig, WorldConfig
@@ -252,6 +253,8 @@ def _check_pure(config: RunConfig) -> None:
 def _check_known(names: Iterable[str], known: Collection[str], source: str) -> None:
     for name in names:
         if name not in known:
+            if lacking := not_modelled(name):
+                raise InputError(f"{source}: {name!r}: {lacking}")
             hint = did_you_mean(name, known, f"known keys: {', '.join(sorted(known))}")
             raise InputError(f"{source}: unknown key {name!r}; {hint}")
 

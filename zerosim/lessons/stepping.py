@@ -24,8 +24,7 @@ def line_up(world: DebugWorld, what: str, *, unit: str | None = None, phase: str
 
     Raises: InputError for what can never come, and when a rank's run ends first.
     """
-    wanted = Match(what, unit=unit, phase=phase)
-    wanted.check(world.config.mesh.ranks, world.units, world.steps)
+    wanted = Match(what, unit=unit, phase=phase).checked(world.config.mesh.ranks, world.units, world.steps)
     for rank in range(world.config.mesh.ranks):
         world.next(rank=rank)  # the one that it stands before now is not its next
         while (coming := world.ranks[rank].next_event) is None or not wanted.matches(rank, coming.event):

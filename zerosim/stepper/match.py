@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Backend
+from zerosim.config.option import known_word
 from zerosim.device.device import Kind, Phase
 from zerosim.device.events import (
     Alloc,
@@ -27,7 +27,7 @@ from zerosim.device.events import (
     Wait,
 )
 from zerosim.device.work import EAGER_PARTS
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 
 OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
@@ -77,8 +77,11 @@ class Match(NamedTuple):
             and (self.what is None or self.what in names(event))
         )
 
-    def check(self, ranks: int, units: Collection[str], steps: int) -> None:
-        """Raises: InputError for what no event of this world can be, with the nearest that can."""
+    def checked(self, ranks: int, units: Collection[str], steps: int) -> Match:
+        """The match in the world's own words: reduce-scatter is reduce_scatter.
+
+        Raises: InputError for what no event of this world can be, with the nearest that can.
+        """
         for name in ("rank", "step"):
             whole_number(name, getattr(self, name))
         if self == Match():
@@ -87,18 +90,24 @@ class Match(NamedTuple):
             raise InputError(f"rank {self.rank}: this world has ranks 0 to {ranks - 1}")
         if self.step is not None and not 0 <= self.step < steps:
             raise InputError(f"step {self.step}: this run has steps 0 to {steps - 1}")
+        found: dict[str, str] = {}
         for name, value, known in (
             ("what", self.what, [*OPERATIONS, *EVENTS, *MARKS, *KERNELS]),
             ("phase", self.phase, [phase.value for phase in Phase]),
             ("unit", self.unit, [*units, "loss"]),
             ("kind", self.kind, [kind.value for kind in Kind]),
         ):
-            if value is not None and not isinstance(value, str):
+            if value is None:
+                continue
+            if not isinstance(value, str):
                 raise InputError(f"{name} {value!r}: expected text")
-            if value is not None and value not in known:
-                near = difflib.get_close_matches(value, known, 3)
-                hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(known[:20])}"
+            word = known_word(value, known)
+            if word is None:
+                otherwise = f"expected one of {', '.join(known[:20])}"
+                hint = did_you_mean(value, dict.fromkeys(known), otherwise, most=3, quote=str)
                 raise InputError(f"{'event' if name == 'what' else name} {value!r} never comes: {hint}")
+            found[name] = word
+        return self._replace(**found)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
         given = self._asdict().items()

@@ -185,8 +185,7 @@ class DebugWorld:
         self._breakpoints.append(self._checked(Match(what, rank, phase, unit, kind, step)))
 
     def _checked(self, match: Match) -> Match:
-        match.check(self.config.mesh.ranks, self.units, self.steps)
-        return match
+        return match.checked(self.config.mesh.ranks, self.units, self.steps)
 
     def clear_breaks(self) -> None:
         self._breakpoints.clear()
