@@ -104,7 +104,7 @@ def test_the_counter_reaches_the_peak(trace: dict[str, Any]) -> None:
         (["export", "memory", "-o", "nowhere/a.pickle"], "nowhere does not exist"),
         (["export", "memory", "-o", "a.json", "--every-rank", "--ranks", "4096"], "a browser opens no file"),
         (["export", "trace", "--gpu", "a101", "-o", "trace.json"], "unknown hardware 'a101'"),
-        (["export", "trace", "--gpu", "a100-80", "--node-gpus", "0", "-o", "trace.json"], "node_gpus 0"),
+        (["export", "trace", "--gpu", "a100-80", "--node-gpus", "0", "-o", "trace.json"], "--node-gpus 0"),
         (["plan", "--nic", "200GB"], "--nic 200000000000: of which devices? pass --gpu NAME too"),
     ],
 )
