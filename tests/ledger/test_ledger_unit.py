@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zerosim.device.events import Alloc, Event, Free, Launch, Mark, Retag, Scope
+from zerosim.ledger import memory
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger, TrafficRow
 
@@ -56,6 +59,22 @@ def test_every_moment_has_a_peak_of_its_own() -> None:
         (("forward", 0, 1), {"grad": 10, "param": 20}),
     ]
     assert not without.moments
+
+
+def test_a_peak_that_rises_with_every_unit_makes_no_snapshot_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of N units reaches N peaks while it places them: a snapshot of each would take N squared."""
+    ledger, events = MemoryLedger(), list[Event]()
+    for unit in range(100):
+        scope = Scope(0, "forward", f"h.{unit}", 0)
+        events.append(Alloc(scope, 2 * unit, 10, 10, "param", 1))
+        events.append(Alloc(scope, 2 * unit + 1, 5, 5, "grad", 0))
+        events.append(Free(scope, 2 * unit + 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "_snapshot", lambda *_: pytest.fail("a snapshot was made while events were read"))
+        ledger.read(events)
+    assert ledger.peak.by_kind == {"param": 1000, "grad": 5}
+    assert ledger.peak.scope.unit == "h.99"
+    assert ledger.peak.by_unit["h.99", "grad"] == 5
 
 
 def test_a_snapshot_does_not_change() -> None:

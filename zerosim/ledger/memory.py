@@ -63,10 +63,13 @@ class MemoryLedger:
         self._by_unit: dict[tuple[str, str], int] = {}
         self._padding: dict[str, int] = {}
         self._total = 0
-        self._moment = Moment(-1, "", 0)
-        self._peaks: dict[Moment, _Copy] = {}  # without `by_moment` of one moment, the whole run
+        self._past: dict[Moment, Snapshot] = {}  # the peaks of moments that are over
+        self._moment = Moment(-1, "", 0)  # without `by_moment` one moment, the whole run
         self._peak_bytes = 0  # of the present moment
-        self._rising: Scope | None = None  # where a peak was reached of which no snapshot was made yet
+        self._peak_scope = Scope()
+        # What changed since the peak: a snapshot of every new one would cost the square of the number of units.
+        self._by_unit_since: dict[tuple[str, str], int] = {}
+        self._padding_since: dict[str, int] = {}
 
     @property
     def live_bytes(self) -> int:
@@ -80,15 +83,15 @@ class MemoryLedger:
     @property
     def peak(self) -> Snapshot:
         """The first point at which the most bytes were live."""
-        return max(self._peaks.values(), key=lambda copy: copy.total, default=_Copy(0, Scope(), {}, {})).snapshot()
+        return max((*self._past.values(), self._peak_of_moment()), key=lambda shot: shot.total_bytes)
 
     @property
     def moments(self) -> Mapping[Moment, Snapshot]:
         """The first highest point of each moment, in their order; empty without `by_moment`."""
-        return {moment: copy.snapshot() for moment, copy in self._peaks.items()} if self.by_moment else {}
+        return {**self._past, self._moment: self._peak_of_moment()} if self.by_moment else {}
 
     def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
-        return self._copied(scope).snapshot()
+        return _snapshot(scope, self._by_unit, self._padding)
 
     def read(self, events: list[Event]) -> None:
         """Fold events in order; the peak is kept where it first occurs."""
@@ -103,12 +106,12 @@ class MemoryLedger:
                 if event.name:
                     self.states[event.name] = self.states.get(event.name, 0) + event.nbytes
                 if self._total > self._peak_bytes:
-                    self._peak_bytes, self._rising = self._total, event.scope
+                    self._peak_bytes, self._peak_scope = self._total, event.scope
+                    self._by_unit_since.clear()
+                    self._padding_since.clear()
             elif isinstance(event, Free):
-                self._keep_peak()
                 self._count(self._live.pop(event.id), -1)
             elif isinstance(event, Retag):
-                self._keep_peak()
                 before = self._live[event.id]
                 after = self._live[event.id] = before._replace(kind=event.kind)
                 self._count(before, -1)
@@ -123,45 +126,40 @@ class MemoryLedger:
                 self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
             elif isinstance(event, HostFree):
                 self.host_bytes -= self._on_host.pop(event.id)
-        self._keep_peak()
 
     def _enter(self, scope: Scope) -> None:
         """Start a new peak where a moment begins."""
         where = (scope.step, scope.phase, scope.slot)
         if where != self._moment[:3]:
-            self._keep_peak()
-            nth = sum(moment[:3] == where for moment in self._peaks)
+            if self._peak_bytes:
+                self._past[self._moment] = self._peak_of_moment()
+            nth = sum(moment[:3] == where for moment in self._past)
             self._moment, self._peak_bytes = Moment(*where, nth), 0
 
-    def _keep_peak(self) -> None:
-        """A snapshot of a new peak, before anything goes: of all that leads up to it none is needed."""
-        if self._rising is not None:
-            self._peaks[self._moment], self._rising = self._copied(self._rising), None
-
-    def _copied(self, scope: Scope) -> _Copy:
-        return _Copy(self._total, scope, self._by_unit.copy(), self._padding.copy())
+    def _peak_of_moment(self) -> Snapshot:
+        by_unit, padding = _less(self._by_unit, self._by_unit_since), _less(self._padding, self._padding_since)
+        return _snapshot(self._peak_scope, by_unit, padding)
 
     def _count(self, live: Alloc, sign: int) -> None:
         nbytes, key = sign * live.nbytes, (live.scope.unit, live.kind)
         self._total += nbytes
         self._by_unit[key] = self._by_unit.get(key, 0) + nbytes
+        self._by_unit_since[key] = self._by_unit_since.get(key, 0) + nbytes
         if live.padding_bytes:
-            self._padding[live.kind] = self._padding.get(live.kind, 0) + sign * live.padding_bytes
+            padding = sign * live.padding_bytes
+            self._padding[live.kind] = self._padding.get(live.kind, 0) + padding
+            self._padding_since[live.kind] = self._padding_since.get(live.kind, 0) + padding
 
 
-class _Copy(NamedTuple):
-    """What the ledger holds at one point: a snapshot before it is made, for most copies are soon replaced."""
+def _snapshot(scope: Scope, by_unit: Mapping[tuple[str, str], int], padding: Mapping[str, int]) -> Snapshot:
+    by_kind: dict[str, int] = {}
+    for (_, kind), nbytes in by_unit.items():
+        by_kind[kind] = by_kind.get(kind, 0) + nbytes
+    return Snapshot(scope, _positive(by_kind), _positive(by_unit), _positive(padding))
 
-    total: int
-    scope: Scope
-    by_unit: dict[tuple[str, str], int]
-    padding: dict[str, int]
 
-    def snapshot(self) -> Snapshot:
-        by_kind: dict[str, int] = {}
-        for (_, kind), nbytes in self.by_unit.items():
-            by_kind[kind] = by_kind.get(kind, 0) + nbytes
-        return Snapshot(self.scope, _positive(by_kind), _positive(self.by_unit), _positive(self.padding))
+def _less(counts: Mapping[Key, int], changes: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: count - changes.get(key, 0) for key, count in counts.items()}
 
 
 def _positive(counts: Mapping[Key, int]) -> dict[Key, int]:
