@@ -325,3 +325,21 @@ def test_letters_that_cannot_be_printed_never_end_a_command(folder: Path, letter
     assert ("\x1b[" in out) == bool(place)
     assert "internal error" not in err
     assert len(results[-1][2]) == 1
+
+
+SLOW = """
+import sys, time
+from zerosim.cli import main, streams, zoo
+streams.SILENT_S = (0.2, 0.2)
+zoo.main = lambda args: time.sleep(0.5) or 0
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_command_that_is_silent_for_long_says_that_it_works() -> None:
+    words = [sys.executable, "-c", SLOW, "zoo"]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+    first, *_ = done.stderr.splitlines()
+    assert re.fullmatch(r"zerosim zoo: \d+ s, still at work; Ctrl-C ends it", first)
+    assert len(done.stderr.splitlines()) <= 2

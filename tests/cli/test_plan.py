@@ -15,6 +15,7 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.models import model_names
+from zerosim.train import plan as planning
 from zerosim.train.plan import plan
 
 ROOT = Path(__file__).parents[2]
@@ -385,3 +386,20 @@ def test_scaling_by_a_mesh_that_divides_no_usual_number(tmp_path: Path, words: s
     assert main(asked.split()) == 0
     (line,) = json.loads(figures.read_text("utf-8"))["lines"].values()
     assert [point[0] for point in line][:3] == ranks
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("plot memory --model gpt2 --bucket-bytes 100", "error: --bucket-bytes 100: a plan would record about"),
+        ("plot scaling --model gpt2 --bucket-bytes 100", "error: --bucket-bytes 100: a plan would record about"),
+        ("plot schedule --pp 4 --grad-acc-steps 1000000", "error: --grad-acc-steps 1000000: 8,000,000 forwards"),
+        ("plot streams --gpu a100-80 --accumulate 10000000", "error: --accumulate 10000000: a plan would record"),
+    ],
+)
+def test_a_picture_that_would_take_hours_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.setattr(planning, "_plan", lambda *_: pytest.fail("a stage was run first"))
+    assert main([*words.split(), "-o", str(tmp_path / "out.svg")]) == 2
+    assert said in capsys.readouterr().err

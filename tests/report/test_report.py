@@ -28,7 +28,7 @@ from zerosim.ledger.memory import Snapshot
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.lessons.tables import table
 from zerosim.optim.control import StepReport
-from zerosim.report import words
+from zerosim.report import progress, words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
 from zerosim.report.look import Adaptive, Grid, emit, prose, right
@@ -398,6 +398,15 @@ def test_lines_are_few() -> None:
     assert lines[0] == "ZeRO-3  step   0 of 600  loss 1.0000"
     assert lines[-1] == "ZeRO-3  step 599 of 600  loss 1.0000"
     assert len(lines) <= 14
+
+
+def test_a_long_run_says_how_far_it_is_between_its_twelfths(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "SILENT_S", 0.0)
+    with progress.progress_on(stream, 1, 10**8, "ZeRO-3") as reporter:
+        for step in range(3):
+            reporter(0, step, 1.0)
+    assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["0", "1", "2"]
 
 
 def test_steps_are_counted_from_one_origin_in_one_report() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
-from zerosim.cli.streams import heard, standard_streams
+from zerosim.cli.streams import heard, never_silent, standard_streams
 from zerosim.comm.collective_errors import failure_of_all
 from zerosim.errors import (
     BROKEN_PIPE,
@@ -47,6 +47,10 @@ VERBS = {
     "calibrate": "measure this machine for the clock, and how well it then predicts measured steps",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
+
+
+WITH_A_VOICE = ("step", "doctor", "calibrate", "bench")
+"""Verbs that wait for keys, end within seconds, or measure and say what."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +111,8 @@ def _dispatch(words: list[str]) -> int:
         os.getcwd()
     except FileNotFoundError:  # no file has a place from there
         raise InputError("the working directory does not exist any more: cd to one that does") from None
-    with parser.naming_as_typed(rest):
+    speaks = name in WITH_A_VOICE or getattr(args, "quiet", False) or {"-q", "--quiet"} & set(rest) or _is_for_mpi(rest)
+    with parser.naming_as_typed(rest), contextlib.nullcontext() if speaks else never_silent(f"zerosim {name}"):
         return int(verb.main(args))
 
 

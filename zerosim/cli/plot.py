@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from zerosim.train.result import RunResult
 
 EXAMPLE = "zerosim plot memory --model flat --params 7.5B --ranks 64 --precision fp16 --gpu v100-32 -o figure1.svg"
+MOST_SLOTS = 20_000
 RANKS = "1,4,16,64,256,1024"
 FIGURES = {
     "memory": "bytes per rank by stage and kind: the ZeRO paper's Figure 1; of one stage with --pp, by pipeline stage",
@@ -136,6 +137,11 @@ def _plot(name: str, args: argparse.Namespace) -> int:
             raise InputError(f"--allocator {args.allocator}: of plot addresses; {name} draws what is live in any case")
         config = config.replace(allocator="exact", allocator_conf=None)  # a scenario's
     check_sheet(args)
+    from zerosim.train.plan import check_plan_of
+
+    if hasattr(args, "stages"):  # every stage before the first is run: some cost much less than others
+        for stage in stages_asked(args, config):
+            check_plan_of(config.at_stage(stage).replace(steps=getattr(args, "steps", 1)))
     decided = limit is not None and limit.device is not None and config.model.has_blocks
     kernel = f", with {config.memory.attention} attention" if decided else ""
     leave(args, files, _DRAW[name](args, config, limit), {"figure": name, "config": config.to_dict()}, kernel)
@@ -253,6 +259,12 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     if mesh.pp == 1:
         raise InputError("plot schedule: without pp there is one stage, and nothing to draw; pass --pp 2 or more")
     order, batches = SCHEDULES[kind], config.data.accumulate
+    num_slots = 2 * mesh.pp * batches * chunks
+    if num_slots > MOST_SLOTS:
+        raise InputError(
+            f"accumulate {batches}: {num_slots:,} forwards and backwards, one picture holds at most {MOST_SLOTS:,}; "
+            f"choose {max(1, MOST_SLOTS // (2 * mesh.pp * chunks))} or fewer, or fewer stages"
+        )
     slots = slots_of([order(mesh.pp, stage, batches, chunks) for stage in range(mesh.pp)])
     rows = [
         [

@@ -13,6 +13,8 @@ import io
 import os
 import select
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
@@ -21,6 +23,8 @@ from zerosim.comm.collective_errors import on_every_process
 from zerosim.errors import exit_code
 
 DESCRIPTORS = range(3)
+SILENT_S = (30.0, 10.0)
+"""How long a command may work without a word: into a pipe or a file, and on a terminal."""
 
 
 class Sink(io.RawIOBase):
@@ -32,6 +36,7 @@ class Sink(io.RawIOBase):
     def __init__(self, raw: Any) -> None:
         self._raw = raw
         self.failure: OSError | None = None
+        self.written_at = time.monotonic()
 
     def writable(self) -> bool:
         return True
@@ -45,6 +50,7 @@ class Sink(io.RawIOBase):
         return int(self._raw.fileno())
 
     def write(self, data: Any) -> int:
+        self.written_at = time.monotonic()
         if self.failure is None:
             try:
                 return self._written(data)
@@ -83,6 +89,31 @@ def standard_streams() -> Iterator[Sink]:
         _end(sys.stdout, out)
         _end(sys.stderr, err)
         sys.stdin, sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def never_silent(command: str) -> Iterator[None]:
+    """A block that says on stderr that it goes on wherever the process's own streams are silent for long."""
+    began, over = time.monotonic(), threading.Event()
+    sinks = [sink for stream in (sys.stdout, sys.stderr) if isinstance(sink := _raw(stream), Sink)]
+
+    def watch() -> None:
+        while not over.wait(min(SILENT_S) / 20):
+            now, stream = time.monotonic(), sys.stderr
+            silent = now - max(began, *(sink.written_at for sink in sinks))
+            if silent > SILENT_S[stream.isatty()] and _raw(stream) in sinks:
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"{command}: {now - began:.0f} s, still at work; Ctrl-C ends it", file=stream, flush=True)
+
+    watcher = threading.Thread(target=watch, name="never silent", daemon=True)
+    if sinks:
+        watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if sinks:
+            watcher.join()
 
 
 @contextmanager

@@ -194,7 +194,7 @@ class DataConfig(Part):
         None, "full parameters by name to start from", metavar="IN.npz", shown="drawn from --seed"
     )
     sample: str | None = option(None, "let the trained model continue this text", metavar="TEXT", shown="no sample")
-    sample_tokens: int = option(200, "tokens to continue it with", low=1, metavar="COUNT")
+    sample_tokens: int = option(200, "tokens to continue it with", low=1, high=100_000, metavar="COUNT")
 
     def _check(self) -> None:
         if self.sample == "":

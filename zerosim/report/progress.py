@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,10 @@ from rich.table import Column
 from zerosim.report.look import is_terminal, make_console
 
 LINES = 12
-"""About how many lines a whole run prints."""
+"""About how many lines a whole run prints, if it is short."""
+
+SILENT_S = 10.0
+"""A run that takes long prints a line at least this often, or whenever a step ends."""
 
 Reporter = Callable[[int, int, float], None]
 """Called by every rank as reporter(rank, step, loss)."""
@@ -51,8 +55,13 @@ def progress_on(
     def at(step: int) -> str:
         return f"step {step}" if steps is None else f"step {step:>{len(str(steps - 1))}} of {steps}"
 
+    said_at = time.monotonic()
+
     def print_line(step: int, loss: float) -> None:
-        if step % max(1, (steps or 10 * LINES) // LINES) == 0 or step + 1 == steps:
+        nonlocal said_at
+        is_due = time.monotonic() - said_at > SILENT_S
+        if is_due or step % max(1, (steps or 10 * LINES) // LINES) == 0 or step + 1 == steps:
+            said_at = time.monotonic()
             print(f"{title}  {at(step)}  loss {loss:.4f}", file=stream, flush=True)
 
     console = make_console(stream)

@@ -14,6 +14,9 @@ from zerosim.models.model import Model
 from zerosim.train.plan import plan
 from zerosim.units import format_bytes
 
+_TOKEN_BYTES = 16
+"""Of a global batch, which a rank draws whole: where each row begins and reads, int64."""
+
 
 def check_libraries(config: RunConfig) -> None:
     """The backend's library, driver and devices. Raises: InputError with the command that mends it."""
@@ -67,10 +70,13 @@ def _check_host(config: RunConfig, model: Model) -> None:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return
-    if model.num_parameters * config.mesh.ranks < there // 64:  # far from it: model states are 16 bytes, or 16/N
+    tokens = config.global_batch * (config.model.seq + 1)
+    kept = tokens // config.data.accumulate * (config.model.vocab + config.model.layers * config.model.hidden)
+    if model.num_parameters * config.mesh.ranks + kept < there // 64:  # far from it: states are 16 bytes, or 16/N
         return
     peaks, local = _peak_bytes(config), _local_ranks(config)
     needed = sum(peaks) if local == config.mesh.ranks else max(peaks) * local
+    needed += tokens * _TOKEN_BYTES
     if needed > there:
         raise InputError(
             f"{config.model.name} on {local} ranks needs {format_bytes(needed)} to train, this machine has "

@@ -30,9 +30,10 @@ from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.train.build import build_model, layout_of, world_of
-from zerosim.train.extend import extrapolated, from_short_plans
+from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
+from zerosim.train.work import check_plan
 
 DEFAULT_STEPS = 1
 MOST_STEPS = 10
@@ -57,8 +58,10 @@ def plan(
     `config` (data, weights, tokens, sample) is not read. Of many micro-batches few are run, and the rest
     follows (`extend.py`), unless events are kept. With a `cluster` the result has the step's `time` on it.
 
-    Raises: InputError, OutOfMemory (where the configuration has a capacity).
+    Raises: InputError, also where it would take far too long (`work.py`); OutOfMemory (where the configuration has a
+    capacity).
     """
+    check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
 
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
         return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment)
@@ -66,7 +69,16 @@ def plan(
     # Under GPipe another stage may be the slowest one of a long step: a search within a capacity ranks by exact times.
     ranked = cluster is not None and config.memory.capacity is not None and config.parallel.pipeline == "gpipe"
     short = None if keep_events or ranked else from_short_plans(config, partial(planned, by_moment=True))
-    return planned(config) if short is None else short
+    if short is not None:
+        return short
+    check_plan(config, config.data.accumulate, every_rank=every_rank)
+    return planned(config)
+
+
+def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: bool = False) -> None:
+    """Raises: InputError where the plan would take far too long; before any of it."""
+    counts = () if keep_events else next(shorter_runs(config), ())
+    check_plan(config, sum(counts) or config.data.accumulate, every_rank=every_rank)
 
 
 def _plan(

@@ -37,6 +37,7 @@ from zerosim.train.build import MakeStrategy, build_model, layout_of, world_of
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
+from zerosim.train.work import check_run
 
 DEFAULT_STEPS = 60
 
@@ -115,6 +116,7 @@ class Experiment:
         optimizer: Optimizer | None = None,
     ) -> None:
         check_libraries(config)
+        check_run(config)
         if schedule is not None and config.mesh.pp == 1:
             raise InputError("a schedule orders a pipeline's stages, and here is one stage; choose pp 2 or more")
         cut, partition = "elements" if optimizer is None else optimizer.cut, config.resolved_partition

@@ -1,0 +1,111 @@
+"""How much work a configuration asks for, estimated before any of it: what no one would wait for is refused.
+
+A plan and a run take a time per event of their records: the kernels and buffers of every unit, and the calls that
+buckets cut a collective into. A run also computes. The estimates are right to about a factor of two, which is enough to
+tell minutes from days.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from zerosim.config import RunConfig
+from zerosim.dtypes import dtype
+from zerosim.errors import InputError
+from zerosim.units import format_count
+
+MOST_EVENTS = 20_000_000
+"""Of one plan, or of one step of a run: some minutes, and the memory of a laptop where events are kept."""
+
+MOST_FLOPS = 10**16
+"""Of one step of a run: two days at 50 GFLOP/s."""
+
+_PER_BLOCK, _PER_UNIT, _MODULES = 170, 50, 12
+_PER_CALL = 4  # of one collective: its launch and wait, the copies and buffers around it
+_PER_ROUND = 10  # of a ring's, in events that take as long
+
+
+class Work(NamedTuple):
+    """Events by what they are of: kernels and buffers of `units`, `calls` that buckets make, `rounds` of rings."""
+
+    units: int
+    calls: int
+    rounds: int
+
+    @property
+    def events(self) -> int:
+        return sum(self)
+
+
+def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> Work:
+    """What every step of `config` records with so many micro-batches, by so many ranks of each pipeline stage."""
+    model, mesh = config.model, config.mesh
+    steps = (config.optim.steps or 1) * ranks
+    units = (model.units or 1) if model.family == "flat" else model.layers + 2
+    modules = _MODULES if config.recipe_choices.gather == "module" and model.has_blocks else 1
+    each = (_PER_BLOCK if model.has_blocks else _PER_UNIT) + 8 * (modules - 1)
+    if config.resolved_partition == "owner" and ranks == 1:  # owners of different units differ
+        steps *= min(mesh.dp_shard, units * modules)
+    bucket = config.parallel.bucket_bytes
+    nbytes = _numel(config) // mesh.tp * dtype(config.precision.stored).itemsize
+    # Stage 3 gathers for forward and for backward and reduces, in every micro-batch; the others gather and reduce once.
+    passes = 3 * micro_batches if config.parallel.zero_stage == 3 else 1 + config.parallel.zero_stage // 2
+    collectives = passes * (units + (0 if bucket is None else nbytes // bucket))
+    rounds = mesh.dp_shard - 1 if config.world.algorithm == "ring" else 0
+    return Work(
+        steps * micro_batches * units * each,
+        steps * collectives * _PER_CALL,
+        steps * collectives * rounds * _PER_ROUND,
+    )
+
+
+def check_plan(config: RunConfig, micro_batches: int, *, every_rank: bool = False) -> None:
+    """Raises: InputError for a plan of more than `MOST_EVENTS`, with the option that makes it so large."""
+    mesh = config.mesh
+    ranks = mesh.ranks // mesh.pp if every_rank else 1
+    _check_events(config, expected_work(config, micro_batches=micro_batches, ranks=ranks), micro_batches, "a plan")
+
+
+def check_run(config: RunConfig) -> None:
+    """Raises: InputError for a run of which one step would take days, with the option that makes it so large."""
+    step, mesh = config.replace(steps=1), config.mesh
+    work = expected_work(step, micro_batches=config.data.accumulate, ranks=mesh.ranks // mesh.pp)
+    _check_events(step, work, config.data.accumulate, "a step")
+    tokens = config.global_batch * config.model.seq
+    attention = 12 * config.model.layers * config.model.hidden * config.model.seq if config.model.has_blocks else 0
+    flops = tokens * (6 * _numel(config) + attention)
+    if flops > MOST_FLOPS:
+        raise InputError(
+            f"{config.model.name} on {tokens:,} tokens a step is about {flops:.1e} floating-point operations, at most "
+            f"{MOST_FLOPS:.0e} are computed: make the model or the batch smaller, or count it with zerosim plan"
+        )
+
+
+def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) -> None:
+    events, bucket = work.events, config.parallel.bucket_bytes
+    if events <= MOST_EVENTS:
+        return
+    times = f"{what} would record about {format_count(events)} events, at most {format_count(MOST_EVENTS)} are recorded"
+    steps, over = config.optim.steps or 1, events / MOST_EVENTS
+    if bucket is not None and work.calls + work.rounds > work.units:
+        right = 10 ** math.ceil(math.log10(2 * over * bucket))
+        raise InputError(f"bucket_bytes {bucket}: {times}; choose {right} or more, or none for one call per unit")
+    if work.rounds > work.units:
+        raise InputError(f"collective 'ring' over {config.mesh.dp_shard} ranks: {times}; choose direct, or fewer ranks")
+    size = "units" if config.model.family == "flat" else "layers"
+    found = {"steps": steps, "accumulate": micro_batches, size: getattr(config.model, size) or 1}
+    name = max(found, key=lambda field: found[field])
+    raise InputError(f"{name} {found[name]}: {times}; choose {max(1, int(found[name] / (2 * over)))} or fewer")
+
+
+def _numel(config: RunConfig) -> int:
+    """About the model's parameters: its matrices and tables."""
+    model = config.model
+    if model.family == "flat":
+        return model.params or 1
+    if not model.has_blocks:
+        return model.layers * 2 * model.hidden * model.ffn + model.vocab * model.hidden
+    kv = model.hidden * model.kv_heads // model.heads
+    matrices = 2 * model.hidden * (model.hidden + kv) + (3 if model.family == "llama" else 2) * model.hidden * model.ffn
+    return model.layers * matrices + model.vocab * model.hidden * (1 if model.tie_embeddings else 2)
