@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from zerosim.cli.main import main
-from zerosim.config.run import plan_config
+from zerosim.config.run import RunConfig, plan_config
+from zerosim.train import plan as planning
 from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
 
 RUN = ["--layers", "2", "--hidden", "32", "--heads", "2", "--seq", "16", "--ranks", "4", "--tp", "2", "--pp", "2"]
 RUN += ["--accumulate", "3", "--stage", "1"]
@@ -117,3 +119,22 @@ def test_bad_input_is_one_line(
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", ["plot streams -o out.svg --json out.json", "export trace -o out.json"])
+def test_a_step_in_time_runs_no_other_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, ran = [], []
+    of_one = planning._plan
+
+    def counting(config: RunConfig, *rest: Any) -> RunResult:
+        ran.append(config.optim.steps or 1)
+        return of_one(config, *rest)
+
+    monkeypatch.setattr(planning, "_plan", counting)
+    for steps in ([], ["--steps", "3"]):
+        assert main([*words.split(), "--gpu", "a100-80", *steps]) == 0
+        values = json.loads(Path("out.json").read_text("utf-8"))
+        found.append(values.get("ranks", values.get("traceEvents")))
+    assert ran == [1, 1]
+    assert found[0] == found[1]

@@ -90,9 +90,9 @@ def _trace(args: argparse.Namespace, config: RunConfig) -> int:
     assert cluster is not None  # --gpu is required
     file = output(args, "out", config)
     from zerosim.report.trace import chrome_trace
-    from zerosim.train.plan import plan, timeline_of
+    from zerosim.train.plan import plan_first_step, timeline_of
 
-    timeline = timeline_of(plan(config, keep_events=True), cluster)
+    timeline = timeline_of(plan_first_step(config), cluster)
     data = _json(chrome_trace(timeline, cluster.name))
     with written((file, lambda out: _write(out, data))):
         pass

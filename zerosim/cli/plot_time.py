@@ -22,11 +22,11 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     from zerosim.report.plots.streams import MOST_RANKS
     from zerosim.report.plots.words import run_words
     from zerosim.report.time import track_values
-    from zerosim.train.plan import plan, timeline_of
+    from zerosim.train.plan import plan_first_step, timeline_of
 
     cluster = device_cluster(args, limit)
     assert cluster is not None  # --gpu is required
-    result = plan(config, keep_events=True)
+    result = plan_first_step(config)
     timeline = timeline_of(result, cluster)
     ranks = sorted(timeline.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
     subtitle = f"{run_words({'': result})}, on {cluster.name}, modelled; known error: {cluster.known_error}"

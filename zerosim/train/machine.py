@@ -74,13 +74,16 @@ def _check_host(config: RunConfig, model: Model) -> None:
     kept = tokens // config.data.accumulate * (config.model.vocab + config.model.layers * config.model.hidden)
     if model.num_parameters * config.mesh.ranks + kept < there // 64:  # far from it: states are 16 bytes, or 16/N
         return
-    peaks, local = _peak_bytes(config), _local_ranks(config)
-    needed = sum(peaks) if local == config.mesh.ranks else max(peaks) * local
-    needed += tokens * _TOKEN_BYTES
+    local, needed = _local_ranks(config), model.num_parameters * model.flats[0].dtype.itemsize
+    at_least = local == config.mesh.ranks and needed > there  # parameters alone, which all ranks hold once: no plan
+    if not at_least:
+        peaks = _peak_bytes(config)
+        needed = sum(peaks) if local == config.mesh.ranks else max(peaks) * local
+        needed += tokens * _TOKEN_BYTES
     if needed > there:
         raise InputError(
-            f"{config.model.name} on {local} ranks needs {format_bytes(needed)} to train, this machine has "
-            f"{format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
+            f"{config.model.name} on {local} ranks needs {'at least ' * at_least}{format_bytes(needed)} to train, this "
+            f"machine has {format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
         )
 
 

@@ -123,6 +123,11 @@ def _is_of_estimate(entry: Entry) -> bool:
     return entry.scope.phase in (Phase.CURVATURE_FORWARD, Phase.CURVATURE_BACKWARD, Phase.CURVATURE)
 
 
+def plan_first_step(config: RunConfig) -> RunResult:
+    """A plan that has kept its events, of the first step alone, however many the configuration has."""
+    return plan(config if config.optim.steps is None else config.replace(steps=1), keep_events=True)
+
+
 def timeline_of(result: RunResult, cluster: Cluster, step: int = 0) -> Timeline:
     """Every kernel and collective of a plan's step in time, on each rank that ran. The plan has kept its events."""
     entries = paces_of(result, cluster, step, detail=True)
