@@ -19,6 +19,7 @@ from zerosim.errors import Deadlock, InputError, OutOfMemory, RankFailed
 from zerosim.nn import Unit
 from zerosim.parallel.zero3 import Zero3
 from zerosim.stepper import DebugWorld, debug
+from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
 TINY: dict[str, Any] = dict(steps=2, layers=2, hidden=16, heads=2, seq=8, micro_batch=1, vocab=256)
@@ -338,6 +339,113 @@ def test_ownership_is_known_before_and_after_placing(stage: int, partition: str)
             assert len(slices) == 3
             real = sum(row.stop - row.start - row.padding for row in slices)
             assert real == slices[0].numel * (3 if stage == 0 else 1)
+
+
+MESHES = [
+    dict(pp=2),
+    dict(pp=2, stage=0),
+    dict(pp=2, stage=1, tie_embeddings=False),
+    dict(pp=2, stage=2, model="llama"),
+    dict(pp=2, gather="module"),
+    dict(pp=2, stage=2, partition="owner", tie_embeddings=False),
+    dict(stage=2, optimizer="muon"),
+    dict(tp=2),
+    dict(tp=2, pp=2, stage=1),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_the_map_of_owners_holds_every_element_once_for_each_copy(mesh: dict[str, Any]) -> None:
+    config = tiny(**{**dict(stage=3, ranks=4, steps=1), **mesh})
+    with debug(config) as world:
+        early = world.ownership()
+        world.next_collective()
+        owned, layout = world.ownership(), world.session.experiment.layout
+        model_of = [view.model for view in world.ranks]
+    assert owned == early
+    for rank, model in enumerate(model_of):
+        assert [row.unit for row in owned.rows if row.rank == rank] == [
+            name for name in layout.flats if name in {flat.name for flat in model.flats}
+        ]
+    tp, groups = config.mesh.tp, config.mesh.pp * config.mesh.tp
+    for name, rows in owned.buffers().items():
+        cut = any(weight.split for weight in layout.flats[rows[0].unit].weights)
+        stages = {layout.mesh.index(row.rank, "pp") for row in rows}
+        copies = (
+            len(stages) * (1 if cut else tp) * (config.mesh.ranks // groups if config.parallel.zero_stage == 0 else 1)
+        )
+        assert sum(row.stop - row.start - row.padding for row in rows) == copies * rows[0].numel, name
+        assert len({layout.mesh.index(row.rank, "tp") for row in rows}) == (1 if cut else tp)
+        assert any(line.startswith(name) for line in owned.lines())
+        assert f">{name}<" in owned._repr_html_()
+
+
+def test_tensor_parallel_ranks_are_no_replicas_of_each_other() -> None:
+    with debug(tiny(stage=3, ranks=4, tp=2)) as world:
+        assert "those of rank" not in "".join(world.ownership().lines())
+        assert {row.rank for row in world.ownership().buffers()["h.1, tp 1"]} == {1, 3}
+    with debug(tiny(stage=3, ranks=4, dp_replicate=2)) as world:
+        assert "those of rank 0" in "".join(world.ownership().lines())
+
+
+LOOKS: dict[str, Any] = {
+    "parameter": lambda view: view.parameters["h.1.mlp.c_fc.weight"],
+    "parameters": lambda view: [view.parameters, list(view.parameters.values())],
+    "values": lambda view: [one.values for one in view.parameters.values()],
+    "copies": lambda view: [one.values() for one in view.parameters.values() if one.state in ("gathered", "sharded")],
+    "live": lambda view: [view.live(), view.live()._repr_html_()],
+    "memory": lambda view: [view.memory(), view.events, view.next_event, repr(view)],
+    "view": lambda view: [view, view._repr_html_()],
+}
+
+
+@pytest.fixture(scope="module")
+def looked_at() -> tuple[RunConfig, RunResult]:
+    config = tiny(stage=3, ranks=2, steps=1)
+    return config, run(config)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_looking_changes_nothing_however_long_a_view_is_kept(look: str, looked_at: tuple[RunConfig, RunResult]) -> None:
+    config, plain = looked_at
+    kept: list[Any] = []
+    with debug(config) as world:
+        world.until("all_gather", rank=0, unit="h.1")
+        for _ in range(60):
+            world.next(rank=0)
+            kept += [LOOKS[look](world.ranks[0]), world.ownership(), world.pending_collectives, world.last]
+        stepped = world.finish()
+    assert stepped.memory == plain.memory
+    assert stepped.live_bytes_after == plain.live_bytes_after == [0, 0]
+
+
+def test_a_view_of_what_is_gone_says_so() -> None:
+    name = "h.1.mlp.c_fc.weight"
+    with debug(tiny(stage=3, ranks=2)) as world:
+        world.until("linear", rank=0, unit="h.1", phase="forward")
+        parameters = world.ranks[0].parameters
+        gathered = parameters[name]
+        assert (gathered.state, gathered.values().shape) == ("gathered", (16, 64))
+        world.until("end_of_forward", rank=0)
+        with pytest.raises(InputError, match=r"rank 0 has freed h\.1\.mlp.* \(gathered then\): look again"):
+            gathered.values()
+        shard = parameters[name]
+        before = shard.values()
+        world.finish_step()
+        assert not np.array_equal(shard.values(), before)  # its memory is there still, and holds what was stepped to
+        world.finish()
+        with pytest.raises(InputError, match=r"rank 0 has freed h\.1\.mlp.* \(sharded then\): look again"):
+            shard.values()
+        assert {view.state for view in parameters.values()} == {"freed"}
+
+
+def test_all_that_go_somewhere_return_the_event_that_comes_next() -> None:
+    with debug(tiny(stage=3, ranks=2)) as world:
+        assert world.next() == world.last
+        assert world.until("all_gather") == world.peek() != world.last
+        assert world.next_collective() == world.peek()
+        assert world.finish_step() == world.peek()
+        assert world.back(3) == world.peek() != world.last
 
 
 def test_what_can_never_come_is_refused_at_once() -> None:

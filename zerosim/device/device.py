@@ -84,7 +84,7 @@ class Storage:
 class Buffer:
     """A handle on a storage, or on a window of it: slices and reshapes share its bytes and cost none."""
 
-    __slots__ = ("array", "dtype", "storage")
+    __slots__ = ("__weakref__", "array", "dtype", "storage")  # a view of the stepper's must not keep the bytes
 
     def __init__(self, storage: Storage, array: Array, dtype: DType) -> None:
         self.storage = storage

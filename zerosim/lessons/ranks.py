@@ -41,28 +41,27 @@ def ownership_figure(ownership: Ownership, title: str = "Who updates which part 
 
     Raises: InputError for more ranks or units than can be told apart.
     """
-    units = list(dict.fromkeys(row.unit for row in ownership.rows))
-    if not 1 <= ownership.ranks <= MOST_RANKS or not 1 <= len(units) <= MOST_UNITS:
+    buffers = ownership.buffers()
+    if not 1 <= ownership.ranks <= MOST_RANKS or not 1 <= len(buffers) <= MOST_UNITS:
         raise InputError(
-            f"{ownership.ranks} ranks and {len(units)} units: expected at most {MOST_RANKS} and {MOST_UNITS}"
+            f"{ownership.ranks} ranks and {len(buffers)} units: expected at most {MOST_RANKS} and {MOST_UNITS}"
         )
     colors = [paint.light for paint in LINE_PAINTS[: ownership.ranks]]
     padded = any(row.padding for row in ownership.rows)
     sheet = Sheet(
-        (8.0, max(3.0, 1.3 + 0.3 * len(units))),
+        (8.0, max(3.0, 1.3 + 0.3 * len(buffers))),
         title,
         "A line is a buffer; its length is drawn the same for all. Numbers are elements, from first to last.",
         across=(-0.14, 1.14),
-        up=(0.4 - len(units), 0.6),
+        up=(0.4 - len(buffers), 0.6),
         key=[(f"rank {rank}", _swatch(color, THEME.background)) for rank, color in enumerate(colors)],
         notes=["Some slices end in padding: elements past the buffer's end, which belong to no parameter."] * padded,
     )
-    for at, unit in enumerate(units):
-        rows = ownership.of(unit)
-        sheet.write((-0.015, -at), unit, ha="right", scale=0.9)
+    for at, (name, rows) in enumerate(buffers.items()):
+        sheet.write((-0.015, -at), name, ha="right", scale=0.9)
         sheet.write((1.015, -at), f"{rows[0].numel:,}", ha="left", scale=0.8, color=THEME.muted)
         whole = max(row.stop for row in rows)
-        for row in (row for row in rows if row.stop > row.start):
+        for row in rows:
             width, color = (row.stop - row.start) / whole, colors[row.rank]
             middle = (row.start + row.stop) / 2 / whole
             sheet.cell((middle, -at), width, 0.78, fill=color, edge=THEME.background)

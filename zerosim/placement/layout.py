@@ -70,6 +70,11 @@ class Layout:
         index, size = self.mesh.index(rank, *row.axes), self.mesh.size(*row.axes)
         return row.partition.part(self._numels[stage], self._which[stage][name], index, size)
 
+    def holders(self, name: str) -> list[int]:
+        """The ranks on whose pipeline stage a flat buffer lies."""
+        ranks, index = range(self.mesh.world_size), self.mesh.index
+        return [rank for rank in ranks if name in self._which[index(rank, "pp")]]
+
     def padded(self, name: str, state: str) -> int:
         """Elements of a whole buffer whose parts those are, padding included."""
         row = self.rows[state]

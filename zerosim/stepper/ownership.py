@@ -1,6 +1,8 @@
 """Which rank updates which slice of each unit's flat buffer (ZeRO paper, section 5).
 
-As text and as HTML: one bar per unit, cut into the ranks' slices, with padding dotted or hatched.
+As text and as HTML: one bar per buffer, cut into the ranks' slices, with padding dotted or hatched. A unit has one
+buffer, or one for each tensor-parallel rank where its weights are cut over them. A rank has no slice of a unit that
+lies on another pipeline stage.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import NamedTuple
 
+from zerosim.comm.rank_status import ranks_text
 from zerosim.errors import InputError
 from zerosim.report.html import FONT, HATCH, card, escaped, table
 from zerosim.stepper.session import Parts, Session
@@ -22,7 +25,10 @@ MOST_BARS = 64
 
 
 class OwnedSlice(NamedTuple):
-    """Elements [start, stop) of a unit's flat buffer that a rank updates; `padding` of them belong to no parameter."""
+    """Elements [start, stop) of a unit's flat buffer that a rank updates; `padding` of them belong to no parameter.
+
+    `part` names the buffer where tensor-parallel ranks hold different ones of the unit ('tp 1').
+    """
 
     unit: str
     numel: int
@@ -30,6 +36,12 @@ class OwnedSlice(NamedTuple):
     start: int
     stop: int
     padding: int
+    part: str = ""
+
+    @property
+    def buffer(self) -> str:
+        """'h.0', or 'h.0, tp 1'."""
+        return f"{self.unit}, {self.part}" if self.part else self.unit
 
 
 class _Sum(NamedTuple):
@@ -43,7 +55,7 @@ class _Sum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Who updates what: one row per unit and rank, units in order."""
+    """Who updates what: one row per buffer and rank that holds it, units in order."""
 
     ranks: int
     rows: tuple[OwnedSlice, ...]
@@ -62,16 +74,16 @@ class Ownership:
         return "\n".join(self.lines())
 
     def lines(self, width: int = 100) -> list[str]:
-        """A bar of rank digits per unit ('.' is padding), then each rank's sum. Bars have one length each."""
-        units = self._by_unit()
-        names = max([4, *(len(unit) for unit in units)])
+        """A bar of rank digits per buffer ('.' is padding), then each rank's sum. Bars have one length each."""
+        buffers = self.buffers()
+        names = max([4, *map(len, buffers)])
         numels = max([8, *(len(f"{row.numel:,}") for row in self.rows)])
         bar = max(8, width - names - numels - 4)
         lines = [f"{'unit':{names}} {'elements':>{numels}}  which rank updates it"]
-        for unit, slices in units.items():
-            numel = slices[0].numel if slices else 0
-            shown = "every rank, all of it" if self._all_update_all(slices) else _digits(_distinct(slices), bar)
-            lines.append(f"{unit:{names}} {numel:>{numels},}  {shown}")
+        for name, slices in buffers.items():
+            numel, who = slices[0].numel if slices else 0, self._who_updates_all(slices)
+            shown = f"{who}, all of it" if who else _digits(_distinct(slices), bar)
+            lines.append(f"{name:{names}} {numel:>{numels},}  {shown}")
         lines.append("")
         for rank, numel, padding, like in self._sums():
             extra = f", {padding:,} of them padding" if padding else ""
@@ -86,15 +98,15 @@ class Ownership:
     def _repr_html_(self) -> str:
         """Ranks are colours with their numbers."""
         bars = []
-        for unit, slices in self._by_unit().items():
+        for name, slices in self.buffers().items():
             numel = slices[0].numel if slices else 0
-            if self._all_update_all(slices):
-                why = f"{unit}: every rank updates all {numel:,} elements"
-                bar = _part("every rank", Fraction(1), RANK_TONES[-1], why)
+            if who := self._who_updates_all(slices):
+                why = f"{name}: all {numel:,} elements are updated by {who}"
+                bar = _part(who, Fraction(1), RANK_TONES[-1], why)
             else:
                 end = max((row.stop for row in slices), default=1)
                 bar = "".join(_parts_of(who, row, end) for who, row in _joined(_distinct(slices)))
-            bars.append([unit, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
+            bars.append([name, f"{numel:,}", f'<div style="display:flex;width:100%;min-width:24em">{bar}</div>'])
         body = table(("unit", "elements", "which rank updates which slice"), bars, raw=(2,), left=(0, 2), wide="100%")
         sums, notes = self._sums(), []
         listed = [[str(own.rank), f"{own.numel:,}", f"{own.padding:,}"] for own in sums[:MOST_BARS]]
@@ -109,21 +121,23 @@ class Ownership:
         return card("Ownership", body, " ".join(notes))
 
     # -- what both show -------------------------------------------------------------------------
-    def _by_unit(self) -> dict[str, list[OwnedSlice]]:
-        """Rows of each unit, those that hold something, units in order."""
-        groups = groupby(self.rows, lambda row: row.unit)
-        return {unit: [row for row in group if row.start < row.stop] for unit, group in groups}
+    def buffers(self) -> dict[str, list[OwnedSlice]]:
+        """The rows of each buffer that hold something, by its name, units in order."""
+        groups = groupby(self.rows, lambda row: row.buffer)
+        return {name: [row for row in group if row.start < row.stop] for name, group in groups}
 
-    def _all_update_all(self, slices: Sequence[OwnedSlice]) -> bool:
-        """Whether every rank updates all of a unit, as under DDP."""
-        return len(slices) == self.ranks > 1 and all(row.stop - row.start == row.numel for row in slices)
+    def _who_updates_all(self, slices: Sequence[OwnedSlice]) -> str:
+        """Where several ranks update all of a buffer each, as under DDP: which. Else ''."""
+        if len(slices) < 2 or any(row.stop - row.start != row.numel for row in slices):
+            return ""
+        return "every rank" if len(slices) == self.ranks else ranks_text([row.rank for row in slices])
 
     def _sums(self) -> list[_Sum]:
         sums, seen = [], dict[tuple[tuple[str, int, int], ...], int]()
-        is_whole = all(map(self._all_update_all, self._by_unit().values()))
+        is_whole = all(map(self._who_updates_all, self.buffers().values()))
         for rank in range(self.ranks):
             own = [row for row in self.rows if row.rank == rank]
-            slices = tuple((row.unit, row.start, row.stop) for row in own if row.start < row.stop)
+            slices = tuple((row.buffer, row.start, row.stop) for row in own if row.start < row.stop)
             like = rank if is_whole or not slices else seen.setdefault(slices, rank)
             sums.append(_Sum(rank, sum(row.stop - row.start for row in own), sum(row.padding for row in own), like))
         return sums
@@ -133,10 +147,16 @@ def ownership(session: Session) -> Ownership:
     """As the ranks have placed it; before that, as the layout says."""
     layout, rows = session.experiment.layout, []
     for flat in layout.flats.values():
-        for rank, parts in enumerate(session.parts):
-            placed = _placed(parts, flat.name)
-            own = layout.part(rank, flat.name, "optim") if placed is None else placed.own
-            rows.append(OwnedSlice(flat.name, flat.numel, rank, own.start, own.stop, flat.padding(own)))
+        cut = any(weight.split is not None for weight in flat.weights)
+        for index in range(layout.mesh.tp if cut else 1):
+            part = f"tp {index}" if cut else ""
+            for rank in layout.holders(flat.name):
+                if cut and layout.mesh.index(rank, "tp") != index:
+                    continue
+                placed = _placed(session.parts[rank], flat.name)
+                own = layout.part(rank, flat.name, "optim") if placed is None else placed.own
+                row = OwnedSlice(flat.name, flat.numel, rank, own.start, own.stop, flat.padding(own), part)
+                rows.append(row)
     return Ownership(layout.mesh.world_size, tuple(rows))
 
 

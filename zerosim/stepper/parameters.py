@@ -1,15 +1,24 @@
-"""A rank's parameters at one moment: what it holds of each, and the values."""
+"""A rank's parameters at one moment: what it holds of each, and the values.
+
+Looking changes nothing: a view holds no memory of the rank, however long it is kept.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.stepper.session import Parts
 from zerosim.tensor.flat import Flat
+
+
+def _nothing() -> None:
+    """What a view holds where its rank holds nothing, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +27,10 @@ class ParameterView:
 
     state   'whole': kept for good; 'gathered': all of it, for the time of use; 'sharded': a part, which
             is elements [start, stop) of it; 'elsewhere': nothing, its values lie with other ranks; 'freed':
-            nothing any more, for it was gathered here before; 'unplaced': there is no memory for it yet
+            nothing any more, for it was gathered here before, or its rank's program has ended; 'unplaced': there is
+            no memory for it yet
+
+    State and bounds are those of the moment of looking.
     """
 
     name: str
@@ -29,24 +41,28 @@ class ParameterView:
     state: str
     start: int
     stop: int
-    _flat: Flat
-    _index: int
+    _at: int = field(compare=False)
+    """Where its values begin in the buffer."""
+    _buffer: Callable[[], Buffer | None] = field(default=_nothing, compare=False)
+    """A weak reference: the rank alone decides when its buffer is freed."""
 
     def values(self) -> Any:
-        """A copy, as a NumPy array: in its shape where all of it is there, flat where a part is.
+        """Copy the values that the memory holds now, as a NumPy array: in its shape where all of the parameter is
+        there, flat where a part is.
 
-        Raises: InputError where nothing is.
+        Raises: InputError where the rank held nothing, or has freed it since.
         """
-        flat = self._flat
-        to_host = flat.device.backend.to_host
-        if self.state in ("whole", "gathered") and flat.param is not None:
-            return to_host(flat.window(flat.param, self._index).array)
-        source = flat.param_shard if flat.param_shard is not None else flat.master
-        if self.state != "sharded" or source is None:
+        if self.state not in ("whole", "gathered", "sharded"):
             raise InputError(f"rank {self.rank} holds nothing of {self.name} now ({self.state})")
-        mine = flat.spec.overlap(flat.own, self._index)
-        assert mine is not None  # it is sharded
-        return to_host(source[mine.at : mine.at + mine.numel].array)
+        buffer = self._buffer()
+        if buffer is None:
+            raise InputError(
+                f"rank {self.rank} has freed {self.name} since you looked ({self.state} then): "
+                f"look again with world.ranks[{self.rank}].parameters"
+            )
+        part = buffer[self._at : self._at + self.stop - self.start]
+        values = buffer.device.backend.to_host(part.array)
+        return values if self.state == "sharded" else values.reshape(self.shape)
 
     def __repr__(self) -> str:
         part = f" [{self.start}:{self.stop}]" if self.state == "sharded" else ""
@@ -60,7 +76,9 @@ class Parameters(Mapping[str, ParameterView]):
         self._rank = rank
         self._keeps = parts.strategy.keeps_params
         self._places = {
-            weight.name: (flat, index) for flat in parts.model.flats for index, weight in enumerate(flat.spec.weights)
+            weight.name: (weakref.ref(flat), flat.spec, index, flat.dtype.name)
+            for flat in parts.model.flats
+            for index, weight in enumerate(flat.spec.weights)
         }
 
     def __getitem__(self, name: str) -> ParameterView:
@@ -69,18 +87,26 @@ class Parameters(Mapping[str, ParameterView]):
             raise InputError(
                 f"no parameter {name!r}: " + (f"did you mean {' or '.join(near)}?" if near else "see list(parameters)")
             )
-        flat, index = self._places[name]
-        weight, mine = flat.spec.weights[index], flat.spec.overlap(flat.own, index)
-        part = (0, 0) if mine is None else (mine.start, mine.stop)
-        placed = any(held is not None for held in (flat.param, flat.param_shard, flat.master))
+        flat, spec, index, dtype = self._places[name]
+        state, start, stop, at, held = self._held(flat(), index)
+        buffer = _nothing if held is None else weakref.ref(held)
+        shape = spec.weights[index].shape
+        return ParameterView(name, spec.name, self._rank, shape, dtype, state, start, stop, at, buffer)
+
+    def _held(self, flat: Flat | None, index: int) -> tuple[str, int, int, int, Buffer | None]:
+        """A parameter's state, the elements of it that are there, where they begin in a buffer, and the buffer."""
+        if flat is None:
+            return "freed", 0, 0, 0, None
         if flat.param is not None:
-            state, part = "whole" if self._keeps else "gathered", (0, weight.numel)
-        elif not placed:
-            state = "unplaced"
-        else:
-            nothing = "freed" if flat.was_unsharded else "elsewhere"
-            state = "sharded" if part[0] < part[1] else nothing
-        return ParameterView(name, flat.name, self._rank, weight.shape, flat.dtype.name, state, *part, flat, index)
+            state = "whole" if self._keeps else "gathered"
+            return state, 0, flat.spec.weights[index].numel, flat.spec.offsets[index], flat.param
+        source = flat.param_shard if flat.param_shard is not None else flat.master
+        mine = flat.spec.overlap(flat.own, index)
+        if source is None:
+            return "unplaced", 0, 0, 0, None
+        if mine is None or mine.start == mine.stop:
+            return "freed" if flat.was_unsharded else "elsewhere", 0, 0, 0, None
+        return "sharded", mine.start, mine.stop, mine.at, source
 
     def __repr__(self) -> str:
         return "\n".join(repr(view) for view in self.values())

@@ -1,6 +1,7 @@
 """What can be looked at while a world stands still: a rank's bytes and buffers, where it is, collectives under way.
 
-Values are copies: a view holds no memory of any rank.
+Looking changes nothing: values are copies, and a view that is kept keeps no memory of any rank. `RankView.strategy` and
+`RankView.model` are no views but the rank's own objects.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class RankView:
 
     @property
     def strategy(self) -> Any:
-        """The rank's strategy itself, for those who want to look further."""
+        """The rank's strategy itself, to look further. Its buffers stay live while you hold it: let go of it before the
+        world goes on."""
         return self._parts().strategy
 
     @property
     def model(self) -> Any:
-        """The rank's model itself, for those who want to look further."""
+        """The rank's model itself, to look further. Its buffers stay live while you hold it: let go of it before the
+        world goes on."""
         return self._parts().model
 
     def _parts(self) -> Parts:

@@ -71,7 +71,11 @@ def debug(
 
 
 class DebugWorld:
-    """A run that is stepped. Its failure is raised where it happens; what was held then can be looked at."""
+    """A run that is stepped. Its failure is raised where it happens; what was held then can be looked at.
+
+    `next` returns the event that it made happen. `until`, `next_collective`, `finish_step` and `back` return the event
+    that comes next: the one that the world now stands before, as `peek` does. `last` is the one that happened last.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         self.config: RunConfig = experiment.config
@@ -121,7 +125,7 @@ class DebugWorld:
         kind: str | None = None,
         step: int | None = None,
     ) -> Moment:
-        """Go on until the next event in order is one like that; it has not happened yet. Returns it.
+        """Go on until the next event in order is one like that. Returns that event, which has not happened yet.
 
         At least one event happens first, so that the same call goes on to the next such event. Without
         `step` it looks no further than the end of this step. Stops earlier at a breakpoint.
@@ -142,7 +146,7 @@ class DebugWorld:
         """All ranks go on until each stands before the next collective, the first that none of them has joined.
 
         Where all stand before one already, they go through it and up to the one after. Stops earlier at a
-        breakpoint. Returns what comes next. Raises: InputError when the run ends first.
+        breakpoint. Returns the event that comes next. Raises: InputError when the run ends first.
         """
         if self._next_rank() is None:
             raise InputError(self._over())
@@ -159,7 +163,8 @@ class DebugWorld:
         return upcoming
 
     def finish_step(self) -> Moment | None:
-        """Go on until every rank has ended this step, or a breakpoint. Returns what comes next; None at the end."""
+        """Go on until every rank has ended this step, or a breakpoint. Returns the event that comes next; None at the
+        end."""
         return self._advance(self.step)
 
     def finish(self) -> RunResult:
@@ -190,8 +195,8 @@ class DebugWorld:
     def clear_breaks(self) -> None:
         self._breakpoints.clear()
 
-    def back(self, count: int = 1) -> Moment | None:
-        """Undo the last `count` events, by running again from the start to there. Returns the last event left.
+    def back(self, count: int = 1) -> Moment:
+        """Undo the last `count` events, by running again from the start to there. Returns the event that comes next.
 
         A run that failed, or was interrupted, goes on from there. Raises: InputError where there are not so
         many, and after `close`.
@@ -211,7 +216,9 @@ class DebugWorld:
             self.session.close()
             self.session.events = before  # all can still be gone back to
             raise
-        return self.last
+        upcoming = self.peek()
+        assert upcoming is not None  # the event that was undone first, if no other
+        return upcoming
 
     # -- looking --------------------------------------------------------------------------------
     @property
