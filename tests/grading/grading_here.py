@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerosim.grading import Exercise, Flat, Grade, Strategy, Unit, find_exercise
-from zerosim.grading.judge import judged
+from zerosim.grading.judge import left_by, verdict_on
 from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import pack, unpack
 
@@ -16,7 +16,10 @@ def grade(answer: Any, exercise: Exercise | str | int, *, carried: bool = False)
     The answer is the one handed in or, `carried`, the copy of it that would go there.
     """
     one, parcel = find_exercise(exercise), pack(answer)[0] if carried else b""
-    return Grade(one, judged(lambda: unpack(parcel) if carried else answer, one, Watch(), begin=lambda label: None))
+    borrowed = set[str]()
+    load = (lambda: unpack(parcel)) if carried else (lambda: answer)
+    left = left_by(load, one, Watch(), lambda label: None, borrowed.add)
+    return Grade(one, verdict_on(left, one, borrowed, Watch()))
 
 
 class Own2(Strategy):

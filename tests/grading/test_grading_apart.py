@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import enum
 import functools
 import importlib
+import json
 import linecache
+import marshal
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,14 +23,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from grading_here import Own2, Own3
 
 from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
-from zerosim.grading import Flat, Unit, Zero2, Zero3, find_exercise, grade
+from zerosim.grading import Check, Flat, Slice, Unit, Zero2, Zero3, find_exercise, grade
 from zerosim.grading.crashes import lost
+from zerosim.grading.judge import verdict_on
+from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import pack, unpack
+from zerosim.grading.plain import Odd, plain, unpacked
 from zerosim.grading.process import MOST_SHOWN
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -311,6 +319,61 @@ def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.Mon
     found = grade(Mine, "zero2")
     assert found["weights"].passed is False
     assert found.points == 0
+
+
+# -- what an answer forges ----------------------------------------------------------------------------
+class Silent(Own2):
+    def publish_params(self, flat: Flat) -> None: ...
+
+
+class PatchesNumPy(Silent):
+    def end_backward(self) -> None:
+        np.array_equal = lambda *parts, **more: True
+
+
+class PatchesTheExercise(Silent):
+    def end_backward(self) -> None:
+        forged = lambda run: Check("weights", True, "as forged", "it is")  # noqa: E731
+        object.__setattr__(find_exercise("zero2"), "judges", (("weights", forged),))
+
+
+class SendsAVerdict(Silent):
+    def end_backward(self) -> None:
+        names = ("runs", "weights", "bytes", "peak", "volume", "calls")
+        checks = [[name, True, "as forged", "it is", "", "", "", None] for name in names]
+        line = json.dumps(["verdict", [checks, None, ""]]).encode() + b"\n"
+        for number in range(3, 40):
+            with contextlib.suppress(OSError):
+                os.write(number, line)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@needs_posix
+@pytest.mark.parametrize("answer", [PatchesNumPy, PatchesTheExercise, SendsAVerdict])
+def test_what_an_answer_forges_in_its_own_process_reaches_no_verdict(answer: Any) -> None:
+    found = grade(answer, "zero2")
+    assert found.state == "failed"
+    assert found.points == 0
+    assert "as forged" not in str(found)
+
+
+def test_only_plain_data_comes_from_the_answers_process() -> None:
+    class Number(int): ...
+
+    values = [None, True, 3, 0.5, "a", b"b", (1, [2, {"c": 3}]), np.arange(3, dtype=np.float32), Slice(0, 1, 2)]
+    for value, came in zip(values, map(plain, values), strict=True):
+        assert type(came) is type(value)
+        assert repr(came) == repr(value)
+    assert plain(np.int64(7)) == 7
+    odd = [Number(3), object, np.array([print], object), np.ma.masked_array([1]), {1}, Own2]
+    assert {type(plain(value)) for value in odd} == {Odd}
+    assert plain(Number(3)).text == "3"
+    for data in (b"", b"garbage", pickle.dumps(Slice(0, 1, 2)), marshal.dumps(["record", 0, []]), marshal.dumps({1})):
+        with pytest.raises(InputError, match="no plain data"):
+            unpacked(data)
+    verdict = verdict_on(marshal.dumps(3), find_exercise("zero2"), (), Watch())
+    assert [check.passed for check in verdict.checks] == [False]
 
 
 @pytest.mark.slow

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import dataclasses
+import gc
+import importlib.util
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +19,13 @@ from zerosim.device.device import Kind
 from zerosim.device.events import Recorder
 from zerosim.errors import InputError
 from zerosim.grading import EXERCISES, Exercise, Flat, Slice, Strategy, Unit, Zero2, Zero3, find_exercise
-from zerosim.grading.borrowed import _owners
+from zerosim.grading.borrowed import _owners, noted
+from zerosim.grading.bounds import wrong as wrong_bounds
 from zerosim.grading.trial import attempt
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero1 import Zero1
+from zerosim.placement import partition
+from zerosim.tensor import flat as tensor_flat
 from zerosim.tensor.flat import slice_of, slice_size
 
 BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
@@ -152,7 +159,7 @@ def size_by_zerosim(numel: int, rank: int, world_size: int) -> tuple[int, int]:
         (Inherits, "clipping", "Strategy.reduce_grad_norm"),
         (InheritsDDP, "bug_mean", "DDP.post_backward"),
         (Zero3, "bug_thrifty", "Zero3.finish, Zero3.post_backward and 3 more"),
-        (cut_by_zerosim, "bounds", "placement.partition.slice_of"),
+        (cut_by_zerosim, "bounds", "placement.partition.slice_of and placement.partition.slice_size"),
         (size_by_zerosim, "bounds", "placement.partition.slice_size"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
@@ -163,6 +170,166 @@ def test_zerosims_own_answer_is_nobodys(answer: Any, exercise: str, words: str) 
     assert not found.passed
     assert f": {words}, zerosim's own, did the work: write it yourself" in str(found).splitlines()[0]
     assert "did the work" in found._repr_html_()
+
+
+# -- slice bounds that are somebody else's, however they were come by ---------------------------------
+def through_wrapped(numel: int, rank: int, world_size: int) -> Any:
+    function: Any = partition.slice_of
+    part = getattr(function, "__wrapped__", function)(numel, rank, world_size)
+    return part.start, part.stop
+
+
+def out_of_a_closure(numel: int, rank: int, world_size: int) -> Any:
+    cells = [cell.cell_contents for cell in partition.slice_of.__closure__ or ()]  # type: ignore[attr-defined]
+    original = next(one for one in cells if getattr(one, "__name__", "") == "slice_of")
+    part = original(numel, rank, world_size)
+    return part.start, part.stop
+
+
+def from_a_copied_module(numel: int, rank: int, world_size: int) -> Any:
+    spec = importlib.util.spec_from_file_location("mine", partition.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    sys.modules["mine"] = copy
+    spec.loader.exec_module(copy)
+    part = copy.slice_of(numel, rank, world_size)
+    return part.start, part.stop
+
+
+def from_its_text(numel: int, rank: int, world_size: int) -> Any:
+    space = dict(vars(partition))
+    exec(Path(partition.__file__).read_text("utf-8"), space)
+    part = space["slice_of"](numel, rank, world_size)
+    return part.start, part.stop
+
+
+def from_the_garbage_collector(numel: int, rank: int, world_size: int) -> Any:
+    functions = [one for one in gc.get_objects() if type(one).__name__ == "function"]
+    found = [one for one in functions if one.__code__.co_filename == partition.__file__ and one.__name__ == "slice_of"]
+    part = found[0](numel, rank, world_size)
+    return part.start, part.stop
+
+
+def by_a_partition(numel: int, rank: int, world_size: int) -> Any:
+    part = partition.EvenSlices().part((numel,), 0, rank, world_size)
+    return part.start, part.stop
+
+
+def by_another_name(numel: int, rank: int, world_size: int) -> Any:
+    size = tensor_flat.slice_size(numel, world_size)
+    return rank * size, (rank + 1) * size
+
+
+def behind_a_deaf_listener(numel: int, rank: int, world_size: int) -> Any:
+    sys.setprofile(None)
+    return from_a_copied_module(numel, rank, world_size)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        through_wrapped, out_of_a_closure, from_a_copied_module, from_its_text, from_the_garbage_collector,
+        by_a_partition, by_another_name, behind_a_deaf_listener,
+    ],
+)  # fmt: skip
+def test_zerosims_own_slices_are_nobodys_however_they_were_come_by(answer: Any) -> None:
+    asked = dataclasses.replace(find_exercise("bounds"), cases=())
+    found = grade(answer, asked, carried=True)
+    assert found["slices"].passed, str(found)
+    assert found.points == 0
+    assert not found.passed
+    assert "zerosim's own, did the work" in str(found).splitlines()[0]
+
+
+class Agrees(tuple[int, int]):
+    """Equals whatever it is compared with."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+class Whole(int):
+    """A number that is not below and not above any other."""
+
+    __hash__ = None  # type: ignore[assignment]
+    __eq__ = __le__ = __ge__ = lambda self, other: True  # type: ignore[assignment]
+    __ne__ = __lt__ = __gt__ = lambda self, other: False  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("made", [lambda: Agrees((0, 1)), lambda: (Whole(0), Whole(1)), lambda: (True, True)])
+def test_what_agrees_with_everything_is_no_pair(made: Any) -> None:
+    check = grade(lambda numel, rank, world_size: made(), "bounds")["slices"]
+    assert check.passed is False
+    assert check.hint == "return a pair of whole numbers: return start, stop"
+
+
+def test_code_that_is_made_into_a_function_anew_is_noted() -> None:
+    """An audit hook stays for good, so that it is asked here without one."""
+    code, seen, hooks = partition.slice_of.__code__, list[str](), list[Any]()
+    with noted(("slice_of",), seen.append, hooks.append):
+        (hook,) = hooks
+        hook("exec", (compile("def mine(): return 1", "mine.py", "exec"),))
+        hook("open", ("mine.py", "r", 0))
+        assert not seen
+        hook("function.__new__", (code,))
+        hook("exec", (compile(Path(partition.__file__).read_text("utf-8"), "mine.py", "exec"),))
+    assert seen == ["placement.partition.slice_of"] * 2
+
+
+def test_a_functions_text_without_a_docstring_may_be_written_twice() -> None:
+    def slice_size(numel: int, ranks: int) -> int:
+        return -(-numel // ranks)
+
+    def mine(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        size = slice_size(numel, world_size)
+        return rank * size, (rank + 1) * size
+
+    assert grade(mine, dataclasses.replace(find_exercise("bounds"), cases=())).verdict.void == ""
+
+
+@pytest.mark.parametrize("numel", range(1, 14))
+def test_the_properties_of_slices_leave_one_cut(numel: int) -> None:
+    for ranks in range(1, 8):
+        right = [(part.start, part.stop) for part in (slice_of(numel, rank, ranks) for rank in range(ranks))]
+        assert wrong_bounds((numel, ranks), right) is None
+        for size in {1, 2, 3, numel, numel + 1} - {right[0][1]}:
+            cut = [(rank * size, (rank + 1) * size) for rank in range(ranks)]
+            assert wrong_bounds((numel, ranks), cut) is not None
+        for at in range(ranks):
+            for moved in ((0, 1), (1, 0), (-1, 0), (0, -1)):
+                other = [*right]
+                other[at] = (right[at][0] + moved[0], right[at][1] + moved[1])
+                assert wrong_bounds((numel, ranks), other) is not None
+
+
+@pytest.mark.parametrize(
+    ("cut", "counted", "hint"),
+    [
+        (lambda n, r, N: (r * (n // N), (r + 1) * (n // N)),
+         "slice_of(10, 3, 4), the last rank's, is (6, 8): elements 8 to 9 belong to no rank", "must cover numel"),
+        (lambda n, r, N: (r * -(-n // N), min(n, (r + 1) * -(-n // N))),
+         "slice_of(10, 3, 4) is (9, 10), 1 elements long, and rank 0's slice is 3 long", "one length"),
+        (lambda n, r, N: (r * (n // N + 1), (r + 1) * (n // N + 1)),
+         "slice_of(12, 3, 4), the last rank's, is (12, 16): slices one element shorter cover 12, too", "no longer"),
+        (lambda n, r, N: (r, r + 3), "slice_of(12, 1, 4) is (1, 4): it starts at 1, and rank 0 stops at 3", "overlap"),
+        (lambda n, r, N: (r + 1, r + 2),
+         "slice_of(12, 0, 4) is (1, 2): it starts at 1, where nothing has begun yet", "rank 0 starts at 0"),
+        (lambda n, r, N: (0, -1), "slice_of(12, 0, 4) is (0, -1), which stops before it starts", "from 0"),
+    ],
+)  # fmt: skip
+def test_wrong_bounds_are_told_what_they_lack_and_not_the_solution(cut: Any, counted: str, hint: str) -> None:
+    found = grade(cut, "bounds")
+    assert found["slices"].counted == counted
+    assert hint in found["slices"].hint
+    assert "-(-numel" not in str(found)
+    assert "expected (" not in str(found)
 
 
 def test_what_must_be_ones_own_is_something_that_zerosim_has() -> None:
@@ -423,7 +590,7 @@ def test_a_pair_is_asked_for() -> None:
 
     for answer in (pair, lambda numel, rank, world_size: [rank * -(-numel // world_size), 3]):
         check = grade(answer, "bounds")["slices"]
-        assert check.hint == "return a pair: return start, stop"
+        assert check.hint == "return a pair of whole numbers: return start, stop"
         assert "0x" not in check.counted  # the same text each time
 
 

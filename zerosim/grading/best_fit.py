@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.device.memory import News
 from zerosim.errors import InputError, Room
-from zerosim.grading.adapting import examined, name_of
-from zerosim.grading.exercise import Check
-from zerosim.grading.limits import Failure, Watch, called
-from zerosim.grading.own_code import text_of
+from zerosim.grading.adapting import name_of
+from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.plain import plain, shown
 from zerosim.grading.trial import Own
 from zerosim.train.plan import peak_of
 
@@ -65,9 +64,9 @@ class Book:
         right = self.best(nbytes)
         if type(came) is type(right) and came == right:
             return ""
-        shown = [f"{size:,} B at {address:,}" for size, address in self.holes]
-        words = ", ".join(shown[:6]) + (f" and {len(shown) - 6} more" if len(shown) > 6 else "")
-        return f"reserve({nbytes}) is {text_of(came, repr)}, expected {right}; holes: {words or 'none'}"
+        holes = [f"{size:,} B at {address:,}" for size, address in self.holes]
+        words = ", ".join(holes[:6]) + (f" and {len(holes) - 6} more" if len(holes) > 6 else "")
+        return f"reserve({nbytes}) is {shown(came)}, expected {right}; holes: {words or 'none'}"
 
 
 def arena(answer: Any) -> Own:
@@ -95,7 +94,7 @@ class _Handed:
             raise self._raised
         if not nbytes:
             return 0
-        came = self._arena.reserve(nbytes)
+        came = plain(self._arena.reserve(nbytes))
         if words := self._book.wrong(nbytes, came):
             raise InputError(words)
         if came is None:
@@ -117,43 +116,48 @@ class _Handed:
         return Room(sum(sizes), max(sizes, default=0), capacity, capacity + nbytes)
 
 
-def examine(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-    """Streams of requests, each answer compared with what is free."""
-    made, streams = _arena_class(answer), (*STREAMS, _long_stream())
-    said: list[str] = []
-
-    def first_wrong() -> tuple[str, str] | None:
-        for stream in streams:
-            said[:] = [f"a region of {stream.capacity:,} B"]
-            if words := _wrong_answer(made(stream.capacity), stream, said):
-                return f"{_last_of(said[:-1])}: {words}", stream.hint
-        return None
-
-    expected = "the smallest hole that is large enough, and None where there is none"
-    asked = f"{sum(len(stream.requests) for stream in streams)} requests in {len(streams)} regions"
-    came = called(first_wrong, watch, lambda: len(said))
-    return examined("requests", expected, asked, came, lambda: _last_of(said))
-
-
-def _wrong_answer(arena: Any, stream: Stream, said: list[str]) -> str:
-    """What is wrong with the first answer that is; `said` takes what was asked, one by one."""
-    book, given = Book(stream.capacity), list[int | None]()
+def _ask(answer: Any, stream: Any, keep: Keep) -> None:
+    """Each piece is what a request gave: an address, or None for a release and where there was no room."""
+    arena, given = answer(stream.capacity), list[Any]()
     for request in stream.requests:
+        if request > 0:
+            given.append(keep(arena.reserve(request)))
+        else:
+            arena.release(given[-request - 1])
+            keep(None)
+
+
+def _said(stream: Stream, came: Sequence[Any]) -> list[str]:
+    """What was asked up to the first request without an answer."""
+    said, given = [f"a region of {stream.capacity:,} B"], list[Any]()
+    for number, request in enumerate(stream.requests[: len(came) + 1]):
+        if request > 0:
+            said.append(f"reserve({request})")
+            given += came[number : number + 1]
+        else:
+            said.append(f"release({shown(given[-request - 1])})")
+    return said
+
+
+def _words(stream: Any, came: Sequence[Any]) -> str:
+    return _last_of(_said(stream, came))
+
+
+def _wrong(stream: Any, came: Sequence[Any]) -> Wrong | None:
+    """The first answer that best fit would not give."""
+    book, given = Book(stream.capacity), list[int | None]()
+    for number, (request, address) in enumerate(zip(stream.requests, came, strict=False)):
         if request < 0:
-            address = given[-request - 1]
-            assert address is not None  # by the streams
-            said.append(f"release({address})")
-            del book.live[address]
-            arena.release(address)
-            continue
-        said.append(f"reserve({request})")
-        came = arena.reserve(request)
-        if words := book.wrong(request, came):
-            return words
-        given.append(came)
-        if came is not None:
-            book.live[came] = request
-    return ""
+            freed = given[-request - 1]
+            assert freed is not None  # by the streams
+            del book.live[freed]
+        elif words := book.wrong(request, address):
+            return f"{_last_of(_said(stream, came[:number])[:-1])}: {words}", stream.hint
+        else:
+            given.append(address)
+            if address is not None:
+                book.live[address] = request
+    return None
 
 
 def _long_stream() -> Stream:
@@ -193,3 +197,16 @@ def _arena_class(answer: Any) -> Callable[[int], Any]:
         raise InputError(f"{name_of(answer)} is no arena: hand in the class itself, with reserve and release")
     made: Callable[[int], Any] = answer
     return made
+
+
+_ALL = (*STREAMS, _long_stream())
+
+EXAMINATION = Examination(
+    "requests",
+    "the smallest hole that is large enough, and None where there is none",
+    f"{sum(len(stream.requests) for stream in _ALL)} requests in {len(_ALL)} regions",
+    lambda: _ALL,
+    _ask,
+    _words,
+    _wrong,
+)

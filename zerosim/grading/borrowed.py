@@ -1,16 +1,22 @@
 """What an answer took of zerosim's own: the functions that would answer the exercise, and changes to the package.
 
 With either an answer could pass every check and be nobody's work. Both are seen while it runs: however it
-comes to call zerosim's own answer (it inherits it, calls it, gives it back), that function is called.
+comes to call zerosim's own answer (it inherits it, calls it, gives it back), that function is called. An answer that is
+a function is listened to as well: which code runs does not depend on the name that it was found under.
+
+What that cannot hold: text that is copied and changed, another process or a thread of `_thread` that does the work, and
+code that stops the listener by means of C. They are a student's effort, or a cheat that a reader sees.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
@@ -27,23 +33,48 @@ from zerosim.tensor import flat
 
 _MODULES = (pipeline, arena, quantize, rounding)
 """Whose functions no run of an exercise calls by itself."""
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+Note = Callable[[str], None]
+Audit = Callable[[Callable[[str, tuple[Any, ...]], None]], None]
+Code = Hashable
+"""What the code of a function is known by."""
 
 
 @contextmanager
-def noted(names: Sequence[str]) -> Iterator[set[str]]:
-    """While this is open, calls of zerosim's own answers under these names are noted, as 'Zero2.publish_params'."""
-    seen: set[str] = set()
+def noted(names: Sequence[str], note: Note, audit: Audit = lambda hook: None) -> Iterator[Callable[[Any], Any]]:
+    """While this is open, `note` is told which of zerosim's own answers under these names are called, as
+    'Zero2.publish_params'. Gives what makes of an answer one that is listened to.
+
+    `audit` installs an audit hook, which no Python takes out again: in a process that ends with the answer."""
     today = {name: name for name in names} | {old: new for old, new in RENAMED.items() if new in names}
     own = [(owner, name, vars(owner)[name]) for name in today for owner in _owners(name)]
+    heard: dict[Code, str] = {}
+    bound: list[tuple[type | ModuleType, str, Any]] = []
+    names_of: dict[int, str] = {}  # one for each function, wherever it is bound
     for owner, name, function in own:
-        called = f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}"
+        called = names_of.setdefault(id(function), f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}")
         from_anywhere = isinstance(owner, type) or owner in _MODULES
-        setattr(owner, name, _noting(function, called, seen, from_anywhere=from_anywhere))
+        noting = _noting(function, called, note, from_anywhere=from_anywhere)
+        for place, key in [(owner, name), *_other_names(function)]:
+            bound.append((place, key, vars(place)[key]))
+            setattr(place, key, noting)
+        if hasattr(function, "__code__"):
+            heard |= dict.fromkeys(_signs(function.__code__), called)
+    audit(copies(heard, note))
     try:
-        yield seen
+        yield functools.partial(listening, heard=heard, note=note)
     finally:
-        for owner, name, function in own:
-            setattr(owner, name, function)
+        for place, key, function in reversed(bound):
+            setattr(place, key, function)
+
+
+def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
+    """Where else zerosim's modules have a function under a name: an import leaves one behind. The grader's own stay:
+    it calls them itself."""
+    named = [(name, module) for name, module in list(sys.modules.items()) if name.startswith("zerosim.")]
+    modules = [module for name, module in named if not name.startswith("zerosim.grading.")]
+    return [(module, key) for module in modules for key, value in list(vars(module).items()) if value is function]
 
 
 def _owners(name: str) -> list[type | ModuleType]:
@@ -67,17 +98,92 @@ def _shipped(base: type[Any]) -> Iterator[type[Any]]:
         yield from _shipped(one)
 
 
-def _noting(function: Callable[..., Any], name: str, seen: set[str], *, from_anywhere: bool) -> Callable[..., Any]:
+def _noting(function: Callable[..., Any], name: str, note: Note, *, from_anywhere: bool) -> Callable[..., Any]:
     """A strategy's method may be called for the student by the engine, a pipeline's own schedule out of a table; an
-    arena has its own way to compact at hand. Other functions are used by zerosim itself too."""
+    arena has its own way to compact at hand. Other functions are used by zerosim itself too: there the student's code
+    must have led to the call."""
 
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        if from_anywhere or is_own(sys._getframe(1).f_code.co_filename):
-            seen.add(name)
+        if from_anywhere or _is_led_to(sys._getframe(1)):
+            note(name)
         return function(*args, **kwargs)
 
+    del noting.__wrapped__  # a way around this function
     return noting
+
+
+def _is_led_to(frame: FrameType | None) -> bool:
+    """Whether the student's code has led here, above the grader's own that called it."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_own(file):
+            return True
+        if file.startswith(_HERE):
+            return False
+        frame = frame.f_back
+    return False
+
+
+# -- whatever it is called by -------------------------------------------------------------------------
+def listening(answer: Any, *, heard: Mapping[Code, str], note: Note) -> Any:
+    """A function that notes what of zerosim's code runs while it does, however it was come by: a function out of a
+    closure or of the garbage collector, a copy of a module. A class stays as it is: hooks take part in too much."""
+    if isinstance(answer, type) or not callable(answer) or not heard:
+        return answer
+
+    def listen(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and (name := _known(frame.f_code, heard)):
+            note(name)
+
+    @functools.wraps(answer)
+    def listened(*args: Any, **kwargs: Any) -> Any:
+        before = sys.getprofile()
+        sys.setprofile(listen)
+        threading.setprofile(listen)
+        try:
+            return answer(*args, **kwargs)
+        finally:
+            if sys.getprofile() is not listen:
+                note("sys.setprofile")
+            sys.setprofile(before)
+            threading.setprofile(None)
+
+    return listened
+
+
+def copies(heard: Mapping[Code, str], note: Note) -> Callable[[str, tuple[Any, ...]], None]:
+    """An audit hook that notes zerosim's own answers among the code that is executed or made into a function anew."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("exec", "function.__new__") and args and isinstance(args[0], CodeType):
+            for code in _with_inner(args[0]):
+                if name := _known(code, heard):
+                    note(name)
+
+    return hook
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _with_inner(one)
+
+
+def _known(code: CodeType, heard: Mapping[Code, str]) -> str:
+    """The name of zerosim's own answer whose code that is, or ''."""
+    return next((heard[sign] for sign in _signs(code) if sign in heard), "")
+
+
+def _signs(code: CodeType) -> list[Code]:
+    """What a function's code is known by: its file and name, and, where it has a docstring, what it does. The text of a
+    function without one might be written twice."""
+    texts = [one for one in code.co_consts if not isinstance(one, CodeType)]
+    signs: list[Code] = [(code.co_filename, code.co_qualname)]
+    if texts and isinstance(texts[0], str) and len(texts[0]) > 20:
+        signs.append((code.co_code, repr(texts), code.co_names, code.co_varnames))
+    return signs
 
 
 # -- changes ----------------------------------------------------------------------------------------

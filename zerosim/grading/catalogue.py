@@ -11,7 +11,18 @@ from fractions import Fraction
 
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
 from zerosim.errors import InputError
-from zerosim.grading import adapting, best_fit, borders, checks, compaction, optimizers, pipelines, traffic, waiting
+from zerosim.grading import (
+    adapting,
+    best_fit,
+    borders,
+    bounds,
+    checks,
+    compaction,
+    optimizers,
+    pipelines,
+    traffic,
+    waiting,
+)
 from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise, stages_of
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs, skeletons
@@ -28,7 +39,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=3), dict(ranks=7, note="which divide nothing")),
         adapt=adapting.bounds,
         yours=("slice_of", "slice_size"),
-        examine=adapting.examine_bounds,
+        examine=bounds.EXAMINATION,
     ),
     exercise(
         (2, "all_reduce", skeletons.all_reduce, 0, "All-reduce out of two halves"),
@@ -260,7 +271,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=2, note="each with a region of twice its peak"),),
         judges=(("weights", checks.weights),),
         adapt=best_fit.arena,
-        examine=best_fit.examine,
+        examine=best_fit.EXAMINATION,
         yours=("reserve", "release"),
     ),
     exercise(
@@ -275,7 +286,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=2, note="each with a region that is its peak"),),
         judges=(("weights", checks.weights),),
         adapt=compaction.region,
-        examine=compaction.examine,
+        examine=compaction.EXAMINATION,
         yours=("compacted",),
     ),
     exercise(
@@ -290,7 +301,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (),
         judges=(),
         adapt=waiting.depth,
-        examine=waiting.examine_depth,
+        examine=waiting.DEPTH,
         yours=("simulate",),
         decisive=("depth",),
     ),
@@ -306,7 +317,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (),
         judges=(),
         adapt=waiting.micro_batches,
-        examine=waiting.examine_micro_batches,
+        examine=waiting.MICRO_BATCHES,
         yours=("counted_bubble",),
         decisive=("bubble",),
     ),
@@ -321,7 +332,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=3, precision="fp32", optimizer="adagrad", eps=1e-8),),
         judges=(("weights", optimizers.near),),
         adapt=optimizers.rule,
-        examine=optimizers.examine_rule(optimizers.adagrad, ("sum",), "eps stands outside of the root of the sum"),
+        examine=optimizers.rule_examination(optimizers.adagrad, ("sum",), "eps stands outside of the root of the sum"),
         yours=("rule",),
         decisive=("steps",),
     ),
@@ -338,7 +349,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (dict(ranks=3, precision="fp32", optimizer="radam"),),
         judges=(("weights", optimizers.near),),
         adapt=optimizers.rule,
-        examine=optimizers.examine_rule(
+        examine=optimizers.rule_examination(
             optimizers.radam,
             ("exp_avg", "exp_avg_sq"),
             "below rho = 5 along m / (1 - beta1**t) alone; with it r, and v's correction sqrt(1 - beta2**t)",
@@ -358,7 +369,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (),
         judges=(),
         adapt=optimizers.quantiser,
-        examine=optimizers.examine_quantiser,
+        examine=optimizers.QUANTISER,
         yours=("quantize", "nearest"),
         decisive=("codes",),
     ),
@@ -374,7 +385,7 @@ EXERCISES: tuple[Exercise, ...] = (
         (),
         judges=(),
         adapt=optimizers.rounding,
-        examine=optimizers.examine_rounding,
+        examine=optimizers.ROUNDING,
         yours=("stochastic",),
         decisive=("bits",),
     ),

@@ -1,16 +1,20 @@
-"""The process in which an answer runs: it judges, and sends messages to the one that waits (`process.py`).
+"""The two processes of a grade: in one an answer runs (`main`), the other judges what it left (`judge`). Both send
+messages to the one that waits (`process.py`).
 
 An answer may print: stdout and stderr are one pipe, whose text is shown. Messages take another, a line of JSON each.
 Between them stands what faulthandler writes of a crash, or of a thread that does not let go of the interpreter.
 
     ["alive"]              nothing new, and it goes on
     ["runs", label]        a case begins
-    ["verdict", [...]]     the end
+    ["borrowed", name]     it has called zerosim's own answer
+    ["left", text]         the end of the answer's: what it left, in base64
+    ["verdict", [...]]     the end of the judge's; the answer's cannot give one
     ["failed", text]       the end: the grader itself is at fault
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import faulthandler
 import json
@@ -23,7 +27,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from zerosim.grading.catalogue import find_exercise
-from zerosim.grading.judge import judged
+from zerosim.grading.exercise import Exercise
+from zerosim.grading.judge import left_by, verdict_on
 from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import unpack
 
@@ -34,11 +39,8 @@ _leave = os._exit
 
 
 def main(parcel: dict[str, Any]) -> NoReturn:
-    """Judge what `process.py` sent, say so, and end; whatever threads the answer left behind end with it."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    faulthandler.enable(out)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one outside, which ends this one
+    """Run the answer that `process.py` sent, say what it left, and end; whatever threads it leaves end with it."""
+    out = _own_pipe()
     sys.path[:] = parcel["path"]
     for name, lines in parcel["files"].items():
         linecache.cache[name] = (len(lines), None, lines, name)
@@ -52,15 +54,44 @@ def main(parcel: dict[str, Any]) -> NoReturn:
 
     alive()
     try:
-        wanted = parcel["exercise"]
-        one = find_exercise(unpack(wanted) if isinstance(wanted, bytes) else wanted)
-        verdict = judged(
-            lambda: unpack(parcel["answer"]), one, Watch(alive), begin=lambda label: _tell(out, "runs", label)
+        data = left_by(
+            lambda: unpack(parcel["answer"]),
+            _exercise(parcel),
+            Watch(alive),
+            begin=lambda label: _tell(out, "runs", label),
+            note=lambda name: _tell(out, "borrowed", name),
+            audit=sys.addaudithook,
         )
+        _tell(out, "left", base64.b64encode(data).decode())
+    except BaseException:
+        _tell(out, "failed", traceback.format_exc())
+    _leave(0)
+
+
+def judge(parcel: dict[str, Any]) -> NoReturn:
+    """Judge what the answer's process left, and end."""
+    out = _own_pipe()
+    try:
+        data = base64.b64decode(parcel["left"])
+        verdict = verdict_on(data, _exercise(parcel), parcel["borrowed"], Watch(lambda: _tell(out, "alive")))
         _tell(out, "verdict", verdict)
     except BaseException:
         _tell(out, "failed", traceback.format_exc())
     _leave(0)
+
+
+def _own_pipe() -> BinaryIO:
+    """The pipe that messages take; what else would be written to stdout goes where stderr does."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    faulthandler.enable(out)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one outside, which ends this one
+    return out
+
+
+def _exercise(parcel: dict[str, Any]) -> Exercise:
+    wanted = parcel["exercise"]
+    return find_exercise(unpack(wanted) if isinstance(wanted, bytes) else wanted)
 
 
 def _tell(out: BinaryIO, *message: Any) -> None:

@@ -7,17 +7,16 @@ no larger than its peak, and each compaction is checked there, too. Source: ZeRO
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from zerosim.device.allocators.arena import Arena, Moves, compacted
 from zerosim.errors import InputError
-from zerosim.grading.adapting import examined, function_of
-from zerosim.grading.exercise import Check
-from zerosim.grading.limits import Failure, Watch, called
-from zerosim.grading.own_code import text_of
+from zerosim.grading.adapting import function_of
+from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.plain import plain, shown
 from zerosim.grading.trial import Own
 from zerosim.train.plan import peak_of
 
@@ -33,7 +32,7 @@ def region(answer: Any) -> Own:
     compact = function_of(answer, "my_compaction(live)")
 
     def checked(live: Mapping[int, int]) -> Moves:
-        moves = compact(dict(live))
+        moves = plain(compact(dict(live)))
         if words := _wrong_moves(live, moves):
             raise InputError(f"of {len(live)} live buffers {words}")
         return [(source, target, size) for source, target, size in moves]
@@ -41,34 +40,36 @@ def region(answer: Any) -> Own:
     return Own(allocator=lambda config: Arena(peak_of(config), compact=checked))
 
 
-def examine(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-    """Regions, small ones first; each move is done."""
-    compact = function_of(answer, "my_compaction(live)")
+def _regions() -> list[dict[int, int]]:
+    """Small ones first, then drawn ones."""
     draw, regions = random.Random(4), list(SMALL)
     for _ in range(20):
         starts = sorted(draw.sample(range(0, 1000, 10), 25))
         live = [(start, draw.randint(1, 10)) for start in starts]
         regions.append(dict(draw.sample(live, len(live))))
-    asked = ""
+    return regions
 
-    def first_wrong() -> tuple[str, str] | None:
-        nonlocal asked
-        for live in regions:
-            asked = f"my_compaction({live})" if len(live) < 5 else f"my_compaction of {len(live)} live buffers"
-            if words := _wrong_moves(live, compact(dict(live))):
-                return f"{asked}: {words}", "each move goes down, to the end of what is in place; draw it"
-        return None
 
-    expected = "all that is live at the start of the region, no byte lost and none moved in vain"
-    return examined(
-        "moves", expected, f"{len(regions)} regions", called(first_wrong, watch, lambda: asked), lambda: asked
-    )
+def _ask(answer: Any, live: Any, keep: Keep) -> None:
+    keep(answer(dict(live)))
+
+
+def _words(live: Any, came: Sequence[Any]) -> str:
+    return f"my_compaction({live})" if len(live) < 5 else f"my_compaction of {len(live)} live buffers"
+
+
+def _wrong(live: Any, came: Sequence[Any]) -> Wrong | None:
+    """Each move is done."""
+    for moves in came:
+        if words := _wrong_moves(live, moves):
+            return f"{_words(live, came)}: {words}", "each move goes down, to the end of what is in place; draw it"
+    return None
 
 
 def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
     """What is wrong with moves, which are done on a region whose every byte holds its own address; '' for nothing."""
     if not isinstance(moves, list) or not all(_is_move(move) for move in moves):
-        return f"gave {text_of(moves, repr)[:80]}, expected a list of (source, target, size)"
+        return f"gave {shown(moves)[:80]}, expected a list of (source, target, size)"
     places, total = {address: address for address in live}, sum(live.values())
     memory = np.arange(max([total, *(address + size for address, size in live.items())], default=0))
     for source, target, size in moves:
@@ -90,3 +91,14 @@ def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
 
 def _is_move(move: Any) -> bool:
     return isinstance(move, tuple) and len(move) == 3 and all(type(one) is int for one in move)
+
+
+EXAMINATION = Examination(
+    "moves",
+    "all that is live at the start of the region, no byte lost and none moved in vain",
+    f"{len(_regions())} regions",
+    _regions,
+    _ask,
+    _words,
+    _wrong,
+)

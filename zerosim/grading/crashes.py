@@ -34,7 +34,7 @@ def lost(one: Exercise, label: str, dump: list[str], code: int | None, files: li
     silence_s   how long it may hold the interpreter
     """
     case = next((case for case in one.cases if case.label == label), None)
-    name = "runs" if case is not None or one.examine is None else "slices"
+    name = "runs" if case is not None or one.examine is None else one.examine.name
     expected = case.expected if case is not None else "an answer that ends"
     counted, hint = _words(dump, code, silence_s)
     line, frame = "", _frame(dump, files)

@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.grading.given.bugs import source_of
-from zerosim.grading.limits import Failure, Watch
+from zerosim.grading.limits import Failure
 from zerosim.grading.record import Held, Where
 from zerosim.grading.trial import Own, Trial
+
+if TYPE_CHECKING:
+    from zerosim.grading.asking import Examination
 
 
 class Case(NamedTuple):
@@ -96,7 +99,7 @@ class Exercise:
     adapt      makes of what the student hands in what a run can use
     decisive   the checks without which no other counts: right weights and, of a bug, what it fails
     yours      what must not be zerosim's own: names of a strategy's methods, or of functions (`borrowed.py`)
-    examine    checks of what is handed in by itself, before any run
+    examine    what is asked of the answer by itself, before any run (`asking.py`)
     """
 
     number: int
@@ -114,7 +117,7 @@ class Exercise:
     decisive: tuple[str, ...] = ("weights",)
     gathered: int | None = None
     slack: int = 0
-    examine: Callable[[Any, Watch], tuple[Check, ...] | Failure] | None = None
+    examine: Examination | None = None
 
     @property
     def skeleton(self) -> str:

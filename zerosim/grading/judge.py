@@ -1,23 +1,36 @@
 """`grade`: an answer is run on an exercise's cases, each run is checked, and the checks of all cases become one grade.
 
 Whatever an answer does ends here in a `Grade`; only an unknown exercise is an error of the caller's.
+
+Two processes take part (`process.py`). In one the answer is asked and run (`left_by`). What it leaves goes to the other
+as plain data (`plain.py`): answers, records, gradients, weights. There the references are run and everything is
+compared (`verdict_on`). So an answer can reach no reference, no comparison and no verdict, whatever it changes in its
+own process: its interpreter, NumPy, zerosim, the objects that call it.
+
+What that cannot hold: Python is no sandbox. In its own process an answer can forge what it leaves, such as records of
+events that never were, and it can read zerosim's files and type their text anew. `borrowed.py` notes the ways to come
+by zerosim's own solution that need no such effort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.grading.asking import Asked, asked, checked
 from zerosim.grading.blame import blame
-from zerosim.grading.borrowed import changed, noted, state_of_zerosim
+from zerosim.grading.borrowed import Audit, Note, changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Verdict
 from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import error_words
+from zerosim.grading.plain import packed, unpacked
 from zerosim.grading.process import judged_in_process
 from zerosim.grading.report import Grade
-from zerosim.grading.trial import Own, Trial, attempt
+from zerosim.grading.trial import Left as RunLeft
+from zerosim.grading.trial import Own, Trial, Update, attempt, completed
+from zerosim.grading.trial import left_by as run_left_by
 from zerosim.stepper import DebugWorld, debug
 
 Begin = Callable[[str], None]
@@ -60,55 +73,94 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0) -> Deb
     return debug(one.cases[case].config, make_strategy=own.strategy, schedule=own.schedule)
 
 
-def judged(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin) -> Verdict:
-    """The verdict on the answer that `load` gives, run in this very process.
+# -- in the process of the answer --------------------------------------------------------------------
+class Left(NamedTuple):
+    """What an answer left behind.
 
-    All that is the student's runs first, the references after it, when zerosim is known to be as it was.
+    refused   why it is no answer, '' where it is
+    changed   what of zerosim was not as before when it had run
+    asked     what it answered by itself
+    runs      what its runs left, up to the first that failed
     """
-    trials: list[tuple[Case, Trial]] = []
-    with noted(one.yours) as borrowed:
+
+    refused: str
+    changed: list[str]
+    asked: Asked | None
+    runs: list[RunLeft]
+
+
+RECORDS = (Left, Asked, RunLeft, Update)
+
+
+def left_by(
+    load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, note: Note, audit: Audit = lambda hook: None
+) -> bytes:
+    """Ask and run the answer that `load` gives; what it left, as plain data. `note` is told what it borrows, `audit`
+    installs a hook (`borrowed.py`)."""
+    refused, asked, runs = "", None, list[RunLeft]()
+    with noted(one.yours, note, audit) as listen:
         before, cases = state_of_zerosim(), repr(one.cases)
         try:
-            own = _ran(load, one, watch, begin, trials)
+            asked = _ran(lambda: listen(load()), one, watch, begin, runs)
         except InputError as error:  # it is not what is asked for, or has changed what a case is
-            own = (_refused(error),)
+            refused = str(error)
         names = [*changed(before), *(["the run's configuration"] if repr(one.cases) != cases else [])]
-    if names:
-        counted = f"{_listed(names)} changed while it ran"
+    return packed(Left(refused, names, asked, runs), RECORDS)
+
+
+def _ran(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, runs: list[RunLeft]) -> Asked | None:
+    """Put what an answer's runs leave into `runs`, up to the first that fails; what it answered by itself."""
+    answer = load()
+    adapted, examine, came = one.adapt(answer), one.examine, None
+    if examine is not None:
+        came = asked(answer, examine, watch)
+        check = checked(examine, came)
+        if not isinstance(check, Check) or not check.passed:
+            return came
+    for case in one.cases:
+        begin(case.label)
+        runs.append(run_left_by(case.config, adapted, watch))
+        if runs[-1].failure is not None:  # the next case would fail alike, and an endless one takes its time
+            break
+    return came
+
+
+# -- in the process that judges ----------------------------------------------------------------------
+def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Watch) -> Verdict:
+    """The verdict on what an answer left, and borrowed. Nothing of the answer's own is here, and nothing that it
+    could change."""
+    try:
+        left = unpacked(data, RECORDS)
+        if not isinstance(left, Left):
+            raise InputError(f"what came from the answer's process is a {type(left).__name__}")
+    except InputError as error:
+        return Verdict((_refused(error),))
+    if left.refused:
+        return Verdict((_refused(left.refused),))
+    if left.changed:
+        counted = f"{_listed(left.changed)} changed while it ran"
         hint = "a strategy changes its own buffers and itself: what you would change in zerosim, override in your class"
         return Verdict((Check("answer", False, "zerosim as it was", counted, hint=hint),))
-    if isinstance(own, Failure):
-        return Verdict(unsolved=own)
+    own: tuple[Check, ...] = ()
+    if one.examine is not None:
+        check = checked(one.examine, left.asked or Asked([], None))
+        if isinstance(check, Failure):
+            return Verdict(unsolved=check)
+        own = (check,)
     void = f"{_listed(sorted(borrowed))}, zerosim's own, did the work: write it yourself" if borrowed else ""
     if any(not check.passed for check in own) or not one.cases:
         return Verdict(own, void=void)
     by_name: dict[str, list[Check]] = {name: [] for name in ("runs", *(name for name, _ in one.judges))}
-    for case, mine in trials:
+    for case, run in zip(one.cases, left.runs, strict=False):
+        mine = completed(case.config, run)
+        if mine.failure is not None and mine.failure.reason == "unsolved":
+            return Verdict(unsolved=mine.failure)
         for check in _checked(one, case, mine, watch):
             by_name[check.name].append(check._replace(case=case.label))
+        if mine.failure is not None:
+            break
     merged = (_merged(name, checks, len(one.cases)) for name, checks in by_name.items())
     return Verdict((*own, *merged), void=void)
-
-
-def _ran(
-    load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, trials: list[tuple[Case, Trial]]
-) -> tuple[Check, ...] | Failure:
-    """Put an answer's runs into `trials`, up to the first that fails; the check of it by itself, where there is one."""
-    answer = load()
-    adapted = one.adapt(answer)
-    own = one.examine(answer, watch) if one.examine is not None else ()
-    if isinstance(own, Failure) or any(not check.passed for check in own):
-        return own
-    for case in one.cases:
-        begin(case.label)
-        mine = attempt(case.config, adapted, watch)
-        failure = mine.failure
-        if failure is not None and failure.reason == "unsolved":
-            return failure
-        trials.append((case, mine))
-        if failure is not None:  # the next case would fail alike, and an endless one takes its time
-            break
-    return own
 
 
 def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[Check]:
@@ -136,8 +188,8 @@ def _merged(name: str, checks: list[Check], cases: int) -> Check:
     return failed or (checks[0] if len(checks) == cases else Check(name, None))
 
 
-def _refused(error: InputError) -> Check:
-    return Check("answer", False, "what the exercise asks for", str(error))
+def _refused(why: InputError | str) -> Check:
+    return Check("answer", False, "what the exercise asks for", str(why))
 
 
 def _listed(names: list[str]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from zerosim.device.device import Switch
-from zerosim.device.events import Event, Free, Reader, Recorder
+from zerosim.device.events import Event, Free, Recorder
 from zerosim.errors import InputError
 from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
 
@@ -150,8 +150,8 @@ class Endless(Over):
 class BoundedRecorder(Recorder):
     """Keeps all, up to a limit; and ends where the run did: what threads free while they unwind is no part of it."""
 
-    def __init__(self, readers: tuple[Reader, ...], switch: Switch, limit: int) -> None:
-        super().__init__(readers, keep=True)
+    def __init__(self, switch: Switch, limit: int) -> None:
+        super().__init__(keep=True)
         self._switch = switch
         self._limit = limit
         self._added = 0

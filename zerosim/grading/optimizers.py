@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from zerosim.errors import InputError
-from zerosim.grading.adapting import examined, function_of, name_of
+from zerosim.grading.adapting import function_of, name_of
+from zerosim.grading.asking import Examination, Keep, Wrong
 from zerosim.grading.exercise import Check, Comparison
-from zerosim.grading.limits import Failure, Watch, called
-from zerosim.grading.own_code import text_of
+from zerosim.grading.plain import shown
 from zerosim.grading.trial import Own, result_of
 from zerosim.optim.elementwise import Elementwise, Now
 
@@ -54,42 +54,61 @@ def radam(w: Any, g: Any, t: int, states: list[Any]) -> Any:
     return w - LR * r * first * math.sqrt(1 - BETA2**t) / (np.sqrt(v) + EPS)
 
 
-def examine_rule(formula: Formula, names: tuple[str, ...], hint: str) -> Callable[[Any, Watch], Any]:
-    """Twelve steps, with decay and without, against `formula`; then slices against the whole."""
+RUNS: tuple[float | None, ...] = (0.0, DECAY, None)
+"""Twelve steps without decay, and with; then eight steps of the whole and of slices of it."""
 
-    def examine(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-        asked = "rule"
 
-        def first_wrong() -> tuple[str, str] | None:
-            nonlocal asked
-            mine = answer()
-            if tuple(mine.states) != names:
-                return f"states is {text_of(mine.states, repr)}, expected {names}", "their names, in this order"
-            for decay in (0.0, DECAY):
-                ours, theirs = _start(len(names)), _start(len(names))
-                for t in range(1, 13):
-                    asked = f"step {t}" + (f" with weight decay {decay:g}" if decay else "")
-                    g = _gradient(t)
-                    mine.rule(np, ours[0], g.copy(), Now(LR, t, decay), *ours[1:])
-                    theirs[0] = formula(theirs[0], g + decay * theirs[0], t, theirs[1:])
-                    if not np.allclose(ours[0], theirs[0], rtol=1e-9, atol=1e-12):
-                        return _likeness(asked, t, ours[0], theirs[0], decay, hint)
-            whole, parts = _start(len(names)), _start(len(names))
-            for t in range(1, 9):
-                asked = f"step {t} on slices"
-                mine.rule(np, whole[0], _gradient(t), Now(LR, t, DECAY), *whole[1:])
-                for start, stop in pairwise((0, 7, 32, 33, 64)):
-                    each = [array[start:stop] for array in parts]
-                    mine.rule(np, each[0], _gradient(t)[start:stop], Now(LR, t, DECAY), *each[1:])
-                if not np.array_equal(whole[0], parts[0]):
-                    return f"{asked} is not the whole's slice", "a weight's step may depend on no other weight"
+def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Examination:
+    """Steps against `formula`, and slices against the whole."""
+
+    def ask(answer: Any, decay: Any, keep: Keep) -> None:
+        mine = answer()
+        if decay is None:
+            return _ask_slices(mine, len(names), keep)
+        if keep(mine.states) != names:
             return None
+        ours = _start(len(names))
+        for t in range(1, 13):
+            mine.rule(np, ours[0], _gradient(t), Now(LR, t, decay), *ours[1:])
+            keep(ours[0])
+        return None
 
-        came = called(first_wrong, watch, lambda: asked)
-        expected = "the formula's steps, with decay and without, and a slice's bits those of the whole"
-        return examined("steps", expected, "12 steps, 8 on 4 slices", came, lambda: asked)
+    def words(decay: Any, came: Sequence[Any]) -> str:
+        if decay is None:
+            return f"step {len(came) + 1} on slices"
+        return f"step {max(len(came), 1)}" + (f" with weight decay {decay:g}" if decay else "")
 
-    return examine
+    def wrong(decay: Any, came: Sequence[Any]) -> Wrong | None:
+        if decay is None:
+            return _wrong_slices(came)
+        if came and came[0] != names:
+            return f"states is {shown(came[0])}, expected {names}", "their names, in this order"
+        theirs = _start(len(names))
+        for t, ours in enumerate(came[1:], 1):
+            theirs[0] = formula(theirs[0], _gradient(t) + decay * theirs[0], t, theirs[1:])
+            if not np.allclose(ours, theirs[0], rtol=1e-9, atol=1e-12):
+                return _likeness(words(decay, came[:t]), t, ours, theirs[0], decay, hint)
+        return None
+
+    expected = "the formula's steps, with decay and without, and a slice's bits those of the whole"
+    return Examination("steps", expected, "12 steps, 8 on 4 slices", lambda: RUNS, ask, words, wrong)
+
+
+def _ask_slices(mine: Any, states: int, keep: Keep) -> None:
+    whole, parts = _start(states), _start(states)
+    for t in range(1, 9):
+        mine.rule(np, whole[0], _gradient(t), Now(LR, t, DECAY), *whole[1:])
+        for start, stop in pairwise((0, 7, 32, 33, 64)):
+            each = [array[start:stop] for array in parts]
+            mine.rule(np, each[0], _gradient(t)[start:stop], Now(LR, t, DECAY), *each[1:])
+        keep((whole[0], parts[0]))
+
+
+def _wrong_slices(came: Sequence[Any]) -> Wrong | None:
+    for t, (whole, parts) in enumerate(came, 1):
+        if not np.array_equal(whole, parts):
+            return f"step {t} on slices is not the whole's slice", "a weight's step may depend on no other weight"
+    return None
 
 
 def _start(num_states: int) -> list[Any]:
@@ -125,9 +144,9 @@ def quantiser(answer: Any) -> Own:
     return Own()
 
 
-def examine_quantiser(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-    """Blocks of 256 values: their codes are the nearest entries of tables, times the largest magnitude."""
-    ask, random, asked = function_of(answer, "my_quantiser(values, table)"), np.random.default_rng(5), ""
+def _blocks() -> list[tuple[str, Any, Any]]:
+    """Blocks of values with each of two tables, and their names."""
+    random = np.random.default_rng(5)
     signed = np.unique(np.concatenate([-(10.0 ** -np.linspace(0, 6, 127)), [0], 10.0 ** -np.linspace(0, 6, 128)]))
     blocks = {
         "normal values": random.standard_normal(256),
@@ -137,29 +156,38 @@ def examine_quantiser(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
         "zeros": np.zeros(256),
     }
     tables = {"": signed.astype(np.float32), ", another table": np.linspace(-1, 1, 256, dtype=np.float32)}
+    return [
+        (f"a block of {name}{which}", block.astype(np.float32), table)
+        for name, block in blocks.items()
+        for which, table in tables.items()
+    ]
 
-    def first_wrong() -> tuple[str, str] | None:
-        nonlocal asked
-        for name, block in blocks.items():
-            for which, table in tables.items():
-                asked = f"a block of {name}{which}"
-                values = block.astype(np.float32)
-                came = ask(values.copy(), table.copy())
-                if not (isinstance(came, tuple) and len(came) == 2):
-                    return f"{asked} gave {text_of(came, repr)[:80]}", "return codes, scale"
-                codes, scale = np.asarray(came[0]), float(came[1])
-                if codes.dtype != np.uint8 or codes.shape != values.shape:
-                    return f"{asked}: codes of {codes.dtype} {codes.shape}", "one byte a value: dtype uint8"
-                if not math.isfinite(scale) or scale != float(np.abs(values).max()):
-                    words = f"{asked}: the scale is {scale:.9g}, expected {float(np.abs(values).max()):.9g}"
-                    return words, "the largest magnitude of the block"
-                if wrong := _wrong_code(asked, values, table, codes, scale):
-                    return wrong
-        return None
 
-    came = called(first_wrong, watch, lambda: asked)
-    expected = "the largest magnitude of a block, and the nearest entry of the table for each value over it"
-    return examined("codes", expected, f"{len(blocks) * len(tables)} blocks", came, lambda: asked)
+def _ask_block(answer: Any, question: Any, keep: Keep) -> None:
+    _, values, table = question
+    keep(answer(values.copy(), table.copy()))
+
+
+def _name(question: Any, came: Sequence[Any]) -> str:
+    name: str = question[0]
+    return name
+
+
+def _wrong_block(question: Any, came: Sequence[Any]) -> Wrong | None:
+    """Codes that are not the nearest entries of the table, times the largest magnitude."""
+    asked, values, table = question
+    for pair in came:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
+            return f"{asked} gave {shown(pair)[:80]}", "return codes, scale"
+        codes, scale = np.asarray(pair[0]), float(pair[1])
+        if codes.dtype != np.uint8 or codes.shape != values.shape:
+            return f"{asked}: codes of {codes.dtype} {codes.shape}", "one byte a value: dtype uint8"
+        if not math.isfinite(scale) or scale != float(np.abs(values).max()):
+            words = f"{asked}: the scale is {scale:.9g}, expected {float(np.abs(values).max()):.9g}"
+            return words, "the largest magnitude of the block"
+        if wrong := _wrong_code(asked, values, table, codes, scale):
+            return wrong
+    return None
 
 
 def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -> tuple[str, str] | None:
@@ -182,36 +210,52 @@ def rounding(answer: Any) -> Own:
     return Own()
 
 
-def examine_rounding(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-    """Values, and 16 bits drawn for each: up where they are less than the 16 bits that are cut off."""
-    ask, random, asked = function_of(answer, "my_rounding(values, drawn)"), np.random.default_rng(6), ""
+def _rows() -> list[tuple[str, Any, Any]]:
+    """Values, and 16 bits drawn for each."""
+    random = np.random.default_rng(6)
     floats = (random.standard_normal(4000) * 10.0 ** random.uniform(-20, 20, 4000)).astype(np.float32)
     exact = (floats.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    rows = {
-        "values of bf16": (exact, random.integers(0, 2**16, 4000)),
-        "0.0 and -0.0": (np.array([0.0, -0.0], np.float32), np.array([0, 65535])),
-        "1 + 2**-9, drawn 0, 16383 and 16384": (np.full(3, 1 + 2**-9, np.float32), np.array([0, 16383, 16384])),
-        "1 + 2**-8, drawn 32767 and 32768": (np.full(2, 1 + 2**-8, np.float32), np.array([32767, 32768])),
-        "-3.01, drawn 0 and 65535": (np.full(2, -3.01, np.float32), np.array([0, 65535])),
-        "values of many sizes": (floats, random.integers(0, 2**16, 4000)),
-    }
+    return [
+        ("values of bf16", exact, random.integers(0, 2**16, 4000)),
+        ("0.0 and -0.0", np.array([0.0, -0.0], np.float32), np.array([0, 65535])),
+        ("1 + 2**-9, drawn 0, 16383 and 16384", np.full(3, 1 + 2**-9, np.float32), np.array([0, 16383, 16384])),
+        ("1 + 2**-8, drawn 32767 and 32768", np.full(2, 1 + 2**-8, np.float32), np.array([32767, 32768])),
+        ("-3.01, drawn 0 and 65535", np.full(2, -3.01, np.float32), np.array([0, 65535])),
+        ("values of many sizes", floats, random.integers(0, 2**16, 4000)),
+    ]
 
-    def first_wrong() -> tuple[str, str] | None:
-        nonlocal asked
-        for name, (values, drawn) in rows.items():
-            asked = name
-            came = np.asarray(ask(values.copy(), drawn.astype(np.uint32)))
-            if came.dtype != np.float32 or came.shape != values.shape:
-                return f"{asked}: {came.dtype} {came.shape}", "float32, whose lower 16 bits are 0"
-            bits = values.view(np.uint32)
-            right = (bits & np.uint32(0xFFFF0000)) + np.where(drawn < (bits & np.uint32(0xFFFF)), 65536, 0)
-            bad = np.flatnonzero(came.view(np.uint32) != right.astype(np.uint32))
-            if bad.size:
-                at = int(bad[0])
-                expected = right.astype(np.uint32).view(np.float32)[at]
-                words = f"{asked}: {values[at]!s} with {drawn[at]} drawn became {came[at]!s}, expected {expected!s}"
-                return words, "cut off the lower 16 bits; add 0x10000 where what was drawn is less than they were"
-        return None
 
-    came = called(first_wrong, watch, lambda: asked)
-    return examined("bits", "bf16, up as often as a value is near to it", f"{len(rows)} rows", came, lambda: asked)
+def _ask_row(answer: Any, question: Any, keep: Keep) -> None:
+    _, values, drawn = question
+    keep(answer(values.copy(), drawn.astype(np.uint32)))
+
+
+def _wrong_row(question: Any, came: Sequence[Any]) -> Wrong | None:
+    """Up where the drawn bits are less than the 16 that are cut off."""
+    name, values, drawn = question
+    for rounded in map(np.asarray, came):
+        if rounded.dtype != np.float32 or rounded.shape != values.shape:
+            return f"{name}: {rounded.dtype} {rounded.shape}", "float32, whose lower 16 bits are 0"
+        bits = values.view(np.uint32)
+        right = (bits & np.uint32(0xFFFF0000)) + np.where(drawn < (bits & np.uint32(0xFFFF)), 65536, 0)
+        bad = np.flatnonzero(rounded.view(np.uint32) != right.astype(np.uint32))
+        if bad.size:
+            at = int(bad[0])
+            expected = right.astype(np.uint32).view(np.float32)[at]
+            words = f"{name}: {values[at]!s} with {drawn[at]} drawn became {rounded[at]!s}, expected {expected!s}"
+            return words, "cut off the lower 16 bits; add 0x10000 where what was drawn is less than they were"
+    return None
+
+
+QUANTISER = Examination(
+    "codes",
+    "the largest magnitude of a block, and the nearest entry of the table for each value over it",
+    "10 blocks",
+    _blocks,
+    _ask_block,
+    _name,
+    _wrong_block,
+)
+ROUNDING = Examination(
+    "bits", "bf16, up as often as a value is near to it", "6 rows", _rows, _ask_row, _name, _wrong_row
+)

@@ -1,10 +1,13 @@
-"""An answer judged in a process of its own: started, listened to, and ended whatever it does.
+"""An answer run in a process of its own: started, listened to, and ended whatever it does. Another one judges it.
 
 Inside one process nothing can end a thread that never gives the interpreter back (`sum(iter(int, 1))`), and what
 ends the process (a crash in C code) ends the notebook. So a fresh interpreter is started, the answer goes there
-as bytes (`pickling.py`), and `child.py` judges it. It takes about half a second to start. A fork would take less,
+as bytes (`pickling.py`), and `child.py` runs it. It takes about half a second to start. A fork would take less,
 but a notebook's kernel has threads, whose locks a fork leaves held for ever, and neither macOS's libraries nor
 Windows know it; and it would take along whatever has been changed in zerosim.
+
+A second interpreter starts at the same time and judges what the first one left (`judge.py`): the answer never runs in
+it, and it takes nothing from the first but plain data. A verdict that the first one sends is no message of its.
 
 What is reported of a process that ended without a verdict is in `crashes.py`.
 """
@@ -19,8 +22,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
@@ -40,20 +43,23 @@ LINGER_S = 1.0
 MOST_SHOWN = 20_000
 """Characters of what an answer prints that are shown."""
 
-MESSAGES = ("alive", "runs", "verdict", "failed")
-"""What it sends: each is a sign of life."""
+ANSWERS = {"alive": (), "runs": (str,), "borrowed": (str,), "left": (str,), "failed": (str,)}
+JUDGES = {"alive": (), "verdict": (list,), "failed": (str,)}
+"""What each process sends, with which parts: each message is a sign of life."""
+
+Messages = Mapping[str, tuple[type, ...]]
 
 _MARK = "ZEROSIM_GRADING"
 _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _BEGIN = """\
 import importlib, pickle, sys, typing
-parcel = pickle.load(sys.stdin.buffer)
-sys.path.insert(0, parcel["home"])
+home, path = pickle.load(sys.stdin.buffer)
+sys.path.insert(0, home)
 import zerosim
 del sys.path[0]
-sys.path += parcel["path"]
-from zerosim.grading.child import main
-main(parcel)
+sys.path += path
+from zerosim.grading import child
+{0}(pickle.load(sys.stdin.buffer))
 """
 """This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -71,18 +77,21 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
     except InputError as error:
         hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
         return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
-    sent = {
-        "home": _HOME,
-        "path": sys.path,
-        "files": files,
-        "exercise": one.name if one in EXERCISES else pack(one)[0],
-        "answer": parcel,
-        "silence_s": SILENCE_S,
-    }
-    with _process() as process:
-        heard = _listen(process, pickle.dumps(sent))
-        if "verdict" in heard:
-            return Verdict.from_json(heard["verdict"][0])
+    exercise = one.name if one in EXERCISES else pack(one)[0]
+    sent = {"path": sys.path, "files": files, "exercise": exercise, "answer": parcel, "silence_s": SILENCE_S}
+    with _process("child.main") as process, _process("child.judge") as judge, ExitStack() as unheard:
+        for pipe in (judge.stdout, judge.stderr):
+            assert pipe is not None
+            unheard.callback(pipe.close)
+        heard = _listen(process, ANSWERS, sent)
+        if "left" in heard:
+            unheard.pop_all()  # who listens closes them
+            borrowed = {name for (name,) in heard["borrowed"]}
+            what = {"exercise": exercise, "left": heard["left"][0], "borrowed": borrowed}
+            found = _listen(judge, JUDGES, what)
+            if "verdict" in found:
+                return Verdict.from_json(found["verdict"][0])
+            heard = {**found, "failed": found.get("failed", [f"it ended without a word: {found['dump']}"])}
         if "failed" in heard:
             raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard['failed'][0]}")
         if "alive" not in heard:
@@ -94,14 +103,15 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
 
 
 @contextmanager
-def _process() -> Iterator[subprocess.Popen[bytes]]:
-    """A fresh interpreter. When this is left it has ended, and what it may have started too (not on Windows)."""
+def _process(main: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A fresh interpreter, for one of `child.py`'s functions. When this is left it has ended, and what it may have
+    started too (not on Windows)."""
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", _BEGIN],
+            [sys.executable, "-P", "-u", "-c", _BEGIN.format(main)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -112,6 +122,7 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
     except (OSError, TypeError) as error:  # TypeError: this program has no Python to start
         raise ZerosimError(f"grade starts Python in a process of its own, which failed: {error}") from None
     try:
+        _send(process, (_HOME, sys.path))
         yield process
     finally:
         with suppress(OSError):
@@ -119,14 +130,24 @@ def _process() -> Iterator[subprocess.Popen[bytes]]:
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
+        with suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
 
 
-def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any]]:
-    """Send it the answer, show what it prints, and listen until it has ended or has been silent for too long.
-
-    Gives its last message of each kind (`child.py`), and under 'dump' the lines that faulthandler wrote.
-    """
+def _send(process: subprocess.Popen[bytes], value: Any) -> None:
     assert process.stdin is not None
+    with suppress(OSError):  # it has ended already
+        process.stdin.write(pickle.dumps(value))
+        process.stdin.flush()
+
+
+def _listen(process: subprocess.Popen[bytes], messages: Messages, parcel: dict[str, Any]) -> dict[str, list[Any]]:
+    """Send it its parcel, show what it prints, and listen until it has ended or has been silent for too long.
+
+    Gives its last message of each kind (`child.py`), all of those on what was borrowed, and under 'dump' the lines that
+    faulthandler wrote.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     queue: SimpleQueue[list[Any]] = SimpleQueue()
@@ -136,12 +157,10 @@ def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any
             queue.put(row)
         queue.put(["end"])
 
-    for rows in (_messages(process.stdout), _printed(process.stderr)):
+    for rows in (_messages(process.stdout, messages), _printed(process.stderr)):
         threading.Thread(target=read, args=(rows,), daemon=True).start()
-    with suppress(OSError):  # it has ended already
-        process.stdin.write(sent)
-        process.stdin.close()
-    heard: dict[str, list[Any]] = {"dump": []}
+    _send(process, parcel)
+    heard: dict[str, list[Any]] = {"dump": [], "borrowed": []}
     lap, passed_s, silent_s, streams_left, line_is_open = Lap(), 0.0, 0.0, 2, False
     try:
         while streams_left and silent_s < _timeout_s(heard) and passed_s < START_S + 2 * LIMIT_S:
@@ -158,7 +177,9 @@ def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any
                 line_is_open = not rest[0].endswith("\n")
             elif kind == "dump":
                 heard["dump"] += rest
-            elif kind in MESSAGES:
+            elif kind == "borrowed":
+                heard[kind].append(rest)
+            elif kind in messages:
                 heard[kind], silent_s = rest, 0.0
     finally:
         if line_is_open:
@@ -168,13 +189,13 @@ def _listen(process: subprocess.Popen[bytes], sent: bytes) -> dict[str, list[Any
 
 def _timeout_s(heard: dict[str, list[Any]]) -> float:
     """How long it may be silent from here on. The process itself takes half of that for a fault."""
-    if "verdict" in heard or "failed" in heard:
+    if {"left", "verdict", "failed"} & set(heard):
         return LINGER_S
     return 2 * SILENCE_S if "alive" in heard else START_S
 
 
-def _messages(stream: IO[bytes]) -> Iterator[list[Any]]:
-    """Its messages; any other line was written by faulthandler."""
+def _messages(stream: IO[bytes], known: Messages) -> Iterator[list[Any]]:
+    """Its messages of the kinds that it may send; any other line was written by faulthandler."""
     with stream:
         for line in stream:
             text = line.decode("utf-8", "replace").rstrip()
@@ -183,7 +204,7 @@ def _messages(stream: IO[bytes]) -> Iterator[list[Any]]:
                 continue
             with suppress(ValueError):  # a line that is none of ours
                 message = json.loads(text)
-                if message and message[0] in MESSAGES:
+                if isinstance(message, list) and message and known.get(message[0]) == tuple(map(type, message[1:])):
                     yield message
 
 

@@ -95,30 +95,53 @@ def result_of(trial: Trial) -> RunResult:
     return trial.result
 
 
+class Left(NamedTuple):
+    """What a run left behind: plain data, of which any process makes the trial (`completed`)."""
+
+    failure: Failure | None
+    records: list[list[Event]]
+    updates: list[list[Update]]
+    ended: list[bool]
+    outcomes: list[RankOutcome]
+
+
 def attempt(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Trial:
     """Run `config`, with what is the student's own, to its end or its first failure.
 
     Raises: InputError for a bad configuration; nothing that an answer does is raised.
     """
+    return completed(config, left_by(config, own, watch))
+
+
+def left_by(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Left:
+    """The same, as what is left behind."""
     before = set(sys._current_frames())
     run = _Run(config, own or Own())
     failure = run.to_the_end(watch or Watch())
     end_threads(lambda: set(sys._current_frames()) - before, SystemExit)  # of which threading says nothing
     failure = failure or run.missing()
-    records, result = [recorder.history for recorder in run.recorders], None
+    outcomes = [outcome for outcome in run.threads.outcomes if outcome is not None]
+    records, ranks = [recorder.history for recorder in run.recorders], run.ranks
+    return Left(failure, records, [rank.updates for rank in ranks], [rank.has_ended for rank in ranks], outcomes)
+
+
+def completed(config: RunConfig, left: Left) -> Trial:
+    """A run's trial: its ledgers are read from the records, its weights put together of the ranks' parts."""
+    experiment, failure, result = Experiment(config), left.failure, None
     if failure is None:
-        outcomes = [outcome for outcome in run.threads.outcomes if outcome is not None]
         try:
-            for one, record in zip(run.ledgers, records, strict=True):
+            ledgers = [RankLedgers(rank) for rank in range(config.mesh.ranks)]
+            for one, record in zip(ledgers, left.records, strict=True):
                 one.events = record
-            result = run.experiment.result(outcomes, run.ledgers, keep_events=True)
+                for reader in one.readers:
+                    reader.read(record)
+            result = experiment.result(left.outcomes, ledgers, keep_events=True)
         except Exception as error:
             words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
             failure = Failure("error", words)
-    padded = run.experiment.layout.padded
-    sizes = {flat.name: padded(flat.name, "optim") * flat.dtype.itemsize for flat in run.experiment.model.flats}
-    updates, ended = [rank.updates for rank in run.ranks], [rank.has_ended for rank in run.ranks]
-    return Trial(config, result, failure, records, updates, ended, sizes)
+    padded = experiment.layout.padded
+    sizes = {flat.name: padded(flat.name, "optim") * flat.dtype.itemsize for flat in experiment.model.flats}
+    return Trial(config, result, failure, left.records, left.updates, left.ended, sizes)
 
 
 class _WatchedUpdater(Updater):
@@ -160,10 +183,9 @@ class _Run:
     """A world of ranks that are watched, and how it ends."""
 
     def __init__(self, config: RunConfig, own: Own) -> None:
-        self.ledgers = [RankLedgers(rank) for rank in range(config.mesh.ranks)]
         self.ranks = [_Rank() for _ in range(config.mesh.ranks)]
         scheduler, limit = Scheduler(config.mesh.ranks, 1, Switch()), EVENTS_PER_STEP * (config.optim.steps or 1)
-        self.recorders = [BoundedRecorder(one.readers, scheduler.switch, limit) for one in self.ledgers]
+        self.recorders = [BoundedRecorder(scheduler.switch, limit) for _ in self.ranks]
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
             return Device(rank, backend, allocator=own.allocator(config), recorder=self.recorders[rank], switch=switch)
@@ -194,8 +216,6 @@ class _Run:
             self.threads.join()
             end_threads(lambda: [rank.thread for rank in self.ranks if rank.is_running])
         for recorder in self.recorders:
-            if scheduler.failure is not None:  # nobody asks its ledgers, which what was cut off may not add up in
-                recorder.readers = ()
             recorder.drain()
         return self._failure(scheduler.failure) if scheduler.failure is not None else None
 

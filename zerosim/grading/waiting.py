@@ -16,10 +16,9 @@ from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.events import Launch, Scope, Wait
-from zerosim.grading.adapting import examined, function_of
-from zerosim.grading.exercise import Check
-from zerosim.grading.limits import Failure, Watch, called
-from zerosim.grading.own_code import text_of
+from zerosim.grading.adapting import function_of
+from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.plain import shown
 from zerosim.grading.trial import Own
 from zerosim.ledger.clock import simulate
 from zerosim.ledger.pace import Busy, Entry
@@ -47,32 +46,38 @@ def micro_batches(answer: Any) -> Own:
     return Own()
 
 
-def examine_depth(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-    """Units of some seconds, gathered so many ahead by the clock."""
-    ask, draw, asked = function_of(answer, "my_depth(compute, gather)"), random.Random(7), ""
+def _rows() -> list[tuple[list[int], list[int]]]:
+    """Seconds of units: those on paper, then drawn ones."""
+    draw = random.Random(7)
     units = [(list(compute), list(gather)) for compute, gather in SMALL]
     for _ in range(20):
         count = draw.randint(2, 8)
         times = [[draw.choice((1, 1, 2, 3, 9)) for _ in range(count)] for _ in range(2)]
         units.append((times[0], times[1]))
+    return units
 
-    def first_wrong() -> tuple[str, str] | None:
-        nonlocal asked
-        for compute, gather in units:
-            asked = f"my_depth({compute}, {gather})"
-            came = ask(list(compute), list(gather))
-            waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
-            right = waits.index(waits[-1])
-            if type(came) is not int or not 0 <= came < len(compute):
-                return f"{asked} is {text_of(came, repr)}, expected 0 to {len(compute) - 1}", _TURN
-            if came != right:
-                words = f"{asked} is {came}, expected {right}; waited with 0, 1, ... units ahead: "
-                return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
-        return None
 
-    expected = "the fewest units ahead with which no longer is waited than with all of them"
-    came = called(first_wrong, watch, lambda: asked)
-    return examined("depth", expected, f"{len(units)} rows of units, by the clock", came, lambda: asked)
+def _ask_depth(answer: Any, question: Any, keep: Keep) -> None:
+    compute, gather = question
+    keep(answer(list(compute), list(gather)))
+
+
+def _depth_words(question: Any, came: Sequence[Any]) -> str:
+    return f"my_depth({question[0]}, {question[1]})"
+
+
+def _wrong_depth(question: Any, came: Sequence[Any]) -> Wrong | None:
+    """Gathered so many units ahead by the clock."""
+    (compute, gather), asked = question, _depth_words(question, came)
+    for depth in came:
+        waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
+        right = waits.index(waits[-1])
+        if type(depth) is not int or not 0 <= depth < len(compute):
+            return f"{asked} is {shown(depth)}, expected 0 to {len(compute) - 1}", _TURN
+        if depth != right:
+            words = f"{asked} is {depth}, expected {right}; waited with 0, 1, ... units ahead: "
+            return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
+    return None
 
 
 _TURN = "at a unit's turn: wait for its own gather, launch those ahead, compute; gathers follow one another in a stream"
@@ -94,28 +99,29 @@ def waited(compute: Sequence[int], gather: Sequence[int], ahead: int) -> float:
     return sum(simulate({0: entries}, [0, 0], Mesh(dp_shard=2), cluster).last.exposed.values())
 
 
-def examine_micro_batches(answer: Any, watch: Watch) -> tuple[Check, ...] | Failure:
-    """Pipelines whose bubble is counted with so many micro-batches, and with the next fewer."""
-    ask, asked = function_of(answer, "my_micro_batches(num_stages, chunks, share)"), ""
+def _ask_micro_batches(answer: Any, question: Any, keep: Keep) -> None:
+    stages, chunks, parts = question
+    keep(answer(stages, chunks, Fraction(1, parts)))
 
-    def first_wrong() -> tuple[str, str] | None:
-        nonlocal asked
-        for stages, chunks, parts in PIPELINES:
-            share = Fraction(1, parts)
-            asked = f"my_micro_batches({stages}, {chunks}, 1/{parts})"
-            came, pace = ask(stages, chunks, share), stages if chunks > 1 else 1
-            if type(came) is not int or not 1 <= came <= 1000 or came % pace:
-                which = f"a multiple of {pace}" if pace > 1 else "at least 1"
-                return f"{asked} is {text_of(came, repr)}, expected {which}, as an int", _WHOLE
-            if (found := bubble_of(stages, chunks, came)) > share:
-                return f"{asked} is {came}, with a bubble of {found}", "waiting over working is (p-1)/(vm)"
-            if came > pace and (found := bubble_of(stages, chunks, came - pace)) <= share:
-                return f"{asked} is {came}; {came - pace} have a bubble of {found}", _WHOLE
-        return None
 
-    came = called(first_wrong, watch, lambda: asked)
-    expected = "the fewest micro-batches whose bubble is no larger than the share"
-    return examined("bubble", expected, f"{len(PIPELINES)} pipelines, counted in slots", came, lambda: asked)
+def _micro_batches_words(question: Any, came: Sequence[Any]) -> str:
+    stages, chunks, parts = question
+    return f"my_micro_batches({stages}, {chunks}, 1/{parts})"
+
+
+def _wrong_micro_batches(question: Any, came: Sequence[Any]) -> Wrong | None:
+    """The bubble counted with so many micro-batches, and with the next fewer."""
+    (stages, chunks, parts), asked = question, _micro_batches_words(question, came)
+    share, pace = Fraction(1, parts), stages if chunks > 1 else 1
+    for count in came:
+        if type(count) is not int or not 1 <= count <= 1000 or count % pace:
+            which = f"a multiple of {pace}" if pace > 1 else "at least 1"
+            return f"{asked} is {shown(count)}, expected {which}, as an int", _WHOLE
+        if (found := bubble_of(stages, chunks, count)) > share:
+            return f"{asked} is {count}, with a bubble of {found}", "waiting over working is (p-1)/(vm)"
+        if count > pace and (found := bubble_of(stages, chunks, count - pace)) <= share:
+            return f"{asked} is {count}; {count - pace} have a bubble of {found}", _WHOLE
+    return None
 
 
 _WHOLE = "round up, and interleaved up to a multiple of the stages; shares are Fractions, which lose nothing"
@@ -125,3 +131,23 @@ def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
     """Idle slots over those at work, of 1F1B or, with several chunks, interleaved."""
     order = SCHEDULES["1f1b" if chunks == 1 else "interleaved"]
     return counted_bubble(slots_of([order(stages, stage, count, chunks) for stage in range(stages)]))
+
+
+DEPTH = Examination(
+    "depth",
+    "the fewest units ahead with which no longer is waited than with all of them",
+    f"{len(SMALL) + 20} rows of units, by the clock",
+    _rows,
+    _ask_depth,
+    _depth_words,
+    _wrong_depth,
+)
+MICRO_BATCHES = Examination(
+    "bubble",
+    "the fewest micro-batches whose bubble is no larger than the share",
+    f"{len(PIPELINES)} pipelines, counted in slots",
+    lambda: PIPELINES,
+    _ask_micro_batches,
+    _micro_batches_words,
+    _wrong_micro_batches,
+)

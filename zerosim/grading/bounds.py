@@ -1,0 +1,74 @@
+"""The exercise on slice bounds: what slices must be, asked of each size, so that nothing here knows the answer.
+
+Slices of one length, one after the other from 0, that reach the end and none longer than needed: only one cut is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zerosim.grading.adapting import function_of, is_pair
+from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.plain import shown
+
+SIZES = ((12, 4), (10, 4), (7, 3), (3, 4), (1, 1), (5, 8))
+"""(numel, N) that slice bounds are asked for: dividing, not dividing, more ranks than elements."""
+
+
+def _ask(answer: Any, question: Any, keep: Keep) -> None:
+    numel, ranks = question
+    cut = function_of(answer, "slice_of(numel, rank, world_size)")
+    for rank in range(ranks):
+        keep(cut(numel, rank, ranks))
+
+
+def _words(question: Any, came: Sequence[Any]) -> str:
+    numel, ranks = question
+    return f"slice_of({numel}, {min(len(came), ranks - 1)}, {ranks})"
+
+
+def wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
+    """The first property that slices lack, of the ranks that have answered."""
+    numel, ranks = question
+    for rank, pair in enumerate(came):
+        call = f"slice_of({numel}, {rank}, {ranks})"
+        if not is_pair(pair):
+            return f"{call} is {shown(pair)}", "return a pair of whole numbers: return start, stop"
+        start, stop = pair
+        end, length = came[rank - 1][1] if rank else 0, came[0][1] - came[0][0]
+        if stop < start:
+            return f"{call} is {pair}, which stops before it starts", "start and stop count elements from 0"
+        if start != end:
+            what = "where nothing has begun yet" if not rank else f"and rank {rank - 1} stops at {end}"
+            way = "overlap" if start < end else "leave a gap"
+            words = f"{call} is {pair}: it starts at {start}, {what}"
+            return words, f"slices lie one after the other from 0: these {way}" if rank else "rank 0 starts at 0"
+        if stop - start != length:
+            words = f"{call} is {pair}, {stop - start} elements long, and rank 0's slice is {length} long"
+            return words, "every rank's slice must have one length, the last one's too: what passes numel is padding"
+    if len(came) < ranks:
+        return None
+    last = came[-1][1]
+    words = f"slice_of({numel}, {ranks - 1}, {ranks}), the last rank's, is {came[-1]}"
+    if last < numel:
+        lost = f"element {last} belongs" if numel - last == 1 else f"elements {last} to {numel - 1} belong"
+        return f"{words}: {lost} to no rank", "N slices of one length must cover numel: which way do you round?"
+    if last - ranks >= numel:
+        return (
+            f"{words}: slices one element shorter cover {numel}, too",
+            "slices are as long as they must be, no longer",
+        )
+    return None
+
+
+EXAMINATION = Examination(
+    "slices",
+    "N slices of one length, one after the other, that cover numel and are no longer than that takes",
+    f"{len(SIZES)} sizes, every rank",
+    lambda: SIZES,
+    _ask,
+    _words,
+    wrong,
+    "a loop without an end, or a sleep: no loop is needed, a slice's start and stop are two products",
+)

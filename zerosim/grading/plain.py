@@ -1,0 +1,96 @@
+"""Values as plain data: what an answer's process leaves crosses to the one that judges, and no code comes along.
+
+Numbers, texts, arrays, and the records of zerosim that are listed here go. Anything else, such as a tuple's subclass
+that equals whatever it is compared with, arrives as the text that it shows of itself. Neither side calls a method of
+such an object but its `repr`, on the answer's side.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from zerosim.device.events import Event, Scope
+from zerosim.errors import InputError
+from zerosim.grading.limits import Failure
+from zerosim.grading.own_code import text_of
+from zerosim.optim.control import StepReport
+from zerosim.placement.layout import Piece
+from zerosim.tensor.flat import Slice
+from zerosim.train.run import RankOutcome
+
+
+class Odd(NamedTuple):
+    """An object that is no plain data: what it showed of itself, and the name of its type."""
+
+    text: str
+    kind: str
+
+
+_RECORDS = (Odd, Failure, Scope, *get_args(Event), StepReport, Piece, Slice, RankOutcome)
+_BARE = (type(None), bool, int, float, str, bytes)
+_NUMBERS = "biuf"  # an array of objects would bring them along
+
+
+def packed(value: Any, records: Sequence[type] = ()) -> bytes:
+    """A value as bytes; `records` are named tuples and dataclasses beside those listed here."""
+    numbers = {kind: number for number, kind in enumerate((*_RECORDS, *records))}
+    return marshal.dumps(_bare(value, numbers))
+
+
+def unpacked(data: bytes, records: Sequence[type] = ()) -> Any:
+    """What was packed. Raises: InputError for bytes that nothing was packed into."""
+    try:
+        return _whole(marshal.loads(data), (*_RECORDS, *records))
+    except Exception as error:
+        raise InputError(f"what came from the answer's process is no plain data: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """The value as it would arrive on the other side."""
+    return unpacked(packed(value))
+
+
+def shown(value: Any) -> str:
+    """A value in words, of what was odd its own."""
+    return value.text if isinstance(value, Odd) else text_of(value, repr)
+
+
+def _bare(value: Any, numbers: dict[type, int]) -> Any:
+    kind = type(value)
+    if kind in _BARE:
+        return value
+    if kind is list or kind is tuple:
+        return kind.__name__, [_bare(one, numbers) for one in value]
+    if kind is dict:
+        return "dict", [(_bare(name, numbers), _bare(one, numbers)) for name, one in value.items()]
+    if kind is np.ndarray and value.dtype.kind in _NUMBERS:
+        return "array", value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.generic) and kind.__module__ == "numpy" and value.dtype.kind in _NUMBERS:
+        return value.item()
+    if kind in numbers:
+        parts = [getattr(value, one.name) for one in fields(value)] if is_dataclass(value) else list(value)
+        return "record", numbers[kind], [_bare(one, numbers) for one in parts]
+    return _bare(Odd(text_of(value, repr), text_of(kind, lambda one: one.__name__)), numbers)
+
+
+def _whole(value: Any, records: Sequence[type]) -> Any:
+    if type(value) in _BARE:
+        return value
+    match value:
+        case ("list", list(parts)):
+            return [_whole(one, records) for one in parts]
+        case ("tuple", list(parts)):
+            return tuple(_whole(one, records) for one in parts)
+        case ("dict", list(pairs)):
+            return {_whole(name, records): _whole(one, records) for name, one in pairs}
+        case ("array", str(dtype), tuple(shape), bytes(data)) if np.dtype(dtype).kind in _NUMBERS:
+            return np.frombuffer(data, dtype).reshape(shape).copy()
+        case ("record", int(number), list(parts)):
+            return records[number](*(_whole(one, records) for one in parts))
+        case _:
+            raise ValueError(f"a {type(value).__name__}")
