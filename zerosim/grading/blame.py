@@ -38,6 +38,7 @@ _HINTS = (
     (r"unexpected keyword|positional argument", "keep the arguments that the points have in the skeleton"),
     (r"object has no attribute '(comm|device|updater|flats|last|layout|groups|everyone)'",
      "call super().__init__(comm, device, updater) first in your own __init__"),
+    (r"NameError", "Python finds no such name in that line: is it misspelt, or an attribute (self., unit., flat.)?"),
     (r"SystemExit", "what leaves ends the whole run: a point of a strategy returns"),
     (r"RecursionError", "a method calls itself: is a super() missing?"),
     (r"record is not whole", "the record belongs to the grader: leave self.device.recorder alone"),
@@ -70,7 +71,9 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
     if trial.config.mesh.tp > 1 and "copies of a weight must be the same" in failure.text:
         return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
-    return Finding(failure.text, hint, _freed(trial, failure) or _last(trial, failure.rank))
+    at = _freed(trial, failure) or _last(trial, failure.rank)
+    # What was live says nothing of a slip in a line: only a use after the end, or a hoard, is about buffers.
+    return Finding(failure.text, hint, at if failure.reason == "endless" else at.only("unsharded_param"))
 
 
 def _freed(trial: Trial, failure: Failure) -> Where | None:
@@ -93,9 +96,7 @@ def _hint(words: str, line: str) -> str:
         owner = _KNOWN.get(missing[1])
         near = difflib.get_close_matches(missing[2], dir(owner), 2) if owner is not None else []
         return f"did you mean {' or '.join(near)}?" if near else _NO_NAME
-    if line:
-        return "the run ended in that line of yours; what the rank held then is listed above"
-    return "no line of yours ran at that moment: look at what your points left behind for it"
+    return "" if line else "None of your code was running here. Check what your hooks stored earlier."
 
 
 def _last(trial: Trial, rank: int) -> Where:

@@ -35,6 +35,9 @@ _MODULES = (pipeline, arena, quantize, rounding)
 """Whose functions no run of an exercise calls by itself."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
+DEAF = "sys.setprofile"
+"""Noted of an answer that puts another listener in the place of the one here."""
+
 Note = Callable[[str], None]
 Audit = Callable[[Callable[[str, tuple[Any, ...]], None]], None]
 Code = Hashable
@@ -145,7 +148,7 @@ def listening(answer: Any, *, heard: Mapping[Code, str], note: Note) -> Any:
             return answer(*args, **kwargs)
         finally:
             if sys.getprofile() is not listen:
-                note("sys.setprofile")
+                note(DEAF)
             sys.setprofile(before)
             threading.setprofile(None)
 

@@ -11,12 +11,18 @@ from collections.abc import Sequence
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
-from zerosim.grading.record import Peak, mark_number, peak, where
+from zerosim.grading.record import Peak, Where, mark_number, peak, where
 from zerosim.grading.trial import result_of
 from zerosim.train.result import RunResult
 
 COST = bytes_per_parameter(2, 2, 2)
 """bf16 weights and gradients, an fp32 master and Adam's two moments: 2 + 2 + 12."""
+
+_LETS_GO = (
+    ("unsharded_param", "flat.reshard() in post_backward lets go of a unit's, if no name of yours holds it"),
+    ("unsharded_grad", "a window of a whole gradient keeps all of it: reduce_scatter gives a slice of its own"),
+)
+"""Kinds of whole buffers, and a hint."""
 
 AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
@@ -51,8 +57,18 @@ def states(run: Comparison) -> Check:
         return Check("bytes", True, words, f"{counted[0]:,} B")
     number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.optim.steps or 1) - 1)
     more = counted[wrong] > expected
-    hint = "something whole is still live: see the list of what was" if more else "something that must stay is gone"
+    hint = _whole_words(where(wrong, run.mine.records[wrong], number)) if more else "something that must stay is gone"
     return _failed_on(run, wrong, number, "bytes", words, f"{counted[wrong]:,} B", hint)
+
+
+def _whole_words(at: Where) -> str:
+    """Which whole buffers are still live, and who lets go of such."""
+    for kind, hook in _LETS_GO:
+        units = list(dict.fromkeys(held.unit for held in at.live if held.kind == kind))
+        if units:
+            more = f" and {len(units) - 3} more" if len(units) > 3 else ""
+            return f"still live: {kind} of {', '.join(units[:3])}{more}; {hook}"
+    return "something whole is still live: see the list of what was"
 
 
 def highest(run: Comparison) -> Check:

@@ -9,6 +9,7 @@ import numpy as np
 
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
+from zerosim.grading.missing import first_missing
 from zerosim.grading.record import Finding, first_difference, other_kernels, where
 from zerosim.grading.trial import Trial, Update, result_of
 
@@ -34,14 +35,17 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         place = f"rank {update.rank}'s gradient of {update.unit} in step {update.step}"
         if not np.array_equal(ours, theirs):
             words, hint = _likeness(ours, theirs, expected, update, mine.config)
+            left_out = first_missing(mine, schedule, update.rank)
+            if left_out is not None and left_out.step <= update.step:
+                return Finding(f"{place} {words}; {left_out.words}", left_out.hint or hint, left_out.where)
             more, number = _work(record, schedule.records[update.rank], update, schedule.config.parallel.zero_stage)
-            return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number))
+            return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number).only())
         if update.scale != scale:
             return Finding(
                 f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}",
                 "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: add the squares "
                 "of every rank before the root is taken",
-                where(update.rank, record, update.number),
+                where(update.rank, record, update.number).only(),
             )
     return Finding(
         "every gradient is the reference's, the weights are not",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from zerosim.errors import InputError
 from zerosim.grading.asking import Asked, asked, checked
 from zerosim.grading.blame import blame
-from zerosim.grading.borrowed import Audit, Note, changed, noted, state_of_zerosim
+from zerosim.grading.borrowed import DEAF, Audit, Note, changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Verdict
 from zerosim.grading.limits import Failure, Watch
@@ -147,7 +147,9 @@ def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Wat
         if isinstance(check, Failure):
             return Verdict(unsolved=check)
         own = (check,)
-    void = f"{_listed(sorted(borrowed))}, zerosim's own, did the work: write it yourself" if borrowed else ""
+    taken = sorted(set(borrowed) - {DEAF})
+    void = "it calls sys.setprofile, which is in use to see what it borrows: leave it out" if borrowed else ""
+    void = f"{_listed(taken)}, zerosim's own, did the work: write it yourself" if taken else void
     if any(not check.passed for check in own) or not one.cases:
         return Verdict(own, void=void)
     by_name: dict[str, list[Check]] = {name: [] for name in ("runs", *(name for name, _ in one.judges))}

@@ -30,6 +30,10 @@ class Where(NamedTuple):
     text: str
     live: tuple[Held, ...]
 
+    def only(self, *kinds: str) -> Where:
+        """Of what was live these kinds alone: a failure shows what it is about."""
+        return self._replace(live=tuple(held for held in self.live if held.kind in kinds))
+
     def __str__(self) -> str:
         return f"rank {self.rank}, event {self.number}: {self.text}"
 

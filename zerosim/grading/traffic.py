@@ -13,7 +13,9 @@ from zerosim.analysis.formulas.states import padded_numel
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.grading.checks import psi_of
+from zerosim.grading.compare import different_weights
 from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.missing import first_missing
 from zerosim.grading.record import Where, calls, carries_states, first_difference, where
 from zerosim.grading.trial import Trial, result_of
 
@@ -37,14 +39,27 @@ def volume(run: Comparison) -> Check:
     least = _least_elements(run, most, table) * each
     if min(per_step) < least:
         counted = f"{_bytes(min(per_step))} B, too few: at least {_bytes(least)} B have to travel"
-        return _parted(run, "volume", expected, counted, _ASIDE)
+        return _too_few(run, expected, counted)
     return Check("volume", True, expected, f"{_bytes(max(per_step))} B")
 
 
-_ASIDE = (
-    "something went past self.comm, or was kept outside of the device's memory: between ranks only collectives carry, "
-    "and a rank keeps what it keeps in buffers"
-)
+_ASIDE = "Some traffic or memory did not go through `self.comm` and `self.device`."
+
+
+def _too_few(run: Comparison, expected: str, counted: str) -> Check:
+    """What was left out, and why the run came to its end without it: its weights are wrong for it, or something that
+    had to go stays. Only where neither is so has something gone another way."""
+    found = first_missing(run.mine, run.reference)
+    if found is None:
+        return _parted(run, "volume", expected, counted, _ASIDE)
+    is_seen = bool(found.kept or different_weights(run.mine, run.ddp))
+    if found.is_publishing and not is_seen:  # after the last step no gradient shows what ranks have
+        is_seen = any(ends != run.mine.whole[0] for ends in run.mine.whole)
+        counted += f"; {found.words}" + (", and ranks end with different parameters" if is_seen else "")
+    else:
+        counted += f"; {found.words}"
+    hint = found.hint if is_seen else f"{_ASIDE} Every rank has what it needs, and no collective brought it."
+    return Check("volume", False, expected, counted, hint=hint, where=found.where)
 
 
 def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
@@ -153,7 +168,7 @@ def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str =
     difference = first_difference(record, run.reference.records[0], by_unit=run.exercise.stage >= 2)
     if difference is None:
         return Check(name, False, expected, counted, hint=hint or "see the calls")
-    at = where(0, record, difference.mine.number if difference.mine is not None else len(record) - 1)
+    at = where(0, record, difference.mine.number if difference.mine is not None else len(record) - 1).only()
     return Check(name, False, expected, counted, hint=hint or f"rank 0 {difference}", where=at)
 
 

@@ -6,6 +6,7 @@ the threads here is ended from outside, by `process.py`; what a failure means to
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from zerosim.comm.rank_status import ranks_text, scope_text
 from zerosim.comm.runtime import Context, assemble
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.config import RunConfig
-from zerosim.device.device import Device, Switch
+from zerosim.device.device import Buffer, Device, Switch
 from zerosim.device.events import Event
 from zerosim.device.memory import Allocator, Exact
 from zerosim.errors import Aborted, Deadlock, InputError, LateRank, Mismatch, RankFailed, ZerosimError
@@ -77,7 +78,8 @@ class Update(NamedTuple):
 class Trial(NamedTuple):
     """A run, finished (`result`) or not (`failure`). Records and updates are by rank; `ended`: who finished.
 
-    `gathered_bytes` are the sizes of units' whole parameters, by the unit's name.
+    `gathered_bytes` are the sizes of units' whole parameters, by the unit's name; `whole` by rank and unit digests of
+    those that a rank held at its end.
     """
 
     config: RunConfig
@@ -87,6 +89,7 @@ class Trial(NamedTuple):
     updates: list[list[Update]]
     ended: list[bool]
     gathered_bytes: dict[str, int]
+    whole: list[dict[str, str]]
 
 
 def result_of(trial: Trial) -> RunResult:
@@ -103,6 +106,7 @@ class Left(NamedTuple):
     updates: list[list[Update]]
     ended: list[bool]
     outcomes: list[RankOutcome]
+    whole: list[dict[str, str]]
 
 
 def attempt(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Trial:
@@ -122,7 +126,8 @@ def left_by(config: RunConfig, own: Own | None = None, watch: Watch | None = Non
     failure = failure or run.missing()
     outcomes = [outcome for outcome in run.threads.outcomes if outcome is not None]
     records, ranks = [recorder.history for recorder in run.recorders], run.ranks
-    return Left(failure, records, [rank.updates for rank in ranks], [rank.has_ended for rank in ranks], outcomes)
+    updates, ended = [rank.updates for rank in ranks], [rank.has_ended for rank in ranks]
+    return Left(failure, records, updates, ended, outcomes, [rank.whole for rank in ranks])
 
 
 def completed(config: RunConfig, left: Left) -> Trial:
@@ -141,7 +146,7 @@ def completed(config: RunConfig, left: Left) -> Trial:
             failure = Failure("error", words)
     padded = experiment.layout.padded
     sizes = {flat.name: padded(flat.name, "optim") * flat.dtype.itemsize for flat in experiment.model.flats}
-    return Trial(config, result, failure, left.records, left.updates, left.ended, sizes)
+    return Trial(config, result, failure, left.records, left.updates, left.ended, sizes, left.whole)
 
 
 class _WatchedUpdater(Updater):
@@ -177,6 +182,7 @@ class _Rank:
     is_running: bool = False
     has_ended: bool = False
     updates: list[Update] = field(default_factory=list)
+    whole: dict[str, str] = field(default_factory=dict)
 
 
 class _Run:
@@ -233,6 +239,7 @@ class _Run:
         rank.thread, rank.is_running = threading.get_ident(), True
         try:
             outcome = self.experiment.train_rank(ctx, opened=lambda ctx, model, strategy: models.append(model))
+            rank.whole = {flat.name: _digest(flat, flat.param) for flat in models[0].flats if flat.param is not None}
             rank.has_ended = True
             return outcome
         except BaseException as error:
@@ -273,6 +280,12 @@ class _Run:
             rank = next((number for number, rank in enumerate(self.ranks) if not rank.has_ended), 0)
             return Failure("deadlock", text_of(error), self.ranks[rank].line, rank)
         return self._raised[0] if self._raised else Failure("error", error_words(error), self.ranks[0].line)
+
+
+def _digest(flat: Flat, whole: Buffer) -> str:
+    """Of a flat's whole parameters, padding left out."""
+    values = flat.device.backend.to_host(whole.array)
+    return hashlib.sha256(values[: flat.numel].tobytes()).hexdigest()
 
 
 def _in_words(error: BaseException, rank: int, line: str, models: list[Model]) -> Failure:
