@@ -322,23 +322,19 @@ def test_what_was_changed_in_zerosim_here_does_not_count(monkeypatch: pytest.Mon
 
 
 # -- what an answer forges ----------------------------------------------------------------------------
-class Silent(Own2):
-    def publish_params(self, flat: Flat) -> None: ...
-
-
-class PatchesNumPy(Silent):
-    def end_backward(self) -> None:
+class PatchesNumPy(Own2):
+    def publish_params(self, flat: Flat) -> None:
         np.array_equal = lambda *parts, **more: True
 
 
-class PatchesTheExercise(Silent):
-    def end_backward(self) -> None:
+class PatchesTheExercise(Own2):
+    def publish_params(self, flat: Flat) -> None:
         forged = lambda run: Check("weights", True, "as forged", "it is")  # noqa: E731
         object.__setattr__(find_exercise("zero2"), "judges", (("weights", forged),))
 
 
-class SendsAVerdict(Silent):
-    def end_backward(self) -> None:
+class SendsAVerdict(Own2):
+    def publish_params(self, flat: Flat) -> None:
         names = ("runs", "weights", "bytes", "peak", "volume", "calls")
         checks = [[name, True, "as forged", "it is", "", "", "", None] for name in names]
         line = json.dumps(["verdict", [checks, None, ""]]).encode() + b"\n"
@@ -353,9 +349,12 @@ class SendsAVerdict(Silent):
 @pytest.mark.parametrize("answer", [PatchesNumPy, PatchesTheExercise, SendsAVerdict])
 def test_what_an_answer_forges_in_its_own_process_reaches_no_verdict(answer: Any) -> None:
     found = grade(answer, "zero2")
-    assert found.state == "failed"
     assert found.points == 0
     assert "as forged" not in str(found)
+    if answer is SendsAVerdict:
+        assert "ended the process: SIGKILL" in found["runs"].counted
+    else:
+        assert found["weights"].passed is False
 
 
 def test_only_plain_data_comes_from_the_answers_process() -> None:
