@@ -1,7 +1,7 @@
 """How far two colours are apart, for eyes of several kinds: what tests of pictures and tables ask.
 
 Eyes: Machado, Oliveira, Fernandes 2009, severity 1.0, on linear RGB. Distance: CIEDE2000, as Sharma, Wu, Dalal
-2005 write it; their own pairs are in `SHARMA`.
+2005 write it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,6 @@ EYES: Mapping[str, Lab] = {
         [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
     ),
 }
-SHARMA = (
-    ((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485), 2.0425),
-    ((50.0, -1.3802, -84.2814), (50.0, 0.0, -82.7485), 1.0),
-    ((50.0, 2.49, -0.001), (50.0, -2.49, 0.0011), 7.2195),
-    ((50.0, 2.5, 0.0), (73.0, 25.0, -18.0), 27.1492),
-    ((60.2574, -34.0099, 36.2677), (60.4626, -34.1751, 39.4387), 1.2644),
-    ((2.0776, 0.0795, -1.135), (0.9033, -0.0636, -0.5514), 0.9082),
-)
 
 
 def seen(color: str, eyes: str = "all cones") -> Lab:

@@ -72,13 +72,20 @@ def room_of(path: Path) -> str:
 
 
 @cache
+def found_in(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Call]]:
+    """A file's imports and calls, at any depth of it: each file is parsed once."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    found = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return found, [node for node in nodes if isinstance(node, ast.Call)]
+
+
 def imports(path: Path) -> set[str]:
-    """Every module that a file imports, at any depth of it; `from zerosim import x` as zerosim.x."""
+    """Every module that a file imports; `from zerosim import x` as zerosim.x."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in found_in(path)[0]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             found |= (
                 {f"zerosim.{alias.name}" for alias in node.names} if node.module == "zerosim" else {node.module or ""}
@@ -139,13 +146,17 @@ def test_formulas_import_nothing_of_the_simulator() -> None:
         assert not {name for name in names if not name.startswith("zerosim.analysis.formulas.")}, path
 
 
+def printed(code: str) -> list[str]:
+    """What a Python of its own prints."""
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT.parent, check=True, timeout=120)
+    return done.stdout.split()
+
+
 def test_importing_zerosim_loads_nothing_heavy() -> None:
     heavy = "numpy", "rich", "matplotlib", "ml_dtypes", "threadpoolctl", "torch", "cupy", "mpi4py"
     code = f"import sys, zerosim, zerosim.config; print([m for m in {heavy!r} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT.parent, check=True, timeout=120
-    )
-    assert done.stdout.strip() == "[]"
+    assert printed(code) == ["[]"]
 
 
 def test_public_names_are_sorted_and_exist() -> None:
@@ -168,17 +179,10 @@ def test_a_run_on_numpy_touches_neither_gpus_nor_mpi() -> None:
         "homes = 'zerosim.backends.cuda', 'zerosim.comm.transports.mpi'\n"
         "print([name for name in sys.modules if name.startswith(homes)])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT.parent, check=True, timeout=120
-    )
-    assert done.stdout.split() == ["[]", "[]"]
+    assert printed(code) == ["[]", "[]"]
 
 
 # -- habits that other machines ask for ---------------------------------------------------------------
-def calls(path: Path) -> list[ast.Call]:
-    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
-
-
 def name_of(call: ast.Call) -> str:
     """What is called, as a.b.c; of anything but names only the attributes after it, as .b.c."""
     parts, function = [""], call.func
@@ -198,7 +202,7 @@ def python_files() -> list[Path]:
 
 def test_text_files_are_utf_8_whatever_the_locale() -> None:
     for path in python_files():
-        for call in calls(path):
+        for call in found_in(path)[1]:
             said, where = name_of(call), f"{path}:{call.lineno}"
             if said.endswith((".read_text", ".write_text")) and not said.startswith("data."):
                 num_others = 1 if said.endswith(".write_text") else 0
@@ -213,7 +217,7 @@ def test_text_files_are_utf_8_whatever_the_locale() -> None:
 
 def test_no_test_waits_for_a_process_without_end() -> None:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
-        for call in calls(path):
+        for call in found_in(path)[1]:
             said, words = name_of(call), words_of(call)
             waits = said in ("subprocess.run", "subprocess.check_output", "subprocess.check_call")
             waits = waits or said.endswith((".communicate", "process.wait", "job.wait", "holder.wait"))

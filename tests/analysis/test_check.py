@@ -168,17 +168,6 @@ def test_every_bold_cell_of_table_1_can_fail(runs: Runs) -> None:
         assert "by the rule (smallest ranks with at most 32.0 GB)" in failed.failures[0]
 
 
-def test_the_papers_figures_are_those_that_formulas_were_read_with() -> None:
-    """Two transcriptions of one page."""
-    (figure_1,) = read("figure1.toml").expect
-    assert tuple(figure_1["printed"]) == formulas.FIGURE_1
-    (table_1,) = read("table1.toml").expect
-    ranks, columns = read("table1.toml").sweep["ranks"], list(formulas.TABLE_1)
-    for row, n in zip(table_1["printed"], ranks, strict=True):
-        plain = tuple(cell.strip("*") for cell in row)
-        assert plain == tuple(cell for psi in columns for cell in formulas.TABLE_1[psi][n])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -533,10 +522,7 @@ BAD_EXPECT = [
         "unknown hardware 'v10': did you mean v100-32?",
     ),
     (GOOD + 'within = "5%"\n', "or within for what was measured, not both"),
-    (
-        replaced('rounding = "exact"', 'within = "a little"'),
-        "within 'a little': expected a share of what is",
-    ),
+    (replaced('rounding = "exact"', 'within = "a little"'), "within 'a little': expected a share of what is"),
     (GOOD + 'outside = { "a buffer" = "1KB" }\n', "outside: causes that a count of something measured leaves out"),
     (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "grad_byte" }'), "did you mean 'grad_bytes'?"),
     (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "-1KB" }'), "a size in bytes"),

@@ -10,6 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 import pytest
+from same import assert_same_bits
 
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
@@ -40,10 +41,6 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda **fields: trained(tuple(sorted(fields.items())))
 
 
-def same_bits(a: RunResult, b: RunResult) -> bool:
-    return a.losses == b.losses and all(np.array_equal(a.weights[name], b.weights[name]) for name in a.weights)
-
-
 def without_pools(events: list[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, Pool)]
 
@@ -53,9 +50,9 @@ def test_stages_have_the_same_bits(train: Any, ranks: int, precision: str) -> No
     scale = {"loss_scale": 64.0} if precision == "fp16" else {}
     ddp = train(stage=0, ranks=ranks, precision=precision, **scale)
     for stage in (1, 2, 3):
-        assert same_bits(ddp, train(stage=stage, ranks=ranks, precision=precision, **scale)), stage
+        assert_same_bits(ddp, train(stage=stage, ranks=ranks, precision=precision, **scale))
     if precision == "fp32":
-        assert same_bits(ddp, train(stage=3, ranks=ranks, precision=precision, partition="owner"))
+        assert_same_bits(ddp, train(stage=3, ranks=ranks, precision=precision, partition="owner"))
 
 
 RUNS: list[dict[str, Any]] = [
@@ -123,7 +120,7 @@ def test_ranks_over_several_gpus(stage: int, train: Any) -> None:
     STANDIN.set_device_count(2)
     try:
         two = train(stage=stage, ranks=4, precision="bf16", layers=1, parallel=2)
-        assert same_bits(one, two)
+        assert_same_bits(one, two)
         assert [gpu.index for gpu in two.gpus] == [0, 1]
         ring = train(stage=stage, ranks=4, precision="bf16", layers=1, collective="ring", bucket_bytes=512)
         assert all(row.unexplained_bytes == 0 for memory in ring.memory for row in memory.pool)

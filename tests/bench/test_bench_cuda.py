@@ -33,10 +33,9 @@ from zerosim.cli import bench
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Kernel
-from zerosim.errors import InputError, RankFailed
+from zerosim.errors import InputError
 from zerosim.train.build import build_model
 from zerosim.train.plan import plan
-from zerosim.train.run import run
 
 TINY = RunConfig(
     stage=0, layers=1, hidden=16, heads=2, seq=16, vocab=64, micro_batch=4, ranks=1, precision="fp16", lr=1e-2,
@@ -165,17 +164,6 @@ def test_a_turn_is_the_median_of_its_timed_steps() -> None:
 
 
 # -- training -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("record", [True, False])
-def test_a_held_run_trains_as_a_free_one(record: bool, weights: dict[str, Any], tokens: Any, tmp_path: Path) -> None:
-    np.savez(tmp_path / "tokens.npz", tokens=np.stack([tokens] * 3))
-    np.savez(tmp_path / "weights.npz", **weights)
-    config = over_ranks(TINY)
-    free = run(config.replace(tokens=str(tmp_path / "tokens.npz"), weights=str(tmp_path / "weights.npz"), steps=3))
-    with TrainingRun(config, weights, tokens, record=record) as held:
-        held.step()
-        held.step()
-    assert [list(losses) for losses in zip(*held.losses, strict=True)] == free.losses
-    assert bool(held.flops) == record
 
 
 def test_flops_are_those_of_the_record(weights: dict[str, Any], tokens: Any) -> None:
@@ -213,11 +201,6 @@ def test_a_run_that_ends_leaves_nothing(weights: dict[str, Any], tokens: Any) ->
     assert [stream.memory() for stream in held._streams.values()] == [(0, 0)]
 
 
-def test_a_run_that_fails_says_why(tokens: Any) -> None:
-    with pytest.raises(RankFailed, match=r"KeyError: 'wte"), TrainingRun(TINY, {}, tokens):
-        pass
-
-
 # -- PyTorch ------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @needs_torch
@@ -240,18 +223,6 @@ def test_pytorch_trains_the_same_model(precision: str, attention: str, weights: 
 def test_losses_that_differ_are_said() -> None:
     assert figures.same_losses([4.0, 3.9, 3.8], [4.0, 3.92, 3.8], 0.1) == ""
     assert "NOT the same computation" in figures.same_losses([4.0, 3.9, 3.8], [4.0, 3.9, 4.0], 0.1)
-
-
-def test_without_pytorch_its_figures_say_so(
-    monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], tokens: Any
-) -> None:
-    case = suite.Case(CUDA, BUDGETS, {"gpu": "Other", "gpus": 1}, print, "tiny", TINY, weights, tokens)
-    monkeypatch.setattr(pytorch, "version", lambda: None)
-    had = suite.one_rank_on_gpu(case).figures
-    missing = [figure for figure in had if figure.value is None]
-    assert [figure.note for figure in missing] == [
-        "no published peak is known here for Other", "PyTorch is not installed",
-    ] * 2  # fmt: skip
 
 
 def test_a_pytorch_that_fails_ends_no_benchmark(

@@ -54,25 +54,6 @@ def test_running_out_of_memory_says_why_and_what_helps(capsys: pytest.CaptureFix
     assert "were moved in" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--allocator", "cachin"], "expected one of exact, caching, arena"),
-        (["--allocator", "arena"], "pass --capacity"),
-        (["--allocator-conf", "expandable_segments:True"], "pass --allocator caching"),
-        (["--allocator", "caching", "--allocator-conf", "expandable_segment:True"], "'expandable_segments'"),
-        (["--allocator", "caching", "--allocator-conf", "max_split_size_mb:1"], "at least 20"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["run", "plan"])
-def test_bad_flags_are_refused_in_a_line(
-    verb: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([verb, *SMALL, *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
 def test_a_search_fits_what_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["fit", "--find", "micro-batch", *SMALL[:-2], "--limit", "40MB", "--quiet", "--json", "-"]
     best = {}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import zerosim
-from zerosim.analysis.formulas import TABLE_1, block_activations
+from zerosim.analysis.formulas import block_activations
 from zerosim.cli.main import main
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
@@ -58,15 +58,6 @@ def test_the_papers_figure_term_by_term(capsys: pytest.CaptureFixture[str]) -> N
         assert part in text, part
 
 
-@pytest.mark.parametrize("psi", TABLE_1)
-def test_every_printed_figure_is_reached(capsys: pytest.CaptureFixture[str], psi: int) -> None:
-    for ranks in TABLE_1[psi]:
-        for stage in (1, 2, 3):
-            values = figures(capsys, ["explain", "--stage", str(stage), "--params", str(psi), "--ranks", str(ranks)])
-            assert values["sections"]["model_states"]["agrees_with_printed"] is True
-            assert values["sections"]["volume"]["agrees_with_printed"] is True
-
-
 def test_what_the_paper_does_not_print_is_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--precision", "fp32"], ["--optimizer", "sgd"], ["--recipe", "megatron"], ["--ranks", "63"]):
         values = figures(capsys, [*ASKED, *more])
@@ -84,12 +75,6 @@ def test_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["question"]["recipe"] == "paper"
 
 
-def test_json_goes_to_a_file_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    assert "ZeRO-2" in shown(capsys, [*ASKED, "--json", str(path)])
-    assert terms(json.loads(path.read_text("utf-8")), "model_states")["total"] == 16_640_625_000
-
-
 def test_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     values = figures(capsys, [*ASKED, "--recipe", "deepspeed"])
     assert terms(values, "optimizer_step")["total"] == 2 * 7_500_000_000 + 18 * 7_500_000_000 // 64
@@ -103,21 +88,6 @@ def test_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "The paper's own schedule moves 2Ψ." in values["sections"]["volume"]["notes"]
     fp32 = figures(capsys, [*ASKED, "--recipe", "deepspeed", "--precision", "fp32"])
     assert "optimizer_step" not in fp32["sections"]  # there is nothing to cast
-
-
-def test_deepspeeds_small_units_stay_gathered(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["explain", "--stage", "3", "--params", "1M", "--ranks", "2", "--recipe", "deepspeed", "--accumulate", "4"]
-    volume = figures(capsys, asked)["sections"]["volume"]
-    assert [term["formula"] for term in volume["terms"]] == ["4Ψ", "8Ψ - 7P", "12Ψ - 7P"]
-    assert any(note.startswith("P, ") for note in volume["notes"])
-
-
-def test_fsdp2_sends_4_byte_gradients_and_2_byte_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    values = figures(capsys, ["explain", "--stage", "3", "--params", "1M", "--ranks", "2", "--recipe", "fsdp2"])
-    sent = terms(values, "volume")
-    assert (sent["reduce_scatter"], sent["all_gather"]) == (2_000_000, 2_000_000)
-    assert terms(values, "model_states") == {"param": 0, "grad": 2_000_000, "optim": 6_000_000, "total": 8_000_000}
-    assert any(note.startswith("R, ") for note in values["sections"]["volume"]["notes"])
 
 
 def test_a_stage_that_the_framework_lacks_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,27 +138,17 @@ def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None
         (["--stage", "4"], "--stage 4: expected at least 0 and at most 3"),
         (["--params", "0"], "--params 0: expected at least 1 and at most 1,000,000,000,000,000"),
         (["--params", "1e30"], "--params 1e+30: expected at least 1"),
-        (["--params", "-5"], "--params: '-5' is not a count"),
-        (["--params", "many"], "--params: 'many' is not a count"),
         (["--params", "1.5"], "--params: '1.5' is not a whole number"),
-        (["--ranks", "0"], "--ranks 0: expected at least 1"),
-        (["--ranks", "-1"], "--ranks -1: expected at least 1"),
-        (["--ranks", "x"], "--ranks: 'x': expected a whole number"),
-        (["--ranks", "9" * 400], "--ranks: '99999999999999999999'... of 400 characters: expected a whole"),
         (["--recipe", "deepsped"], "--recipe: unknown recipe 'deepsped': did you mean deepspeed?"),
         (["--precision", "fp8"], "--precision 'fp8': expected one of bf16, fp16, fp32"),
         (["--optimizer", "adm"], f"--optimizer 'adm': expected one of {OPTIMIZERS}; did you mean 'adam'?"),
         (["--momentum", "0.9"], "--momentum 0.9: adam has none"),
         (["--optimizer", "sgd", "--momentum", "1"], "--momentum 1.0: expected a number in [0, 1)"),
-        (["--momentum", "nan"], "--momentum nan: expected"),
-        (["--accumulate", "0"], "--accumulate 0: expected at least 1"),
         (["--hidden", "64"], "--layers, --heads, --seq, --micro-batch missing: activations need all of --hidden,"),
         (["--recompute", "full"], "--hidden, --layers, --heads, --seq, --micro-batch missing"),
         ([*SIZES, "--heads", "7"], "--heads 7 do not divide --hidden 1600"),
-        ([*SIZES, "--seq", "0"], "--seq 0: expected at least 1"),
         ([*SIZES, "--recompute", "ful"], "did you mean 'full'?"),
         (["--rank", "4"], "unknown flag --rank: did you mean --ranks?"),
-        (["--json", "/nowhere/out.json"], "--json /nowhere/out.json: folder /nowhere does not exist"),
     ],
     ids=str,
 )  # fmt: skip
@@ -243,14 +203,6 @@ def test_ascii_has_names_for_every_letter() -> None:
     assert "?" not in text
     assert "2Psi + 14Psi/N" in text
     assert "5as^2b" in text
-
-
-def test_help_and_numbers_import_nothing_heavy() -> None:
-    code = (
-        "import sys; from zerosim.cli.main import main; assert main(sys.argv[1:]) == 0; "
-        "heavy = {'numpy', 'rich', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
-    )
-    assert "--micro-batch" in run_apart([sys.executable, "-c", code, "explain", "--help"])
 
 
 def test_it_is_among_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,6 +269,9 @@ def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixtur
         (["--tp", "3"], "--tp 3 --pp 2 does not divide --ranks 16"),
         (["--cpu-checkpointing"], "--cpu-checkpointing: every block's input is kept with --recompute full alone"),
         (["--tp", "0"], "--tp 0: expected at least 1 and at most 16"),
+        (["--dp-replicate", "3"], "--dp-replicate 3 "),
+        (["--dp-replicate", "0"], "--dp-replicate 0: expected at least 1"),
+        (["--stage", "0", "--dp-replicate", "2"], "plain data parallelism"),
         (
             ["--tp", "1", "--sequence-parallel"],
             "--sequence-parallel: cut over tensor-parallel ranks, of which there is one",

@@ -28,7 +28,6 @@ from zerosim.device.events import Alloc, Kernel, Launch, Message, Wait
 from zerosim.dtypes import DType, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
 
-FORMATS = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16}
 SIZES = (1, 2, 3, 4, 8)
 
 

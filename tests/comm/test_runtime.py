@@ -23,16 +23,7 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark
 from zerosim.dtypes import fp16, fp32
-from zerosim.errors import (
-    Aborted,
-    CommError,
-    Deadlock,
-    InputError,
-    LateRank,
-    Mismatch,
-    OutOfMemory,
-    RankFailed,
-)
+from zerosim.errors import Aborted, CommError, Deadlock, InputError, LateRank, Mismatch, OutOfMemory, RankFailed
 
 
 def make(ctx: Context, values: Any, dtype: Any = fp32) -> Buffer:

@@ -34,11 +34,7 @@ link_bytes_per_s = "32GB"
 def test_published_figures(name: str, memory: int, peak: int, hbm: int, link: int) -> None:
     """Bytes that a driver reports (of the V100 the paper's), dense 16-bit TFLOPs, GB/s, GB/s per direction."""
     device = find_hardware(name)
-    assert (device.memory_bytes, device.hbm_bytes_per_s, device.link_bytes_per_s) == (
-        memory,
-        hbm * 10**9,
-        link * 10**9,
-    )
+    assert (device.memory_bytes, device.hbm_bytes_per_s, device.link_bytes_per_s) == (memory, hbm * 10**9, link * 10**9)
     assert device.peak_flops == peak * 10**12
 
 

@@ -135,11 +135,7 @@ def test_what_no_count_depends_on_is_noted(read: Any) -> None:
         (LLAMA, {"mlp_bias": True}, "mlp_bias true is not modelled"),
         (LLAMA, {"model_type": "mistral"}, "sliding_window 4096 is not modelled"),
         (LLAMA, {"model_type": "mistral", "sliding_window": 1024}, "sliding_window 1024 is not modelled"),
-        (
-            LLAMA,
-            {"model_type": "qwen2"},
-            r"'qwen2' is not modelled \(biases of q, k and v\); gpt2 and llama",
-        ),
+        (LLAMA, {"model_type": "qwen2"}, r"'qwen2' is not modelled \(biases of q, k and v\); gpt2 and llama"),
         (LLAMA, {"model_type": "bloom"}, "model_type 'bloom' is not modelled; gpt2 and llama are"),
         (LLAMA, {"model_type": ["llama"]}, "is not modelled; gpt2 and llama are"),
         (LLAMA, {"model_type": ...}, "model_type is missing; gpt2 and llama are"),

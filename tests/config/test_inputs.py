@@ -26,7 +26,6 @@ from zerosim.errors import InputError
 from zerosim.ledger import ranks
 
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
-DEVICE = 'name = "own"\nmemory_bytes = "24GB"\npeak_flops = 165e12\nhbm_bytes_per_s = 1e12\nlink_bytes_per_s = 1e9\n'
 GPT2 = '{"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 1, "n_positions": 8, "vocab_size": 256'
 EXPECT = '[expect]\nsource = "paper"\nquantity = "model_states_bytes"\nrounding = "half-up"\nunit = "GB"\n'
 

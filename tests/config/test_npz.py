@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.cli.main import main
 from zerosim.config.npz import ArrayFile
 from zerosim.errors import InputError
 from zerosim.train.data import read_tokens, read_weights
@@ -264,16 +263,3 @@ def test_more_tokens_than_are_meant_are_not_read(
     with pytest.raises(InputError, match=r"40000 steps of tokens are more than the 1\.00 MB that are read: set fewer"):
         read_tokens(str(path), 2, 8, 256, None)
     assert read_tokens(str(path), 2, 8, 256, 3).shape == (3, 2, 9)
-
-
-def test_at_a_shell_it_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
-    for kind in ("text member", "corrupt", "encrypted", "lzma", "large data, sizes that lie"):
-        file_of(kind, tmp_path / "in.npz")
-        for flag in ("--weights", "--tokens"):
-            assert main(["run", *small, flag, str(tmp_path / "in.npz")]) == 2
-            out, err = capsys.readouterr()
-            assert out == ""
-            assert err.startswith("zerosim: error: ")
-            assert err.count("\n") == 1
-            assert "in.npz" in err

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -105,7 +106,8 @@ def test_every_field_is_declared_once_and_well() -> None:
         for bound in (option.low, option.high):
             if bound is not None:
                 option.check(bound)
-        for beyond in (option.above, option.below):
+        too_low = None if option.low is None else option.low - 1
+        for beyond in (too_low, option.above, option.below):
             if beyond is not None:
                 with pytest.raises(InputError, match=option.flat):
                     option.check(beyond)
@@ -115,6 +117,22 @@ def test_every_field_is_declared_once_and_well() -> None:
 def test_what_is_out_of_range_is_named_by_its_flat_name(option: Any) -> None:
     with pytest.raises(InputError, match=f"^{option.flat} .*expected at least {option.low} and at most {option.high}"):
         RunConfig(model="flat", **{option.flat: type(option.high)(option.high + option.high)})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("stage", "3", "stage '3': expected int"),
+        ("dp_replicate", 2.0, "dp_replicate 2.0: expected int"),
+        ("betas", 0.9, "betas 0.9: expected"),
+        ("lr", True, "lr True: expected"),
+        ("capacity", "lots", "capacity 'lots' is not a size"),
+        ("tp", 3, "tp 3 does not divide ranks 4"),
+    ],
+)
+def test_from_python_a_field_has_its_own_name(field: str, value: Any, said: str) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(said)}"):
+        RunConfig(**{field: value})
 
 
 def test_an_old_name_keeps_working_and_says_where_it_is_now() -> None:

@@ -398,16 +398,17 @@ def test_an_exercise_of_ones_own_goes_too() -> None:
     assert grade(Own2, exercise).passed
 
 
-HELD = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+HELD: Any = None
 
 
-def test_what_cannot_go_is_named() -> None:
+def test_what_cannot_go_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reads(Own2):
         def publish_params(self, flat: Flat) -> None:
             HELD.read()
 
-    found = grade(Reads, "zero2")
-    check = found["answer"]
+    with open(os.devnull, encoding="utf-8") as file:
+        monkeypatch.setitem(globals(), "HELD", file)
+        check = grade(Reads, "zero2")["answer"]
     assert "`HELD`, a TextIOWrapper, cannot go into the process that runs it" in check.counted
     assert check.hint.startswith("make it where it is used")
 
@@ -492,6 +493,23 @@ def test_an_answer_does_not_grade() -> None:
             grade(Own2, "zero2")
 
     assert "grade is called by what is being graded" in grade(Nests, "zero2")["runs"].counted
+
+
+def test_no_pipe_stays_open_to_a_process_that_ended_before_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Kept(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            self.wait()
+            started.append(self)
+
+    monkeypatch.setattr("zerosim.grading.process._BEGIN", "raise SystemExit")
+    monkeypatch.setattr(subprocess, "Popen", Kept)
+    with pytest.raises(ZerosimError, match="did not begin to work"):
+        grade(lambda *parts, of=bytes(10**6): parts, "bounds")
+    assert started[0].stdin is not None
+    assert started[0].stdin.closed
 
 
 def test_without_a_python_to_start_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -116,30 +115,6 @@ def lane(seen: list[ranks.Glance], rank: int, at: int) -> list[ranks.Span]:
 def gathers(seen: list[ranks.Glance], rank: int) -> list[int]:
     found = [lane(seen, rank, at) for at in range(len(seen[0].states[rank]))]
     return [sum(span.what == "gathered" for span in own) for own in found]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, [4, 2, 2, 2, 2]),  # wte is the head as well
-        ({"tie_embeddings": False}, [2, 2, 2, 2, 2, 2]),
-        ({"keep_last_unit": True}, [3, 2, 2, 2, 2]),
-        ({"reshard_after_forward": False}, [1, 1, 1, 1, 1]),
-        ({"accumulate": 2}, [8, 4, 4, 4, 4]),
-    ],
-)
-def test_how_often_a_unit_is_gathered_in_a_step(changes: dict[str, Any], expected: list[int], watched: Any) -> None:
-    _, seen = watched(**changes)
-    for rank in range(2):
-        assert gathers(seen, rank) == expected
-
-
-def test_never_two_units_at_a_time(watched: Any) -> None:
-    names, seen = watched()
-    for rank in range(2):
-        lanes = [lane(seen, rank, at) for at in range(len(names))]
-        bursts = sorted((span.start, span.stop) for own in lanes for span in own if span.what == "gathered")
-        assert all(before[1] <= after[0] for before, after in pairwise(bursts))
 
 
 def test_spans_cover_everything_without_gaps() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 from zerosim.analysis.formulas import block_activations
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.device.events import Alloc, Kernel, Scope
-from zerosim.tensor import tensor
 from zerosim.train.plan import plan
 
 CONFIG = RunConfig(stage=0, ranks=1, layers=3, dropout=0.1, **PLAN_DEFAULTS)
@@ -89,20 +85,6 @@ def claims(defined: Any) -> dict[str, Any]:
 def test_a_split_mlp_is_the_whole_one(ranks: int, claims: dict[str, Any]) -> None:
     done = claims["split_mlp"](6, 16, ranks)  # asserts its output and its weights
     assert done.sent_bytes[0] * ranks == 2 * (ranks - 1) * 6 * 16 * 8  # a ring's all_reduce of fp64
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 8])
-@pytest.mark.parametrize("micro_batches", [1, 2, 5, 32])
-def test_a_pipeline_idles_as_gpipe_says(stages: int, micro_batches: int, claims: dict[str, Any]) -> None:
-    assert claims["pipeline_idle"](stages, micro_batches) == Fraction(stages - 1, micro_batches + stages - 1)
-
-
-def test_bf16_is_rounded_to_nearest_even() -> None:
-    random = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
-    ties = np.array([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0, -0.0], np.float32)
-    for values in (random, ties):
-        expected = values.astype(ml_dtypes.bfloat16).astype(np.float32)
-        assert tensor(values, dtype="bf16").numpy().tobytes() == expected.tobytes()
 
 
 def test_readings_of_a_run(claims: dict[str, Any]) -> None:

@@ -104,8 +104,7 @@ def test_it_learns_how_often_each_byte_occurs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "bytes_per_parameter"),
-    [(0, 16.0), (1, 4 + 12 / 1024), (2, 2 + 14 / 1024), (3, 16 / 1024)],
+    ("stage", "bytes_per_parameter"), [(0, 16.0), (1, 4 + 12 / 1024), (2, 2 + 14 / 1024), (3, 16 / 1024)]
 )
 def test_a_trillion_parameters_on_shapes(stage: int, bytes_per_parameter: float) -> None:
     """ZeRO's Table 1, last row: 16,000, 4,011, 2,013 and 15.6 GB; all but a millionth of it is model states."""

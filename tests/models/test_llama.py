@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference
-from test_backends import Case, Values, bits, check
+from test_backends import Case, Values, bits, check, every_case, place, put
 
 from zerosim import functional as F
 from zerosim.backends.kernels import Backend
-from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
-from zerosim.dtypes import FLOATING, DType, fp16, fp32
+from zerosim.dtypes import FLOATING, DType, bf16, fp16, fp32
 from zerosim.errors import InputError
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.llama import LlamaConfig
@@ -24,9 +23,6 @@ from zerosim.tensor.gradcheck import gradcheck
 from zerosim.tensor.tensor import Operand, Tensor, cpu, tensor
 from zerosim.train.build import build_model
 from zerosim.train.run import run
-
-BACKEND = NumpyBackend()
-every_dtype = pytest.mark.parametrize("dtype", FLOATING, ids=str)
 
 
 # -- kernels against plain float64 formulas -----------------------------------------------------------------
@@ -64,101 +60,109 @@ def swiglu_backward(g: Values, x: Values) -> Values:
     return np.concatenate([g * up * s * (1 + gate * (1 - s)), g * gate * s], axis=1)
 
 
-def cases() -> Iterator[Case]:
+def cases(rows: int, note: str, blocks: bool) -> Iterator[Case]:
     normal = np.random.default_rng(0).standard_normal
-    x, w, g = 3 * normal((2000, 48)) + 1, normal(48), normal((2000, 48))
-    rstd = rms_norm(x, w)[1]
+    x, w, g = 3 * normal((rows, 48)) + 1, normal(48), normal((rows, 48))
+    rstd, more = rms_norm(x, w)[1], {"blocks": blocks}
+    outs = [(rows, 48), (rows,)]
+
+    def without_dx(k: Any, *a: Any) -> None:
+        k.rms_norm_backward(*a[:4], None, a[4])
+
     yield Case(
-        "rms_norm",
-        lambda k, a, b, *o: k.rms_norm(a, b, 1e-5, *o),
-        rms_norm,
-        [x, w],
-        [(2000, 48), (2000,)],
-        compute=(1,),
+        f"rms_norm{note}", lambda k, a, b, *o: k.rms_norm(a, b, 1e-5, *o), rms_norm, [x, w], outs, compute=(1,), **more
     )
     yield Case(
-        "rms_norm_stats",
+        f"rms_norm_stats{note}",
         lambda k, a, o: k.rms_norm_stats(a, 1e-5, o),
         lambda a: rms_norm(a, w)[1],
         [x],
-        [(2000,)],
+        outs[1:],
         compute=(0,),
+        **more,
     )
-    yield Case(
-        "rms_norm_backward",
-        lambda k, *a: k.rms_norm_backward(*a),
-        rms_norm_backward,
-        [g, x, w, rstd],
-        [(2000, 48), (48,)],
-        states=(3,),
-    )
-    yield Case(
-        "rms_norm_backward without dx",
-        lambda k, *a: k.rms_norm_backward(*a[:4], None, a[4]),
-        lambda *a: rms_norm_backward(*a)[1],
-        [g, x, w, rstd],
-        [(48,)],
-        states=(3,),
-    )
-    for inverse in (False, True):
+    for name, call, first in (("", lambda k, *a: k.rms_norm_backward(*a), 0), (" without dx", without_dx, 1)):
         yield Case(
-            f"rotary inverse={inverse}",
-            lambda k, a, o, i=inverse: k.rotary(a, 6, 3, 100.0, i, o),
-            lambda a, i=inverse: rotated(a, 6, 3, 100.0, i),
-            [normal((2, 9, 24))],
-            [(2, 9, 24)],
+            f"rms_norm_backward{name}{note}",
+            call,
+            lambda *a, first=first: rms_norm_backward(*a)[first:],
+            [g, x, w, rstd],
+            [(rows, 48), (48,)][first:],
+            states=(3,),
+            **more,
         )
-    wide = 4 * normal((1000, 2 * 70))
-    yield Case("swiglu", lambda k, *a: k.swiglu(*a), swiglu, [wide], [(1000, 70)])
+    wide = 4 * normal((rows, 2 * 70))
+    yield Case(f"swiglu{note}", lambda k, *a: k.swiglu(*a), swiglu, [wide], [(rows, 70)], **more)
+    inputs = [normal((rows, 70)), wide]
     yield Case(
-        "swiglu_backward",
-        lambda k, *a: k.swiglu_backward(*a),
-        swiglu_backward,
-        [normal((1000, 70)), wide],
-        [wide.shape],
+        f"swiglu_backward{note}", lambda k, *a: k.swiglu_backward(*a), swiglu_backward, inputs, [wide.shape], **more
     )
 
 
-every_case = pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def other_cases() -> Iterator[Case]:
+    for inverse in (False, True):
+        for tokens in (9, 300):
+            yield Case(
+                f"rotary of {tokens} tokens, inverse={inverse}",
+                lambda k, a, o, i=inverse: k.rotary(a, 6, 3, 100.0, i, o),
+                lambda a, i=inverse: rotated(a, 6, 3, 100.0, i),
+                [np.random.default_rng(0).standard_normal((2, tokens, 24))],
+                [(2, tokens, 24)],
+                tolerance=16.0 + 4 * tokens,  # an angle of 300 is off by 300 roundings of 1
+            )
+    far = np.array([[-700.0, 700.0, 0.0, 2.0, 2.0, 2.0]])  # exp of it is inf, and the gate then 0 or itself
+    yield Case("swiglu far out", lambda k, *a: k.swiglu(*a), swiglu, [far], [(1, 3)])
 
 
-@every_case
-@every_dtype
-def test_kernel_computes_its_formula(case: Case, dtype: DType) -> None:
-    check(BACKEND, case, dtype, *case.run(BACKEND, dtype))
-    if dtype.itemsize <= 4:
-        check(BACKEND, case, dtype, *case.run(BACKEND, dtype, strided=True))
-    if dtype.itemsize == 2:
-        check(BACKEND, case, dtype, *case.run(BACKEND, dtype, fp32))
+EVERY = [*cases(2000, " many rows", True), *cases(130, "", False), *cases(1, " one row", False), *other_cases()]
+
+
+@every_case(numpy=FLOATING, cuda=FLOATING, cases=EVERY)
+def test_kernel_computes_its_formula(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
+    for dtype in dtypes:
+        check(backend, case, dtype, *case.run(backend, dtype))
+        if dtype.itemsize <= 4:
+            check(backend, case, dtype, *case.run(backend, dtype, strided=True))
+        if dtype.itemsize == 2:
+            check(backend, case, dtype, *case.run(backend, dtype, fp32))
 
 
 @pytest.mark.bits
-@every_case
-@every_dtype
-def test_alignment_never_changes_a_bit(case: Case, dtype: DType) -> None:
-    first = [bits(BACKEND, a) for a in case.run(BACKEND, dtype)[1]]
-    for offset in (1, 2, 3, 7, 17):
-        assert [bits(BACKEND, a) for a in case.run(BACKEND, dtype, offset=offset)[1]] == first, f"offset {offset}"
+@every_case(numpy=FLOATING, cuda=[fp32, bf16], cases=EVERY)
+def test_alignment_never_changes_a_bit(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
+    for dtype in dtypes:
+        first = [bits(backend, a) for a in case.run(backend, dtype)[1]]
+        for offset in (1, 2, 3, 7, 17):
+            found = [bits(backend, a) for a in case.run(backend, dtype, offset=offset)[1]]
+            assert found == first, f"{dtype} at offset {offset}"
 
 
-@every_case
-def test_inf_and_nan_are_results_like_others(case: Case) -> None:
+@every_case(numpy=[fp16], cuda=[fp16], cases=EVERY)
+def test_inf_and_nan_are_results_like_others(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
     """No warning (warnings are errors), and a nan in an input comes out."""
     for poison in (np.nan, np.inf, -np.inf, 6e4):
         inputs = [x.copy() for x in case.inputs]
         inputs[0].reshape(-1)[:1] = poison
-        outputs = Case(**{**vars(case), "inputs": inputs}).run(BACKEND, fp16)[1]
-        assert not np.isnan(poison) or any(np.isnan(BACKEND.to_host(a)).any() for a in outputs)
+        outputs = Case(**{**vars(case), "inputs": inputs}).run(backend, dtypes[0])[1]
+        assert not np.isnan(poison) or any(np.isnan(backend.to_host(a)).any() for a in outputs)
 
 
 @pytest.mark.bits
-def test_the_statistic_made_again_has_the_same_bits() -> None:
-    backend: Backend = BACKEND
-    x = np.random.default_rng(1).standard_normal((700, 129)).astype(np.float32)
-    out, first, again = np.empty_like(x), np.empty(700, np.float32), np.empty(700, np.float32)
-    backend.rms_norm(x, np.ones(129, np.float32), 1e-5, out, first)
+def test_the_statistic_made_again_has_the_same_bits(backend: Backend) -> None:
+    x = put(backend, np.random.default_rng(1).standard_normal((700, 129)), fp32)
+    out, weight = place(backend, (700, 129), fp32), put(backend, np.ones(129), fp32)
+    first, again = (place(backend, (700,), fp32) for _ in range(2))
+    backend.rms_norm(x, weight, 1e-5, out, first)
     backend.rms_norm_stats(x, 1e-5, again)
-    assert (first == again).all()
+    assert bits(backend, first) == bits(backend, again)
+
+
+def test_no_rows_are_rows_too(backend: Backend) -> None:
+    x, weight, stats = (backend.empty(shape, fp32) for shape in ((0, 4), (4,), (0,)))
+    backend.rms_norm(x, weight, 1e-5, x, stats)
+    backend.rms_norm_backward(x, x, weight, stats, x, weight)
+    assert not backend.to_host(weight).any()
+    backend.swiglu(x, backend.empty((0, 2), fp32))
 
 
 # -- ops ------------------------------------------------------------------------------------------------------

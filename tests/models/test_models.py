@@ -111,31 +111,6 @@ def test_a_flats_parameters_lie_one_after_the_other() -> None:
         assert flat.numel == end
 
 
-@pytest.mark.parametrize(
-    ("config", "numel"),
-    [
-        (GPTConfig(layers=12, hidden=768, heads=12, seq=1024, vocab=50257), 124_439_808),  # GPT-2
-        (GPTConfig(layers=24, hidden=1024, heads=16, seq=1024, vocab=50257), 354_823_168),  # medium
-        (GPTConfig(layers=36, hidden=1280, heads=20, seq=1024, vocab=50257), 774_030_080),  # large
-        (GPTConfig(layers=48, hidden=1600, heads=25, seq=1024, vocab=50257), 1_557_611_200),  # XL
-    ],
-)
-def test_parameter_counts_are_gpt2s_and_declaring_takes_no_memory(
-    device: Device, live: Callable[[], int], config: GPTConfig, numel: int
-) -> None:
-    assert gpt(config, device).num_parameters == numel
-    assert live() == 0
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("layers", "d", "heads", "seq", "vocab"), [(1, 4, 1, 1, 1), (3, 12, 4, 9, 30), (2, 6, 3, 5, 7)]
-)
-def test_parameter_count_formula(layers: int, d: int, heads: int, seq: int, vocab: int, tied: bool) -> None:
-    model = gpt(GPTConfig(layers, d, heads, seq, vocab, tied))
-    assert model.num_parameters == vocab * d * (1 if tied else 2) + seq * d + layers * (12 * d * d + 13 * d) + 2 * d
-
-
 def test_mlp() -> None:
     model = build_mlp(MLPConfig(layers=2, hidden=4, vocab=9), cpu(), fp32, fp32)
     assert model.shapes() == {
@@ -377,22 +352,6 @@ def test_nothing_waits_without_gradients(device: Device, live: Callable[[], int]
     with device.no_grad():
         y = unit.forward(x)
     assert live() - before == y.buffer.nbytes
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_block_keeps_34sbh_and_3abss(device: Device, live: Callable[[], int], dropout: float) -> None:
-    """Korthikanti et al. (2205.05198), equation 2: 34 sbh + 5 a b s^2 bytes in half precision with dropout.
-
-    Attention here keeps the probabilities (2 a b s^2) and the mask (a b s^2), and not their product
-    (2 a b s^2). The paper leaves out the norms' mean and rstd: 2 norms x 2 x 4 bytes per token.
-    """
-    s, b, h, a = 6, 3, 8, 2
-    model = place(gpt(GPTConfig(layers=1, hidden=h, heads=a, seq=s, vocab=11, dropout=dropout), device, fp16))
-    unit = model.units[2]
-    before = live()
-    unit.forward(tensor(np.ones((b, s, h)), device, dtype="fp16"))
-    masks = 2 * s * b * h + a * b * s * s if dropout else 0
-    assert live() - before == 32 * s * b * h + 2 * a * b * s * s + 16 * s * b + masks
 
 
 def test_resharding_frees_while_a_backward_waits(device: Device, live: Callable[[], int]) -> None:

@@ -229,23 +229,3 @@ def test_stages_that_add_in_another_order_are_no_contradiction(capsys: pytest.Ca
     said = " ".join(capsys.readouterr().out.split())
     assert "Final weights of stages 1 and 3: bit-identical" in said
     assert "Adafactor adds up squares over rows, columns and tensors" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("adafactor --betas 0.9 0.99", "betas"),
-        ("adafactor --eps 1e-8", "eps"),
-        ("adafactor --momentum 0.9", "momentum 0.9: adafactor has none"),
-        ("adam --no-scale-parameter", "--scale-parameter: adam has no such choice; choose adafactor-hf"),
-        ("adafactor-hf --nesterov --momentum 0.9", "nesterov: expected sgd"),
-        ("adam --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
-        ("sgd --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
-        ("adafactor --tp 2 --ranks 4", "tp 2: adafactor wants whole matrices"),
-    ],
-)
-def test_what_does_not_apply_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--optimizer", *words.split()]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert len(error.splitlines()) == 1

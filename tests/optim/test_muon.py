@@ -10,7 +10,6 @@ import pytest
 
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.backends.numpy.backend import NumpyBackend
-from zerosim.cli.main import main
 from zerosim.config.run import plan_config
 from zerosim.device.device import Device, Kind
 from zerosim.device.events import Alloc, Free, Kernel, Launch
@@ -158,25 +157,6 @@ def test_owners_update_side_by_side(stage: int) -> None:
         last = max(at for at, event in enumerate(mine) if isinstance(event, Kernel) and event.name == "muon_update")
         first = min(at for at, event in enumerate(mine) if isinstance(event, Launch) and event.op == "broadcast")
         assert last < first
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--stage 2 --partition slices", "--partition 'slices': muon wants whole matrices; choose owner"),
-        ("--tp 2", "--tp 2: muon wants whole matrices, which tensor parallelism cuts; choose tp 1"),
-        ("--nesterov", "--nesterov: muon always looks ahead so"),
-        ("--stage 1 --reduce-bucket 5", "--reduce-bucket 5: not of partition owner, which muon wants"),
-        ("--pp 2 --accumulate 2", "pass --no-tie-embeddings"),
-        ("--momentum 1", "--momentum 1.0: expected"),
-        ("--optimizer adam --aux-lr 1", "--aux-lr 1.0: adam has one learning rate, lr; leave it out, or choose muon"),
-    ],
-)
-def test_bad_input_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *(() if "--optimizer" in words else ("--optimizer", "muon")), *words.split()]) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
 
 
 def test_the_auxiliary_rate_follows_the_schedule() -> None:

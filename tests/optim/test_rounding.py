@@ -15,7 +15,6 @@ from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.backends.kernels import AdamStep, Storing
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.rounding import stochastic, words16
-from zerosim.errors import InputError
 from zerosim.optim.adam import Adam
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.optim.lion import Lion
@@ -183,18 +182,3 @@ def test_kahan_comes_nearer_to_masters_than_the_nearest() -> None:
 
     assert gap(ends["kahan"]) < 0.1 * gap(ends["nearest"])
     assert ends["nearest"].lost_updates[-1] > Fraction(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (dict(loss_scale="dynamic"), "fp32's range and needs none"),
-        (dict(precision="bf16", rounding="kahan"), "choose precision bf16-pure"),
-        (dict(master_init="exact"), "has no masters"),
-        (dict(recipe="fsdp2"), "choose recipe paper"),
-        (dict(rounding="up"), "rounding"),
-    ],
-)
-def test_what_wants_masters_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        RunConfig(**{**TINY, "ranks": 2, **changes})

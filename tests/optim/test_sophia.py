@@ -223,9 +223,7 @@ def test_every_stage_estimates_the_same(precision: str) -> None:
     assert any((never.weights[name] != ends[0].weights[name]).any() for name in never.weights)
 
 
-def test_tensor_parallelism_is_refused() -> None:
-    with pytest.raises(InputError, match="sophia draws labels from logits, which tensor parallelism cuts; choose tp 1"):
-        RunConfig(**SMALL, optimizer="sophia", ranks=2, tp=2)
+def test_an_estimate_of_ones_own_refuses_tensor_parallelism() -> None:
     with pytest.raises(InputError, match="SophiaG draws labels from logits, which tp cuts; choose tp 1"):
         run(RunConfig(**SMALL, ranks=2, tp=2), optimizer=EVERY_OTHER)
 

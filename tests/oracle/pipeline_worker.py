@@ -8,12 +8,8 @@ FOLDER holds tasks.pickle; this leaves rank<RANK>.pickle: by (schedule, tied), w
 
 from __future__ import annotations
 
-import os
-import pickle
 import sys
 from collections import Counter
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .gpt import GPT
 from .runs import Task
+from .worker import be_one_of
 
 SCHEDULES = {"gpipe": (ScheduleGPipe, 1), "1f1b": (Schedule1F1B, 1), "interleaved": (ScheduleInterleaved1F1B, 2)}
 """The class, and the chunks of layers on each rank."""
 RANKS, MICRO_BATCHES = 2, 4
 LR, MOMENTUM = 0.1, 0.9
-TIMEOUT = timedelta(seconds=60)
 
 
 class Part(nn.Module):
@@ -100,17 +96,9 @@ def train(task: Task, name: str, rank: int) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "weights": weights, "sent": sent}
 
 
-def main(folder: Path, rank: int, schedules: list[str]) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS, timeout=TIMEOUT
-    )
-    tasks = pickle.loads((folder / "tasks.pickle").read_bytes())
-    results = {(name, tied): train(task, name, rank) for tied, task in tasks.items() for name in schedules}
-    (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads can abort an interpreter that shuts down in the ordinary way
+def results_of(tasks: dict[bool, Task], rank: int) -> Any:
+    return {(name, tied): train(task, name, rank) for tied, task in tasks.items() for name in sys.argv[3:]}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    be_one_of(RANKS, results_of)

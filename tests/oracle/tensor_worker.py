@@ -9,11 +9,7 @@ with. Started by `test_tensor_parallel.py`. Megatron-LM's conjugate pairs as aut
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +17,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from .runs import Task
-from .worker import TIMEOUT, Traffic
+from .worker import Traffic, be_one_of
 
 RANKS = 2
 LR = 1e-3
@@ -205,17 +201,9 @@ def train(task: Task, rank: int, by_rows: bool) -> dict[str, Any]:
     return {"losses": losses, "traffic": traffic, "first": first, "weights": weights}
 
 
-def main(folder: Path, rank: int) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS, timeout=TIMEOUT
-    )
-    tasks = pickle.loads((folder / "tasks.pickle").read_bytes())
-    results = {(by_rows, tied): train(task, rank, by_rows) for tied, task in tasks.items() for by_rows in (False, True)}
-    (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads can abort an interpreter that shuts down in the ordinary way
+def results_of(tasks: dict[bool, Task], rank: int) -> Any:
+    return {(by_rows, tied): train(task, rank, by_rows) for tied, task in tasks.items() for by_rows in (False, True)}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    be_one_of(RANKS, results_of)

@@ -62,12 +62,7 @@ def test_twenty_steps(name: str, precision: str) -> None:
     largest = max(abs(value).max() for value in expected.values())
     for stage, ranks in ((0, 1), (2, 3)):
         final, _ = run_zerosim(
-            lambda: Updater(ours, StepControl(schedule, clip_norm=CLIP)),
-            precision,
-            weights,
-            grads,
-            stage,
-            ranks,
+            lambda: Updater(ours, StepControl(schedule, clip_norm=CLIP)), precision, weights, grads, stage, ranks
         )
         error = max(abs(final[each] - expected[each]).max() for each in expected) / largest
         assert error < BOUND[precision], (stage, ranks, error)

@@ -25,7 +25,16 @@ from zerosim.tensor.tensor import cpu
 
 from .compare import within
 
-bnb = pytest.importorskip("bitsandbytes")
+
+def bnb() -> Any:
+    """Imported by the tests: it takes seconds."""
+    return pytest.importorskip("bitsandbytes")
+
+
+@pytest.fixture(autouse=True)
+def _torch_has_its_ops() -> None:
+    bnb()
+
 
 STEPS, LR, BETAS, DECAY = 20, 1e-2, (0.9, 0.95), 0.1
 CELL = 2.0**-15
@@ -40,7 +49,7 @@ def codes_in_torch(values: torch.Tensor, table: torch.Tensor) -> tuple[torch.Ten
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_tables_are_equal(signed: bool) -> None:
-    np.testing.assert_array_equal(dynamic_map(signed), bnb.functional.create_dynamic_map(signed=signed).numpy())
+    np.testing.assert_array_equal(dynamic_map(signed), bnb().functional.create_dynamic_map(signed=signed).numpy())
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -95,7 +104,7 @@ def run_zerosim(weights: dict[str, Any], grads: list[dict[str, Any]]) -> tuple[d
 
 def run_bitsandbytes(weights: dict[str, Any], grads: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     parameters = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in weights.items()}
-    optimizer = bnb.optim.Adam8bit(parameters.values(), lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY)
+    optimizer = bnb().optim.Adam8bit(parameters.values(), lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY)
     for step in grads:
         for name, parameter in parameters.items():
             parameter.grad = torch.tensor(step[name])
@@ -148,10 +157,10 @@ def test_twenty_steps_with_its_kernels_codes_end_nearby() -> None:
 
 def test_embeddings_keep_floats_where_bitsandbytes_makes_them() -> None:
     """Its own layer says so to what all its optimizers ask, which is begun anew each time; torch's does not."""
-    manager = bnb.optim.GlobalOptimManager.get_instance()
-    for layer, kept in ((bnb.nn.Embedding, torch.float32), (torch.nn.Embedding, torch.uint8)):
+    manager = bnb().optim.GlobalOptimManager.get_instance()
+    for layer, kept in ((bnb().nn.Embedding, torch.float32), (torch.nn.Embedding, torch.uint8)):
         table = layer(80, 60)
-        optimizer = bnb.optim.Adam8bit(table.parameters())
+        optimizer = bnb().optim.Adam8bit(table.parameters())
         table(torch.arange(80)).sum().backward()
         optimizer.step()
         manager.initialize()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from zerosim.train.result import RunResult
 
 from .compare import compared, weights_within, within
 from .runs import first_gradients, tiny, train_zerosim
-from .test_distributed import SECONDS, wait
+from .test_distributed import HEADS, in_processes
 
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("this build of PyTorch has no gloo", allow_module_level=True)
@@ -33,7 +30,6 @@ TASKS = {
     tied: dataclasses.replace(task, tokens=task.tokens[: tensor_worker.STEPS])
     for tied, task in ((tied, tiny(tied)) for tied in (True, False))
 }
-HEADS = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 ROWS = pytest.mark.parametrize("by_rows", [False, True], ids=["tp", "sp"])
 Results = dict[tuple[bool, bool], list[dict[str, Any]]]
 """By (is sequence parallel, tied), what each rank left."""
@@ -44,22 +40,7 @@ Ours = dict[tuple[bool, bool], RunResult]
 def pytorch(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("tensor")
     (folder / "tasks.pickle").write_bytes(pickle.dumps(TASKS))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    logs = [folder / f"rank{rank}.log" for rank in range(tensor_worker.RANKS)]
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank, log in enumerate(logs):
-            command = [sys.executable, "-m", tensor_worker.__name__, str(folder), str(rank)]
-            with log.open("wb") as file:
-                processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT))
-        codes = wait(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(timeout=SECONDS)
-    said = "\n".join(log.read_text("utf-8") for log in logs)
-    assert codes == [0] * tensor_worker.RANKS, f"exit codes {codes} (None: still running after {SECONDS} s)\n{said}"
-    left = [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(tensor_worker.RANKS)]
+    left = in_processes(tensor_worker.RANKS, tensor_worker.__name__, folder)
     return {key: [results[key] for results in left] for key in left[0]}
 
 

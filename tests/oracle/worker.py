@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -115,18 +115,23 @@ def whole(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def main(folder: Path, rank: int, methods: list[str]) -> None:
-    [ranks] = {RANKS[method] for method in methods}
+def be_one_of(ranks: int, results_of: Callable[[dict[bool, Task], int], Any]) -> None:
+    """Leave what this process, FOLDER RANK on the command line, makes of the tasks, and end."""
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks, timeout=TIMEOUT
     )
-    tasks = pickle.loads((folder / "tasks.pickle").read_bytes())
-    results = {(method, tied): train(task, method, rank) for tied, task in tasks.items() for method in methods}
+    results = results_of(pickle.loads((folder / "tasks.pickle").read_bytes()), rank)
     (folder / f"rank{rank}.pickle").write_bytes(pickle.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads can abort an interpreter that shuts down in the ordinary way
 
 
+def results_of(tasks: dict[bool, Task], rank: int) -> Any:
+    return {(method, tied): train(task, method, rank) for tied, task in tasks.items() for method in sys.argv[3:]}
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    [count] = {RANKS[method] for method in sys.argv[3:]}
+    be_one_of(count, results_of)

@@ -9,7 +9,6 @@ import pytest
 from test_shapes import assert_same_record, small
 
 from zerosim.analysis.formulas import BytesPerParameter, optimizer_step_states
-from zerosim.cli.main import main
 from zerosim.device.events import Alloc, Launch
 from zerosim.train.run import run
 
@@ -103,21 +102,3 @@ def test_foreach_holds_arrays_of_the_own_slices_size_while_it_steps(optimizer: d
         e.nbytes for e in plain.events[0] if isinstance(e, Alloc) and e.kind == "temp" and e.scope.phase == "optimizer"
     ]
     assert sum(temporaries) - sum(others) == 4 * own * count
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ["--stage", "3", "--allgather-bucket", "100"],
-            "--allgather-bucket 100: of stages 1 and 2 and partition slices",
-        ),
-        (["--stage", "2", "--sub-group-size", "1e9"], "--sub-group 1000000000: of stage 3; leave it out, or choose it"),
-        (["--stage", "1", "--grad-buckets", "views"], "--grad-buckets 'views': of stage 0"),
-    ],
-)
-def test_what_a_stage_does_not_have_is_refused(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", *flags]) == 2
-    assert message in capsys.readouterr().err

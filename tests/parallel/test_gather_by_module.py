@@ -14,7 +14,6 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch
-from zerosim.errors import InputError
 from zerosim.parallel.schedule import schedule, uses_of
 from zerosim.tensor.tensor import cpu
 from zerosim.train.build import build_model
@@ -146,30 +145,6 @@ def test_a_limit_holds_back_what_is_ahead_alone() -> None:
 
 
 # -- input ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (dict(gather="tensor"), "gather 'tensor': expected one of unit, module"),
-        (dict(stage=2), "gather 'module': stage 2 keeps every parameter; leave it out, or choose stage 3"),
-        (
-            dict(prefetch=1, prefetch_elements=5),
-            "prefetch_elements 5: prefetch 1 counts units; leave one out",
-        ),
-        (
-            dict(max_live=7),
-            "max_live 7: holds back what is gathered ahead by elements; pass --prefetch-elements too",
-        ),
-    ],
-)
-def test_bad_input(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        small(**values)
-    assert str(caught.value) == message
-
-
-def test_a_shell_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--stage", "2", "--gather", "module"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_other_stages_have_no_granularity() -> None:

@@ -185,10 +185,7 @@ def test_a_wrong_order_ends_in_an_error_that_names_ranks(name: str) -> None:
 
 def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart() -> None:
     """Orders that do not get stuck, in which a stage would go back through one micro-batch with another's gradient."""
-    programs = [
-        [Forward(0), Forward(1), Backward(1), Backward(0)],
-        [Forward(0), Forward(1), Backward(0), Backward(1)],
-    ]
+    programs = [[Forward(0), Forward(1), Backward(1), Backward(0)], [Forward(0), Forward(1), Backward(0), Backward(1)]]
     with pytest.raises(Mismatch) as raised:
         run_lists(programs)
     for words in ("recv micro-batch 1 back into chunk 0", "send micro-batch 0 back into chunk 0"):

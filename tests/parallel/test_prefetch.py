@@ -14,7 +14,6 @@ from test_shapes import assert_same_record
 from zerosim.analysis.search import changes
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
-from zerosim.errors import InputError
 from zerosim.report.plan import plan_report
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
@@ -148,18 +147,6 @@ def test_advice_is_to_gather_nothing_ahead() -> None:
 
 
 # -- input ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (dict(stage=2, prefetch=1), "prefetch 1: stage 2 keeps every parameter; leave it out, or choose stage 3"),
-        (dict(prefetch=-1), "prefetch -1: expected at least 0 and at most 4096"),
-        (dict(prefetch=10**6), "prefetch 1000000: expected at least 0 and at most 4096"),
-    ],
-)
-def test_bad_input(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        RunConfig(**values)
-    assert str(caught.value) == message
 
 
 def test_other_stages_have_no_prefetch() -> None:

@@ -6,8 +6,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
+from same import assert_same_weights
 
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.formulas import BytesPerParameter, after_step_states
@@ -22,12 +22,6 @@ SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, steps=2, micro
 
 def small(**changes: Any) -> RunConfig:
     return RunConfig(**{**SMALL, **changes})
-
-
-def assert_same_weights(a: RunResult, b: RunResult) -> None:
-    assert a.weights.keys() == b.weights.keys()
-    for name, values in a.weights.items():
-        np.testing.assert_array_equal(values, b.weights[name], err_msg=name)
 
 
 CHOICES = [

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from test_shapes import assert_same_record, small
 
-from zerosim.cli.main import main
 from zerosim.config.run import plan_config
 from zerosim.device.events import Alloc, Kernel, Launch, Wait
 from zerosim.train.plan import plan
@@ -115,17 +114,3 @@ def test_a_buffer_of_constant_size_does_not_grow_with_the_model() -> None:
 
     assert buffer(3 * 10**9, 3 * 10**9) == 12 * 10**9
     assert buffer(3 * 10**9, 5 * 10**8) == buffer(6 * 10**9, 5 * 10**8) == 2 * 10**9
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--stage 0 --reduce-bucket 1000", "--reduce-bucket 1000: of stages 1 to 3"),
-        ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: not of partition owner"),
-        ("--reduce-bucket -1", "--reduce-bucket"),
-        ("--reduce-buffers 3", "--reduce-buffers 3: expected"),
-    ],
-)
-def test_buffers_that_cannot_be(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *words.split()]) == 2
-    assert message in capsys.readouterr().err

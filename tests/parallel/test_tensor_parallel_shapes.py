@@ -29,12 +29,6 @@ SAMPLE: list[dict[str, Any]] = [
     dict(ranks=8, tp=4, stage=2, partition="owner", **FLAT, accumulate=2),
     dict(ranks=2, tp=2, stage=0, precision="fp16", initial_scale_power=30, hysteresis=1, steps=3, **SP),
 ]
-MORE: list[dict[str, Any]] = [
-    dict(ranks=16, tp=4, dp_replicate=2, stage=3, dropout=0.1, **SP),
-    dict(ranks=16, tp=8, stage=2, heads=8, **KEEP),
-    dict(ranks=16, tp=8, stage=3, collective="ring", heads=8, model="llama", kv_heads=2, **SP),
-    dict(ranks=16, tp=2, stage=3, partition="owner", hidden=20, tie_embeddings=False, **SP),
-]
 
 
 def config(fields: dict[str, Any]) -> RunConfig:
@@ -47,44 +41,7 @@ def test_shapes_leave_the_record_of_a_real_run(fields: dict[str, Any]) -> None:
     assert_same_record(config(fields))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", MORE, ids=str)
-def test_shapes_of_sixteen_ranks_do(fields: dict[str, Any]) -> None:
-    assert_same_record(config(fields))
-
-
-CLASSES: list[dict[str, Any]] = [
-    dict(ranks=16, tp=2, stage=3, hidden=20, **SP),
-    dict(ranks=24, tp=4, stage=2, dp_replicate=2, seq=12, **SP),
-    dict(ranks=20, tp=4, stage=3, collective="ring", **LLAMA),
-    dict(ranks=28, tp=4, stage=3, vocab=257, pad_vocab=True, **LLAMA, **KEEP),
-    dict(ranks=24, tp=8, stage=1, heads=8, partition="owner", **LLAMA, **SP),
-    dict(ranks=14, tp=2, stage=3, **FLAT),
-]
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("fields", CLASSES, ids=str)
-def test_classes_hold_what_every_rank_shows(fields: dict[str, Any]) -> None:
-    few, every = plan(config(fields)), plan(config(fields), every_rank=True)
-    assert few.memory == every.memory
-    assert few.traffic == every.traffic
-    assert every.ran == list(range(fields["ranks"]))
-    assert len(few.ran) < fields["ranks"]
-
-
 def test_members_of_an_even_group_are_one_class() -> None:
     """Heads, columns and rows are as many on each; so one of 8 tensor-parallel ranks stands for all."""
     for options in (dict(), SP, KEEP):
         assert plan(config(dict(ranks=8, tp=4, stage=0, **options))).ran == [0]
-
-
-@pytest.mark.slow
-def test_cost_does_not_grow_with_ranks() -> None:
-    """Counted in events, not in seconds."""
-
-    def events(ranks: int) -> int:
-        sizes = dict(hidden=512, heads=8, seq=16, vocab=65536, bucket_bytes=None, stage=3, tp=8)
-        return len(plan(config(dict(ranks=ranks, **sizes, **SP)), keep_events=True).events[0])
-
-    assert events(16384) <= events(64) + 64

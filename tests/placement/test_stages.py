@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zerosim.cli.main import main
 from zerosim.config import RunConfig
-from zerosim.errors import InputError, PlacementError
+from zerosim.errors import PlacementError
 from zerosim.placement.layout import STATES, Layout, Piece
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import is_block
 from zerosim.placement.stages import cut_layers, cut_units
-from zerosim.train.plan import plan
 from zerosim.train.run import Experiment
 
 
@@ -35,22 +31,6 @@ from zerosim.train.run import Experiment
 )
 def test_layers_are_cut(layers: int, chunks: int, how: dict[str, Any], expected: list[int]) -> None:
     assert cut_layers(layers, chunks, **how) == expected
-
-
-@pytest.mark.parametrize(
-    ("layers", "chunks", "how", "said"),
-    [
-        (7, 4, {}, "layers 7 do not divide into 4 equal chunks: choose layers 8, or pass --stage-layers 2,2,2,1"),
-        (5, 5, dict(balance_ends=True), "layers 5 and two ends do not divide into 5 equal chunks: choose layers 8"),
-        (4, 2, dict(given=[4]), "expected 2 numbers that make up 4 layers, such as 2,2"),
-        (4, 2, dict(given=[1, 2]), "expected 2 numbers that make up 4 layers"),
-        (4, 3, dict(given=[2, 0, 2]), "a stage without layers has nothing to do; the first and the last may have none"),
-        (4, 2, dict(given=[0, 4], has_ends=False, word="units"), "a stage without units has nothing to do; choose 2,2"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(layers: int, chunks: int, how: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)):
-        cut_layers(layers, chunks, **how)
 
 
 def test_the_first_chunk_takes_what_stands_before_all_layers_and_the_last_what_follows() -> None:
@@ -133,90 +113,3 @@ def test_pieces_of_all_stages_are_put_together(stage: int) -> None:
     without = [piece for piece in whole if piece.flat != "h.3"]
     with pytest.raises(PlacementError, match=r"no rank holds element 0 of h\.3"):
         found.assemble(without)
-
-
-@pytest.mark.parametrize("ranks", [6, 10, 12])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_classes_hold_what_every_rank_shows(ranks: int, stage: int) -> None:
-    """Slices are padded, differently on each stage."""
-    config = RunConfig(**{**SMALL, "hidden": 10, "ranks": ranks, "stage": stage, "pp": 2, "precision": "fp32"})
-    few, every = plan(config), plan(config, every_rank=True)
-    assert few.memory == every.memory
-    assert few.traffic == every.traffic
-    assert len(few.ran) < ranks
-
-
-# -- bad input ------------------------------------------------------------------------------------------
-MODEL = "--layers 4 --hidden 16 --heads 2 --seq 4 --micro-batch 1 --steps 1"
-FLAT_MODEL = "--model flat --params 1000 --units 4 --seq 4 --micro-batch 1 --steps 1"
-BAD = [
-    ("--ranks 4 --pp 3", "--pp 3 does not divide ranks 4", "--ranks 3 --pp 3 --layers 3"),
-    ("--ranks 8 --pp 2 --tp 3", "tp 3 x pp 2 does not divide ranks 8: a world is", "--ranks 6 --pp 2 --tp 1"),
-    ("--ranks 3 --pp 3", "choose layers 3, or pass --stage-layers 2,1,1", "--ranks 3 --pp 3 --stage-layers 2,1,1"),
-    ("--ranks 3 --pp 3", "--layers 4 do not divide into 3 equal chunks", "--ranks 3 --pp 3 --layers 3"),
-    ("--ranks 5 --pp 5 --layers 5 --balance-ends", "choose layers 8", "--ranks 5 --pp 5 --layers 8 --balance-ends"),
-    ("--ranks 8 --pp 8", "--pp 8: more than the model's layers, 4; choose pp 4", "--ranks 8 --pp 4"),
-    ("--ranks 6 --pp 6", "choose pp 2", "--ranks 6 --pp 2"),
-    (
-        "--ranks 2 --pp 2 --layers 3 --pipeline interleaved --accumulate 2",
-        "--pp 2 x virtual_stages 2: more than the model's layers, 3; choose layers 4",
-        "--ranks 2 --pp 2 --layers 4 --pipeline interleaved --accumulate 2",
-    ),
-    (
-        "--ranks 4 --pp 4 --virtual-stages 2 --pipeline interleaved --accumulate 4",
-        "choose pp 2",
-        "--ranks 4 --pp 2 --virtual-stages 2 --pipeline interleaved --accumulate 4",
-    ),
-    (
-        "--ranks 2 --pp 2 --pipeline interleaved --accumulate 5",
-        "accumulate 5: an interleaved schedule wants a multiple of pp 2; choose 4",
-        "--ranks 2 --pp 2 --pipeline interleaved --accumulate 4",
-    ),
-    ("--virtual-stages 2", "pass --pipeline interleaved too", None),
-    ("--virtual-stages 2 --pipeline interleaved", "--pipeline: without pp there are no stages; pass --pp 2", None),
-    ("--pipeline gpipe", "--pipeline: without pp there are no stages; pass --pp 2", None),
-    ("--stage-layers 2,2", "--stage-layers: without pp there are no stages", None),
-    (
-        "--ranks 4 --pp 2 --stage-layers 2,2 --balance-ends",
-        "--balance-ends: stage_layers says how the layers are cut",
-        None,
-    ),
-    ("--balance-ends", "--balance-ends: without pp there are no stages", None),
-    ("--ranks 2 --pp 2 --pipeline 1fb1", "'1fb1': expected one of gpipe, 1f1b, interleaved", None),
-    ("--ranks 2 --pp 2 --stage-layers 1,2", "expected 2 numbers that make up 4 layers, such as 2,2", None),
-    ("--ranks 2 --pp 2 --stage-layers 4", "expected 2 numbers that make up 4 layers, such as 2,2", None),
-    ("--ranks 2 --pp 2 --stage-layers=-1,5", "'-1,5': expected numbers with commas", None),
-    ("--ranks 2 --pp 2 --stage-layers 1.5,2.5", "expected numbers with commas, such as 3,4,4,3", None),
-    ("--ranks 2 --pp 2 --stage-layers 2,²", "expected numbers with commas", None),
-    ("--ranks 2 --pp 2 --stage-layers 2,,2", "expected numbers with commas", None),
-    (f"--ranks 2 --pp 2 --stage-layers 2,{'9' * 5000}", "expected numbers with commas", None),
-    ("--ranks 2 --pp 2 --stage-layers 999999999,2", "expected 2 numbers that make up 4 layers", None),
-    ("--ranks 3 --pp 3 --stage-layers 2,0,2", "choose 2,1,1, for one", "--ranks 3 --pp 3 --stage-layers 2,1,1"),
-    ("--ranks 2 --pp 0", "--pp 0: expected at least 1", None),
-    ("--ranks 2 --pp two", "--pp: 'two': expected a whole number", None),
-    ("--ranks 4 --pp 2 --partition owner", "a table that is tied across stages", "--ranks 4 --pp 2 --partition slices"),
-]
-BAD_FLAT = [
-    ("--ranks 3 --pp 3", "--units 4 do not divide into 3 equal chunks: choose units 3", "--ranks 3 --pp 3 --units 3"),
-    ("--ranks 2 --pp 2 --stage-layers 0,4", "a stage without units has nothing to do; choose 2,2", None),
-    ("--ranks 4 --pp 2 --balance-ends", "--balance-ends: model flat has no table and no head", None),
-    ("--ranks 8 --pp 8", "--pp 8: more than the model's units, 4; choose pp 4", "--ranks 8 --pp 4"),
-]
-CASES = [*((MODEL, *case) for case in BAD), *((FLAT_MODEL, *case) for case in BAD_FLAT)]
-CASES.append(
-    ("--model mlp --steps 1", "--ranks 2 --pp 2", "model mlp is not cut into stages; choose gpt, llama or flat", None)
-)
-
-
-@pytest.mark.parametrize(("model", "words", "said", "right"), CASES, ids=lambda value: str(value)[:60])
-def test_bad_input_is_one_line_with_a_right_choice(
-    model: str, words: str, said: str, right: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["plan", *model.split(), *words.split()]) == 2
-    got = capsys.readouterr()
-    assert (got.out, got.err.count("\n")) == ("", 1)
-    assert len(got.err) < 3000
-    assert said in got.err
-    if right is not None:
-        assert main(["plan", "--quiet", *model.split(), *right.split()]) == 0

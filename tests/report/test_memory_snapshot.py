@@ -89,8 +89,7 @@ def _joined(pages: dict[int, int]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "conf"),
-    [("caching", None), ("caching", "expandable_segments:True"), ("arena", None)],
+    ("name", "conf"), [("caching", None), ("caching", "expandable_segments:True"), ("arena", None)]
 )
 def test_the_viewer_finds_the_peak_of_the_ledger(name: str, conf: str | None) -> None:
     result = plan(plan_config(**SMALL), keep_events=True)

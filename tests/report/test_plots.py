@@ -21,7 +21,7 @@ import matplotlib
 import matplotlib.image as mpimg
 import numpy as np
 import pytest
-from colours import SHARMA, ciede2000, closest
+from colours import closest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -454,11 +454,6 @@ def test_colours_can_be_told_apart(theme: str) -> None:
             assert distance >= least, (eyes, one, other)
 
 
-@pytest.mark.parametrize(("one", "other", "distance"), SHARMA)
-def test_the_distance_is_ciede2000(one: tuple[float, ...], other: tuple[float, ...], distance: float) -> None:
-    assert ciede2000(np.array(one), np.array(other)) == pytest.approx(distance, abs=5e-5)
-
-
 def test_every_kind_has_a_paint() -> None:
     from zerosim.device.device import Kind
 
@@ -709,17 +704,11 @@ def test_beside_the_states_stands_what_decides(tmp_path: Path, capsys: pytest.Ca
         (("memory", "-o", "x.png", "--size", "1x1"), "expected 5x3 to 40x40 inches"),
         (("memory", "-o", "x.png", "--theme", "blue"), "--theme: invalid choice: 'blue'"),
         (("memory", "-o", "x.png", "--mark", "end"), "--mark: invalid choice: 'end'"),
-        (("memory", "-o", "x.png", "--limit", "0"), "--limit 0: expected at least 1"),
         (("memory", "-o", "x.png", "--limit", "1GB", "--gpu", "h100"), "--limit and --gpu are both given"),
-        (("memory", "-o", "x.png", "--gpu", "h1000"), "did you mean"),
-        (("memory", "-o", "x.png", "--stages", "4"), "expected stages 0 to 3"),
         (("memory", "-o", "x.png", "--stages", "1", "--stage", "2"), "both given"),
-        (("memory", "-o", "x.png", "--theem", "dark"), "did you mean --theme?"),
         (("traffic", "-o", "x.png", "--limit", "1GB"), "unknown flag --limit"),
         (("scaling", "-o", "x.png", "--ranks", "4"), "--ranks-list"),
-        (("scaling", "-o", "x.png", "--ranks-list", "0"), "at least 1"),
         (("timeline", "-o", "x.png", "--rank", "4"), "--rank 4: expected 0 to 3"),
-        (("timeline", "-o", "x.png", "--rank", "-1"), "--rank"),
         (("timeline", "-o", "x.png", "--rank", "all", "--ranks", "64"), "more than the 8"),
         (("timeline", "-o", "x.png", "--step", "3"), "--step 3: expected 0 to 0, or more --steps"),
     ],

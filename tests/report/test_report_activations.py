@@ -19,7 +19,6 @@ from zerosim.report.activations import activations_table, block_unit, check_bloc
 from zerosim.train import data, engine
 from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
-from zerosim.train.plan import plan
 
 PAPER: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=16, micro_batch=2, dropout=0.1, saves="megatron")
 
@@ -122,15 +121,3 @@ def test_sums_are_written_in_the_papers_units() -> None:
 def test_a_model_without_blocks_is_told_so() -> None:
     with pytest.raises(InputError, match="no block's activations, only those of: wte, head"):
         block_unit({"wte": (), "head": ()})
-
-
-@pytest.mark.parametrize(("recompute", "times_sbh"), [("none", 34 + 80), ("selective", 34), ("full", 2)])
-def test_gpt_3s_block_on_shapes_alone(recompute: str, times_sbh: int) -> None:
-    """2205.05198, section 4.3: 5as/h = 80 for GPT-3 (a 96, s 2048, h 12288)."""
-    sizes: dict[str, Any] = dict(layers=2, hidden=12288, heads=96, seq=2048, vocab=51200, micro_batch=1, dropout=0.1)
-    config = RunConfig(ranks=8, saves="megatron", recompute=recompute, **sizes)
-    ledger = ActivationLedger()
-    ledger.read(plan(config, keep_events=True).events[0])
-    check = check_block(config, ledger.saved()["h.1"])
-    assert check.counted == times_sbh * 2048 * 12288
-    assert check.agrees

@@ -95,12 +95,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], Seen, Seen]
         ([(A, 2 * X), (T, 24)], [("rms_norm", 4 * X)]),
         ([(G, 2 * X), (G, 8), (T, 24)], [("rms_norm_stats", 2 * X), ("rms_norm_backward", 8 * X)]),
     ),
-    "gelu": (
-        F.gelu,
-        [(2, 3, 4)],
-        ([(A, 2 * X)], [("gelu", 8 * X)]),
-        ([(G, 2 * X)], [("gelu_backward", 16 * X)]),
-    ),
+    "gelu": (F.gelu, [(2, 3, 4)], ([(A, 2 * X)], [("gelu", 8 * X)]), ([(G, 2 * X)], [("gelu_backward", 16 * X)])),
     "swiglu": (
         F.swiglu,
         [(2, 3, 4)],
@@ -144,10 +139,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], Seen, Seen]
         attend(AGAIN),
         [(2, 3, 8)],
         ([(A, 2 * X), (A, 2 * PROBS)], EAGER),
-        (
-            [(A, 2 * X), (A, 2 * PROBS), (G, 2 * QKV), (T, 2 * PROBS)],
-            [*EAGER, *EAGER_BACK],
-        ),
+        ([(A, 2 * X), (A, 2 * PROBS), (G, 2 * QKV), (T, 2 * PROBS)], [*EAGER, *EAGER_BACK]),
     ),
     "embedding": (
         lambda w: F.embedding(ids(w.device), w),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import product
 
 import pytest
 
@@ -131,22 +130,6 @@ def test_other_choices_leave_the_same_record(stage: int, name: str) -> None:
     assert_same_record(small(**{"stage": stage, "ranks": 3, **OTHERS[name]}))
 
 
-RECOMPUTE = [
-    (stage, partition, precision, recompute, RANKS[(i + j) % len(RANKS)])
-    for i, (stage, partition) in enumerate(PARTITIONS)
-    for j, (precision, recompute) in enumerate(product(("bf16", "fp32"), ("selective", "full")))
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("stage", "partition", "precision", "recompute", "ranks"), RECOMPUTE)
-def test_recompute_leaves_the_same_record(
-    stage: int, partition: str, precision: str, recompute: str, ranks: int
-) -> None:
-    choice = dict(precision=precision, recompute=recompute, dropout=0.1, saves="megatron")
-    assert_same_record(small(stage=stage, partition=partition, ranks=ranks, **choice))
-
-
 def test_skipped_steps_are_told() -> None:
     config = small(precision="fp16", initial_scale_power=30, hysteresis=1, steps=4, ranks=2)
     assert any(step.skipped for step in run(config).steps)
@@ -176,17 +159,6 @@ def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: i
     assert few.memory == all_ranks.memory
     assert few.traffic == all_ranks.traffic
     assert len(few.ran) <= 11  # of each of five sizes a part and all of a slice may be padding
-
-
-@pytest.mark.parametrize("ranks", [5, 8, 23])
-@pytest.mark.parametrize(("stage", "partition"), [(0, "slices"), (1, "owner"), (3, "owner"), (3, "slices")])
-def test_classes_of_rings_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
-    config = RunConfig(stage=stage, partition=partition, ranks=ranks, collective="ring", layers=1, hidden=5, heads=1)
-    config = dataclasses.replace(config, micro_batch=1, steps=1, vocab=17, seq=3, positions=3)
-    few, all_ranks = plan(config), plan(config, every_rank=True)
-    assert few.memory == all_ranks.memory
-    assert few.traffic == all_ranks.traffic
-    assert len(few.ran) <= 20
 
 
 def test_cost_does_not_grow_with_ranks() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupy._state import LOCK, MACHINE, THREAD, Place, RaceError, count_wait, place
+from cupy._state import LOCK, THREAD, Place, RaceError, count_wait, place
 
 Clock = dict[int, int]
 DONE: Clock = {}  # what the host has waited for: finished for whatever is launched from here on
@@ -109,7 +109,6 @@ def launch(stream: StreamClock, name: str) -> Work:
         )
     legacy_order(stream)
     stream.seen[stream.number] = count = stream.seen.get(stream.number, 0) + 1
-    MACHINE.launches += 1
     return Work(stream, count, name, place())
 
 

@@ -15,13 +15,14 @@ import numpy as np
 
 from cupy._clock import StreamClock, join, launch
 from cupy._segments import touch
-from cupy._state import LOCK, MACHINE, THREAD, StandinError
+from cupy._state import LOCK, THREAD, StandinError
 
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = range(6)
 NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_BFLOAT16 = 6, 7, 8, 9
 NCCL_HALF, NCCL_FLOAT, NCCL_DOUBLE, NCCL_CHAR, NCCL_INT = 6, 7, 8, 0, 2
 _NUMPY = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+PATIENCE_S = 10.0  # a rank that waits longer for the others in NCCL is said to hang
 DTYPES = {k: np.dtype(name) for k, name in enumerate(_NUMPY)} | {NCCL_BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -69,14 +70,14 @@ def enter(communicator: Any) -> None:
 def await_members(communicator: Any) -> None:
     world = communicator._world
     with LOCK:
-        if not world.ready.wait_for(lambda: len(world.joined) == world.size, MACHINE.patience_s):
+        if not world.ready.wait_for(lambda: len(world.joined) == world.size, PATIENCE_S):
             raise StandinError(f"NcclCommunicator: {len(world.joined)} of {world.size} ranks came: NCCL would hang")
 
 
 def await_(world: World, call: Call) -> None:
     """Real NCCL returns before the others came; here the work runs at once, so the host has to wait for them."""
     with LOCK:
-        if not world.ready.wait_for(lambda: call.done or bool(world.error), MACHINE.patience_s):
+        if not world.ready.wait_for(lambda: call.done or bool(world.error), PATIENCE_S):
             world.error = (
                 f"rank {call.rank} of {world.size} waits alone in {call.what[0]}: NCCL hangs (does one thread call for "
                 "several communicators outside groupStart and groupEnd?)"

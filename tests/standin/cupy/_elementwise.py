@@ -16,7 +16,7 @@ from cupy._clock import current_stream, launch
 from cupy._compile import library
 from cupy._parameters import TYPENAMES, CIndexer, carray, parameters, scalar, sixteen
 from cupy._segments import touch
-from cupy._state import LOCK, MACHINE, StandinError
+from cupy._state import LOCK, StandinError
 
 
 class ElementwiseKernel:
@@ -126,12 +126,11 @@ class ElementwiseKernel:
 #include "carray.h"
 {typedefs}
 {self._preamble}
-extern "C" int standin_elementwise(void** args, CIndexer* indexer, int reverse) {{
+extern "C" int standin_elementwise(void** args, CIndexer* indexer) {{
     CIndexer& _ind = *indexer;
     {newline.join(declare)}
     {" ".join(f"{flag} = false;" for flag in bounds)}
-    for (ptrdiff_t step_ = 0; step_ < _ind.size(); ++step_) {{
-        const ptrdiff_t i = reverse ? _ind.size() - 1 - step_ : step_;
+    for (ptrdiff_t i = 0; i < _ind.size(); ++i) {{
         _ind.set(i);
         {newline.join(bind)}
         {self._operation};
@@ -166,5 +165,5 @@ extern "C" int standin_elementwise(void** args, CIndexer* indexer, int reverse) 
             for k, arg in enumerate(args):
                 if isinstance(arg, ndarray):
                     touch(work, arg.data.ptr, arg.shape, arg.strides, arg.itemsize, k >= len(inputs))
-        if run(pointers, ctypes.byref(indexer), int(MACHINE.thread_order == "reverse")):
+        if run(pointers, ctypes.byref(indexer)):
             raise StandinError(f"{self.name}: an index into a raw array is out of its bounds")

@@ -16,10 +16,9 @@ from cupy._state import LOCK, MACHINE, THREAD
 class OutOfMemoryError(MemoryError):
     """As cupy.cuda.memory.OutOfMemoryError."""
 
-    def __init__(self, size: int, total: int, limit: int = 0) -> None:
-        self._size, self._total, self._limit = size, total, limit
-        text = f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes"
-        super().__init__(text + (f", limit set to: {limit:,} bytes)." if limit else ")."))
+    def __init__(self, size: int, total: int) -> None:
+        self._size, self._total = size, total
+        super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes).")
 
 
 class PooledMemory:
@@ -47,13 +46,12 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """As cupy.cuda.MemoryPool: sizes and limits are those of the current device."""
+    """As cupy.cuda.MemoryPool: sizes are those of the current device."""
 
     def __init__(self, allocator: Any = None) -> None:
         self._free: dict[tuple[int, int], list[Chunk]] = {}
         self._used: dict[int, int] = {}
         self._total: dict[int, int] = {}
-        self._limit: dict[int, int] = {}
 
     def __del__(self) -> None:
         """Free chunks and their arena hold one another in CuPy 14: a dropped pool's memory is never cudaFree'd."""
@@ -89,7 +87,7 @@ class MemoryPool:
         if self._refused(device, size):
             self.free_all_blocks()
             if self._refused(device, size):
-                raise OutOfMemoryError(size, self._total.get(device, 0), self._limit.get(device, 0))
+                raise OutOfMemoryError(size, self._total.get(device, 0))
         segment = Segment(device, size)
         chunk = Chunk(segment, 0, size, stream)
         segment.chunks.append(chunk)
@@ -98,10 +96,7 @@ class MemoryPool:
         return chunk
 
     def _refused(self, device: int, size: int) -> bool:
-        limit = self._limit.get(device, 0)
-        return bool(limit and self._total.get(device, 0) + size > limit) or (
-            device_used(device) + size > MACHINE.device_bytes
-        )
+        return device_used(device) + size > MACHINE.device_bytes
 
     def _release(self, chunk: Chunk) -> None:
         segment = chunk.segment
@@ -143,19 +138,6 @@ class MemoryPool:
 
     def free_bytes(self) -> int:
         return self.total_bytes() - self.used_bytes()
-
-    def n_free_blocks(self) -> int:
-        with LOCK:
-            put_back()
-            return sum(len(free) for (device, _), free in self._free.items() if device == THREAD.device)
-
-    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        if (size is None) == (fraction is None):
-            raise ValueError("set either size or fraction")
-        self._limit[THREAD.device] = int(MACHINE.device_bytes * fraction) if fraction is not None else int(size or 0)
-
-    def get_limit(self) -> int:
-        return self._limit.get(THREAD.device, 0)
 
 
 DEFAULT_POOL = MemoryPool()

@@ -19,10 +19,9 @@ from cupy._array import ndarray, on_device
 from cupy._clock import current_stream, launch
 from cupy._compile import CompileException, library
 from cupy._segments import check_ends, reach, touch
-from cupy._state import LOCK, MACHINE, THREAD, StandinError, absent
+from cupy._state import LOCK, THREAD, StandinError, absent
 
 STACK = 64 * 1024
-ORDERS = {"forward": 0, "reverse": 1, "alternate": 2}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -34,7 +33,6 @@ class _Launch(ctypes.Structure):
         ("shared", ctypes.c_void_p),
         ("stacks", ctypes.c_void_p),
         ("stack_bytes", ctypes.c_size_t),
-        ("order", ctypes.c_int),
         ("error", ctypes.c_void_p),
         ("error_bytes", ctypes.c_size_t),
     )
@@ -129,7 +127,6 @@ class RawKernel:
             -(-ctypes.addressof(shared) // 16) * 16,
             _stacks(),
             STACK,
-            ORDERS[MACHINE.thread_order],
             ctypes.addressof(error),
             256,
         )

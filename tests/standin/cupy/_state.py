@@ -48,9 +48,6 @@ class _Machine:
         self.num_devices = int(os.environ.get("ZEROSIM_STANDIN_DEVICES", "1"))
         self.device_bytes = 80 * 10**9
         self.waits: list[Wait] = []
-        self.launches = 0
-        self.thread_order = "alternate"
-        self.patience_s = 10.0
 
 
 MACHINE = _Machine()

@@ -11,12 +11,9 @@ __all__ = [
     "StandinError",
     "Wait",
     "forget_waits",
-    "launches",
     "reset",
     "set_device_bytes",
     "set_device_count",
-    "set_patience",
-    "set_thread_order",
     "waits",
 ]
 
@@ -32,11 +29,6 @@ def forget_waits() -> None:
         MACHINE.waits.clear()
 
 
-def launches() -> int:
-    """How many kernels and copies have been launched since the process began."""
-    return MACHINE.launches
-
-
 def reset() -> None:
     """Between tests: whatever was launched is done, nothing was waited for, and there is one device."""
     with LOCK:
@@ -46,7 +38,6 @@ def reset() -> None:
         MACHINE.waits.clear()
         LEAKED.clear()
     MACHINE.num_devices, MACHINE.device_bytes = 1, 80 * 10**9
-    MACHINE.thread_order, MACHINE.patience_s = "alternate", 10.0
 
 
 def set_device_count(count: int) -> None:
@@ -56,16 +47,3 @@ def set_device_count(count: int) -> None:
 def set_device_bytes(nbytes: int) -> None:
     """How much memory each device has."""
     MACHINE.device_bytes = nbytes
-
-
-def set_patience(seconds: float) -> None:
-    """After how long a rank that waits for the others in NCCL is said to hang."""
-    MACHINE.patience_s = seconds
-
-
-def set_thread_order(order: str) -> None:
-    """In which order a kernel's threads and blocks run: "forward", "reverse", or "alternate" (the default: every other
-    block backwards), so that a missing __syncthreads shows."""
-    if order not in ("forward", "reverse", "alternate"):
-        raise ValueError(f"order {order!r}: forward, reverse or alternate")
-    MACHINE.thread_order = order

@@ -67,10 +67,6 @@ class Device:
         raise absent("Device", name)
 
 
-def get_device_id() -> int:
-    return THREAD.device
-
-
 def get_cublas_handle() -> int:
     """One per thread and device, as in CuPy."""
     device = THREAD.device

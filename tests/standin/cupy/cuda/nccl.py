@@ -41,7 +41,6 @@ from cupy._collectives import (
 )
 from cupy._state import LOCK, THREAD, StandinError, absent
 
-available = True
 _ids = itertools.count(1)
 _worlds: dict[tuple[int, ...], World] = {}
 __all__ = [
@@ -53,10 +52,6 @@ __all__ = [
 
 
 def get_version() -> int:
-    return 22700
-
-
-def get_build_version() -> int:
     return 22700
 
 
@@ -112,14 +107,8 @@ class NcclCommunicator:
     def device_id(self) -> int:
         return self._device
 
-    def rank_id(self) -> int:
-        return self._rank
-
     def size(self) -> int:
         return self._world.size
-
-    def destroy(self) -> None:
-        self._world.error = self._world.error or "the communicator was destroyed"
 
     def abort(self) -> None:
         self._world.error = "the communicator was aborted"

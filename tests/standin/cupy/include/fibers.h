@@ -42,7 +42,6 @@ struct Launch {
     char* shared;
     char* stacks;
     size_t stack_bytes;
-    int order;  // 0 forward, 1 reverse, 2 alternate
     char* error;
     size_t error_bytes;
 };
@@ -176,10 +175,9 @@ inline int run(void (*body)(void*), void* context, Launch* launch) {
     blockDim = {launch->block[0], launch->block[1], launch->block[2]};
     const size_t blocks = (size_t)gridDim.x * gridDim.y * gridDim.z;
     for (size_t n = 0; n < blocks && !block->failed; ++n) {
-        const size_t at = launch->order == 1 ? blocks - 1 - n : n;
-        blockIdx = {(unsigned int)(at % gridDim.x), (unsigned int)(at / gridDim.x % gridDim.y),
-                    (unsigned int)(at / gridDim.x / gridDim.y)};
-        run_block(launch->order == 1 || (launch->order == 2 && at % 2));
+        blockIdx = {(unsigned int)(n % gridDim.x), (unsigned int)(n / gridDim.x % gridDim.y),
+                    (unsigned int)(n / gridDim.x / gridDim.y)};
+        run_block(n % 2);  // every other block backwards, so that a missing __syncthreads shows
     }
     return block->failed;
 }

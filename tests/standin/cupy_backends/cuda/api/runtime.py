@@ -6,14 +6,10 @@ from typing import Any
 
 from cupy._copy import memcpy as memcpy
 from cupy._copy import memcpy_async, memcpy_peer_async
-from cupy._segments import device_used
-from cupy._state import LOCK, MACHINE, THREAD, absent
+from cupy._state import MACHINE, absent
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
 CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF = 0, 1, 2, 14
-streamNonBlocking = 1
-eventDisableTiming = 2
-is_hip = False
 memcpyAsync = memcpy_async
 memcpyPeerAsync = memcpy_peer_async
 
@@ -28,14 +24,6 @@ def getDeviceCount() -> int:
     if MACHINE.num_devices == 0:
         raise CUDARuntimeError(100, "cudaErrorNoDevice: no CUDA-capable device is detected")
     return MACHINE.num_devices
-
-
-def getDevice() -> int:
-    return THREAD.device
-
-
-def setDevice(device: int) -> None:
-    THREAD.device = device
 
 
 def getDeviceProperties(device: int) -> dict[str, Any]:
@@ -60,15 +48,6 @@ def driverGetVersion() -> int:
 
 def runtimeGetVersion() -> int:
     return 13000
-
-
-def memGetInfo() -> tuple[int, int]:
-    with LOCK:
-        return MACHINE.device_bytes - device_used(THREAD.device), MACHINE.device_bytes
-
-
-def deviceCanAccessPeer(device: int, peer: int) -> int:
-    return 0
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,238 @@
+"""What no configuration may say, in one table by the words of a shell, with what is said instead; and two rows of it
+through the program, by every verb.
+
+Ranges of single fields are not here: `test_run_config.py` tries both ends of every one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from parsing import parsed
+
+from zerosim.cli.main import main
+from zerosim.errors import InputError
+
+GPT = "--layers 4 --hidden 48 --heads 6 --seq 8 --vocab 256"
+LLAMA = f"{GPT} --model llama --heads 12"
+FLAT = "--model flat --params 1000 --units 4"
+SP = "--sequence-parallel"
+PURE = "--precision bf16-pure"
+REFUSED: list[tuple[str, ...]] = [
+    # words, what is said, and where no number is advised that stands for a flag (`choose tp 2`), the right words
+    ("--stage two", "--stage: 'two': expected a whole number"),
+    ("--ranks", "--ranks: expected one argument"),
+    ("--stge 3", "unknown flag --stge: did you mean --stage?"),
+    ("--tpp 2", "unknown flag --tpp: did you mean --tp?"),
+    ("--xyzzy", "unknown flag --xyzzy: see zerosim run --help"),
+    ("missing.toml", "cannot read scenario missing.toml"),
+    ("missing.toml spare", "unexpected 'spare'"),
+    ("--sample=", "--sample '': expected at least one character to continue"),
+    # -- models
+    ("--heads 3", "--heads 3 do not divide hidden 64"),
+    ("--model gpt3-157b", "--model 'gpt3-157b' is not known; did you mean gpt3-175b?"),
+    ("--model=", "--model '': expected a name"),
+    ("--model /", "config.json"),
+    ("--model no/such/config.json", "cannot read no/such/config.json: No such file"),
+    ("--params 7B", "--params 7000000000: a size of model flat only"),
+    ("--model gpt2 --seq 4096", "--seq 4096 is longer than the model's 1024 positions"),
+    ("--model mlp --dropout 0.1", "--dropout 0.1: the mlp has none"),
+    # -- optimizers
+    ("--betas 1.5 0.9", "--betas: beta1 1.5: expected a number in [0, 1)"),
+    ("--betas 0.9 1.0", "--betas: beta2 1.0: expected a number in [0, 1)"),
+    ("--betas 0.9", "--betas: expected 2 arguments"),
+    ("--lr nan", "--lr nan: expected a finite number"),
+    ("--lr fast", "--lr: 'fast': expected a number"),
+    ("--eps inf", "--eps inf: expected a finite number"),
+    ("--min-lr 0.1 --lr 0.01", "--min-lr 0.1: expected at most lr = 0.01"),
+    ("--optimizer adamw8", "; did you mean 'adamw' or 'adam'?"),
+    ("--momentum 0.9", "--momentum 0.9: adam has none"),
+    ("--optimizer adafactor --betas 0.9 0.99", "--betas (0.9, 0.99): adafactor has none"),
+    ("--optimizer adafactor --eps 1e-8", "--eps 1e-08: adafactor has none"),
+    ("--optimizer adafactor --momentum 0.9", "--momentum 0.9: adafactor has none"),
+    ("--optimizer adam --no-scale-parameter", "--scale-parameter: adam has no such choice; choose adafactor-hf"),
+    ("--optimizer adafactor-hf --nesterov --momentum 0.9", "--nesterov: expected sgd"),
+    ("--optimizer adam --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
+    ("--optimizer sgd --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
+    ("--optimizer adafactor --tp 2 --ranks 4", "--tp 2: adafactor wants whole matrices"),
+    ("--optimizer sophia --tp 2 --ranks 4", "sophia draws labels from logits, which tensor parallelism cuts"),
+    ("--optimizer muon --stage 2 --partition slices", "--partition 'slices': muon wants whole matrices; choose owner"),
+    ("--optimizer muon --tp 2", "--tp 2: muon wants whole matrices, which tensor parallelism cuts"),
+    ("--optimizer muon --nesterov", "--nesterov: muon always looks ahead so"),
+    ("--optimizer muon --reduce-bucket 5 --stage 1", "--reduce-bucket 5: not of partition owner, which muon wants"),
+    ("--optimizer muon --pp 2 --accumulate 2", "pass --no-tie-embeddings"),
+    ("--aux-lr 1", "--aux-lr 1.0: adam has one learning rate, lr; leave it out, or choose muon"),
+    # -- precisions
+    ("--precision fp8", "--precision 'fp8': expected one of fp32"),
+    ("--loss-scale maybe", "--loss-scale: 'maybe': expected 'dynamic' or a number"),
+    ("--loss-scale 0", "--loss-scale 0.0: expected 'dynamic' or a number more than 0"),
+    (f"{PURE} --loss-scale dynamic", "--loss-scale 'dynamic': bf16-pure has fp32's range and needs none"),
+    ("--precision bf16 --rounding kahan", "--rounding 'kahan': bf16 is not pure; choose precision bf16-pure"),
+    (f"{PURE} --master-init exact", "--master-init 'exact': bf16-pure has no masters"),
+    (f"{PURE} --recipe fsdp2", "recipe fsdp2 works on fp32 masters, and here are none; choose recipe paper"),
+    (f"{PURE} --rounding up", "--rounding 'up': expected one of nearest, stochastic, kahan"),
+    # -- memory
+    ("--capacity 3elephants", "--capacity: '3elephants' is not a size in bytes: write it like 32GB"),
+    ("--allocator cachin", "expected one of exact, caching, arena"),
+    ("--allocator-conf expandable_segments:True", "exact has no knobs; pass --allocator caching"),
+    ("--allocator caching --allocator-conf expandable_segment:True", "did you mean 'expandable_segments'?"),
+    ("--allocator caching --allocator-conf max_split_size_mb:1", "expected a whole number of MiB, at least 20"),
+    ("--loss megatron-fusd", "--loss 'megatron-fusd': expected one of in-place, lean, megatron, megatron-fused, torch"),
+    (f"--loss chunked {FLAT}", "--loss 'chunked': model flat has no head of its own"),
+    ("--loss chunked --model mlp", "--loss 'chunked': model mlp has no head of its own"),
+    ("--recompute ful", "'ful': expected none|selective[:PART,...]|full[:K]; did you mean 'full'?"),
+    ("--recompute mlp", "behind a colon: selective:mlp"),
+    ("--recompute none:2", "expected none|selective"),
+    ("--recompute selective:layernrom", "no part of a block is called 'layernrom'; did you mean 'layernorm'?"),
+    ("--recompute selective:", "called ''; they are core_attn, attn_proj,"),
+    ("--recompute selective:mlp,mlp", "names 'mlp' twice; leave one out"),
+    ("--recompute selective:mlp_act,op", "names 'op' and 'mlp_act', which share mlp_act"),
+    ("--recompute full:0", "at least 1, as in full:2"),
+    ("--recompute full:two", "at least 1, as in full:2"),
+    (f"--recompute full:{'9' * 5000}", "at least 1, as in full:2"),
+    (f"{GPT} --recompute full:5", "of 4 layers every K-th runs again; choose at most full:4"),
+    (f"{FLAT} --recompute full:2", "--recompute 'full:2': model flat has no blocks"),
+    ("--model mlp --recompute selective:op", "--recompute 'selective:op': model mlp has no blocks"),
+    (f"{GPT} --recompute selective:mlp --ranks 2 --tp 2 {SP} --keep-gathered", "leave one out"),
+    # -- ZeRO's stages and recipes
+    ("--recipe deepsped", "unknown recipe 'deepsped': did you mean deepspeed?"),
+    ("--partition owner --stage 2 --grad-reduction all_reduce", "under partition owner, gradients are reduced to"),
+    ("--stage 3 --allgather-bucket 100", "--allgather-bucket 100: of stages 1 and 2 and partition slices"),
+    ("--stage 2 --sub-group-size 1e9", "--sub-group 1000000000: of stage 3; leave it out, or choose it"),
+    ("--stage 1 --grad-buckets views", "--grad-buckets 'views': of stage 0"),
+    ("--stage 0 --reduce-bucket 1000", "--reduce-bucket 1000: of stages 1 to 3"),
+    ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: not of partition owner"),
+    ("--reduce-bucket -1", "--reduce-bucket: '-1' is not a count"),
+    ("--gather tensor", "--gather 'tensor': expected one of unit, module"),
+    ("--gather module --stage 2", "--gather 'module': stage 2 keeps every parameter; leave it out, or choose stage 3"),
+    ("--gather module --prefetch 1 --prefetch-elements 5", "--prefetch-elements 5: prefetch 1 counts units"),
+    ("--gather module --max-live 7", "--max-live 7: holds back what is gathered ahead by elements; pass --prefetch-el"),
+    ("--prefetch 1 --stage 2", "--prefetch 1: stage 2 keeps every parameter; leave it out, or choose stage 3"),
+    # -- replicas
+    ("--ranks 4 --dp-replicate 3", "--dp-replicate 3 does not divide ranks 4"),
+    ("--ranks 4 --dp-replicate 8", "--dp-replicate 8 does not divide ranks 4", "--ranks 8 --dp-replicate 8"),
+    ("--ranks 4 --dp-replicate 2 --stage 0", "(plain data parallelism); leave it out, or choose stage 1, 2 or 3"),
+    ("--ranks 4 --dp-replicate 2 --replica-reduction never", "expected one of step, micro_batch"),
+    # -- tensor parallelism
+    ("--ranks 4 --tp two", "--tp: 'two': expected a whole number"),
+    (f"{GPT} --ranks 4 --tp 3", "--tp 3 does not divide ranks 4: choose tp 2 or 4, or ranks 3 or 6"),
+    (f"{GPT} --heads 4 --ranks 6 --tp 4", "--tp 4 does not divide ranks 6", f"{GPT} --heads 4 --ranks 8 --tp 4"),
+    (f"{GPT} --ranks 6 --tp 2 --dp-replicate 2", "tp 2 x dp_replicate 2 does not divide ranks 6", f"{GPT} --ranks 8"),
+    (f"{GPT} --ranks 4 --tp 4", "--tp 4 does not divide heads 6: choose tp 2"),
+    (f"{GPT} --ranks 12 --tp 4 --vocab 258 --ffn 48", "--tp 4 does not divide heads 6: choose tp 3 or 6"),
+    (f"{GPT} --ranks 4 --tp 2 --heads 4 --ffn 27", "--tp 2 does not divide ffn 27: choose tp 1"),
+    (f"{GPT} --ranks 4 --tp 2 --vocab 257", "--tp 2 does not divide vocab 257: pass --pad-vocab, "),
+    (f"{GPT} --ranks 6 --tp 2 --vocab 261", "which adds rows that are not in the softmax, or choose tp 1 or 3"),
+    (f"{GPT} --ranks 4 --tp 2 {SP} --seq 9", "--sequence-parallel: tp 2 does not divide seq 9: choose seq 8"),
+    (f"{GPT} --ranks 4 --tp 4 {SP} --heads 4 --seq 11", "tp 4 does not divide seq 11: choose seq 12"),
+    (
+        f"{LLAMA} --ranks 12 --tp 4 --kv-heads 3 --vocab 258 --ffn 48",
+        "--tp 4 neither divides kv_heads 3 nor is a multiple of it: choose tp 3 or 6",
+    ),
+    (f"{LLAMA} --ranks 4 --tp 4 --kv-heads 6", "neither divides kv_heads 6 nor is a multiple of it: choose tp 2"),
+    ("--model mlp --ranks 4 --tp 2", "--tp 2: model mlp is not cut by tensor parallelism; choose gpt, llama or flat"),
+    (f"{FLAT} --ranks 4 --tp 2 {SP}", "--sequence-parallel: model flat has no rows to cut"),
+    (SP, "--sequence-parallel: without tp there is nothing to cut; pass --tp 2", f"{GPT} --ranks 4 --tp 2 {SP}"),
+    ("--keep-gathered", "--keep-gathered: without tp there is nothing to cut"),
+    ("--pad-vocab", "--pad-vocab: without tp there is nothing to cut"),
+    ("--ranks 4 --tp 2 --keep-gathered", "without sequence_parallel nothing is gathered; pass --sequence-parallel too"),
+    ("--partition-activations --recompute full", "--partition-activations: without tp no other rank has the same"),
+    ("--ranks 4 --tp 2 --partition-activations", "recompute 'none' keeps no block's input to run it again; pass --rec"),
+    ("--cpu-checkpointing --recompute selective", "recompute 'selective' keeps no block's input to run it again"),
+    ("--ranks 65536 --tp 65536 --pp 2", "is 131,072 ranks at least: ranks go up to 65,536"),
+    # -- pipelines
+    ("--ranks 2 --pp two", "--pp: 'two': expected a whole number"),
+    (f"{GPT} --ranks 4 --pp 3", "--pp 3 does not divide ranks 4", f"{GPT} --ranks 3 --pp 3 --layers 3"),
+    (f"{GPT} --ranks 8 --pp 2 --tp 3", "tp 3 x pp 2 does not divide ranks 8", f"{GPT} --ranks 6 --pp 2 --tp 1"),
+    (
+        f"{GPT} --ranks 3 --pp 3",
+        "--layers 4 do not divide into 3 equal chunks: choose layers 3, or pass --stage-layers 2,1,1",
+        f"{GPT} --ranks 3 --pp 3 --stage-layers 2,1,1",
+    ),
+    (f"{GPT} --ranks 5 --pp 5 --layers 5 --balance-ends", "and two ends do not divide into 5 equal chunks: choose lay"),
+    (f"{GPT} --ranks 8 --pp 8", "--pp 8: more than the model's layers, 4; choose pp 4"),
+    (f"{GPT} --ranks 6 --pp 6", "choose pp 2"),
+    (
+        f"{GPT} --ranks 2 --pp 2 --layers 3 --pipeline interleaved --accumulate 2",
+        "--pp 2 x virtual_stages 2: more than the model's layers, 3; choose layers 4",
+    ),
+    (f"{GPT} --ranks 4 --pp 4 --virtual-stages 2 --pipeline interleaved --accumulate 4", "choose pp 2"),
+    (
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5",
+        "--accumulate 5: an interleaved schedule wants a multiple of pp 2; choose 4",
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 4",
+    ),
+    ("--virtual-stages 2", "--virtual-stages 2: of the interleaved schedule; pass --pipeline interleaved too"),
+    ("--virtual-stages 2 --pipeline interleaved", "--pipeline: without pp there are no stages; pass --pp 2"),
+    ("--pipeline gpipe", "--pipeline: without pp there are no stages; pass --pp 2"),
+    ("--stage-layers 2,2", "--stage-layers: without pp there are no stages"),
+    ("--balance-ends", "--balance-ends: without pp there are no stages"),
+    (f"{GPT} --ranks 4 --pp 2 --stage-layers 2,2 --balance-ends", "stage_layers says how the layers are cut"),
+    (f"{GPT} --ranks 2 --pp 2 --pipeline 1fb1", "'1fb1': expected one of gpipe, 1f1b, interleaved"),
+    *(
+        (f"{GPT} --ranks 2 --pp 2 --stage-layers {given}", "expected 2 numbers that make up 4 layers, such as 2,2")
+        for given in ("1,2", "4", "999999999,2")
+    ),
+    *(
+        (f"{GPT} --ranks 2 --pp 2 --stage-layers={given}", "expected numbers with commas, such as 3,4,4,3")
+        for given in ("-1,5", "1.5,2.5", "2,²", "2,,2", f"2,{'9' * 5000}")
+    ),
+    (
+        f"{GPT} --ranks 3 --pp 3 --stage-layers 2,0,2",
+        "a stage without layers has nothing to do; the first and the last may have none; choose 2,1,1, for one",
+        f"{GPT} --ranks 3 --pp 3 --stage-layers 2,1,1",
+    ),
+    (
+        f"{GPT} --ranks 4 --pp 2 --partition owner",
+        "--partition 'owner': a table that is tied across stages has an owner on each; choose slices",
+        f"{GPT} --ranks 4 --pp 2 --partition slices",
+    ),
+    (f"{FLAT} --ranks 3 --pp 3", "--units 4 do not divide into 3 equal chunks: choose units 3"),
+    (f"{FLAT} --ranks 2 --pp 2 --stage-layers 0,4", "a stage without units has nothing to do; choose 2,2"),
+    (f"{FLAT} --ranks 4 --pp 2 --balance-ends", "--balance-ends: model flat has no table and no head"),
+    (f"{FLAT} --ranks 8 --pp 8", "--pp 8: more than the model's units, 4; choose pp 4"),
+    ("--model mlp --ranks 2 --pp 2", "--pp 2: model mlp is not cut into stages; choose gpt, llama or flat"),
+]
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row[0][:80])
+def test_it_is_refused_in_one_line_and_what_is_advised_is_accepted(row: tuple[str, ...]) -> None:
+    words, said, *right = row
+    with pytest.raises(InputError) as refused:
+        parsed(*words.split())
+    text = str(refused.value)
+    assert said in text
+    assert "\n" not in text
+    assert len(text) < 3000
+    for one in right:
+        parsed(*one.split())
+    mesh = "does not divide ranks" in text  # which knows no model: one is taken that every axis divides
+    rest = ["--heads", "24", "--hidden", "192", "--vocab", "6144", "--layers", "24"] if mesh else []
+    axes = r"(tp|pp|dp_replicate|ranks) ([\d or]+)" if mesh else r"choose (tp|pp|seq|layers|units) ([\d or]+)"
+    for name, numbers in re.findall(axes, text[text.find("choose") :] if mesh else text):
+        for number in re.findall(r"\d+", numbers):
+            parsed(*words.split(), *rest, f"--{name.replace('_', '-')}", number)  # the rest unchanged
+
+
+VERBS = (
+    *("run", "plan", "compare", "fit --find layers --limit 1GB", "step", "plot memory -o out.svg"),
+    "export trace --gpu a100-80 -o out.json",
+)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_says_so_in_one_line_and_exits_with_2(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, said in (
+        ("--ranks 4 --tp 3", "--tp 3 does not divide ranks 4"),
+        ("--ranks 4 --dp-replicat 2", "unknown flag --dp-replicat: did you mean --dp-replicate?"),
+    ):
+        assert main([*verb.split(), *words.split()]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"zerosim: error: {said}")
+    assert not list(tmp_path.iterdir())
