@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zerosim.config.allocator import caching_knobs
-from zerosim.device.allocators.blocks import MIB, Block
+from zerosim.device.allocators.blocks import MIB, Block, BlockPool, DeviceMemory
 from zerosim.device.allocators.caching import CachingAllocator
+from zerosim.device.allocators.expandable import ExpandableSegments
 from zerosim.errors import InputError
 
 
@@ -190,6 +191,18 @@ def test_max_split_size_gives_back_no_more_than_it_takes() -> None:
     assert allocator.reserved_bytes == 94 * MIB
 
 
+def test_max_split_size_gives_back_no_smaller_block_first() -> None:
+    """The block of 45 MiB is too small for 70, and the one of 30 is below the limit. PyTorch then frees all three."""
+    allocator = made("max_split_size_mb:40", capacity=100 * MIB)
+    for id, size in enumerate((45, 30, 20)):
+        allocator.reserve(id, size * MIB)
+    for id in range(3):
+        allocator.release(id)
+    allocator.reserve(4, 70 * MIB)
+    assert allocator.large.free() == []
+    assert allocator.reserved_bytes == 70 * MIB
+
+
 def test_roundup_power2_divisions_as_pytorch_tests_it() -> None:
     elements, more = 4 * 21 * MIB, 4 * 100 * MIB
     assert made("roundup_power2_divisions:4").reserve(1, elements) == power2_div(elements, 4) == 96 * MIB
@@ -232,6 +245,21 @@ def test_garbage_collection_gives_back_what_was_not_used_for_long() -> None:
     assert plain.reserved_bytes == 760 * MIB
 
 
+def test_garbage_collection_goes_on_with_the_mean_of_what_is_left() -> None:
+    """18 MiB are too many. Of free blocks aged 4, 2 and 1 the first goes (mean 7/3), then the second (mean 3/2)."""
+    allocator = made("garbage_collection_threshold:0.5", capacity=100 * MIB)
+    for id, size in ((1, 12), (2, 14), (3, 16), (4, 26)):
+        allocator.reserve(id, size * MIB)
+    for id, searches in ((1, 2), (2, 1), (3, 0)):
+        allocator.release(id)
+        for _ in range(searches):  # each finds the same block again
+            allocator.release(4)
+            allocator.reserve(4, 26 * MIB)
+    allocator.reserve(5, 18 * MIB)
+    assert [block.size for block in allocator.large.free()] == [16 * MIB]
+    assert allocator.reserved_bytes == (16 + 26 + 18) * MIB
+
+
 def test_expandable_segments_grow_by_pages_and_give_back_pages() -> None:
     allocator = made("expandable_segments:True", capacity=110 * MIB)
     allocator.reserve(1, 30 * MIB)
@@ -257,6 +285,26 @@ def test_a_block_that_can_grow_is_not_taken_where_one_that_cannot_is_enough() ->
     allocator.release(0)
     allocator.reserve(3, 4 * MIB)  # 5 MiB are free at the end, and 30 at the start
     assert allocator.address_of(3) == 0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "taken"),  # size and room of each, in the order of their sizes
+    [
+        ([(5, 100), (10, 0), (20, 0)], 1),  # 105, 10, 20
+        ([(30, 0), (30, 0)], 0),  # of equal blocks the first
+        ([(4, 100), (5, 40), (10, 0)], 2),  # 104, 45, 10
+        ([(4, 40), (5, 100), (10, 0)], 0),  # 44, 105: the search ends before it sees the 10
+    ],
+)
+def test_the_search_goes_on_while_the_next_block_can_become_less(blocks: list[tuple[int, int]], taken: int) -> None:
+    """The rule of PyTorch's get_free_block. A block has a size, and room to grow into behind it."""
+    pool, found = BlockPool(is_small=False), []
+    for size, behind in blocks:
+        found.append(Block(pool, "compute", 0, size + behind, base=0))
+        if behind:
+            found[-1].split(size).mapped = False
+    chosen = ExpandableSegments(DeviceMemory(None)).least_room(found[0], found[1:])
+    assert found.index(chosen) == taken
 
 
 def test_addresses_that_were_given_back_are_used_again() -> None:

@@ -18,9 +18,9 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
-from zerosim.device.events import Launch, Scope, Wait
+from zerosim.device.events import Copy, Launch, Scope, Wait
 from zerosim.errors import InputError
-from zerosim.ledger.clock import COMPUTE, Timeline, simulate, step_time
+from zerosim.ledger.clock import COMPUTE, Timeline, Track, simulate, step_time
 from zerosim.ledger.costs import collective_seconds, topology
 from zerosim.ledger.pace import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
@@ -113,6 +113,63 @@ def test_prefetch_hides_what_the_paper_waits_for() -> None:
     waits = [sum(planned(small(**settings, prefetch=n), A100).last.exposed.values()) for n in (0, 1, 2)]
     assert waits[0] > max(waits[1:])
     assert min(waits) > 0  # what begins a forward or backward has nothing before it
+
+
+BYTE_PER_S = replace(A100, link=1.0, nic=8.0, pcie=1.0, latency=0.0)
+
+
+def _broadcast(sequence: int, nbytes: int) -> Launch:
+    return Launch(Scope(0), sequence, "broadcast", "bf16", "states", "dp_shard", (0, 1), sequence, nbytes, 0, 0)
+
+
+def _busy(seconds: float) -> Busy:
+    return Busy(Scope(0), "", seconds, 0, 0)
+
+
+@pytest.mark.parametrize("early", [0, 1])
+@pytest.mark.parametrize(
+    ("computes", "bubble", "exposed"),
+    [
+        (2, 3, 3),  # waits 2 s for the first broadcast, 3 s for the late rank, 1 s for the second broadcast
+        (5, 2, 1),  # the first broadcast is over
+        (7.5, 0, 0.5),  # the second one runs
+        (9, 0, 0),
+    ],
+)
+def test_a_bubble_is_the_wait_for_a_late_rank_alone(computes: float, bubble: float, exposed: float, early: int) -> None:
+    """The first broadcast takes 4 s. The second takes 1 s and starts at 7 s, when the late rank launches it."""
+    late = 1 - early
+    paces: dict[int, list[Entry]] = {
+        early: [_broadcast(0, 4), _broadcast(1, 1), _busy(computes), Wait(Scope(0), 1)],
+        late: [_broadcast(0, 4), _busy(7), _broadcast(1, 1), Wait(Scope(0), 1)],
+    }
+    tracks = simulate(paces, (0, 1), Mesh(dp_shard=2), BYTE_PER_S, keep_spans=True).tracks
+    assert (tracks[early].bubble, tracks[early].exposed.get("dp_shard", 0)) == (bubble, exposed)
+    assert (tracks[late].bubble, tracks[late].exposed["dp_shard"]) == (0, 1)
+    assert (tracks[early].end, tracks[late].end) == (max(8, computes), 8)
+    for track in tracks.values():
+        calls = [(span.start, span.stop) for span in track.spans if span.stream == "dp_shard"]
+        assert calls == [(0, 4), (7, 8)]
+        waits = [span.bubble for span in track.spans if span.name == "wait"]
+        assert all(stop - start == track.bubble and stop == 7 for start, stop in waits)
+
+
+def test_copies_of_a_direction_queue_and_compute_waits_for_what_comes_back() -> None:
+    out, back = Copy(Scope(0), "device", "host", 4, "offload"), Copy(Scope(0), "host", "device", 3, "offload")
+    entries: list[Entry] = [out, _busy(1), out, back, _busy(5), out]
+    (track,) = simulate({0: entries}, (0,), Mesh(), BYTE_PER_S, keep_spans=True).tracks.values()
+    copies = [(span.stream, span.start, span.stop) for span in track.spans if span.name == "copy"]
+    to, fro = "device to host", "host to device"
+    assert copies == [(to, 0, 4), (to, 4, 8), (fro, 1, 4), (to, 9, 13)]
+    assert (track.copies, track.compute, track.end) == (3, 6, 9)
+
+
+def test_tracks_are_in_the_order_of_ranks_and_of_equal_ends_the_lowest_is_the_last() -> None:
+    ends = {8: 2.0, 1: 2.0, 3: 1.0}
+    timeline = simulate({rank: [_busy(end)] for rank, end in ends.items()}, [8, 3, 1] * 3, Mesh(dp_shard=9), A100)
+    assert list(timeline.tracks) == [1, 3, 8]
+    assert timeline.last.rank == 1
+    assert Timeline({8: Track(8, 2.0), 1: Track(1, 2.0)}).last.rank == 1
 
 
 @pytest.mark.parametrize("seed", range(12))

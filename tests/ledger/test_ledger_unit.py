@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zerosim.device.events import Alloc, Event, Free, Launch, Mark, Retag, Scope
+from zerosim.device.events import Alloc, Event, Free, Launch, Mark, Move, Retag, Scope, Segment
 from zerosim.ledger import memory
+from zerosim.ledger.allocator import AllocatorLedger, AllocatorPeaks
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger, TrafficRow
 
@@ -91,6 +92,15 @@ def test_retag_moves_bytes_to_another_kind_and_leaves_the_unit() -> None:
     assert dict(ledger.now().by_unit) == {("h.0", "grad"): 100}
     assert dict(ledger.now().padding) == {"grad": 4}
     assert ledger.live_bytes == ledger.peak.total_bytes == 100
+
+
+def test_an_allocators_peaks_are_each_of_their_own_moment() -> None:
+    ledger = AllocatorLedger()
+    ledger.read([Segment(FORWARD, 0, 100), Alloc(FORWARD, 1, 30, 50, "param", 0), Free(FORWARD, 1)])
+    ledger.read([Alloc(FORWARD, 2, 40, 45, "param", 0), Move(FORWARD, 2, 50, 0, 40), Move(FORWARD, 2, 0, 8, 40)])
+    ledger.read([Segment(BACKWARD, 0, -100), Segment(BACKWARD, 0, 80)])
+    assert ledger.peaks == AllocatorPeaks(40, 50, 100, 80, 2)
+    assert ledger.peaks.to_dict() == {"fragmentation": 1 - 40 / 100, "moves": 2, "moved_bytes": 80}
 
 
 def launch(scope: Scope, op: str, sent: int, work: int) -> Event:

@@ -94,13 +94,12 @@ def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> flo
         return min(ways)
     if _is_by_pairs(launch):
         return _pairs_seconds(launch.payload_bytes, place, cluster)
-    n, crossings = place.members, place.nodes if place.nodes > 1 else 0
-    rounds = 2 if launch.op == "all_reduce" else 1
-    steps, inter = rounds * (n - 1), rounds * max(0, crossings - 1)
+    n, rounds = place.members, 2 if launch.op == "all_reduce" else 1
+    steps, inter = rounds * (n - 1), rounds * (place.nodes - 1)
     nbytes = launch.payload_bytes * ring_share(launch.op, n)
     ways = [_seconds(ring, nbytes, steps, inter, speed, cluster.latency) for ring in RINGS]
     if launch.op == "all_reduce":
-        depth, local = (place.nodes - 1).bit_length(), max(1, n // place.nodes) - 1
+        depth, local = (place.nodes - 1).bit_length(), n // place.nodes - 1
         ways += [_seconds(tree, nbytes, 2 * (local + depth), 2 * depth, speed, cluster.latency) for tree in TREES]
     return min(ways)
 

@@ -187,17 +187,16 @@ class CachingAllocator:
         """Of max_split_size and more: the smallest block that is enough, or as many as it takes, largest first."""
         if self._max_split == UNLIMITED:
             return False
-        wanted = max(size, self._max_split)
-        enough = next(pool.at_least(stream, wanted), None)
+        enough = next(pool.at_least(stream, size), None)
         if enough is not None and _is_whole(enough):
             self._give_back(enough)
             return True
         given = 0
         for block in reversed(list(pool.at_least(stream, self._max_split))):
-            if given < wanted and _is_whole(block):
+            if given < size and _is_whole(block):
                 given += block.size
                 self._give_back(block)
-        return given >= wanted
+        return given >= size
 
     def _give_back_all(self) -> None:
         """Wait for the other streams, then give back every segment, or page of one, without a live byte."""
