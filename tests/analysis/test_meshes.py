@@ -141,6 +141,14 @@ def test_a_wrong_count_is_seen() -> None:
     assert all(check.agrees for check in check_exchanges(wrong, 0, 1))
 
 
+def test_the_loss_is_in_the_form_of_the_last_stage_alone() -> None:
+    """Each of 2 micro-batches: 4 all-reduces in each of 2 layers, 1 at either end of the model, and 3 of the loss."""
+    result = plan(RunConfig(**{**GPT, "ranks": 4, "tp": 2, "pp": 2, "stage": 0, "accumulate": 2}))
+    texts = [{check.op: check.text for check in check_exchanges(result, 0, stage)} for stage in (0, 1)]
+    bsh, bs = 2 * 2 * (2 * 4 + 1), 2 * 2 * 3  # an all-reduce moves its payload twice
+    assert [text["all_reduce"] for text in texts] == [f"{bsh}bsh", f"{bsh}bsh + {bs}bs"]
+
+
 def test_stages_that_are_alike_stand_together() -> None:
     assert alike_stages([561, 545, 545, 545, 562]) == [range(1), range(1, 4), range(4, 5)]
 

@@ -14,7 +14,7 @@ from zerosim.cli.main import main
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
-from zerosim.device.events import Alloc
+from zerosim.device.events import Alloc, Kernel, Recorder
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import InputError
 from zerosim.optim.adafactor import Adafactor, AdafactorHF
@@ -199,7 +199,8 @@ def test_k_is_four_and_the_factors() -> None:
 
 def test_factors_are_means_of_rows_and_of_columns() -> None:
     """After the first step, of which nothing is left of what was before it."""
-    flat, updater = Flat("flat", cpu(), fp64, fp64), Updater(Adafactor(), StepControl(LRSchedule(0.1)))
+    recorder = Recorder()
+    flat, updater = Flat("flat", cpu(recorder), fp64, fp64), Updater(Adafactor(), StepControl(LRSchedule(0.1)))
     flat.declare("w", (3, 4))
     flat.own = whole(12)
     flat.param_shard, flat.grad_shard = (flat.device.alloc((12,), fp64, Kind.GRAD) for _ in range(2))
@@ -211,6 +212,9 @@ def test_factors_are_means_of_rows_and_of_columns() -> None:
     squares = np.arange(1.0, 13.0).reshape(3, 4) ** 2
     assert np.allclose(flat.states["row_var"].array, squares.mean(1))
     assert np.allclose(flat.states["col_var"].array, squares.mean(0))
+    sums = [event for event in recorder.events if isinstance(event, Kernel) and event.name == "adafactor_sums"]
+    work = [(kernel.flops, kernel.bytes_read, kernel.bytes_written) for kernel in sums]
+    assert work == [(2 * 12, 2 * 12 * 8, (3 + 4) * 8)]  # every square is read for its row and for its column
 
 
 def test_many_ranks_are_few_classes() -> None:
