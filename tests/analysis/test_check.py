@@ -379,7 +379,7 @@ def test_a_folder_says_what_it_does_not_check(tmp_path: Path, capsys: pytest.Cap
     assert f"Not checked, for they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "# a comment\n", RUN, RUN + SWEEP])
+@pytest.mark.parametrize("text", ["# a comment\n", RUN, RUN + SWEEP])
 def test_a_file_that_lost_what_it_expects_fails(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a folder, beside one that is whole."""
     scenario(tmp_path)
