@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -359,6 +360,37 @@ def test_an_interrupt_exits_130(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_with(monkeypatch, KeyboardInterrupt())
+    assert main(["run", *SMALL]) == 130
+    assert capsys.readouterr().err == "zerosim: interrupted\n"
+
+
+def test_more_interrupts_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write to the screen is interrupted again."""
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            signal.raise_signal(signal.SIGINT)
+            return super().write(text)
+
+    fail_with(monkeypatch, KeyboardInterrupt())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(sys, "stderr", screen := Screen())
+        assert main(["run", *SMALL]) == 130
+        assert screen.getvalue() == "zerosim: interrupted\n"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_in_a_destructor_of_a_verb_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("zerosim.cli.run.main", lambda args: Interrupted() is None)
     assert main(["run", *SMALL]) == 130
     assert capsys.readouterr().err == "zerosim: interrupted\n"
 

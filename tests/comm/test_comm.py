@@ -508,12 +508,11 @@ def test_handles_may_be_waited_in_any_order(algorithm: str, max_running: int) ->
 
 def test_work_holds_its_buffers_until_it_is_waited_for() -> None:
     def program(ctx: Context) -> None:
-        used = ctx.device.allocator
         work = ctx.comm.launch_reduce_scatter(make(ctx, np.ones(16)))
         ctx.comm.barrier()
-        assert used.used_bytes == 64 + 16 + 32  # type: ignore[attr-defined]  # input, output, two temporaries
+        assert ctx.device.allocator.used_bytes == 64 + 16 + 32  # type: ignore[attr-defined]  # input, output, two temporaries
         out = work.wait()
-        assert used.used_bytes == out.nbytes == 16  # type: ignore[attr-defined]
+        assert ctx.device.allocator.used_bytes == out.nbytes == 16  # type: ignore[attr-defined]
 
     launch(program, World(4, algorithm="ring"))
 

@@ -12,7 +12,9 @@ import gc
 import importlib
 import itertools
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +23,7 @@ from zerosim import __version__
 from zerosim.cli.parser import Parser, nearest
 from zerosim.cli.streams import heard, never_silent, standard_streams
 from zerosim.comm.collective_errors import failure_of_all
+from zerosim.comm.interrupts import no_interrupt_lost
 from zerosim.errors import (
     BROKEN_PIPE,
     InputError,
@@ -58,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A record is many small tuples, none of them in a cycle: to look for garbage less often spares a tenth.
     gc.set_threshold(50_000, 20, 50)
     words = list(sys.argv[1:] if argv is None else argv)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return _main(words)
+    finally:
+        if argv is not None:  # else the process ends
+            _on_interrupt(before)
+
+
+def _main(words: list[str]) -> int:
     with standard_streams() as stdout:
         try:
             code = _run(words)
@@ -74,7 +86,8 @@ def _run(words: list[str]) -> int:
     debug = "--debug" in words
     try:
         try:
-            code = _dispatch([word for word in words if word != "--debug"])
+            with no_interrupt_lost():
+                code = _dispatch([word for word in words if word != "--debug"])
         except SystemExit as stop:  # argparse's --help; a process of a world that is not the first
             code = stop.code if isinstance(stop.code, int) else 0
         sys.stdout.flush()
@@ -129,7 +142,9 @@ def _usage() -> str:
 
 
 def _report(error: BaseException, *, debug: bool = False) -> int:
-    """Say on stderr how the run ended; the exit code."""
+    """Say on stderr how the run ended; the exit code. After one Ctrl-C the others change nothing."""
+    if isinstance(error, KeyboardInterrupt):
+        _on_interrupt(signal.SIG_IGN)
     code = exit_code(error)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         if debug:
@@ -142,6 +157,12 @@ def _report(error: BaseException, *, debug: bool = False) -> int:
 
                 emit(out_of_memory(error), sys.stderr)
     return code
+
+
+def _on_interrupt(handler: Any) -> None:
+    """Handle SIGINT so from here on, where it is for this thread to say and `handler` is one of Python's."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 def _in_words(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import ALGORITHMS
+from zerosim.comm.interrupts import no_interrupt_lost
 from zerosim.comm.rank_status import scope_text
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.fake import FakeTransport
@@ -135,9 +136,9 @@ def launch(
     def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
         return device_of(world, rank, backend, switch, readers(rank) if readers else ())
 
-    ranks = assemble(program, world, make_device)
-    with threadpool_limits(limits=1, user_api="blas"):  # BLAS threads times rank threads would collapse
-        return ranks.results(world.timeout_s)
+    # BLAS threads times rank threads would collapse
+    with no_interrupt_lost(), threadpool_limits(limits=1, user_api="blas"):
+        return assemble(program, world, make_device).results(world.timeout_s)
 
 
 def launch_alone(program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()) -> T:
@@ -149,12 +150,13 @@ def launch_alone(program: Callable[[Context], T], world: World, rank: int, reade
     """
     device = device_of(world, rank, make_backend("meta"), Switch(), readers)
     context = _context(world, device, FakeTransport())
-    try:
-        return program(context)
-    except Exception as error:
-        raise _explained(context, error) from error.__cause__
-    finally:
-        device.recorder.drain()
+    with no_interrupt_lost(device.switch.abort):
+        try:
+            return program(context)
+        except Exception as error:
+            raise _explained(context, error) from error.__cause__
+        finally:
+            device.recorder.drain()
 
 
 def assemble(

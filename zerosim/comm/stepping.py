@@ -15,8 +15,7 @@ from collections.abc import Iterable
 
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.device.device import Switch
-from zerosim.device.events import Event, Free, Reader, Recorder
-from zerosim.errors import Aborted
+from zerosim.device.events import Event, Reader, Recorder
 
 
 class SteppedScheduler(Scheduler):
@@ -91,14 +90,13 @@ class SteppedRecorder(Recorder):
         self._scheduler = scheduler
 
     def add(self, event: Event) -> None:
+        self.settle()
+        self.put(event)
+
+    def put(self, event: Event) -> None:
         if self._scheduler.switch.aborted:
             return  # the record ends where the run did: what is freed while threads unwind is not part of it
         if threading.get_ident() == self.thread:
-            try:
-                self._scheduler.pause(self.rank, event)
-            except Aborted:
-                if isinstance(event, Free):
-                    return  # a destructor must not raise; the rank meets the switch at its next kernel
-                raise
-        self.events.append(event)
-        self.drain()
+            self._scheduler.pause(self.rank, event)
+        super().put(event)
+        self.feed()

@@ -2,7 +2,7 @@
 
 Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. Arithmetic
 is done in `backends/`, totals are computed in `ledger/`. A storage owns its array, so that the life of the
-object is the life of the bytes: no cycle may hold one (`__del__` must run at once, on the owner's thread).
+object is the life of the bytes: no cycle may hold one (it must die at once). The recorder watches for its end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from typing import Any, ParamSpec
+from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
 from zerosim.device.events import Alloc, Copy, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
@@ -62,23 +63,21 @@ class Switch:
     def __init__(self) -> None:
         self.aborted = False
 
+    def abort(self) -> None:
+        self.aborted = True
+
 
 class Storage:
-    """The bytes themselves: owns one array and reports its end."""
+    """The bytes themselves: owns one array, and the recorder watches for its end."""
 
-    __slots__ = ("array", "device", "id")
+    __slots__ = ("__weakref__", "array", "device", "id")
 
     def __init__(self, array: Array, device: Device, id: int) -> None:
         self.array = array
         self.id = id
-        self.device = device  # last: with it there is an end to report
-
-    def __del__(self) -> None:
-        device: Device | None = getattr(self, "device", None)
-        if device is None:  # an interrupt came while it was made
-            return
-        device.allocator.release(self.id)
-        device.recorder.add(Free(device.where, self.id))
+        self.device = device
+        recorder = device.recorder
+        recorder.owners[ref(self, recorder.bury)] = Free, id  # `watch`, without the time of a call
 
 
 class Buffer:
@@ -136,13 +135,20 @@ class Device:
         self.rank = rank
         self.backend = backend
         self.stream = stream  # where kernels queue, for a backend that queues them
-        self.allocator = allocator or Exact()
+        self._allocator = allocator or Exact()
         self.recorder = recorder or Recorder()
+        self.recorder.release = self._allocator.release
         self.switch = switch or Switch()
         self.where = Scope()
         self.grad_enabled = True
         self._last_id = 0
         self.ticks = 0  # grows with every kernel, so that a watcher can tell a slow rank from a stuck one
+
+    @property
+    def allocator(self) -> Allocator:
+        """The allocator, when all dead bytes have been taken back."""
+        self.recorder.settle()
+        return self._allocator
 
     def next_id(self) -> int:
         """A number that names one buffer or one work of this rank."""
@@ -157,8 +163,10 @@ class Device:
         """
         nbytes = math.prod(shape) * dtype.itemsize
         id = self.next_id()
-        reserved = self.allocator.reserve(id, nbytes)
-        if self.allocator.news:
+        if self.recorder.dead:
+            self.recorder.settle()
+        reserved = self._allocator.reserve(id, nbytes)
+        if self._allocator.news:
             self._record_news()
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value))
@@ -166,7 +174,7 @@ class Device:
         try:
             array = self.backend.empty(shape, dtype)
         except BaseException:  # the host's own memory ran out
-            self.allocator.release(id)
+            self._allocator.release(id)
             raise
         self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name))
         return Buffer(Storage(array, self, id), array, dtype)
@@ -219,11 +227,13 @@ class Device:
     ) -> Iterator[None]:
         """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
         before = self.where
-        self.where = Scope(
-            before.step if step is None else step,
-            before.phase if phase is None else phase.value,
-            before.unit if unit is None else unit,
-            before.slot if slot is None else slot,
+        self._move(
+            Scope(
+                before.step if step is None else step,
+                before.phase if phase is None else phase.value,
+                before.unit if unit is None else unit,
+                before.slot if slot is None else slot,
+            )
         )
         try:
             yield
@@ -231,7 +241,13 @@ class Device:
             error.__dict__.setdefault("zerosim_scope", self.where)
             raise
         finally:
-            self.where = before
+            self._move(before)
+
+    def _move(self, where: Scope) -> None:
+        """Go on in another scope; what died before was freed in this one."""
+        if self.recorder.dead:
+            self.recorder.settle()
+        self.where = self.recorder.where = where
 
     @property
     def is_training(self) -> bool:
@@ -258,12 +274,12 @@ class Device:
 
     def _record_news(self) -> None:
         """What the allocator did to grant a request: segments taken and given back, bytes moved."""
-        for event, numbers in self.allocator.news:
+        for event, numbers in self._allocator.news:
             self.recorder.add(event(self.where, *numbers))
-        self.allocator.forget()
+        self._allocator.forget()
 
     def _out_of_memory(self, nbytes: int, kind: Kind) -> OutOfMemory:
-        capacity, room = self.allocator.capacity or 0, self.allocator.room(nbytes)
+        capacity, room = self._allocator.capacity or 0, self._allocator.room(nbytes)
         where = " of ".join(part for part in (self.where.phase, self.where.unit) if part)
         left = room and (
             f": {format_bytes(room.free_bytes)} are free, the largest hole has {format_bytes(room.largest_hole)}, "

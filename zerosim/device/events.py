@@ -6,7 +6,10 @@ Everything that zerosim prints about memory, traffic or work is read from this s
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
+from weakref import ref
 
 from zerosim.placement.spec import unit_of
 
@@ -225,22 +228,64 @@ class Recorder:
 
     Readers are fed in batches (`drain`, once a step), so that a long run keeps its ledgers and not
     its history. With `keep` the drained events stay in `history`.
+
+    The recorder also hears when an owner of bytes dies (`watch`): a weak reference's callback puts the death into a
+    queue. The next event, drain or change of scope records it first (`settle`), as if it had been recorded at once.
+    The callback is the deque's own `append`. Python runs a signal's handler only between bytecodes, and `append` has
+    none, so Ctrl-C cannot land there. It could land in a `__del__`. Python ignores what a destructor raises: then the
+    interrupt would be lost, and the `Free` with it.
     """
 
     def __init__(self, readers: tuple[Reader, ...] = (), *, keep: bool = False, enabled: bool = True) -> None:
-        self.events: list[Event] = []
         self.history: list[Event] = []
         self.readers = readers
         self.keep = keep
         self.enabled = enabled
+        self.where = Scope()  # the device's, for deaths
+        self.release: Callable[[int], None] = lambda id: None  # the device's allocator takes back what a `Free` names
+        self._events: list[Event] = []
+        self.owners: dict[ref[object], tuple[type[Free | HostFree], int]] = {}  # and how to record the end of each
+        self.dead: deque[ref[object]] = deque()  # of those, in order
+        self.bury = self.dead.append
+
+    @property
+    def events(self) -> list[Event]:
+        """What has been recorded since the last drain."""
+        self.settle()
+        return self._events
 
     def add(self, event: Event) -> None:
+        if self.dead:
+            self.settle()
         if self.enabled:
-            self.events.append(event)
+            self._events.append(event)
+
+    def put(self, event: Event) -> None:
+        """`add` without the deaths since the last event."""
+        if self.enabled:
+            self._events.append(event)
+
+    def watch(self, owner: object, end: type[Free | HostFree], id: int) -> None:
+        """Record the `end` of `id` when `owner` dies."""
+        self.owners[ref(owner, self.bury)] = end, id
+
+    def settle(self) -> None:
+        """Record the deaths since the last event, in their order."""
+        dead, owners = self.dead, self.owners
+        while dead:
+            end, id = owners.pop(dead.popleft())
+            if end is Free:
+                self.release(id)
+            self.put(tuple.__new__(end, (self.where, id)))  # half the time of end(self.where, id)
 
     def drain(self) -> None:
         """Feed what has been collected to the readers, then forget it (or keep it)."""
-        events, self.events = self.events, []
+        self.settle()
+        self.feed()
+
+    def feed(self) -> None:
+        """`drain` without the deaths since the last event."""
+        events, self._events = self._events, []
         for reader in self.readers:
             reader.read(events)
         if self.keep:

@@ -15,7 +15,7 @@ from zerosim.device.events import HostAlloc, HostFree
 class HostBuffer:
     """The bytes of a device's buffer, in the host's memory. Made of one, whose bytes may go afterwards."""
 
-    __slots__ = ("_data", "device", "dtype", "id", "nbytes", "shape")
+    __slots__ = ("__weakref__", "_data", "device", "dtype", "id", "nbytes", "shape")
 
     def __init__(self, source: Buffer, kind: Kind) -> None:
         """Raises: Aborted when the run has been ended."""
@@ -25,6 +25,7 @@ class HostBuffer:
         self._data = self._download(source)
         self.id = self.device.next_id()
         self.device.recorder.add(HostAlloc(self.device.where, self.id, self.nbytes, kind.value))
+        self.device.recorder.watch(self, HostFree, self.id)
 
     def copy_to(self, target: Buffer) -> None:
         """Back to the device, into a buffer of its shape and dtype. Raises: Aborted when the run has been ended."""
@@ -40,7 +41,3 @@ class HostBuffer:
         array = device.backend.empty(self.shape, self.dtype)  # NumPy's memory is the host's, and shapes have none
         device.backend.copy(source.array, array)
         return array
-
-    def __del__(self) -> None:
-        if hasattr(self, "id"):  # else the run was ended before the bytes were there
-            self.device.recorder.add(HostFree(self.device.where, self.id))

@@ -181,12 +181,16 @@ class BoundedRecorder(Recorder):
         return self.count == self._added
 
     def add(self, event: Event) -> None:
-        is_free = isinstance(event, Free)  # from a destructor, which must not raise
+        self.settle()
+        self.put(event)
+
+    def put(self, event: Event) -> None:
+        is_free = isinstance(event, Free)  # it may be recorded while a thread unwinds
         if self._switch.aborted:
             if is_free:
                 return
             raise Over
-        super().add(event)
+        super().put(event)
         self._added += 1
         if self._added > self._limit and not is_free:
             self._refused += 1
