@@ -7,6 +7,8 @@ that the source was left alone.
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
 from cupy._clock import StreamClock, finish, launch, stream_of
@@ -44,17 +46,19 @@ def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
         kind = kind_of(dst, src, kind)
         clock = stream_of(stream)
         work = launch(clock, ("memcpy H2H", "memcpy H2D", "memcpy D2H", "memcpy D2D")[kind])
-        source = _bytes(work, src, size, False) if kind in (D2H, D2D) else host_bytes(src, size)
+        found = _bytes(work, src, size, False) if kind in (D2H, D2D) else None
         if kind in (H2D, D2D):
-            _bytes(work, dst, size, True)[...] = source
+            there = _bytes(work, dst, size, True)
+            there[...] = host_bytes(src, size) if found is None else found
             if kind == H2D:
                 guard(clock, work.count, src, size)
         elif kind == H2H or (target := pinned(dst, size)) is None:
             count_wait("a copy to pageable host memory")
-            host_bytes(dst, size)[...] = source
+            ctypes.memmove(dst, src if found is None else found.ctypes.data, size)
             finish(dict(clock.seen))
         else:
-            held = source.copy()
+            assert found is not None
+            held = found.copy()
             target[...] = 0xFF
 
             def show() -> None:

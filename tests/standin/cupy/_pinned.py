@@ -50,4 +50,5 @@ def pinned(ptr: int, nbytes: int) -> np.ndarray | None:
 
 
 def host_bytes(ptr: int, nbytes: int) -> np.ndarray:
-    return np.ctypeslib.as_array(ctypes.cast(ptr, ctypes.POINTER(ctypes.c_uint8)), (max(nbytes, 1),))[:nbytes]
+    """A copy of the bytes at an address. A view owns no memory: printed later, in a test's report, it could crash."""
+    return np.frombuffer(ctypes.string_at(ptr, nbytes), np.uint8)
