@@ -119,6 +119,7 @@ class Session:
             raise InputError("the run is not over: world.finish() runs it to its end")
         outcomes = [outcome for outcome in self._ranks.outcomes if outcome is not None]
         for one, recorder in zip(self.ledgers, self.recorders, strict=True):
+            recorder.drain()  # what was dropped after the rank's last event, by someone who had looked at it
             one.events = recorder.history
         return self.experiment.result(outcomes, self.ledgers, keep_events=True)
 

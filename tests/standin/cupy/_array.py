@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cupy._clock import StreamClock, current_stream, finish, launch, stream_of, wait_stream
-from cupy._layout import GHOST_BASE, Flags, c_strides, ghost_of
+from cupy._layout import Flags, address_of, c_strides, ghost_of
 from cupy._memory import MemoryPointer, alloc
 from cupy._segments import touch
 from cupy._state import LOCK, THREAD, absent, count_wait
@@ -56,10 +56,10 @@ class ndarray:
 
     # -- views ----------------------------------------------------------------------------------
     def _ghost(self) -> tuple[np.ndarray, int]:
-        return ghost_of(self.shape, self.strides, self.itemsize), GHOST_BASE
+        return ghost_of(self.shape, self.strides, self.itemsize)
 
     def _viewed(self, like: np.ndarray, base: int) -> ndarray:
-        at = like.__array_interface__["data"][0] - base if like.size else 0
+        at = address_of(like) - base if like.size else 0
         return ndarray(like.shape, self.dtype, self.data + at, like.strides)
 
     def reshape(self, *shape: Any) -> ndarray:
@@ -68,12 +68,12 @@ class ndarray:
             shape = tuple(np.broadcast_to(np.bool_(0), self.shape).reshape(wanted).shape)
             return ndarray(shape, self.dtype, self.data)
         ghost, base = self._ghost()
-        try:
-            return self._viewed(ghost.reshape(wanted, copy=False), base)
-        except ValueError:
+        seen = ghost.reshape(wanted)
+        if not np.may_share_memory(seen, ghost):
             raise TypeError(
                 f"reshape of a strided {self.shape} to {wanted} copies on the device, unasked: CuPy does, we may not"
-            ) from None
+            )
+        return self._viewed(seen, base)
 
     def transpose(self, *axes: Any) -> ndarray:
         ghost, base = self._ghost()
