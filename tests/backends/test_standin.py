@@ -1,4 +1,5 @@
-"""The stand-in for CuPy: a run that forgets to wait fails on it, and its products lie in memory as cuBLAS's do."""
+"""The stand-in for CuPy: a run that forgets to wait fails on it, its products lie in memory as cuBLAS's do, and no
+array of its own stands over memory that may be gone."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from zerosim.train.run import run
 if not hasattr(cp, "standin"):
     pytest.skip("a real GPU is here, and its CuPy", allow_module_level=True)
 
+from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -86,3 +88,30 @@ def test_gemm_is_column_major(ops: tuple[int, int], dtypes: tuple[Any, Any]) -> 
     out = held[2].get()
     np.testing.assert_array_equal(out[:, :, :m].swapaxes(1, 2), expected.astype(dtypes[1]))
     assert (out[:, :, m:].astype(np.float32) == 99).all()
+
+
+# -- memory that may be gone ------------------------------------------------------------------------------
+def owner_of(array: Any) -> Any:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def test_a_copy_that_fails_leaves_no_array_over_memory_that_may_go() -> None:
+    """A test's report prints the arrays of its frames, when what an address led to may be gone: that ended pytest."""
+    x, pageable = cp.empty(16, np.uint8), np.zeros(512, np.uint8)
+    with pytest.raises(cp.standin.StandinError, match="illegal address") as caught:
+        runtime.memcpyAsync(x.data.ptr, pageable.ctypes.data, 512, runtime.memcpyHostToDevice, 0)
+    held = [value for entry in caught.traceback for value in entry.locals.values() if isinstance(value, np.ndarray)]
+    assert held
+    assert all(owner_of(array).flags.owndata for array in held)
+
+
+def test_an_array_over_no_memory_can_be_printed() -> None:
+    """NumPy works out views of device memory on a ghost; where a view fails, a test's report prints the ghost."""
+    with pytest.raises(TypeError, match="negative step") as caught:
+        cp.empty((4, 6), np.float32)[:, ::-1]
+    ghost = caught.traceback[-1].locals["ghost"]
+    assert (ghost.shape, ghost.strides) == ((4, 6), (24, 4))
+    assert owner_of(ghost).flags.owndata
+    assert "x00" in repr(ghost)
