@@ -74,25 +74,6 @@ def test_the_flags_that_are_printed_run_it(capsys: pytest.CaptureFixture[str]) -
     assert planned["peak_bytes"] == best["peak_bytes"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--find", "fastest"], "by which clock? pass --gpu NAME"),
-        (["--find", "fastest", "--gpu", "a100-80", "--tp", "2"], "--tp: it is what is looked for"),
-        (["--find", "fastest", "--gpu", "a100-80", "--global-batch", "8", "--micro-batch", "2"], "choose one"),
-        (["--find", "fastest", "--gpu", "a100-80", "--global-batch", "0"], "expected at least 1 row"),
-        (["--find", "mesh", "--gpu", "a100-80", "--global-batch", "8"], "--global-batch: of --find fastest"),
-        (["--find", "fastest", "--limit", "1GB"], "pass --gpu NAME"),
-    ],
-)
-def test_bad_words_are_refused_in_a_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.count("\n") == 1
-    assert said in err
-
-
 def test_the_other_searches_say_how_fast_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--layers", "2", "--hidden", "64", "--heads", "4", "--gpu", "a100-80", "--json", "-"]
     assert main(["fit", "--find", "ranks", *words]) == 0

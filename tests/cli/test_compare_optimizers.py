@@ -38,24 +38,3 @@ def test_each_precision_of_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "3 precisions under ZeRO-1, on the same batches" in said
     share = 100 * sum(runs["bf16-pure:kahan"]["lost_updates"]) / 2
     assert f"{share:.3g} %" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--optimizers adam,adamz", "unknown optimizer 'adamz': did you mean adam?"),
-        ("--optimizers adam --stages 1,2", "with --optimizers one stage, such as --stage 2"),
-        ("--optimizers adam --optimizer lion", "both given: choose one"),
-        ("--optimizers adam --gpu a100-80", "zerosim plan times a step"),
-        ("--precisions bf16,bf16-pure:kahn", "unknown precision 'bf16-pure:kahn': did you mean bf16-pure:kahan?"),
-        ("--precisions bf16 --rounding kahan", "both given: choose one"),
-        ("--precisions bf16 --optimizers adam", "both given: choose one"),
-        ("--precisions fp32,bf16-pure --optimizer muon", "muon wants fp32 masters"),
-        ("--stage 2", "one is for --optimizers"),
-    ],
-)
-def test_what_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *words.split()]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.splitlines()) == 1

@@ -93,34 +93,6 @@ def test_the_counter_reaches_the_peak(trace: dict[str, Any]) -> None:
         assert max(counted) > 0.9 * memory[rank].peak.total_bytes
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["export", "trace", "-o", "trace.json"], "--gpu"),
-        (["export", "film", "-o", "a", "--gpu", "a100-80"], "unknown format 'film'"),
-        (["export"], "one of trace, memory"),
-        (["export", "memory", "-o", "a.svg"], "expected a name that ends in .pickle or .json"),
-        (["export", "memory", "-o", "a.pickle", "--allocator", "exact"], "choose caching or arena"),
-        (["export", "memory", "-o", "a.pickle", "--allocator", "arena"], "pass --capacity"),
-        (["export", "memory", "-o", "a.pickle", "--rank", "9"], "--rank 9: expected 0 to 3"),
-        (["export", "memory", "-o", "nowhere/a.pickle"], "nowhere does not exist"),
-        (["export", "memory", "-o", "a.json", "--every-rank", "--ranks", "4096"], "a browser opens no file"),
-        (["export", "trace", "--gpu", "a101", "-o", "trace.json"], "unknown hardware 'a101'"),
-        (["export", "trace", "--gpu", "a100-80", "--node-gpus", "0", "-o", "trace.json"], "--node-gpus 0"),
-        (["plan", "--nic", "200GB"], "--nic 200000000000: of which devices? pass --gpu NAME too"),
-    ],
-)
-def test_bad_input_is_one_line(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("words", ["plot streams -o out.svg --json out.json", "export trace -o out.json"])
 def test_a_step_in_time_runs_no_other_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -268,27 +268,6 @@ def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str], monkeypat
     assert "1,557,611,200" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--gpu", "v100-23"], "v100-32"),
-        (["--limit", "0"], "limit"),
-        (["--limit", "1e30"], "limit"),
-        (["--limit", "-4GB"], "-4GB"),
-        (["--reserve", "1GB"], "--gpu"),
-        (["--reserve", "1e30", "--limit", "1GB"], "reserve"),
-        (["--data", "x"], "unknown flag --data"),
-    ],
-    ids=str,
-)
-def test_bad_input_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", *words]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert len(err.splitlines()) == 1
-    assert message in err
-
-
 def test_the_tables_show_the_moments_they_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,18 +298,6 @@ def test_the_tables_show_the_moments_they_name(
 def test_a_run_that_this_machine_cannot_hold_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--model", "1t", "--steps", "1"]) == 2
     assert "zerosim plan" in capsys.readouterr().err
-
-
-def test_fit_refuses_what_it_cannot_search(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, message in (
-        (["--find", "width", "--gpu", "v100-32"], "micro-batch"),
-        (["--find", "params", "--gpu", "v100-32"], "flat"),
-        (["--find", "ranks", "--ranks", "4", "--gpu", "v100-32"], "what is looked for"),
-        (["--find", "mesh", "--cpu-checkpointing"], "--cpu-checkpointing: recompute is what is looked for"),
-        ([], "--gpu"),
-    ):
-        assert main(["fit", *words]) == 2
-        assert message in capsys.readouterr().err
 
 
 @pytest.mark.quick(1)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,16 +49,6 @@ def as_given(name: str) -> Grade:
     """Of an exercise as it is handed out."""
     exercise = find_exercise(name)
     return grade(exercise.given, exercise)
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = threading.active_count()
-    yield
-    deadline = time.monotonic() + 2.0
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert threading.active_count() == before
 
 
 # -- exercises --------------------------------------------------------------------------------------
@@ -127,7 +115,7 @@ def test_grading_is_always_the_same(exercise: Exercise) -> None:
 # -- seeded bugs: the check, the rank, the event ----------------------------------------------------
 def bug(name: str) -> Any:
     found = as_given(name)
-    assert found.state == "failed"
+    assert (found.state, found.points) == ("failed", 0)
     return found
 
 
@@ -151,6 +139,7 @@ def test_thrifty_holds_two_units_from_the_second_gather_on() -> None:
     assert (event.kind, event.scope.phase, event.scope.unit) == ("unsharded_param", "forward", "wpe")
     live = [held.unit for held in check.where.live if held.kind == "unsharded_param"]
     assert live == ["wte", "wpe"]
+    assert str(found).splitlines()[0].endswith(": nothing counts without bytes and gathered")
     assert found["bytes"].where.text.startswith("mark end_of_backward")
     assert found["weights"].passed
 
@@ -234,28 +223,9 @@ def test_gathers_that_are_not_ahead_are_seen() -> None:
     found = grade(Zero3, "prefetch")
     assert [check.name for check in found.failures] == ["overlap"]
     assert found["overlap"].counted == "0 on rank 0"
+    assert str(found).splitlines()[0].endswith(": nothing counts without overlap")
     assert found["overlap"].where.text.startswith("all_gather")
     assert "forward of wpe" in found["overlap"].where.text
-
-
-def test_parameters_that_are_not_spread_are_seen_in_the_next_step() -> None:
-    class Silent(Zero2):
-        def publish_params(self, flat: Flat) -> None: ...
-
-    check = grade(Silent, "zero2")["weights"]
-    assert "in step 1" in check.counted
-    assert "publish_params" in check.hint
-
-
-def test_a_gradient_that_is_not_reduced_is_seen() -> None:
-    class Lonely(Zero2):
-        def reduce(self, flat: Flat, grad: Any) -> Any:
-            return grad[flat.own.start : flat.own.stop]
-
-    check = grade(Lonely, "zero2")["weights"]
-    assert "gradient of lm_head in step 0 differs" in check.counted
-    assert "post_backward calls no reduce_scatter in step 0" in check.counted
-    assert "reduce it over all ranks" in check.hint
 
 
 def test_a_slice_of_the_wrong_place_is_seen() -> None:
@@ -272,15 +242,7 @@ def test_a_slice_of_the_wrong_place_is_seen() -> None:
     assert found["bytes"].passed is False
 
 
-def test_slices_that_round_down_are_seen_before_any_run() -> None:
-    def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
-        return rank * (numel // world_size), (rank + 1) * (numel // world_size)
-
-    found = grade(slice_of, "bounds")
-    assert [check.name for check in found.failures] == ["slices"]
-    assert "slice_of(10, 3, 4), the last rank's, is (6, 8): elements 8 to 9 belong" in found["slices"].counted
-    nothing = grade(lambda numel, rank, world_size: None, "bounds")
-    assert nothing["slices"].counted == "slice_of(12, 0, 4) is None"
+def test_bounds_that_raise_are_shown_with_their_line() -> None:
     broken = grade(lambda numel, rank, world_size: 1 // 0, "bounds")
     assert "ZeroDivisionError" in broken["slices"].counted
     assert "test_grading.py, line" in broken["slices"].line
@@ -298,6 +260,7 @@ def test_an_all_reduce_with_memory_of_its_own_is_above_the_peak() -> None:
 def test_an_all_reduce_that_is_called_is_not_made_of_its_halves() -> None:
     found = grade(lambda comm, grad: comm.all_reduce(grad), "all_reduce")
     assert [check.name for check in found.failures] == ["halves"]
+    assert str(found).splitlines()[0].endswith(": nothing counts without halves")
     assert found["halves"].counted == "rank 0 calls all_reduce of 12,288 B in step 0, backward of lm_head"
     assert found["halves"].where is not None
     assert found["halves"].where.text.startswith("all_reduce #0 of 12,288 B")

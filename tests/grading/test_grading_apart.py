@@ -19,7 +19,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,16 +37,6 @@ from zerosim.grading.plain import Odd, plain, unpacked
 from zerosim.grading.process import MOST_SHOWN
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    before = threading.active_count()
-    yield
-    deadline = time.monotonic() + 2.0
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert threading.active_count() == before
 
 
 # -- what cannot be ended inside a process ----------------------------------------------------------

@@ -16,29 +16,25 @@ import numpy as np
 import pytest
 from grading_here import Own2, Own3, grade
 
+from zerosim.backends.numpy import quantize, rounding
+from zerosim.device.allocators import arena
 from zerosim.device.device import Kind
 from zerosim.device.events import Recorder
 from zerosim.errors import InputError
-from zerosim.grading import EXERCISES, Exercise, Flat, Slice, Strategy, Unit, Zero2, Zero3, find_exercise
+from zerosim.grading import EXERCISES, Borders, Flat, Slice, Strategy, Unit, Zero2, Zero3, find_exercise
 from zerosim.grading.borrowed import _owners, noted
 from zerosim.grading.bounds import wrong as wrong_bounds
 from zerosim.grading.trial import attempt
+from zerosim.optim.radam import RAdam
 from zerosim.parallel.ddp import DDP
+from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.parallel.zero1 import Zero1
 from zerosim.placement import partition
 from zerosim.tensor import flat as tensor_flat
 from zerosim.tensor.flat import slice_of, slice_size
 
-BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
-
 
 # -- points -----------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_right_answers_get_all_points() -> None:
-    assert grade(Own2, "zero2").points == 6
-    assert grade(Own3, "zero3").points == grade(Own3, "tied").points == 7
-
-
 def test_wrong_weights_leave_no_point_to_the_other_checks() -> None:
     class Half(Own2):
         def post_backward(self, unit: Unit) -> None:
@@ -52,19 +48,6 @@ def test_wrong_weights_leave_no_point_to_the_other_checks() -> None:
     assert found.points == 0
     assert str(found).splitlines()[0] == "Exercise 5, ZeRO-2: 0 of 6 points: the weights are wrong"
     assert "the weights are wrong" in found._repr_html_()
-
-
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("bug", BUGS, ids=lambda one: one.name)
-def test_a_bug_as_it_was_given_earns_nothing(bug: Exercise) -> None:
-    found = grade(bug.given, bug)
-    assert found.points == 0
-    assert found.state == "failed"
-
-
-def test_what_is_missing_to_any_point_is_named() -> None:
-    thrifty = find_exercise("bug_thrifty")
-    assert str(grade(thrifty.given, thrifty)).splitlines()[0].endswith(": nothing counts without bytes and gathered")
 
 
 def test_a_right_answer_that_takes_too_much_keeps_its_other_points() -> None:
@@ -145,10 +128,23 @@ def size_by_zerosim(numel: int, rank: int, world_size: int) -> tuple[int, int]:
     return rank * size, (rank + 1) * size
 
 
+class InheritsArena(arena.Arena):
+    def reserve(self, nbytes: int) -> int | None:  # type: ignore[override]
+        super().reserve(nbytes, nbytes)
+        return self.address_of(nbytes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "exercise", "words"),
     [
+        (InheritsArena, "best_fit", "Arena.reserve"),
+        (lambda live: arena.compacted(live), "compaction", "compacted"),
+        (lambda *sizes: SCHEDULES["1f1b"](*sizes), "one_f_one_b", "parallel.pipeline._one_by_one"),
+        (type("Mine", (Borders,), {}), "borders", "Borders.f_backward, Borders.f_forward and 2 more"),
+        (RAdam, "radam", "RAdam.rule"),
+        (lambda values, table: tuple(quantize.quantize(values, table)), "quantiser", "quantize"),
+        (lambda values, drawn: rounding.stochastic(values, drawn), "rounding", "stochastic"),
         (Inherits, "zero2", "Zero2.post_backward and Zero2.publish_params"),
         (Gives, "zero2", "Zero2.post_backward and Zero2.publish_params"),
         (Delegates, "zero2", "Zero2.post_backward"),
@@ -169,7 +165,8 @@ def test_zerosims_own_answer_is_nobodys(answer: Any, exercise: str, words: str) 
     found = grade(answer, exercise, carried=True)
     assert found.points == 0
     assert not found.passed
-    assert f": {words}, zerosim's own, did the work: write it yourself" in str(found).splitlines()[0]
+    assert words in str(found).splitlines()[0]
+    assert ", zerosim's own, did the work: write it yourself" in str(found).splitlines()[0]
     assert "did the work" in found._repr_html_()
 
 
@@ -265,10 +262,17 @@ class Whole(int):
     __ne__ = __lt__ = __gt__ = lambda self, other: False  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("made", [lambda: Agrees((0, 1)), lambda: (Whole(0), Whole(1)), lambda: (True, True)])
-def test_what_agrees_with_everything_is_no_pair(made: Any) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Agrees((0, 1)), lambda: (Whole(0), Whole(1)), lambda: (True, True), lambda: [0, 3],
+        lambda: iter((0, 3)), lambda: None,
+    ],
+)  # fmt: skip
+def test_what_agrees_with_everything_or_is_something_else_is_no_pair(made: Any) -> None:
     check = grade(lambda numel, rank, world_size: made(), "bounds")["slices"]
     assert check.passed is False
+    assert "0x" not in check.counted  # the same text each time
     assert check.hint == "return a pair of whole numbers: return start, stop"
 
 
@@ -339,18 +343,6 @@ def test_what_must_be_ones_own_is_something_that_zerosim_has() -> None:
     for one in EXERCISES:
         assert all(_owners(name) for name in one.yours), one.name
         assert one.yours or set(one.decisive) > {"weights"}
-
-
-def test_a_function_that_the_exercise_asks_to_be_made_of_others_is_not_called() -> None:
-    found = grade(lambda comm, grad: comm.all_reduce(grad), "all_reduce")
-    assert found.points == 0
-    assert str(found).splitlines()[0].endswith(": nothing counts without halves")
-
-
-def test_prefetch_without_prefetch_earns_nothing() -> None:
-    found = grade(Zero3, "prefetch")
-    assert found.points == 0
-    assert str(found).splitlines()[0].endswith(": nothing counts without overlap")
 
 
 def test_the_skeletons_own_base_may_be_used() -> None:
@@ -676,17 +668,6 @@ def test_a_bare_not_implemented_error_is_unsolved() -> None:
 
     assert grade(Bare, "zero2").state == "unsolved"
     assert grade(bare, "bounds").state == "unsolved"
-
-
-def test_a_pair_is_asked_for() -> None:
-    def pair(numel: int, rank: int, world_size: int) -> Any:
-        yield rank
-        yield rank + 1
-
-    for answer in (pair, lambda numel, rank, world_size: [rank * -(-numel // world_size), 3]):
-        check = grade(answer, "bounds")["slices"]
-        assert check.hint == "return a pair of whole numbers: return start, stop"
-        assert "0x" not in check.counted  # the same text each time
 
 
 def test_after_a_run_that_failed_no_other_is_begun() -> None:

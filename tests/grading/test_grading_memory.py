@@ -144,24 +144,6 @@ def test_moves_that_lose_bytes_or_leave_holes_are_found(answer: Any, words: str)
     assert found.points == 0
 
 
-def test_zerosims_own_arena_is_nobodys_answer() -> None:
-    class Mine(arena.Arena):
-        def reserve(self, nbytes: int) -> int | None:  # type: ignore[override]
-            super().reserve(nbytes, nbytes)
-            return self.address_of(nbytes)
-
-    def mine(live: dict[int, int]) -> list[tuple[int, int, int]]:
-        return arena.compacted(live)
-
-    for answer, name, words in (
-        (Mine, "best_fit", "Arena.reserve"),
-        (mine, "compaction", "compacted"),
-    ):
-        found = grade(answer, name)
-        assert found.points == 0
-        assert f"{words}, zerosim's own, did the work" in str(found).splitlines()[0]
-
-
 def test_the_region_of_the_exercise_is_one_that_does_not_do_without() -> None:
     """No larger than the peak, and with what is live where best fit puts it: a run without moves ends early."""
     one = find_exercise("compaction")

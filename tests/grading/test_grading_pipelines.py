@@ -9,7 +9,7 @@ import pytest
 from grading_here import grade
 
 from zerosim.grading import Action, Backward, Forward, find_exercise
-from zerosim.parallel.pipeline import SCHEDULES, gpipe
+from zerosim.parallel.pipeline import gpipe
 
 
 def one_at_a_time(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
@@ -52,6 +52,7 @@ def test_a_deadlock_is_told_at_once_and_names_the_two_stages() -> None:
     before = time.monotonic()
     found = grade(find_exercise("bug_rounds").given, "bug_rounds")
     assert time.monotonic() - before < 10
+    assert found.points == 0
     check = found["runs"]
     assert check.case == "3 stages, 6 micro-batches"
     assert check.counted == (
@@ -89,10 +90,3 @@ def test_what_is_wrong_with_a_schedule_is_said(answer: Any, words: str, hint: st
     assert check.passed is False
     assert words in check.counted
     assert hint in check.hint
-
-
-def test_zerosims_own_schedule_is_nobodys_answer() -> None:
-    found = grade(lambda *sizes: SCHEDULES["1f1b"](*sizes), "one_f_one_b")
-    assert all(check.passed for check in found.checks)
-    assert found.points == 0
-    assert "parallel.pipeline._one_by_one, zerosim's own, did the work" in str(found).splitlines()[0]

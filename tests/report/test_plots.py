@@ -692,42 +692,6 @@ def test_beside_the_states_stands_what_decides(tmp_path: Path, capsys: pytest.Ca
     assert all("beyond" not in bar for bar in bars(*flat))
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "expected a figure: one of memory"),
-        (("memry",), "unknown figure 'memry': did you mean memory?"),
-        (("memory",), "--out: expected a file"),
-        (("memory", "-o", "x.pdf"), "ends in .png or .svg"),
-        (("memory", "-o", "no/such/x.png"), "does not exist"),
-        (("memory", "-o", "x.png", "--size", "5"), "--size: '5': expected inches"),
-        (("memory", "-o", "x.png", "--size", "1x1"), "expected 5x3 to 40x40 inches"),
-        (("memory", "-o", "x.png", "--theme", "blue"), "--theme: invalid choice: 'blue'"),
-        (("memory", "-o", "x.png", "--mark", "end"), "--mark: invalid choice: 'end'"),
-        (("memory", "-o", "x.png", "--limit", "1GB", "--gpu", "h100"), "--limit and --gpu are both given"),
-        (("memory", "-o", "x.png", "--stages", "1", "--stage", "2"), "both given"),
-        (("traffic", "-o", "x.png", "--limit", "1GB"), "unknown flag --limit"),
-        (("scaling", "-o", "x.png", "--ranks", "4"), "--ranks-list"),
-        (("timeline", "-o", "x.png", "--rank", "4"), "--rank 4: expected 0 to 3"),
-        (("timeline", "-o", "x.png", "--rank", "all", "--ranks", "64"), "more than the 8"),
-        (("timeline", "-o", "x.png", "--step", "3"), "--step 3: expected 0 to 0, or more --steps"),
-    ],
-)
-def test_bad_flags_are_refused_in_a_line(
-    words: tuple[str, ...],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run_cli(capsys, *words)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert said in err
-    assert not list(tmp_path.iterdir())
-
-
 def test_figures_refuse_nothing_to_draw() -> None:
     for draw in (memory_figure, traffic_figure, scaling_figure):
         with pytest.raises(InputError, match="nothing to draw"):

@@ -143,26 +143,3 @@ def test_optimizers_draws_each_ones_loss_and_bytes(tmp_path: File, capsys: pytes
     for title, run in zip(("Adam", "SGD"), runs.values(), strict=True):
         assert f"{title}  {run['losses'][-1]:.3f}" in text
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("descent --surface bowel", "--surface: unknown surface 'bowel': did you mean bowl?"),
-        ("descent --optimizers adam,lyon", "--optimizers: unknown optimizer 'lyon': did you mean lion?"),
-        ("descent --optimizers adam,adam-sage", "adam-sage: moves a weight as its sensitivity changes"),
-        ("descent --steps 0", "--steps: 0: expected 1 to 10,000 steps"),
-        ("descent --stage 2", "unknown flag --stage"),
-        ("optimizers --optimizers adam --optimizer sgd", "both given: choose one"),
-        ("optimizers --optimizers adamz", "unknown optimizer 'adamz': did you mean adam?"),
-    ],
-)
-def test_bad_flags_are_refused_in_a_line(
-    words: str, message: str, tmp_path: File, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "p.svg"
-    assert main(["plot", *words.split(), "-o", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.splitlines()) == 1
-    assert not out.exists()

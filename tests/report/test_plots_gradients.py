@@ -62,24 +62,3 @@ def test_gradients_writes_the_counts_that_it_draws(tmp_path: File, capsys: pytes
     assert len(values["casts"]) == len(FORMATS) * len(POWERS)
     assert values["formats"]["e4m3"] == {"smallest": 2.0**-9, "min_normal": 2.0**-6, "largest": 448.0}
     assert "2⁻²⁴ to 65504" in out.read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--ranks 4", "--ranks 4: gradients are counted with --ranks 1; leave it out"),
-        ("--precision bf16", "--precision bf16: gradients are counted with --precision fp32; leave it out"),
-        ("--loss-scale 8", "--loss-scale 8.0: every loss scale is tried; leave it out"),
-        ("--size 1x1", "size 1x1: expected 5x3 to 40x40 inches"),
-        ("--lr 1e30", "is not finite at step 1"),
-    ],
-)
-def test_bad_flags_are_refused_in_a_line(
-    words: str, message: str, tmp_path: File, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "p.svg"
-    assert main(["plot", "gradients", "--steps", "2", "-q", *words.split(), "-o", str(out)]) != 0
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said.splitlines()) == 1
-    assert not out.exists()

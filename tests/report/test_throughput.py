@@ -46,24 +46,5 @@ def test_what_does_not_fit_is_hollow_and_said_to_be(theme: str) -> None:
     assert tuple(first[1]) != tuple(first[0])
     assert [text.get_text() for text in axes.texts].count("OOM") == 1
     assert any("Hollow, OOM" in text.get_text() for text in figure.texts)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--sizes", "1,2", "--ranks-list", "1"), "choose one"),
-        (("--sizes", "gtp2"), "did you mean"),
-        (("--sizes", "0"), "layers 0"),
-        (("--ranks-list", "1", "--model", "flat", "--params", "1K", "--units", "1"), "multiplies nothing"),
-    ],
-)
-def test_bad_words_are_refused_in_a_line(
-    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "x.png")
-    assert main(["plot", "throughput", "--gpu", "a100-80", *words, "-o", out]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert said in err
     with pytest.raises(InputError, match="nothing to draw"):
         throughput_figure({}, "ranks")

@@ -347,22 +347,6 @@ def test_piped_it_prints_every_event_of_its_steps(steps: int) -> None:
     assert {rank for rank, _, _ in expected} == {0, 1, 2}
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    command = f"{sys.executable} -m zerosim step {' '.join(FLAGS)} | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, encoding="utf-8", timeout=120)
-    assert done.stdout.startswith("rank 0")
-    assert done.stdout.count("\n") == 1
-    assert not done.stderr
-
-
-def test_bad_flags_are_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "zerosim", "step", "--stage", "4"], capture_output=True, encoding="utf-8", timeout=120
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--stage 4: expected at least 0 and at most 3" in done.stderr
-
-
 # -- the screen ---------------------------------------------------------------------------------
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("size", SIZES)
