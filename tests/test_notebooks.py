@@ -118,6 +118,3 @@ def test_formulas_are_plain_text(path: Path) -> None:
 
 def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
-
-
-# -- the comparison itself can fail ------------------------------------------------------------------

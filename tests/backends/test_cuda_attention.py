@@ -9,7 +9,7 @@ import cupy as cp
 import numpy as np
 import pytest
 from cuda_arrays import junk, to_device
-from test_backends import CASES, Case, check
+from kernel_cases import CASES, Case, check
 
 from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import flash as cuda_flash

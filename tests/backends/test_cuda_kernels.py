@@ -7,7 +7,6 @@ NumPy's bits; exp, log and tanh, and sums, whose order differs, are held to a fe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -263,19 +262,6 @@ def test_layer_norm(dtype: DType, shape: tuple[int, int]) -> None:
         np.testing.assert_array_equal(CUDA.to_host(target), out[0])
 
 
-@pytest.mark.parametrize("shape", ROWS, ids=str)
-@pytest.mark.parametrize("dtype", [fp64, bf16], ids=str)  # every type: test_backends.py
-def test_layer_norm_stats_have_layer_norms_bits(dtype: DType, shape: tuple[int, int]) -> None:
-    rows, columns, wide = *shape, compute_dtype(dtype)
-    x = place(CUDA, draw(shape) + 1, dtype)
-    ones = place(CUDA, np.ones(columns), dtype)
-    mean, rstd, mean_again, rstd_again = (place(CUDA, np.full(rows, 77), wide) for _ in range(4))
-    CUDA.layer_norm(x, ones, ones, 1e-5, CUDA.empty(shape, dtype), mean, rstd)
-    CUDA.layer_norm_stats(x, 1e-5, mean_again, rstd_again)
-    same((CUDA.to_host(mean), CUDA.to_host(mean_again)))
-    same((CUDA.to_host(rstd), CUDA.to_host(rstd_again)))
-
-
 def test_a_row_of_layer_norm_does_not_depend_on_its_neighbours() -> None:
     for columns in (100, 2000):
         outputs = []
@@ -327,15 +313,6 @@ def test_dropout_has_numpys_bits(dtype: DType, layout: str) -> None:
     mask = np.arange(5 * 33).reshape(5, 33) % 3 > 0
     inputs = [(draw((5, 33)), dtype), (mask, uint8)]
     same(run(lambda b, x, m, out: b.dropout(x, m, 0.7, out), inputs, [((5, 33), dtype)], layout)[0])
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 1.0])
-def test_the_dropout_mask_is_numpys(probability: float) -> None:
-    for key in ((0, 0), (12345, 2**64 - 1), (2**63, 2**63 + 7)):
-        for shape in ((0,), (1,), (7,), (8,), (9,), (1031,), (3, 5, 7)):
-            for layout in ("whole", "columns"):
-                call = lambda b, out, k=key: b.dropout_mask(k, probability, out)  # noqa: E731
-                same(run(call, [], [(shape, uint8)], layout)[0])
 
 
 def test_the_dropout_mask_may_begin_anywhere_in_memory() -> None:
@@ -483,24 +460,6 @@ def test_arrays_of_another_gpu_are_copied_over_first() -> None:
     same((CUDA.to_host(half), want[::3].astype(np.float16).astype(np.float32)))
     CUDA.reduce([out, far], "sum", out)
     same((CUDA.to_host(out), want + want))
-
-
-@pytest.mark.parametrize(
-    ("size", "run_length"), [(10, 4), (8, 4), (1, 1), (20000, 8192), (20000, 20000), (20000, 9000)]
-)
-@floating
-def test_sum_squares(dtype: DType, size: int, run_length: int) -> None:
-    a, count = place(CUDA, draw((size,)), dtype), -(-size // run_length) + 1
-    out = place(CUDA, np.full(count, 77), fp64)
-    CUDA.sum_squares(a, run_length, out)
-    found, values = CUDA.to_host(out), CUDA.to_host(a).astype(np.float64)
-    for k in range(count):
-        part = values[k * run_length : (k + 1) * run_length]
-        assert found[k] == pytest.approx(math.fsum(part * part), rel=1e-13)
-        # Only a run's length matters: alone, among its like, as the last and shorter one.
-        alone = CUDA.empty((1,), fp64)
-        CUDA.sum_squares(a[k * run_length : (k + 1) * run_length], max(len(part), 1), alone)
-        assert CUDA.to_host(alone)[0] == found[k]
 
 
 def states(backend: Any, size: int, dtype: DType, half: DType) -> list[Any]:

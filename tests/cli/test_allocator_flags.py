@@ -54,15 +54,6 @@ def test_running_out_of_memory_says_why_and_what_helps(capsys: pytest.CaptureFix
     assert "were moved in" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_search_fits_what_is_reserved(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["fit", "--find", "micro-batch", *SMALL[:-2], "--limit", "40MB", "--quiet", "--json", "-"]
-    best = {}
-    for allocator in ("exact", "caching", "arena"):
-        assert main([*flags, "--allocator", allocator]) == 0
-        best[allocator] = json.loads(capsys.readouterr().out)["best"]["value"]
-    assert best["caching"] <= best["arena"] <= best["exact"]
-
-
 @pytest.mark.parametrize("allocator", ["caching", "arena"])
 def test_an_answer_is_a_plan_of_the_same_flags(allocator: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU too, whose time is that of a plan with the allocator and its capacity."""

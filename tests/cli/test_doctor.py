@@ -113,11 +113,6 @@ def test_json_is_strict_and_alone_on_stdout(capsys: pytest.CaptureFixture[str], 
     assert again["standings"] == values["standings"]
 
 
-def test_a_file_that_cannot_be_written_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["doctor", "--json", str(tmp_path / "no" / "out.json")]) == 2
-    assert "does not exist" in capsys.readouterr().err
-
-
 def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("started a process")

@@ -170,10 +170,6 @@ def test_ascii_has_names_for_every_letter() -> None:
     assert "5as^2b" in text
 
 
-def test_it_is_among_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "explain" in shown(capsys, ["--help"])
-
-
 MESH = ["--stage", "2", "--params", "1M", "--ranks", "16", "--tp", "2", "--pp", "2"]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 from processes import ended, posix
+from test_comm import make
 
 from zerosim.comm import rank_status
 from zerosim.comm.runtime import Context, World, launch
@@ -24,13 +25,6 @@ from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark
 from zerosim.dtypes import fp16, fp32
 from zerosim.errors import Aborted, CommError, Deadlock, InputError, LateRank, Mismatch, OutOfMemory, RankFailed
-
-
-def make(ctx: Context, values: Any, dtype: Any = fp32) -> Buffer:
-    values = np.asarray(values)
-    buffer = ctx.device.alloc(values.shape, dtype, Kind.TEMP)
-    ctx.device.backend.from_host(values, buffer.array)
-    return buffer
 
 
 def work(ctx: Context, buffer: Buffer) -> None:

@@ -313,6 +313,7 @@ def test_nothing_that_is_read_is_written_over(folder: Path, refused: Any) -> Non
 def test_what_cannot_be_replaced_is_not_written(folder: Path, refused: Any) -> None:
     os.mkfifo("pipe")
     Path("inner").mkdir()
+    explained = ("explain", "--stage", "1", "--params", "1B", "--ranks", "2")
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
         listening.bind("socket")
         for path, message in (
@@ -325,7 +326,12 @@ def test_what_cannot_be_replaced_is_not_written(folder: Path, refused: Any) -> N
             ("a\0b", "cannot be written: no file has such a name"),
             ("/proc/out.json", "cannot be written"),
         ):
-            for words in (("run", *SMALL), ("plan",), ("explain", "--stage", "1", "--params", "1B", "--ranks", "2")):
+            for words in (
+                ("run", *SMALL),
+                ("plan",),
+                ("doctor",),
+                explained,
+            ):
                 assert message in refused(*words, "--json", path)
     assert sorted(os.listdir()) == ["inner", "pipe", "socket"]
 

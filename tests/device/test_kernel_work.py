@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_backends import CASES, Case
+from kernel_cases import CASES, Case
 
 from zerosim import functional as F
 from zerosim.backends.kernels import AdamStep

@@ -90,6 +90,22 @@ def megatron_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         pytest.param(lambda x: F.cross_entropy(x, ids(IDS, x.device)), [(2, 3, 4)], id="cross_entropy-3d"),
         pytest.param(lambda x: F.dropout(x, 0.3, KEY), [(4, 5)], id="dropout"),
         pytest.param(lambda x: F.dropout(x, 0.0, KEY), [(2, 2)], id="dropout-0"),
+        pytest.param(F.rms_norm, [(5, 4), (4,)], id="rms_norm"),
+        pytest.param(F.rms_norm, [(2, 3, 7), (7,)], id="rms_norm-3d"),
+        pytest.param(
+            lambda x, w: F.rms_norm(x, w, policy=MEGATRON),
+            [(5, 4), (4,)],
+            id="rms_norm-again",
+        ),
+        pytest.param(lambda x: F.rotary(x, 2, 1, base=10.0), [(2, 4, 16)], id="rotary"),
+        pytest.param(F.swiglu, [(2, 3, 8)], id="swiglu"),
+        pytest.param(lambda x, *w: F.packed_linear(x, w), [(2, 3, 5), (4, 5), (2, 5), (3, 5)], id="packed_linear"),
+        pytest.param(lambda x, w: F.packed_linear(x, [w]), [(3, 5), (4, 5)], id="packed_linear-one"),
+        pytest.param(
+            lambda x, *w: F.attention(F.rotary(F.packed_linear(x, w), 4, 2), 4, num_kv_heads=2),
+            [(2, 3, 8), (8, 8), (4, 8), (4, 8)],
+            id="grouped-query attention",
+        ),
     ],
 )
 @pytest.mark.usefixtures("plain_device")
@@ -307,6 +323,19 @@ X = 2 * ROWS * D
             id="cross_entropy: logits, targets, lse in fp32",
         ),
         pytest.param(lambda x: F.dropout(x, 0.5, KEY), ROWS * D, id="dropout: 1-byte mask"),
+        pytest.param(lambda x: F.rms_norm(x, ones(x, 12)), X + 2 * 12 + 4 * 6, id="rms_norm: x, weight, rstd in fp32"),
+        pytest.param(
+            lambda x: F.rms_norm(x, ones(x, 12), policy=MEGATRON),
+            X + 2 * 12,
+            id="rms_norm-megatron: x, weight",
+        ),
+        pytest.param(lambda x: F.rotary(x, 1, 1), 0, id="rotary: nothing"),
+        pytest.param(F.swiglu, X, id="swiglu: x"),
+        pytest.param(
+            lambda x: F.packed_linear(x, [ones(x, 4, 12), ones(x, 2, 12)]),
+            X + 2 * 72,
+            id="packed_linear: x once, weights",
+        ),
     ],
 )
 def test_what_is_kept_for_backward(
@@ -342,6 +371,11 @@ def test_what_an_op_takes_is_checked() -> None:
         ("expected a chance", lambda: F.dropout(zeros(2), 1.0, KEY)),
         ("expected a chance", lambda: F.dropout(zeros(2), -0.1, KEY)),
         ("two devices", lambda: F.linear(zeros(2, 3), tensor(np.zeros((3, 4))))),
+        ("rms_norm: x has 3 columns", lambda: F.rms_norm(zeros(2, 3), zeros(4))),
+        (r"2 \+ 2 \* 1 heads do not divide 18 columns", lambda: F.rotary(zeros(1, 2, 18), 2, 1)),
+        ("a head of 3 columns cannot be cut into pairs", lambda: F.rotary(zeros(1, 2, 9), 1, 1)),
+        ("3 columns are not two halves", lambda: F.swiglu(zeros(2, 3))),
+        ("x has 3 columns", lambda: F.packed_linear(zeros(2, 3), [zeros(4, 3), zeros(4, 2)])),
     ]
     for message, call in calls:
         with pytest.raises(InputError, match=message):

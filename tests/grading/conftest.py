@@ -16,4 +16,4 @@ def _no_thread_is_left() -> Iterator[None]:
     deadline = time.monotonic() + 2.0
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # fewer, where one of a test before has ended meanwhile

@@ -11,7 +11,6 @@ import pytest
 import zerosim
 from zerosim.errors import InputError
 from zerosim.lessons.formats import range_figure, ticks_figure
-from zerosim.tensor import tensor
 
 
 @pytest.fixture(scope="module")
@@ -28,28 +27,9 @@ def test_counted_limits_are_those_of_the_format(name: str, cells: dict[str, Any]
     assert [float(value) for value in cells["limits"][name]] == [float(value) for value in expected]
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_every_half_value_is_kept_and_the_middle_goes_to_even(name: str, cells: dict[str, Any]) -> None:
-    values = cells["values"][name]
-    assert np.array_equal(tensor(values, dtype=name).numpy(), values)
-    assert (np.diff(values) > 0).all()
-    start = int(np.searchsorted(values, 1.0))
-    low, middle, high = values[start], (values[start] + values[start + 1]) / 2, values[start + 2]
-    assert tensor(middle, dtype=name).numpy() == low  # 1 ends in a 0
-    assert tensor((values[start + 1] + high) / 2, dtype=name).numpy() == high
-
-
 def test_gradients_are_those_of_the_first_step(cells: dict[str, Any]) -> None:
     first = zerosim.run(cells["config"].replace(precision="fp64", steps=1)).steps[0]
     assert np.linalg.norm(cells["gradients"]) == pytest.approx(first.grad_norm, rel=1e-9)
-
-
-def test_fates_are_shares_and_move_with_the_scale(cells: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cells, "gradients", np.array([1.0, 1e5, 1e-5, 1e-9]))
-    fates = cells["fates"]
-    assert fates("fp16") == [0.25] * 4
-    assert fates("bf16") == [1, 0, 0, 0]
-    assert fates("fp16", 2.0**-30)[2] == 0.75
 
 
 def test_a_gradient_vanishes_in_fp16_and_a_scale_saves_it(cells: dict[str, Any]) -> None:

@@ -12,8 +12,7 @@ import reference
 
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
-from zerosim.errors import InputError
-from zerosim.models.flat import FlatConfig, add_columns
+from zerosim.models.flat import add_columns
 from zerosim.tensor.gradcheck import gradcheck
 from zerosim.tensor.tensor import Tensor, cpu, tensor
 from zerosim.train.build import build_model
@@ -31,12 +30,6 @@ def test_exactly_so_many_in_units_as_equal_as_can_be(params: int, units: int) ->
     assert model.num_parameters == sum(sizes) == params
     assert len(sizes) == units
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_sizes_that_do_not_fit_are_named() -> None:
-    for sizes, message in [((0, 1), "params 0"), ((3, 0), "units 0"), ((3, 4), "units 4: expected at most params = 3")]:
-        with pytest.raises(InputError, match=message):
-            FlatConfig(*sizes)
 
 
 @pytest.mark.parametrize("numel", [2, 5, 13])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from same import no_garbage_collector
 
 from zerosim import functional as F
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
+from zerosim.models.flat import FlatConfig
 from zerosim.models.gpt import GPTConfig, build_gpt
+from zerosim.models.llama import LlamaConfig
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model, draw_flat, initial_values
 from zerosim.nn import Dropout, Unit
@@ -59,16 +60,6 @@ def walk_back(model: Model, grads: list[Buffer], slot: int = 0) -> None:
     assert not grads
 
 
-@contextmanager
-def no_garbage_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 # -- layout ----------------------------------------------------------------------------------------------
 def block(i: int, d: int) -> dict[str, tuple[int, ...]]:
     """GPT-2's names; weights of linear maps are (inputs, outputs)."""
@@ -102,15 +93,6 @@ def test_gpt_has_gpt2s_names_and_shapes_in_order(tied: bool) -> None:
     assert (model.units[0].flat is model.units[-1].flat) == tied
 
 
-def test_a_flats_parameters_lie_one_after_the_other() -> None:
-    for flat in gpt(SMALL).flats:
-        end = 0
-        for spec, offset in zip(flat.spec.weights, flat.spec.offsets, strict=True):
-            assert offset == end
-            end += math.prod(spec.shape)
-        assert flat.numel == end
-
-
 def test_mlp() -> None:
     model = build_mlp(MLPConfig(layers=2, hidden=4, vocab=9), cpu(), fp32, fp32)
     assert model.shapes() == {
@@ -127,17 +109,26 @@ def test_mlp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("kind", "wrong", "message"),
     [
-        ({"layers": 0}, "layers 0: expected at least 1"),
-        ({"vocab": -1}, "vocab -1"),
-        ({"hidden": 10, "heads": 4}, "heads 4 do not divide hidden 10"),
-        ({"dropout": 1.0}, "dropout 1.0"),
+        (GPTConfig, {"layers": 0}, "layers 0: expected at least 1"),
+        (GPTConfig, {"vocab": -1}, "vocab -1"),
+        (GPTConfig, {"hidden": 10, "heads": 4}, "heads 4 do not divide hidden 10"),
+        (GPTConfig, {"dropout": 1.0}, "dropout 1.0"),
+        (LlamaConfig, {"layers": 0}, "layers 0: expected at least 1"),
+        (LlamaConfig, {"heads": 5}, "heads 5 do not divide hidden 64"),
+        (LlamaConfig, {"heads": 64, "kv_heads": 64}, "1 columns each"),
+        (LlamaConfig, {"kv_heads": 3}, "kv_heads 3 do not divide heads 4"),
+        (LlamaConfig, {"norm_eps": 0.0}, "norm_eps 0.0: expected a number more than 0"),
+        (LlamaConfig, {"rope_base": float("nan")}, "rope_base nan"),
+        (FlatConfig, {"params": 0, "units": 1}, "params 0"),
+        (FlatConfig, {"params": 3, "units": 0}, "units 0"),
+        (FlatConfig, {"params": 3, "units": 4}, "units 4: expected at most params = 3"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(kind: Any, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        GPTConfig(**wrong)
+        kind(**wrong)
 
 
 # -- initial weights ---------------------------------------------------------------------------------------
@@ -159,12 +150,6 @@ def test_seeds_and_names_differ() -> None:
     one, other = place(gpt(SMALL), seed=0).state_dict(), place(gpt(SMALL), seed=1).state_dict()
     assert (one["wte.weight"] != other["wte.weight"]).all()
     assert (one["h.0.attn.c_attn.weight"] != one["h.1.attn.c_attn.weight"]).all()
-
-
-def test_a_half_type_rounds_the_same_numbers() -> None:
-    exact, half = place(gpt(SMALL, dtype=fp32)).state_dict(), place(gpt(SMALL, dtype=fp16)).state_dict()
-    for name in exact:
-        assert (exact[name].astype(np.float16) == half[name]).all()
 
 
 def test_initial_spreads() -> None:

@@ -18,21 +18,6 @@ def within(what: str, got: Any, expected: Any, *, atol: float = 0.0, rtol: float
     assert worst <= allowed, f"{what} differs from PyTorch by up to {worst:.3e}, allowed {allowed:.3e}"
 
 
-def within_one_ulp(what: str, got: Any, expected: Any, *, eps: float, smallest: float, rtol: float) -> None:
-    """At most one step of a half type apart, elementwise; `eps` and `smallest` (normal) are that type's.
-
-    Beyond that step, rtol of the largest value: where terms cancel, what is left is mostly the error
-    of the float32 arithmetic that was rounded.
-    """
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    assert got.shape == expected.shape
-    size = np.maximum(np.maximum(np.abs(got), np.abs(expected)), smallest)
-    apart = np.maximum(np.abs(got - expected) - rtol * np.abs(expected).max(), 0.0)
-    steps = float((apart / (eps * 2.0 ** np.floor(np.log2(size)))).max())
-    print(f"{what}: {np.mean(got == expected):.2%} equal, largest difference {steps:.2f} ulp, allowed 1")
-    assert steps <= 1.0, f"{what} is {steps} ulp away from PyTorch's float32 result, rounded once"
-
-
 def compared(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Weights as float64, without key biases.
 

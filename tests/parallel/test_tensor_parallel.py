@@ -1,7 +1,6 @@
 """Tensor and sequence parallelism train what one rank trains, whatever else is cut: values, bits, and what goes wrong.
 
-A mesh is compared with one rank on the same global batch, `ROWS` rows. Key biases are left out under Adam: softmax does
-not see them, their true gradient is 0, and what is computed is rounding, of which Adam makes whole steps.
+A mesh is compared with one rank on the same global batch, `ROWS` rows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from poisoned import poisoned
-from same import assert_same_training
+from same import assert_close, assert_same_training
 from test_schedule import run_with
 
 from zerosim.config import RunConfig
@@ -45,28 +44,6 @@ def trained(**changes: Any) -> RunResult:
 @cache
 def alone(options: tuple[tuple[str, Any], ...]) -> RunResult:
     return trained(ranks=1, **dict(options))
-
-
-def without_key_biases(weights: dict[str, Any]) -> dict[str, Any]:
-    kept = {}
-    for name, values in weights.items():
-        third = len(values) // 3
-        kept[name] = np.delete(values, slice(third, 2 * third)) if name.endswith("c_attn.bias") else values
-    return kept
-
-
-def assert_close(result: RunResult, expected: RunResult, tolerance: float, weights: float | None = None) -> None:
-    """Losses and norms, relative; weights, relative and absolute. Nothing is live after."""
-    np.testing.assert_allclose(result.mean_losses, expected.mean_losses, rtol=tolerance, atol=0)
-    norms = [[step.grad_norm for step in each.steps] for each in (result, expected)]
-    np.testing.assert_allclose(*norms, rtol=tolerance, atol=0)
-    ours, theirs = (without_key_biases(dict(each.weights)) for each in (result, expected))
-    assert ours.keys() == theirs.keys()
-    assert result.num_parameters == expected.num_parameters
-    for name, values in theirs.items():
-        off = tolerance if weights is None else weights
-        np.testing.assert_allclose(ours[name], values, rtol=off, atol=off, err_msg=name)
-    assert set(result.live_bytes_after) == {0}
 
 
 # -- values ---------------------------------------------------------------------------------------------

@@ -51,11 +51,6 @@ def test_one_rank_pads_nothing(numel: int) -> None:
     assert (nothing(numel).size, nothing(numel).padding) == (0, 0)
 
 
-def test_more_ranks_than_elements_leaves_some_with_padding_only() -> None:
-    slices = [slice_of(3, rank, 8) for rank in range(8)]
-    assert [(part.size, part.padding) for part in slices] == [(1, 0)] * 3 + [(1, 1)] * 5
-
-
 def test_padding_of_a_real_bug_hunt() -> None:
     """266,240 elements on 768 ranks (DeepSpeed #1422, #6974): all padding was taken to lie on the last rank."""
     ours = [slice_of(266_240, rank, 768) for rank in range(768)]
@@ -63,11 +58,6 @@ def test_padding_of_a_real_bug_hunt() -> None:
     # Aligned to 2 x 768 as there: 267,264 elements, of which 1,024 are padding, over three ranks.
     aligned = [Slice(348 * rank, 348 * (rank + 1), 266_240) for rank in range(768)]
     assert [part.padding for part in aligned] == [0] * 765 + [328, 348, 348]
-
-
-def test_57_parameters_on_2_ranks() -> None:
-    assert [slice_of(57, rank, 2).padding for rank in range(2)] == [0, 1]
-    assert [Slice(30 * rank, 30 * (rank + 1), 57).padding for rank in range(2)] == [0, 3]  # padded to 60
 
 
 # -- owners ------------------------------------------------------------------------------------------------

@@ -7,8 +7,6 @@ import itertools
 import json
 import random
 import re
-import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -702,23 +700,3 @@ def test_figures_refuse_nothing_to_draw() -> None:
         memory_figure(runs(3), mark="end")
     with pytest.raises(InputError, match="at least 1"):
         scaling_figure({"DDP": [(1, 0)]})
-
-
-def test_matplotlib_waits_until_a_picture_is_asked_for() -> None:
-    code = (
-        "import sys, zerosim, zerosim.cli.plot\n"
-        "from zerosim.cli.main import main\n"
-        "main(['plot', 'memory', '--help'])\n"
-        "sys.exit('matplotlib' in sys.modules)"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2], timeout=120
-    )
-
-
-@pytest.mark.slow
-def test_pyplot_is_never_loaded() -> None:
-    code = "import sys, zerosim.report.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, cwd=Path(__file__).parents[2], timeout=120
-    )

@@ -61,13 +61,6 @@ def test_adam_on_the_bowl_is_its_recursion() -> None:
         np.testing.assert_allclose(point, w, atol=2e-5)  # of fp32 at 4, over 40 steps
 
 
-def test_a_path_ends_where_it_leaves_the_picture() -> None:
-    path = descend(SURFACES["bowl"], RunConfig(optimizer="sgd", lr=1.0), steps=40)
-    assert not path.stays
-    assert len(path.points) == len(path.losses) == 2
-    assert path.points[1] == pytest.approx((0.0, -29 * 1.5))
-
-
 def test_the_best_rate_is_the_best_of_the_list() -> None:
     surface, config = SURFACES["beale"], RunConfig(optimizer="sgd")
     best = best_path(surface, config, steps=20)

@@ -173,9 +173,6 @@ def test_padding_in_traffic_is_exact() -> None:
     assert all(check.padding == 0 for check in check_traffic(trained(stage=0), 1))
 
 
-# -- the words of the formulas ------------------------------------------------------------------------
-
-
 # -- how it looks -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(

@@ -186,20 +186,6 @@ def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
 
 
 @pytest.mark.slow
-def test_to_the_end_and_back_from_there() -> None:
-    with term("--stage", "1", "--ranks", "2", "--steps", "1") as shown:
-        shown.press("r")
-        shown.wait_for("the run is over: loss", STATUS)
-        shown.press("n")
-        shown.wait_for("the run is over: world.back()", STATUS)
-        shown.press("b")
-        lines = shown.wait_for("back by 1", STATUS)
-        assert lines[NEXT].startswith("next  rank")
-        shown.press("\x04")
-        assert shown.end() == 0
-
-
-@pytest.mark.slow
 def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
     with zerosim.debug(config(stage=2, ranks=2), start="collective") as world:
         events = f"{len(world.events):,} events"

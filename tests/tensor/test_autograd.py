@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from same import no_garbage_collector
 
 from zerosim import functional as F
 from zerosim.device.device import Buffer, Device, Kind
@@ -32,16 +31,6 @@ def leaf(values: object, device: Device) -> Tensor:
 def grad_of(x: Tensor) -> list[float]:
     assert x.grad is not None
     return x.grad.numpy().tolist()
-
-
-@contextmanager
-def no_garbage_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # -- any graph ----------------------------------------------------------------------------------------

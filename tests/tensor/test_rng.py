@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from zerosim.device.device import Kind
-from zerosim.dtypes import uint8
 from zerosim.tensor import rng
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import cpu
@@ -42,38 +39,9 @@ def test_normals_are_fp32_of_that_spread() -> None:
     assert (rng.normal((200, 200), 0.04, "weight", 1, "x") == 2 * values).all()
 
 
-def test_a_mask_is_a_function_of_key_and_position() -> None:
-    """A longer array begins with the shorter one's mask, a lower chance drops a part of what a higher one drops."""
-    device = cpu()
-
-    def mask(shape: tuple[int, ...], chance: float) -> np.ndarray:
-        out = device.alloc(shape, uint8, Kind.ACTIVATION)
-        device.backend.dropout_mask(rng.key("op"), chance, out.array)
-        return out.array.reshape(-1)
-
-    long = mask((100_001,), 0.3)
-    assert set(np.unique(long)) == {0, 1}
-    assert abs(long.mean() - 0.7) < 0.01
-    assert (mask((7, 11), 0.3) == long[:77]).all()
-    assert (mask((100_001,), 0.1) >= long).all()
-
-
 def test_dropout_keys_read_the_scope() -> None:
     """(seed, attempted step, global micro-batch, unit, op); not the phase, so that recompute draws the same."""
     device = cpu()
     keys = DropoutKeys(device, 7, 4)
     with device.scope(step=3, unit="h.0", slot=2):
         assert keys("attn") == rng.key("dropout", 7, 3, 6, "h.0", "attn")
-
-
-@pytest.mark.parametrize(("ranks", "accumulate"), [(1, 6), (2, 3), (3, 2), (6, 1)])
-def test_a_micro_batch_has_its_masks_on_whichever_rank(ranks: int, accumulate: int) -> None:
-    """The six micro-batches of a step, counted over all ranks, have the same six keys."""
-    device = cpu()
-    seen = []
-    for rank in range(ranks):
-        keys = DropoutKeys(device, 0, rank * accumulate)
-        for slot in range(accumulate):
-            with device.scope(step=0, unit="h.0", slot=slot):
-                seen.append(keys("attn"))
-    assert seen == [rng.key("dropout", 0, 0, i, "h.0", "attn") for i in range(6)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from poisoned import poisoned
-from same import assert_same_training
+from same import assert_close, assert_same_training
 from test_schedule import run_with
 from test_shapes import assert_same_record
 
@@ -52,17 +52,6 @@ def one_stage(fields: dict[str, Any]) -> RunResult:
     """The same run without a pipeline, on as many fewer ranks."""
     ranks = fields["ranks"] // fields["pp"]
     return trained({**{name: value for name, value in fields.items() if name not in PIPELINE}, "ranks": ranks})
-
-
-def assert_close(result: RunResult, expected: RunResult, tolerance: float) -> None:
-    """Losses, norms and weights but for key biases, whose true gradient is 0."""
-    np.testing.assert_allclose(result.losses, expected.losses, rtol=tolerance, atol=0)
-    norms, others = ([step.grad_norm for step in each.steps] for each in (result, expected))
-    np.testing.assert_allclose(norms, others, rtol=tolerance)
-    assert list(result.weights) == list(expected.weights)
-    for name, values in expected.weights.items():
-        if not name.endswith("attn.c_attn.bias"):
-            np.testing.assert_allclose(result.weights[name], values, rtol=0, atol=tolerance, err_msg=name)
 
 
 # -- values ---------------------------------------------------------------------------------------------
@@ -140,8 +129,6 @@ def test_tied_tables_add_up_across_stages(fields: dict[str, Any], kind: str) -> 
     whole = {**of, **TRAINING, "precision": "fp64", **fields, "tie_embeddings": True}
     result = trained(whole)
     assert_close(result, one_stage(whole), 1e-11)
-    assert result.live_bytes_after == [0] * fields["ranks"]
-    assert result.num_parameters == one_stage(whole).num_parameters
 
 
 def test_a_stepped_pipeline_leaves_what_the_run_leaves() -> None:
