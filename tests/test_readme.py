@@ -17,7 +17,7 @@ PAGES = {
     path.name: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 PYTHON = [
-    pytest.param(block, id=f"{name}-{index}")
+    pytest.param(block, id=f"{name}-{index}", marks=() if name == "README.md" else pytest.mark.slow)
     for name, path in PAGES.items()
     for index, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL))
 ]

@@ -78,6 +78,7 @@ def test_no_figure_stands_beside_a_run_in_another_number_format() -> None:
         assert not re.search(r"^title = .*(float8|fp8)", path.read_text("utf-8"), re.IGNORECASE | re.MULTILINE), path
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("name", COUNTED)
 def test_every_scenario_passes(name: str, runs: Runs) -> None:
     for table in tables_of(read(name), runs):

@@ -40,6 +40,7 @@ def test_kernel_computes_its_formula(backend: Backend, case: Case, dtypes: Seque
         check(backend, case, dtype, *case.run(backend, dtype))
 
 
+@pytest.mark.quick(10)
 @every_case(numpy=[fp16, bf16], cuda=[fp16, bf16])
 def test_outputs_may_be_wider_than_inputs(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
     for dtype in dtypes:

@@ -155,6 +155,7 @@ def test_what_alone_is_too_much_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert "Alone more than the device has: logits and their gradients (33.6 GB)." in text
 
 
+@pytest.mark.slow
 def test_flash_attention_is_taken_where_the_gpu_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--model", "gpt2", "--ranks", "8"]
     for more, attention in (
@@ -293,7 +294,7 @@ def test_a_run_that_this_machine_cannot_hold_is_refused_at_once(capsys: pytest.C
     assert "zerosim plan" in capsys.readouterr().err
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the high-water mark is read from /proc")
 @pytest.mark.parametrize("model", ["gpt3-175b", "1t"])
 def test_a_plan_takes_little_memory_of_this_machine(model: str) -> None:

@@ -80,6 +80,7 @@ def test_world_reaches_the_ranks() -> None:
     assert launch(program, world) == [("ring", 64, 1000, False)] * 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [256, 1024])
 def test_many_ranks(n: int) -> None:
     before = threading.stack_size()

@@ -72,7 +72,7 @@ def test_f_and_g_are_graded_full() -> None:
     assert found["exchanged"].counted == "4,860 B"  # (20 x 5 x 24 + 6 x 5) x 4 / 2
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("answer", "failed", "counted", "hint"),
     [

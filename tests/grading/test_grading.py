@@ -88,7 +88,7 @@ def test_a_skeleton_is_unsolved_and_says_what_is_to_be_written(exercise: Exercis
     assert "not solved yet" in found._repr_html_()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "answer"), [("ddp", DDP), ("zero1", Zero1), ("zero2", Zero2), ("zero3", Zero3), ("tied", Zero3)]
 )
@@ -130,6 +130,7 @@ def event_of(check: Any, exercise: str, kind: type) -> Any:
     return event
 
 
+@pytest.mark.slow
 def test_thrifty_holds_two_units_from_the_second_gather_on() -> None:
     found = bug("bug_thrifty")
     assert [check.name for check in found.failures] == ["bytes", "gathered"]
@@ -154,6 +155,7 @@ def test_mean_is_seen_to_divide_once_more() -> None:
     assert (event.name, event.scope.phase, event.scope.unit) == ("divide", "backward", "lm_head")
 
 
+@pytest.mark.slow
 def test_shared_is_seen_to_reduce_the_table_at_its_first_use() -> None:
     found = bug("bug_shared")
     assert {check.name for check in found.failures} == {"weights", "volume", "calls"}
@@ -174,6 +176,7 @@ def test_hasty_is_shown_where_it_freed_the_table() -> None:
     assert [one.passed for one in found.checks[1:]] == [None] * 4
 
 
+@pytest.mark.slow
 def test_patient_misses_an_addition_before_it_reduces() -> None:
     found = bug("bug_patient")
     check = found["weights"]
@@ -196,6 +199,7 @@ def test_sparing_names_the_rank_that_did_not_join() -> None:
 
 
 # -- wrong answers to the other exercises -----------------------------------------------------------
+@pytest.mark.slow
 def test_a_norm_of_each_ranks_own_is_seen() -> None:
     class Alone(Zero2):
         def reduce_grad_norm(self) -> float | None:
@@ -210,6 +214,7 @@ def test_a_norm_of_each_ranks_own_is_seen() -> None:
     assert "is multiplied by" in found["weights"].counted
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_wrong_in_a_later_step_is_seen() -> None:
     class Later(Zero2):
         def reduce_grad_norm(self) -> float | None:
@@ -219,6 +224,7 @@ def test_a_norm_that_is_wrong_in_a_later_step_is_seen() -> None:
     assert grade(Later, "clipping")["norm"].passed is False
 
 
+@pytest.mark.slow
 def test_gathers_that_are_not_ahead_are_seen() -> None:
     found = grade(Zero3, "prefetch")
     assert [check.name for check in found.failures] == ["overlap"]
@@ -228,6 +234,7 @@ def test_gathers_that_are_not_ahead_are_seen() -> None:
     assert "forward of wpe" in found["overlap"].where.text
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_wrong_place_is_seen() -> None:
     class First(Zero2):
         def reduce(self, flat: Flat, grad: Any) -> Any:
@@ -257,6 +264,7 @@ def test_an_all_reduce_with_memory_of_its_own_is_above_the_peak() -> None:
     assert [check.name for check in found.failures] == ["peak"]
 
 
+@pytest.mark.slow
 def test_an_all_reduce_that_is_called_is_not_made_of_its_halves() -> None:
     found = grade(lambda comm, grad: comm.all_reduce(grad), "all_reduce")
     assert [check.name for check in found.failures] == ["halves"]
@@ -305,6 +313,7 @@ def test_an_all_reduce_may_return_the_gradient_it_changed() -> None:
     assert grade(all_reduce, "all_reduce").passed
 
 
+@pytest.mark.slow
 def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
     """DeepSpeed's default: all_reduce, then drop all but the slice. Buckets put calls off; that is no difference."""
     found = grade(AllReduceZero1, "zero1")
@@ -341,6 +350,7 @@ def test_one_can_step_to_where_a_grade_points() -> None:
         step_into(3, exercise)
 
 
+@pytest.mark.slow
 def test_a_check_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match="no check 'speed' in this grade; there are runs, weights"):
         grade(Zero2, "zero2")["speed"]

@@ -50,6 +50,7 @@ def test_wrong_weights_leave_no_point_to_the_other_checks() -> None:
     assert "the weights are wrong" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_right_answer_that_takes_too_much_keeps_its_other_points() -> None:
     class ReducesFirst(Own3):
         def post_backward(self, unit: Unit) -> None:
@@ -224,6 +225,7 @@ def behind_a_deaf_listener(numel: int, rank: int, world_size: int) -> Any:
     return from_a_copied_module(numel, rank, world_size)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -536,6 +538,7 @@ def test_an_exception_of_the_students_own_shows_its_line_and_no_table() -> None:
     assert "live:" not in text
 
 
+@pytest.mark.slow
 def test_parameters_that_travel_under_another_name_are_counted() -> None:
     class Hides(Own2):
         """In the last step only: one step is enough."""
@@ -560,6 +563,7 @@ def test_a_barrier_costs_no_bytes_and_no_call() -> None:
     assert grade(Meets, "zero2").passed
 
 
+@pytest.mark.slow
 def test_fewer_bytes_that_can_be_had_honestly_are_no_fault() -> None:
     """The last unit of forward is the first of backward: it may stay."""
 
@@ -597,6 +601,7 @@ def test_a_record_cannot_be_switched_off_nor_shortened() -> None:
         assert "leave self.device.recorder alone" in found["runs"].hint
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("which", ["method", "module", "new", "code"])
 def test_an_answer_that_changes_zerosim_is_refused_with_the_name(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from zerosim.grading import compare

@@ -21,6 +21,7 @@ def last_first(num_stages: int, stage: int, micro_batches: int, chunks: int = 1)
     return [*forwards, *(Backward(action.slot) for action in reversed(forwards))]
 
 
+@pytest.mark.slow
 def test_gpipe_keeps_too_many() -> None:
     found = grade(gpipe, "one_f_one_b")
     assert [check.name for check in found.failures] == ["live"]

@@ -66,6 +66,7 @@ def test_causes_come_first_and_no_second_is_lost(name: str) -> None:
         assert busy == pytest.approx(track.compute)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_ranks_that_stand_for_others_take_as_long_as_all_of_them(name: str) -> None:
     config = small(**MESHES[name])
@@ -75,6 +76,7 @@ def test_ranks_that_stand_for_others_take_as_long_as_all_of_them(name: str) -> N
     assert few.seconds == pytest.approx(every.seconds, rel=1e-12)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_a_faster_link_never_makes_a_step_longer(name: str) -> None:
     config = small(**MESHES[name])

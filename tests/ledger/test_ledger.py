@@ -54,6 +54,7 @@ def states_without_padding(result: RunResult) -> dict[str, int]:
     return total
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_model_states_are_the_papers(tmp_path: Any, stage: int, ranks: int) -> None:
@@ -203,7 +204,7 @@ def _then(point: Callable[[Unit], None], see: Callable[[str], None], name: str) 
     return both
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_live_bytes_are_the_arrays_really_held(stage: int, precision: str) -> None:
@@ -229,6 +230,7 @@ def test_live_bytes_are_the_arrays_really_held(stage: int, precision: str) -> No
     assert seen > 100
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_numpy_holds_what_the_ledger_says(stage: int) -> None:
     """tracemalloc sees NumPy's allocations; between steps they are the ledger's, to within 2 %."""

@@ -21,6 +21,7 @@ def cells(defined: Any) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_each_hop_sends_one_chunk_to_the_right(ranks: int, cells: dict[str, Any]) -> None:
     walk = rings.record(cells["walk_the_ring"], ranks)
@@ -33,6 +34,7 @@ def test_each_hop_sends_one_chunk_to_the_right(ranks: int, cells: dict[str, Any]
             assert message.nbytes * message.count == 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])
 def test_half_way_everybody_has_its_own_chunk_and_at_the_end_all(ranks: int, cells: dict[str, Any]) -> None:
     held = np.stack(rings.record(cells["walk_the_ring"], ranks).results)

@@ -169,6 +169,7 @@ def test_temporaries_of_foreach_are_stored_as_states_are() -> None:
         assert peak.by_kind["temp"] == 100_000 * each + 12  # what the norm and the loss take
 
 
+@pytest.mark.slow
 def test_kahan_comes_nearer_to_masters_than_the_nearest() -> None:
     """Steps that are small for bf16: plain rounding stands still, the sums of the others do not."""
     small = dict(TINY, lr=2e-5, steps=40, ranks=1, stage=0, schedule="constant")

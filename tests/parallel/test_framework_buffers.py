@@ -24,7 +24,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CHOICES)
 def test_no_bit_changes_and_shapes_leave_the_same_record(name: str) -> None:
     settings = {"ranks": 2, "layers": 1, **CHOICES[name]}

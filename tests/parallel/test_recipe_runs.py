@@ -55,7 +55,7 @@ def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
     assert result.live_bytes_after == [0] * ranks
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("recipe", "precision"),
     [("deepspeed", "fp16"), ("fsdp2", "bf16"), ("megatron", "bf16"), ("megatron", "fp16"), ("megatron", "fp64")],
@@ -88,6 +88,7 @@ def states(result: RunResult, mark: str) -> Fraction:
 N = 4
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("recipe", "stage", "mark", "expected"),
     [

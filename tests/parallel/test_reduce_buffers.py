@@ -26,7 +26,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 UNLIKE = ("reduce_bucket", "reduce_buffers")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CHOICES)
 def test_no_bit_changes_and_shapes_leave_the_same_record(name: str) -> None:
     for stage in (1, 2, 3):

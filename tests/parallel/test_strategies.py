@@ -77,7 +77,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("ranks", "precision"),
     [*(pytest.param(*case, marks=pytest.mark.bits) for case in product((1, 2, 3), PRECISIONS)), (8, "bf16")],
@@ -100,7 +100,7 @@ def test_all_stages_and_partitions_give_the_references_bits(train: Any, ranks: i
         assert result.live_bytes_after == [0] * ranks
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "options",
@@ -124,7 +124,7 @@ def test_options_keep_the_references_bits(train: Any, options: dict[str, Any]) -
         assert equal(train(stage=stage, partition=partition, ranks=3, **options).weights, weights), (stage, partition)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(4)
 @pytest.mark.bits
 @pytest.mark.parametrize("optimizer", OPTIONS["optimizer"].choices)
 def test_every_optimizer_takes_the_same_step_in_every_stage(train: Any, optimizer: str) -> None:
@@ -183,7 +183,7 @@ def test_an_optimizer_of_ones_own_is_a_rule() -> None:
         assert not any(memory.peak.by_kind.get("optim") for memory in after.memory)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.bits
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("model", [dict(), dict(seq=1, dropout=0.1), dict(model="llama", heads=1, kv_heads=1)], ids=str)
@@ -215,7 +215,7 @@ def test_what_stays_gathered_changes_no_bit(train: Any, options: dict[str, Any],
     assert equal(plain.weights, train(stage=3, ranks=2, tie_embeddings=tied, **options).weights)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(("precision", "ranks"), [("fp32", 1), ("bf16", 2), ("fp32", 3), ("bf16", 3)])
 def test_accumulation_pairs_stages(train: Any, precision: str, ranks: int) -> None:

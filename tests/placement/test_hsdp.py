@@ -86,6 +86,7 @@ def test_as_many_replicas_as_ranks_clip_as_ddp_does() -> None:
         assert_close(trained(stage=stage, dp_replicate=4, **options), ddp, tolerance=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_replicas_train_what_one_group_trains(ranks: int) -> None:
     """The same rows in the same places: sums in another order, so rounding apart."""

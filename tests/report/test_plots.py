@@ -135,6 +135,7 @@ def test_formulas_are_drawn_where_they_are() -> None:
     assert traffic_formulas(runs(3, ranks=1)) == []
 
 
+@pytest.mark.slow
 def test_limit_is_drawn_where_it_is() -> None:
     results = runs()
     (line,) = with_gid(memory_figure(results, limit=("", 20_000)), "reference0")
@@ -410,6 +411,7 @@ def test_a_limit_near_the_peak_does_not_run_through_its_label(size: tuple[float,
         assert not box.y0 < line < box.y1, "the limit runs through the peak's label"
 
 
+@pytest.mark.slow
 def test_long_words_are_wrapped_or_cut_short() -> None:
     points, limit = of_psi(10**9, 64), ("a device whose name " * 5, 8 * GB)
     assert_readable(scaling_figure(points, limit=limit, subtitle="one word and another " * 12, size=(5, 3.5)))
@@ -528,6 +530,7 @@ def test_svg_has_real_text_and_a_title() -> None:
         assert all(family.endswith(b"Verdana, Geneva, sans-serif") for family in families)
 
 
+@pytest.mark.slow
 def test_figure_1_and_a_timeline_are_small_files() -> None:
     results = runs(model="flat", params=7_500_000_000, ranks=64, **UNSET)
     assert len(bytes_of(memory_figure(results, limit=V100), "svg")) < 60_000
@@ -610,7 +613,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 SMALL = ("--layers", "2", "--hidden", "8", "--heads", "2", "--seq", "4")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("figure", "form"),
     [*itertools.product(["memory", "scaling", "timeline", "traffic"], ["png", "svg"]), ("memory", "SVG")],

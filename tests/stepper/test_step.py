@@ -174,6 +174,7 @@ def test_a_session_of_keys_stands_where_the_world_does() -> None:
         assert shown.is_restored()
 
 
+@pytest.mark.slow
 def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
     with term("--stage", "3", "--ranks", "3") as shown:
         shown.press("umessage\r")
@@ -286,6 +287,7 @@ def test_a_failing_run_is_reported_and_can_be_looked_at() -> None:
         assert shown.end() == 0
 
 
+@pytest.mark.slow
 def test_no_color_and_an_encoding_without_arrows() -> None:
     with term("--ranks", "2", NO_COLOR="1", PYTHONIOENCODING="ascii") as shown:
         shown.press("umessage\rnn")

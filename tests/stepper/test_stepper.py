@@ -69,7 +69,7 @@ WORLDS = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> None:
@@ -405,6 +405,7 @@ def looked_at() -> tuple[RunConfig, RunResult]:
     return config, run(config)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("look", LOOKS)
 def test_looking_changes_nothing_however_long_a_view_is_kept(look: str, looked_at: tuple[RunConfig, RunResult]) -> None:
     config, plain = looked_at

@@ -90,6 +90,7 @@ def block_bytes(policy: ActivationPolicy, e: int, c: int, dropout: bool, ffn: in
 EVERY_POLICY = [ActivationPolicy(*names) for names in itertools.product(SAVES, ATTENTIONS, RECOMPUTES)]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("policy", EVERY_POLICY, ids=lambda p: f"{p.saves}-{p.attention}-{p.recompute}")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [fp16, fp32, fp64], ids=str)

@@ -161,6 +161,7 @@ def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: i
     assert len(few.ran) <= 11  # of each of five sizes a part and all of a slice may be padding
 
 
+@pytest.mark.slow
 def test_cost_does_not_grow_with_ranks() -> None:
     """Counted in events, not in seconds: a rank leaves as many at 65,535 ranks as at 3, and few ranks are run."""
 
