@@ -25,6 +25,7 @@ reader of its output went away.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -59,15 +60,32 @@ class InputError(ZerosimError, ValueError):
 
     What is named in it comes from outside: it is made `printable`, and of more than `LONGEST` letters the middle is
     left out.
+
+    `field` is the flat name of the field that is wrong, '' for none.
     """
 
     LONGEST = 2000
     exit_code = 2
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, field: str = "") -> None:
         half = self.LONGEST // 2
         text = message if len(message) <= self.LONGEST else f"{message[:half]} [...] {message[-half:]}"
         super().__init__(printable(text))
+        self.field = field
+
+    def called(self, name: str) -> InputError:
+        """Return a copy whose message begins with `name` where this one begins with the field: '--tp 3 does not ...'.
+
+        Any other message stays as it is.
+        """
+        text = str(self)
+        begins = self.field and re.match(rf"{self.field}\b", text)
+        return InputError(name + text[len(self.field) :] if begins else text, field=self.field)
+
+
+def wrong(field: str, text: str) -> InputError:
+    """Return the error of one field: the field's name, then `text`, such as ' 3 does not divide ranks 4'."""
+    return InputError(field + text, field=field)
 
 
 class Room(NamedTuple):

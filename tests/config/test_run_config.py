@@ -8,6 +8,7 @@ import inspect
 import json
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,28 @@ def test_an_old_name_keeps_working_and_says_where_it_is_now() -> None:
         RunConfig(stge=2)
     with pytest.raises(InputError, match="mesh 4: expected a MeshConfig"):
         RunConfig(mesh=4)
+
+
+def test_an_error_carries_its_field_and_begins_with_another_name_where_it_begins_with_the_field(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(
+        '{"model_type": "gpt2", "n_embd": 96, "n_head": 6, "n_layer": 2, "n_positions": 8, "vocab_size": 256}',
+        encoding="utf-8",
+    )
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("tp", {"tp": 3, "dp_replicate": 2}),
+        ("betas", {"betas": (0.9, 2.0)}),
+        ("units", {"model": "flat", "units": 5, "ranks": 2, "pp": 2}),
+        ("stage_layers", {"stage_layers": "1,0", "ranks": 2, "pp": 2}),
+    ]
+    for field, values in cases:
+        with pytest.raises(InputError) as refused:
+            RunConfig(**values)
+        said, told = refused.value, pickle.loads(pickle.dumps(refused.value))
+        assert (said.field, told.field) == (field, field)
+        assert str(told.called(f"--{field}")) == f"--{said}"
+        assert str(said.called("--x").called("--y")) == str(said.called("--x"))
+    with pytest.raises(InputError, match=r"config\.json: heads 7 do not divide") as refused:
+        RunConfig(model=str(file), heads=7)
+    assert refused.value.field == "heads"
+    assert str(refused.value.called("--heads")) == str(refused.value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 from zerosim.ledger.clock import StepTime, simulate, step_time
 from zerosim.ledger.pace import Entry
 from zerosim.train.plan import paces_of, plan
@@ -48,7 +48,7 @@ def link_of(ranks: int, cluster: Cluster) -> str:
     Raises: InputError for one rank, which sends nothing.
     """
     if ranks < 2:
-        raise InputError("ranks 1: one rank sends nothing, and waits for nothing; choose 2 or more")
+        raise wrong("ranks", " 1: one rank sends nothing, and waits for nothing; choose 2 or more")
     return "nic" if ranks > cluster.node_gpus else "link"
 
 

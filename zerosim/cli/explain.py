@@ -176,7 +176,7 @@ def _one_block(text: str) -> str:
     try:
         again = read_recompute(text)
     except InputError as error:
-        raise InputError(f"--{error}") from None
+        raise error.called("--recompute") from None
     if again.every > 1:
         raise InputError(f"--recompute {text!r}: the formulas are of one block; choose full, or ask zerosim plan")
     return "full" if again.every else text

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -123,11 +122,11 @@ def run_config(
     try:
         return RunConfig.from_dict(values, source=f"scenario {path}")
     except InputError as error:
-        match = re.match(r"\w+", str(error))
-        field = match[0] if match else ""
-        if field in given:
-            raise InputError(flag_of(field) + str(error)[len(field) :]) from None
-        raise InputError(f"scenario {path}: {error}" if field in scenario else str(error)) from None
+        if error.field in given:
+            raise error.called(flag_of(error.field)) from None
+        if error.field in scenario:
+            raise InputError(f"scenario {path}: {error}", field=error.field) from None
+        raise
 
 
 def training_config(args: argparse.Namespace) -> RunConfig:

@@ -63,22 +63,21 @@ class Parser(argparse.ArgumentParser):
     def naming_as_typed(self, words: Sequence[str]) -> Iterator[None]:
         """A block whose InputErrors name flags as `words` spell them: --capacity where --limit is the first name.
 
-        A field that an error begins with becomes its flag too, where one was given: 'dp_replicate 3 does not ...'.
+        An error that begins with its field begins with that flag, if one was typed: '--dp-replicate 3 does not ...'.
         """
         try:
             yield
         except InputError as error:
-            error.args = (self._as_typed(str(error), words),)
+            error.args = (self._as_typed(error, words),)
             raise
 
-    def _as_typed(self, message: str, words: Sequence[str]) -> str:
+    def _as_typed(self, error: InputError, words: Sequence[str]) -> str:
         actions, typed = self._actions_by_flag, dict[str, str]()
         for word in words:
             flag = word.split("=", 1)[0] if word.startswith("--") else word[:2]
             if flag in actions:
                 typed[actions[flag].dest] = flag
-        if (field := re.match(r"(\w+)(?=:| [\d'])", message)) and field[0] in typed:
-            message = typed[field[0]] + message[field.end() :]
+        message = str(error.called(typed[error.field]) if error.field in typed else error)
 
         def spelled(match: re.Match[str]) -> str:
             action = actions.get(match[0])

@@ -18,7 +18,7 @@ from zerosim.cli.plot_optimizers import add_descent_flags, add_training_flags, d
 from zerosim.cli.plot_time import GPUS, overlap, stages_asked, streams, throughput, usual_ranks
 from zerosim.config import RunConfig
 from zerosim.config.option import known_word
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS
 
 if TYPE_CHECKING:
@@ -261,9 +261,10 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     order, batches = SCHEDULES[kind], config.data.accumulate
     num_slots = 2 * mesh.pp * batches * chunks
     if num_slots > MOST_SLOTS:
-        raise InputError(
-            f"accumulate {batches}: {num_slots:,} forwards and backwards, one picture holds at most {MOST_SLOTS:,}; "
-            f"choose {max(1, MOST_SLOTS // (2 * mesh.pp * chunks))} or fewer, or fewer stages"
+        raise wrong(
+            "accumulate",
+            f" {batches}: {num_slots:,} forwards and backwards, one picture holds at most {MOST_SLOTS:,}; "
+            f"choose {max(1, MOST_SLOTS // (2 * mesh.pp * chunks))} or fewer, or fewer stages",
         )
     slots = slots_of([order(mesh.pp, stage, batches, chunks) for stage in range(mesh.pp)])
     rows = [

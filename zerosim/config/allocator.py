@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from zerosim.errors import InputError, did_you_mean
+from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("exact", "caching", "arena")
 INTERVALS = 16  # of roundup_power2_divisions: sizes from 1 MiB, 2 MiB, 4 MiB and so on
@@ -59,7 +59,7 @@ def check_knobs(allocator: str, text: str | None) -> None:
     elif allocator == "arena":
         arena_knobs(text)
     elif text is not None:
-        raise InputError(f"allocator_conf {text!r}: {allocator} has no knobs; pass --allocator caching or arena too")
+        raise wrong("allocator_conf", f" {text!r}: {allocator} has no knobs; pass --allocator caching or arena too")
 
 
 def without_fragmentation(allocator: str, text: str | None) -> str | None:
@@ -80,11 +80,11 @@ def _read(allocator: str, kind: type[Knobs], text: str | None) -> Knobs:
         key, colon, word = pair.partition(":")
         if key not in known:
             hint = did_you_mean(key, known, f"expected one of {', '.join(known)}")
-            raise InputError(f"allocator_conf: {allocator} has no knob {key!r}: {hint}")
+            raise wrong("allocator_conf", f": {allocator} has no knob {key!r}: {hint}")
         if key in values:
-            raise InputError(f"allocator_conf: {key} is given twice")
+            raise wrong("allocator_conf", f": {key} is given twice")
         if not colon or not word:
-            raise InputError(f"allocator_conf {pair!r}: expected {key}:VALUE")
+            raise wrong("allocator_conf", f" {pair!r}: expected {key}:VALUE")
         values[key] = _VALUES[key](key, word)
     return kind(**values)
 
@@ -93,7 +93,7 @@ def _pairs(text: str) -> list[str]:
     """'a:1,b:[2:3,>:4]' at the commas outside brackets; blanks say nothing, as in PyTorch."""
     compact = text.replace(" ", "")
     if compact.count("[") != compact.count("]"):
-        raise InputError(f"allocator_conf {text!r}: a bracket is not closed")
+        raise wrong("allocator_conf", f" {text!r}: a bracket is not closed")
     pairs = re.split(r",(?![^\[]*\])", compact)
     if pairs[-1] == "":  # PyTorch takes a comma at the end, and an empty string
         pairs.pop()
@@ -102,7 +102,7 @@ def _pairs(text: str) -> list[str]:
 
 def _megabytes(key: str, word: str) -> int:
     if not word.isascii() or not word.isdigit() or len(word) > 15 or int(word) < _LEAST_MB:
-        raise InputError(f"allocator_conf: {key} {word!r}: expected a whole number of MiB, at least {_LEAST_MB}")
+        raise wrong("allocator_conf", f": {key} {word!r}: expected a whole number of MiB, at least {_LEAST_MB}")
     return int(word)
 
 
@@ -112,19 +112,19 @@ def _share(key: str, word: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
-        raise InputError(f"allocator_conf: {key} {word!r}: expected a number between 0 and 1, neither of them")
+        raise wrong("allocator_conf", f": {key} {word!r}: expected a number between 0 and 1, neither of them")
     return share
 
 
 def _boolean(key: str, word: str) -> bool:
     if word not in ("True", "False"):
-        raise InputError(f"allocator_conf: {key} {word!r}: expected True or False")
+        raise wrong("allocator_conf", f": {key} {word!r}: expected True or False")
     return word == "True"
 
 
 def _fit(key: str, word: str) -> str:
     if word not in ("best", "first"):
-        raise InputError(f"allocator_conf: {key} {word!r}: expected best or first")
+        raise wrong("allocator_conf", f": {key} {word!r}: expected best or first")
     return word
 
 
@@ -148,7 +148,7 @@ def _divisions(key: str, word: str) -> tuple[int, ...]:
 
 def _power_of_two(key: str, word: str) -> int:
     if not word.isascii() or not word.isdigit() or len(word) > 15 or int(word).bit_count() != 1:
-        raise InputError(f"allocator_conf: {key} {word!r}: expected a power of two, or pairs such as [256:1,512:2,>:4]")
+        raise wrong("allocator_conf", f": {key} {word!r}: expected a power of two, or pairs such as [256:1,512:2,>:4]")
     return int(word)
 
 

@@ -23,11 +23,11 @@ def is_of_hub(name: str) -> bool:
 
 
 def hub_words(name: str) -> str:
-    """Why nothing is read under a hub's name, and what to type: the model here that is called so, or a file."""
+    """Say, after the word model, why nothing is read under a hub's name, and what to type: a model here, or a file."""
     here = model_called(name)
     own = f"choose {here}, the nearest model here, or " if here else ""
     return (
-        f"model {name!r}: zerosim downloads nothing from a hub; {own}download the model's config.json and give its "
+        f" {name!r}: zerosim downloads nothing from a hub; {own}download the model's config.json and give its "
         "path, such as ./config.json"
     )
 

@@ -8,7 +8,7 @@ from zerosim.config.model import ModelConfig
 from zerosim.config.parallel import MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 from zerosim.placement.stages import cut_layers
 
 
@@ -18,32 +18,34 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
     if tp == 1:
         for name in ("sequence_parallel", "keep_gathered", "pad_vocab"):
             if getattr(parallel, name):
-                raise InputError(f"{name}: without tp there is nothing to cut; pass --tp 2 or more, or leave it out")
+                raise wrong(name, ": without tp there is nothing to cut; pass --tp 2 or more, or leave it out")
         return
     if parallel.keep_gathered and not parallel.sequence_parallel:
-        raise InputError("keep_gathered: without sequence_parallel nothing is gathered; pass --sequence-parallel too")
+        raise wrong("keep_gathered", ": without sequence_parallel nothing is gathered; pass --sequence-parallel too")
     if model.family == "mlp":
-        raise InputError(f"tp {tp}: model mlp is not cut by tensor parallelism; choose gpt, llama or flat")
+        raise wrong("tp", f" {tp}: model mlp is not cut by tensor parallelism; choose gpt, llama or flat")
     if model.family == "flat":
         if parallel.sequence_parallel:
-            raise InputError("sequence_parallel: model flat has no rows to cut; leave it out, or choose gpt or llama")
+            raise wrong("sequence_parallel", ": model flat has no rows to cut; leave it out, or choose gpt or llama")
         return
     for name, size in (("heads", model.heads), ("ffn", model.ffn)):
         if size % tp:
-            raise InputError(f"tp {tp} does not divide {name} {size}: choose {_right_tp(model, mesh, parallel)}")
+            raise wrong("tp", f" {tp} does not divide {name} {size}: choose {_right_tp(model, mesh, parallel)}")
     if model.kv_heads % tp and tp % model.kv_heads:
-        raise InputError(
-            f"tp {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose "
-            f"{_right_tp(model, mesh, parallel)}"
+        raise wrong(
+            "tp",
+            f" {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose "
+            f"{_right_tp(model, mesh, parallel)}",
         )
     if model.vocab % tp and not parallel.pad_vocab:
-        raise InputError(
-            f"tp {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
-            f"softmax, or choose {_right_tp(model, mesh, parallel)}"
+        raise wrong(
+            "tp",
+            f" {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
+            f"softmax, or choose {_right_tp(model, mesh, parallel)}",
         )
     if parallel.sequence_parallel and model.seq % tp:
         near = max(1, round(model.seq / tp)) * tp
-        raise InputError(f"sequence_parallel: tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
+        raise wrong("sequence_parallel", f": tp {tp} does not divide seq {model.seq}: choose seq {near}, for one")
 
 
 def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
@@ -53,13 +55,15 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
     """
     for name in ("partition_activations", "cpu_checkpointing"):
         if getattr(memory, name) and not memory.again.every:
-            raise InputError(
-                f"{name}: recompute {memory.recompute!r} keeps no block's input to run it again; "
-                "pass --recompute full too, or leave it out"
+            raise wrong(
+                name,
+                f": recompute {memory.recompute!r} keeps no block's input to run it again; "
+                "pass --recompute full too, or leave it out",
             )
     if memory.partition_activations and mesh.tp == 1:
-        raise InputError(
-            "partition_activations: without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out"
+        raise wrong(
+            "partition_activations",
+            ": without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out",
         )
 
 
@@ -71,19 +75,20 @@ def check_pipeline(
     if pp == 1:
         for name in ("pipeline", "virtual_stages", "stage_layers", "balance_ends"):
             if getattr(parallel, name):
-                raise InputError(f"{name}: without pp there are no stages; pass --pp 2 or more, or leave it out")
+                raise wrong(name, ": without pp there are no stages; pass --pp 2 or more, or leave it out")
         return
     if model.family == "mlp":
-        raise InputError(f"pp {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
+        raise wrong("pp", f" {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
     if parallel.balance_ends and model.family == "flat":
-        raise InputError("balance_ends: model flat has no table and no head; leave it out, or choose gpt or llama")
+        raise wrong("balance_ends", ": model flat has no table and no head; leave it out, or choose gpt or llama")
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
     chunks = pp * parallel.num_chunks
     if chunks > layers:
         each = f" x virtual_stages {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
-        raise InputError(
-            f"pp {pp}{each}: more than the model's {word}, {layers}; choose "
-            f"{_fewer_stages(layers, word, mesh, parallel, data)}"
+        raise wrong(
+            "pp",
+            f" {pp}{each}: more than the model's {word}, {layers}; choose "
+            f"{_fewer_stages(layers, word, mesh, parallel, data)}",
         )
     ends = word == "layers"
     cut_layers(
@@ -91,12 +96,12 @@ def check_pipeline(
     )
     if parallel.pipeline == "interleaved" and data.accumulate % pp:
         near = max(1, round(data.accumulate / pp)) * pp
-        raise InputError(
-            f"accumulate {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
+        raise wrong(
+            "accumulate", f" {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
         )
     if partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
         right = "choose slices" if parallel.partition else "pass --no-tie-embeddings"
-        raise InputError(f"partition 'owner': a table that is tied across stages has an owner on each; {right}")
+        raise wrong("partition", f" 'owner': a table that is tied across stages has an owner on each; {right}")
 
 
 def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> str:
@@ -128,19 +133,19 @@ def check_partition(mesh: MeshConfig, parallel: ParallelConfig, optim: OptimConf
     """What goes with `partition`, as given or as the optimizer wants it. Raises: InputError."""
     cut, name = OPTIMIZERS[optim.optimizer].cut, optim.optimizer
     if cut == "matrices" and partition == "slices":
-        raise InputError(f"partition 'slices': {name} wants whole matrices; choose owner, or leave it out")
+        raise wrong("partition", f" 'slices': {name} wants whole matrices; choose owner, or leave it out")
     if cut in ("sums", "matrices") and mesh.tp > 1:
-        raise InputError(f"tp {mesh.tp}: {name} wants whole matrices, which tensor parallelism cuts; choose tp 1")
+        raise wrong("tp", f" {mesh.tp}: {name} wants whole matrices, which tensor parallelism cuts; choose tp 1")
     if OPTIMIZERS[name].estimates_every and mesh.tp > 1:
-        raise InputError(f"tp {mesh.tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
+        raise wrong("tp", f" {mesh.tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
     if partition != "owner":
         return
     why = "" if parallel.partition else f", which {name} wants"
     if parallel.reduce_bucket:
-        raise InputError(f"reduce_bucket {parallel.reduce_bucket}: not of partition owner{why}; drop one of them")
+        raise wrong("reduce_bucket", f" {parallel.reduce_bucket}: not of partition owner{why}; drop one of them")
     if parallel.allgather_bucket:
-        raise InputError(f"allgather_bucket {parallel.allgather_bucket}: not of partition owner{why}; drop one of them")
+        raise wrong("allgather_bucket", f" {parallel.allgather_bucket}: not of partition owner{why}; drop one of them")
     if parallel.grad_reduction == "all_reduce" and parallel.zero_stage in (1, 2):
-        raise InputError(
-            f"grad_reduction 'all_reduce': under partition owner{why}, gradients are reduced to owners; drop one"
+        raise wrong(
+            "grad_reduction", f" 'all_reduce': under partition owner{why}, gradients are reduced to owners; drop one"
         )

@@ -9,7 +9,7 @@ from typing import Any, Self
 from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.option import Option, Part, option
 from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, Size, family_sizes, find_model
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.units import parse_count
 
 OF_MODEL = "the model's"
@@ -63,7 +63,7 @@ class ModelConfig(Part):
                 base.pop("ffn", None)  # follows from hidden
         for name in ("params", "units"):
             if name in given and family != "flat":
-                raise InputError(f"{name} {given[name]}: a size of model flat only; choose --model flat")
+                raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
         for size in sizes:
             size.check(given.get(size.attribute))
         object.__setattr__(self, "family", family)
@@ -74,28 +74,31 @@ class ModelConfig(Part):
                 size.check(getattr(self, size.attribute))
             self._check_sizes()
         except InputError as error:  # of a file's sizes: name the file
-            raise InputError(f"{self.name}: {error}" if self.name.endswith(".json") else str(error)) from None
+            if not self.name.endswith(".json"):
+                raise
+            raise InputError(f"{self.name}: {error}", field=error.field) from None
 
     def _check_sizes(self) -> None:
         family, heads = self.family, self.heads
         if family in BLOCKS:
             if self.hidden % heads:
-                raise InputError(f"heads {heads} do not divide hidden {self.hidden}: choose heads that do")
+                raise wrong("heads", f" {heads} do not divide hidden {self.hidden}: choose heads that do")
             if heads % self.kv_heads:
-                raise InputError(f"kv_heads {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
+                raise wrong("kv_heads", f" {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
         if family == "gpt" and self.kv_heads != heads:
-            raise InputError(f"kv_heads {self.kv_heads}: a gpt has as many as heads, {heads}; choose model llama")
+            raise wrong("kv_heads", f" {self.kv_heads}: a gpt has as many as heads, {heads}; choose model llama")
         if family == "llama" and self.hidden // heads % 2:
-            raise InputError(f"heads {heads}: {self.hidden // heads} columns a head cannot be rotated in pairs")
+            raise wrong("heads", f" {heads}: {self.hidden // heads} columns a head cannot be rotated in pairs")
         if family == "gpt" and self.seq > self.positions:
-            raise InputError(
-                f"seq {self.seq} is longer than the model's {self.positions} positions: "
-                f"shorten it, or pass --positions {self.seq} for a longer table"
+            raise wrong(
+                "seq",
+                f" {self.seq} is longer than the model's {self.positions} positions: "
+                f"shorten it, or pass --positions {self.seq} for a longer table",
             )
         if family != "gpt" and self.dropout:
-            raise InputError(f"dropout {self.dropout}: the {family} has none; leave it 0, or choose model gpt")
+            raise wrong("dropout", f" {self.dropout}: the {family} has none; leave it 0, or choose model gpt")
         if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
-            raise InputError(f"units {self.units}: more than params = {self.params}; a unit holds one at least")
+            raise wrong("units", f" {self.units}: more than params = {self.params}; a unit holds one at least")
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated again. Another name brings its own sizes."""
@@ -120,9 +123,9 @@ class ModelConfig(Part):
 
 def _preset(name: str) -> ModelPreset:
     if not name.strip():
-        raise InputError(f"model {name!r}: expected a name, such as gpt2, or a config.json")
+        raise wrong("model", f" {name!r}: expected a name, such as gpt2, or a config.json")
     if is_of_hub(name):
-        raise InputError(hub_words(name))
+        raise wrong("model", hub_words(name))
     if name.endswith(".json") or "/" in name or name in (".", ".."):
         from zerosim.config.huggingface import read_config_json  # not at every start
 

@@ -15,7 +15,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Self
 
-from zerosim.errors import InputError, did_you_mean
+from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.units import LONGEST_NUMBER
 
 OF_RECIPE = "the recipe's"
@@ -63,22 +63,22 @@ class Option:
             try:
                 value = self.parse(value)
             except InputError as error:
-                raise InputError(f"{self.flat} {error}") from None
+                raise wrong(self.flat, f" {error}") from None
         if value is None and self.default is None:  # what a model's name, or a default, fills in
             return None
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int) and abs(number) >= 10**LONGEST_NUMBER:
-                raise InputError(f"{self.flat}: a whole number of more than {LONGEST_NUMBER} digits is too large")
+                raise wrong(self.flat, f": a whole number of more than {LONGEST_NUMBER} digits is too large")
         if self.kinds[0] == _PAIR:
             if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(b, float | int) for b in value)):
-                raise InputError(f"{self.flat} {value!r}: expected two numbers")
+                raise wrong(self.flat, f" {value!r}: expected two numbers")
             return value
         allowed = tuple(kind for name in self.kinds for kind in _KINDS[name])
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             expected = " or ".join(name for name in self.kinds if name != "None")
-            raise InputError(f"{self.flat} {value!r}: expected {expected}")
+            raise wrong(self.flat, f" {value!r}: expected {expected}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{self.flat} {value}: expected a finite number")
+            raise wrong(self.flat, f" {value}: expected a finite number")
         return known_word(value, self.choices) or value if isinstance(value, str) else value
 
     def check(self, value: Any) -> None:
@@ -87,23 +87,23 @@ class Option:
             return
         if isinstance(value, tuple):
             for index, number in enumerate(value, start=1):
-                self._check_number(f"{self.flat}: {self.flat.removesuffix('s')}{index}", number)
+                self._check_number(number, f": {self.flat.removesuffix('s')}{index}")
         elif self.choices and value not in self.choices:
             near = did_you_mean(value, self.choices, "", most=2)
-            raise InputError(f"{self.flat} {value!r}: expected one of {', '.join(self.choices)}{near and '; '}{near}")
+            raise wrong(self.flat, f" {value!r}: expected one of {', '.join(self.choices)}{near and '; '}{near}")
         elif isinstance(value, int | float):
-            self._check_number(self.flat, value)
+            self._check_number(value)
 
-    def _check_number(self, name: str, value: float) -> None:
+    def _check_number(self, value: float, which: str = "") -> None:
         if self.below is not None:
             if not (self.low or 0) <= value < self.below:
-                raise InputError(f"{name} {value}: expected a number in [{self.low or 0}, {self.below})")
+                raise wrong(self.flat, f"{which} {value}: expected a number in [{self.low or 0}, {self.below})")
             return
         too_low = (self.low is not None and value < self.low) or (self.above is not None and value <= self.above)
         if too_low or (self.high is not None and value > self.high):
             least = f"more than {self.above}" if self.above is not None else f"at least {self.low}"
             most = "" if self.high is None else f" and at most {self.high}"
-            raise InputError(f"{name} {value}: expected {least}{most}")
+            raise wrong(self.flat, f"{which} {value}: expected {least}{most}")
 
 
 def known_word(word: str, known: Iterable[str]) -> str | None:

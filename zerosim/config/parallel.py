@@ -10,7 +10,7 @@ from typing import Any
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes, parse_count
 
@@ -51,12 +51,17 @@ class MeshConfig(Part):
         if self.ranks % each:
             sizes = {"tp": self.tp, "pp": self.pp, "dp_replicate": self.dp_replicate}
             product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            field = next(name for name, size in sizes.items() if size > 1)
+            product = product.removeprefix(field)
             most = int(type(self).options()["ranks"].high or each)
             if each > most:
-                raise InputError(f"{product} is {each:,} ranks at least: ranks go up to {most:,}; choose smaller ones")
-            raise InputError(
+                raise wrong(
+                    field, f"{product} is {each:,} ranks at least: ranks go up to {most:,}; choose smaller ones"
+                )
+            raise wrong(
+                field,
                 f"{product} does not divide ranks {self.ranks}: choose {right_sizes(self.ranks, sizes, most)} (a world "
-                "is pp x dp_replicate x dp_shard x tp ranks)"
+                "is pp x dp_replicate x dp_shard x tp ranks)",
             )
 
     def _default(self, of: Any) -> Any:
@@ -203,13 +208,13 @@ class ParallelConfig(Part):
     def _check(self) -> None:
         find_recipe(self.recipe)
         if self.reduce_bucket and self.zero_stage == 0:
-            raise InputError(f"reduce_bucket {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
+            raise wrong("reduce_bucket", f" {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
         if self.allgather_bucket and self.zero_stage not in (1, 2):
-            raise InputError(f"allgather_bucket {self.allgather_bucket}: of stages 1 and 2 and partition slices")
+            raise wrong("allgather_bucket", f" {self.allgather_bucket}: of stages 1 and 2 and partition slices")
         if self.grad_buckets not in (None, "none") and self.zero_stage != 0:
-            raise InputError(f"grad_buckets {self.grad_buckets!r}: of stage 0; leave it out, or choose --stage 0")
+            raise wrong("grad_buckets", f" {self.grad_buckets!r}: of stage 0; leave it out, or choose --stage 0")
         if self.sub_group and self.zero_stage != 3:
-            raise InputError(f"sub_group {self.sub_group}: of stage 3; leave it out, or choose it")
+            raise wrong("sub_group", f" {self.sub_group}: of stage 3; leave it out, or choose it")
         of_stage_3 = {
             "prefetch": self.prefetch,
             "gather": self.gather != "unit" and self.gather,
@@ -218,19 +223,20 @@ class ParallelConfig(Part):
         }
         for name, value in of_stage_3.items():
             if value and self.zero_stage != 3:
-                raise InputError(
-                    f"{name} {value!r}: stage {self.zero_stage} keeps every parameter; leave it out, or choose stage 3"
+                raise wrong(
+                    name, f" {value!r}: stage {self.zero_stage} keeps every parameter; leave it out, or choose stage 3"
                 )
         if self.prefetch and self.prefetch_elements:
-            raise InputError(
-                f"prefetch_elements {self.prefetch_elements}: prefetch {self.prefetch} counts units; leave one out"
+            raise wrong(
+                "prefetch_elements", f" {self.prefetch_elements}: prefetch {self.prefetch} counts units; leave one out"
             )
         if self.virtual_stages is not None and self.pipeline != "interleaved":
-            raise InputError(
-                f"virtual_stages {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too"
+            raise wrong(
+                "virtual_stages",
+                f" {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too",
             )
         if self.layers_given and self.balance_ends:
-            raise InputError("balance_ends: stage_layers says how the layers are cut; leave one of them out")
+            raise wrong("balance_ends", ": stage_layers says how the layers are cut; leave one of them out")
 
     @property
     def pipeline_schedule(self) -> str:
@@ -249,5 +255,5 @@ class ParallelConfig(Part):
             return None
         words = self.stage_layers.split(",")
         if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-            raise InputError(f"stage_layers {self.stage_layers!r}: expected numbers with commas, such as 3,4,4,3")
+            raise wrong("stage_layers", f" {self.stage_layers!r}: expected numbers with commas, such as 3,4,4,3")
         return [int(word) for word in words]

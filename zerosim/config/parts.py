@@ -13,7 +13,7 @@ from zerosim.config.allocator import check_knobs
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.recompute import FORMS, PARTS, Again, read_recompute
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 from zerosim.units import MOST_BYTES, parse_bytes
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
@@ -52,14 +52,14 @@ class PrecisionConfig(Part):
     def _check(self) -> None:
         scale = self.loss_scale
         if scale is not None and scale != "dynamic" and (isinstance(scale, str) or not scale > 0):
-            raise InputError(f"loss_scale {scale!r}: expected 'dynamic' or a number more than 0")
+            raise wrong("loss_scale", f" {scale!r}: expected 'dynamic' or a number more than 0")
         if self.param_dtype != PURE:
             if self.rounding is not None:
-                raise InputError(f"rounding {self.rounding!r}: {self.param_dtype} is not pure; choose precision {PURE}")
+                raise wrong("rounding", f" {self.rounding!r}: {self.param_dtype} is not pure; choose precision {PURE}")
         elif scale is not None:
-            raise InputError(f"loss_scale {scale!r}: {PURE} has fp32's range and needs none; leave it out")
+            raise wrong("loss_scale", f" {scale!r}: {PURE} has fp32's range and needs none; leave it out")
         elif self.master_init == "exact":
-            raise InputError(f"master_init 'exact': {PURE} has no masters; leave it out, or choose precision bf16")
+            raise wrong("master_init", f" 'exact': {PURE} has no masters; leave it out, or choose precision bf16")
 
     @property
     def stored(self) -> str:
@@ -127,23 +127,23 @@ class OptimConfig(Part):
         title, own = self.optimizer, OPTIMIZERS[self.optimizer]
         if self.momentum and own.momentum is None:
             has = ", it has betas" if own.betas is not None else ""
-            raise InputError(f"momentum {self.momentum}: {title} has none{has}; choose sgd")
+            raise wrong("momentum", f" {self.momentum}: {title} has none{has}; choose sgd")
         if self.aux_lr is not None and own.aux_lr is None:
-            raise InputError(f"aux_lr {self.aux_lr}: {title} has one learning rate, lr; leave it out, or choose muon")
+            raise wrong("aux_lr", f" {self.aux_lr}: {title} has one learning rate, lr; leave it out, or choose muon")
         if self.nesterov and own.aux_lr is not None:
-            raise InputError(f"nesterov: {title} always looks ahead so; leave it out")
+            raise wrong("nesterov", f": {title} always looks ahead so; leave it out")
         if self.nesterov and (not self.momentum or title != "sgd"):
-            raise InputError("nesterov: expected sgd with momentum, such as 0.9")
+            raise wrong("nesterov", ": expected sgd with momentum, such as 0.9")
         if self.momentum_form != "torch" and (not self.momentum or title != "sgd"):
-            raise InputError(f"momentum_form {self.momentum_form!r}: expected sgd with momentum, such as 0.9")
+            raise wrong("momentum_form", f" {self.momentum_form!r}: expected sgd with momentum, such as 0.9")
         if not self.scale_parameter and title != "adafactor-hf":
-            raise InputError(f"scale_parameter: {title} has no such choice; choose adafactor-hf")
+            raise wrong("scale_parameter", f": {title} has no such choice; choose adafactor-hf")
         if self.betas is not None and own.betas is None:
-            raise InputError(f"betas {self.betas}: {title} has none")
+            raise wrong("betas", f" {self.betas}: {title} has none")
         if self.eps is not None and own.eps is None:
-            raise InputError(f"eps {self.eps}: {title} has none")
+            raise wrong("eps", f" {self.eps}: {title} has none")
         if self.min_lr > self.resolved_lr:
-            raise InputError(f"min_lr {self.min_lr}: expected at most lr = {self.resolved_lr}")
+            raise wrong("min_lr", f" {self.min_lr}: expected at most lr = {self.resolved_lr}")
 
     @property
     def resolved_lr(self) -> float:
@@ -198,11 +198,11 @@ class DataConfig(Part):
 
     def _check(self) -> None:
         if self.sample == "":
-            raise InputError("sample '': expected at least one character to continue")
+            raise wrong("sample", " '': expected at least one character to continue")
         try:
             (self.sample or "").encode()
         except UnicodeEncodeError:
-            raise InputError(f"sample {self.sample!r}: expected text in UTF-8") from None
+            raise wrong("sample", f" {self.sample!r}: expected text in UTF-8") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -279,14 +279,16 @@ class WorldConfig(Part):
 
     def _check(self) -> None:
         if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":
-            raise InputError(
-                "collective 'native': threads on NumPy have no collectives of their own; choose direct, ring or pairs, "
-                "or start it with --world mpi, or on several GPUs with --backend cuda"
+            raise wrong(
+                "collective",
+                " 'native': threads on NumPy have no collectives of their own; choose direct, ring or pairs, "
+                "or start it with --world mpi, or on several GPUs with --backend cuda",
             )
         if self.ranks_per_process > 1 and self.transport != "mpi":
-            raise InputError(f"ranks_per_process {self.ranks_per_process}: of --world mpi alone; give --ranks instead")
+            raise wrong("ranks_per_process", f" {self.ranks_per_process}: of --world mpi alone; give --ranks instead")
         if self.algorithm == "native" and self.ranks_per_process > 1:
-            raise InputError(
-                f"ranks_per_process {self.ranks_per_process}: native collectives want one rank per process; "
-                "choose --collective direct, ring or pairs"
+            raise wrong(
+                "ranks_per_process",
+                f" {self.ranks_per_process}: native collectives want one rank per process; "
+                "choose --collective direct, ring or pairs",
             )

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.errors import InputError, did_you_mean
+from zerosim.errors import did_you_mean, wrong
 
 FORMS = "none|selective[:PART,...]|full[:K]"
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -58,10 +58,10 @@ def read_recompute(text: str, attention: str = "eager") -> Again:
     if form not in ("none", "selective", "full") or (form == "none" and colon):
         hint = did_you_mean(form, ("none", "selective", "full"), "")
         parts = f"parts of a block are named behind a colon: selective:{form}" if form in PARTS else hint
-        raise InputError(f"recompute {text!r}: expected {FORMS}{'; ' * bool(parts)}{parts}")
+        raise wrong("recompute", f" {text!r}: expected {FORMS}{'; ' * bool(parts)}{parts}")
     if form == "full":
         if colon and not (given.isdecimal() and len(given) < 10 and int(given) >= 1):
-            raise InputError(f"recompute {text!r}: every how many blocks is a whole number of at least 1, as in full:2")
+            raise wrong("recompute", f" {text!r}: every how many blocks is a whole number of at least 1, as in full:2")
         return Again(every=int(given) if colon else 1)
     if form == "none":
         return Again()
@@ -69,11 +69,11 @@ def read_recompute(text: str, attention: str = "eager") -> Again:
     for name in given.split(",") if colon else ["core_attn"]:
         if name not in PARTS:
             hint = did_you_mean(name, PARTS, f"they are {', '.join(PARTS)}")
-            raise InputError(f"recompute {text!r}: no part of a block is called {name!r}; {hint}")
+            raise wrong("recompute", f" {text!r}: no part of a block is called {name!r}; {hint}")
         for part in PARTS[name]:
             if part in found:
                 what = f"{name!r} twice" if name == found[part] else f"{name!r} and {found[part]!r}, which share {part}"
-                raise InputError(f"recompute {text!r}: names {what}; leave one out")
+                raise wrong("recompute", f" {text!r}: names {what}; leave one out")
             found[part] = name
     keeps_core = found.get("core_attn") == "op" and attention == "flash"
     return Again(frozenset(part for part in found if not (keeps_core and part == "core_attn")))

@@ -22,7 +22,7 @@ from zerosim.config.parallel import OF_STAGE_3, MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig, PrecisionConfig, WorldConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
-from zerosim.errors import InputError, did_you_mean
+from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.placement.mesh import DATA
 from zerosim.placement.stages import cut_layers
 
@@ -165,7 +165,7 @@ def _fill(config: RunConfig, parts: Mapping[str, Part], values: Mapping[str, Any
         elif name in OPTIONS:
             changes[_HOMES[name]][OPTIONS[name].attribute] = value
         elif name in PARTS:
-            raise InputError(f"{name} {value!r}: expected a {PARTS[name].__name__}")
+            raise wrong(name, f" {value!r}: expected a {PARTS[name].__name__}")
         else:
             hint = did_you_mean(name, [*OPTIONS, *PARTS], "see help(RunConfig)")
             raise TypeError(f"RunConfig got an unexpected keyword argument {name!r}: {hint}")
@@ -189,38 +189,42 @@ def _check_together(config: RunConfig) -> None:
     for name, plain in (("recompute", "none"), ("attention", "eager")):
         value = getattr(config.memory, name)
         if not model.has_blocks and value != plain:
-            raise InputError(f"{name} {value!r}: model {model.family} has no blocks; leave it out")
+            raise wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
     again = config.memory.again
     if again.every > model.layers and model.has_blocks:
-        raise InputError(
-            f"recompute {config.memory.recompute!r}: of {model.layers} layers every K-th runs again; choose at most "
-            f"full:{model.layers}"
+        raise wrong(
+            "recompute",
+            f" {config.memory.recompute!r}: of {model.layers} layers every K-th runs again; choose at most "
+            f"full:{model.layers}",
         )
     if config.parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
-        raise InputError(
-            f"keep_gathered: recompute {config.memory.recompute!r} runs norms or linear maps again and drops what was "
-            "gathered; leave one out"
+        raise wrong(
+            "keep_gathered",
+            f": recompute {config.memory.recompute!r} runs norms or linear maps again and drops what was "
+            "gathered; leave one out",
         )
     if config.memory.loss == "chunked" and not model.has_blocks:
-        raise InputError(
-            f"loss 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"
+        raise wrong(
+            "loss", f" 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"
         )
     if mesh.dp_replicate > 1 and config.parallel.zero_stage == 0:
-        raise InputError(
-            f"dp_replicate {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
-            "leave it out, or choose stage 1, 2 or 3"
+        raise wrong(
+            "dp_replicate",
+            f" {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
+            "leave it out, or choose stage 1, 2 or 3",
         )
     ahead = config.parallel.prefetch_elements
     if config.parallel.max_live and ahead is None and not config.recipe_choices.prefetch_elements:
-        raise InputError(
-            f"max_live {config.parallel.max_live}: holds back what is gathered ahead by elements; pass "
-            "--prefetch-elements too"
+        raise wrong(
+            "max_live",
+            f" {config.parallel.max_live}: holds back what is gathered ahead by elements; pass --prefetch-elements too",
         )
     choices = config.recipe_choices
     if config.parallel.overlap_reduction and choices.reduce_bucket and config.parallel.zero_stage:
-        raise InputError(
-            f"overlap_reduction: gradients are reduced out of buffers of {choices.reduce_bucket:,} elements; pass "
-            "--reduce-buffers 2 in its place, so that one is filled while the other is reduced"
+        raise wrong(
+            "overlap_reduction",
+            f": gradients are reduced out of buffers of {choices.reduce_bucket:,} elements; pass "
+            "--reduce-buffers 2 in its place, so that one is filled while the other is reduced",
         )
     _check_pure(config)
     check_tensor_parallel(model, mesh, config.parallel)
@@ -228,12 +232,13 @@ def _check_together(config: RunConfig) -> None:
     check_pipeline(model, mesh, config.parallel, config.data, config.resolved_partition)
     check_partition(mesh, config.parallel, config.optim, config.resolved_partition)
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
-        raise InputError(
-            f"ranks {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
-            f"of {world.ranks_per_process}, or leave ranks out"
+        raise wrong(
+            "ranks",
+            f" {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
+            f"of {world.ranks_per_process}, or leave ranks out",
         )
     if (text := config.data.sample) is not None and max(text.encode()) >= model.vocab:
-        raise InputError(f"sample {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
+        raise wrong("sample", f" {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
 
 
 def _check_pure(config: RunConfig) -> None:
@@ -242,11 +247,12 @@ def _check_pure(config: RunConfig) -> None:
     if config.precision.resolved_rounding is None:
         return
     if OPTIMIZERS[config.optim.optimizer].cut != "elements":
-        raise InputError(f"precision {name!r}: of element-wise optimizers; {config.optim.optimizer} wants fp32 masters")
+        raise wrong("precision", f" {name!r}: of element-wise optimizers; {config.optim.optimizer} wants fp32 masters")
     if config.recipe_choices.wants_masters:
-        raise InputError(
-            f"precision {name!r}: recipe {config.parallel.recipe} works on fp32 masters, and here are none; choose "
-            "recipe paper, or precision bf16"
+        raise wrong(
+            "precision",
+            f" {name!r}: recipe {config.parallel.recipe} works on fp32 masters, and here are none; choose "
+            "recipe paper, or precision bf16",
         )
 
 

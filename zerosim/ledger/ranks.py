@@ -9,7 +9,7 @@ from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Event, Reader
-from zerosim.errors import InputError, OutOfMemory
+from zerosim.errors import InputError, OutOfMemory, wrong
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.allocator import AllocatorLedger
 from zerosim.ledger.memory import MemoryLedger
@@ -75,15 +75,17 @@ def check_alike(session: MpiSession, config: RunConfig) -> None:
     for process, (other, others) in enumerate(answers):
         for name, value in asked.items():
             if other[name] != value:
-                raise InputError(
-                    f"{name} is {value!r} in process 0 and {other[name]!r} in process {process}: "
-                    "all processes of a world must be asked for the same run"
+                raise wrong(
+                    name,
+                    f" is {value!r} in process 0 and {other[name]!r} in process {process}: "
+                    "all processes of a world must be asked for the same run",
                 )
         for name, digest in digests.items():
             if digest and others[name] and digest != others[name]:
-                raise InputError(
-                    f"{name} {asked[name]}: process 0 and process {process} read different files under this name; "
-                    "give every machine the same one"
+                raise wrong(
+                    name,
+                    f" {asked[name]}: process 0 and process {process} read different files under this name; "
+                    "give every machine the same one",
                 )
 
 

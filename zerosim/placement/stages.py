@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 
 
 def cut_layers(
@@ -26,21 +26,26 @@ def cut_layers(
     high, more = divmod(layers, chunks)
     nearest = ",".join(str(high + (i < more)) for i in range(chunks))
     if given is not None:
-        shown = f"stage_layers {','.join(map(str, given))}"
+        shown = f" {','.join(map(str, given))}"
         if len(given) != chunks or sum(given) != layers:
-            raise InputError(f"{shown}: expected {chunks} numbers that make up {layers} {word}, such as {nearest}")
+            raise wrong(
+                "stage_layers", f"{shown}: expected {chunks} numbers that make up {layers} {word}, such as {nearest}"
+            )
         if min(given[1:-1] if has_ends else given, default=1) < 1:
             ends = "; the first and the last may have none" if has_ends else ""
-            raise InputError(f"{shown}: a stage without {word} has nothing to do{ends}; choose {nearest}, for one")
+            raise wrong(
+                "stage_layers", f"{shown}: a stage without {word} has nothing to do{ends}; choose {nearest}, for one"
+            )
         return list(given)
     counted = layers + 2 * balance_ends
     each, rest = divmod(counted, chunks)
     if rest:
         ends = " and two ends" if balance_ends else ""
         choice = max(1 + balance_ends, round(counted / chunks)) * chunks - 2 * balance_ends
-        raise InputError(
-            f"{word} {layers}{ends} do not divide into {chunks} equal chunks: choose {word} {choice}, "
-            f"or pass --stage-layers {nearest}"
+        raise wrong(
+            word,
+            f" {layers}{ends} do not divide into {chunks} equal chunks: choose {word} {choice}, "
+            f"or pass --stage-layers {nearest}",
         )
     sizes = [each] * chunks
     if balance_ends:

@@ -13,7 +13,7 @@ from typing import Any
 from zerosim.device.allocators.arena import Arena
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.events import Alloc, Event, Free, Move, Refusal, Retag, Segment
-from zerosim.errors import InputError, Room
+from zerosim.errors import Room, wrong
 from zerosim.ledger.allocator import AllocatorLedger, AllocatorPeaks, replayed
 
 
@@ -84,7 +84,7 @@ def read_addresses(events: Sequence[Event], allocator: CachingAllocator | Arena,
             elif isinstance(event, Refusal):
                 refusal = event
     if not inside and refusal is None:
-        raise InputError(f"step {step}: no events of it: expected one that was recorded with keep_events")
+        raise wrong("step", f" {step}: no events of it: expected one that was recorded with keep_events")
     ever_reserved = log.close_all(count + 1)
     if inside:
         first, last = inside[0] - 1, inside[-1] + 1

@@ -35,7 +35,8 @@ def pools_table(result: RunResult) -> RenderableType:
     """
     rows = [(rank, row) for rank, memory in enumerate(result.memory) for row in memory.pool]
     if not rows:
-        raise InputError("verify_memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda")
+        text = "verify_memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda"
+        raise InputError(text, field="verify_memory")
     last = max(row.step for _, row in rows)
     wrong = [(rank, row) for rank, row in rows if row.unexplained_bytes]
     shown = [(rank, row) for rank, row in rows if row.step in (-1, last) or (rank, row) in wrong[:1]]

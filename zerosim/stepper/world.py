@@ -14,7 +14,7 @@ from types import TracebackType
 from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
-from zerosim.errors import InputError, ZerosimError, message_of
+from zerosim.errors import InputError, ZerosimError, message_of, wrong
 from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.pipeline import Schedule
 from zerosim.report.names import counted
@@ -60,9 +60,9 @@ def debug(
         ("backend", "numpy", "a GPU runs behind the program, and cannot be stopped between two events"),
     ):
         if (given := config.to_dict()[name]) != plain:
-            raise InputError(
-                f"{name} {given!r}: stepping needs {plain}, for {why}; the events are the same there, "
-                f"so step with {plain}"
+            raise wrong(
+                name,
+                f" {given!r}: stepping needs {plain}, for {why}; the events are the same there, so step with {plain}",
             )
     world = DebugWorld(Experiment(config, make_strategy, schedule, optimizer))
     if start == "collective":
@@ -134,7 +134,7 @@ class DebugWorld:
         """
         match = self._checked(Match(what, rank, phase, unit, kind, step))
         if step is not None and step < self.step:
-            raise InputError(f"step {step} is over: world.back() goes back to it")
+            raise wrong("step", f" {step} is over: world.back() goes back to it")
         last = self.step if step is None else step
         upcoming = self._advance(last, match)
         if upcoming is None or self.step > last:
@@ -298,7 +298,7 @@ class DebugWorld:
             if rank is not None and self.session.pending[rank] is not None:
                 chosen = rank
             if rank is not None and self.session.scheduler.states[rank] is State.FINISHED:
-                raise InputError(f"rank {rank} has finished: there is no next event of it; world.back() undoes some")
+                raise wrong("rank", f" {rank} has finished: there is no next event of it; world.back() undoes some")
             moment = self._perform(chosen)
             if rank is None or chosen == rank:
                 return moment

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 
 from zerosim.config import RunConfig
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.models.model import Model
 from zerosim.train.plan import plan
 from zerosim.units import format_bytes
@@ -44,9 +44,10 @@ def _check_capacity(config: RunConfig, model: Model) -> None:
     largest = max(model.flats, key=lambda flat: flat.numel)
     needed = largest.numel * largest.dtype.itemsize
     if config.memory.capacity is not None and config.memory.capacity < needed:
-        raise InputError(
-            f"capacity {format_bytes(config.memory.capacity)} is too small for one unit: the parameters of "
-            f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage"
+        raise wrong(
+            "capacity",
+            f" {format_bytes(config.memory.capacity)} is too small for one unit: the parameters of "
+            f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage",
         )
 
 
@@ -103,7 +104,8 @@ def _check_own_gpus(config: RunConfig) -> None:
 
     num_gpus = basic_facts().num_gpus
     if config.mesh.ranks > num_gpus:
-        raise InputError(
-            f"collective native: NCCL wants a GPU for each of the {config.mesh.ranks} ranks, {num_gpus} can be seen; "
-            f"choose --collective direct, or --ranks {num_gpus}"
+        raise wrong(
+            "collective",
+            f" native: NCCL wants a GPU for each of the {config.mesh.ranks} ranks, {num_gpus} can be seen; "
+            f"choose --collective direct, or --ranks {num_gpus}",
         )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.units import format_count
 
 MOST_EVENTS = 20_000_000
@@ -90,13 +90,13 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
     steps, over = config.optim.steps or 1, events / MOST_EVENTS
     if bucket is not None and work.calls + work.rounds > work.units:
         right = 10 ** math.ceil(math.log10(2 * over * bucket))
-        raise InputError(f"bucket_bytes {bucket}: {times}; choose {right} or more, or none for one call per unit")
+        raise wrong("bucket_bytes", f" {bucket}: {times}; choose {right} or more, or none for one call per unit")
     if work.rounds > work.units:
-        raise InputError(f"collective 'ring' over {config.mesh.dp_shard} ranks: {times}; choose direct, or fewer ranks")
+        raise wrong("collective", f" 'ring' over {config.mesh.dp_shard} ranks: {times}; choose direct, or fewer ranks")
     size = "units" if config.model.family == "flat" else "layers"
     found = {"steps": steps, "accumulate": micro_batches, size: getattr(config.model, size) or 1}
     name = max(found, key=lambda field: found[field])
-    raise InputError(f"{name} {found[name]}: {times}; choose {max(1, int(found[name] / (2 * over)))} or fewer")
+    raise wrong(name, f" {found[name]}: {times}; choose {max(1, int(found[name] / (2 * over)))} or fewer")
 
 
 def _numel(config: RunConfig) -> int:

@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.machine_file import Machine, Measured
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 
 GB = 10**9
 _A100_FLOPS, _A100_BYTES = 312e12, 2039e9
@@ -159,9 +159,9 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
     Raises: InputError for a node of less than one GPU, and for a NIC that carries nothing.
     """
     if node_gpus is not None and node_gpus < 1:
-        raise InputError(f"node_gpus {node_gpus}: expected at least 1")
+        raise wrong("node_gpus", f" {node_gpus}: expected at least 1")
     if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
-        raise InputError(f"nic {nic_bytes_per_s}: expected bytes per second, more than 0")
+        raise wrong("nic", f" {nic_bytes_per_s}: expected bytes per second, more than 0")
     if device.machine is not None:
         return _measured(device, device.machine, node_gpus, nic_bytes_per_s)
     practice = _PRACTICE.get(device.name.split("-")[0])

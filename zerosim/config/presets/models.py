@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from zerosim.errors import InputError, did_you_mean
+from zerosim.errors import InputError, did_you_mean, wrong
 
 Size = int | float | bool
 """A size, a rate or a choice, as the field of ModelConfig of that name holds it."""
@@ -81,7 +81,7 @@ def find_model(name: str) -> ModelPreset:
     if preset is not None:
         return preset
     hint = did_you_mean(name.lower(), [*FAMILIES, *MODELS], "zerosim zoo lists those that are", most=3, quote=str)
-    raise InputError(f"model {name!r} is not known; {hint}")
+    raise wrong("model", f" {name!r} is not known; {hint}")
 
 
 def model_names() -> tuple[str, ...]:

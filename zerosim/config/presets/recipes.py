@@ -205,7 +205,7 @@ def find_recipe(name: str) -> Recipe:
         if recipe.name == name.strip().lower():
             return recipe
     hint = did_you_mean(name.strip().lower(), NAMES, f"expected one of {', '.join(NAMES)}", quote=str)
-    raise InputError(f"unknown recipe {name!r}: {hint}")
+    raise InputError(f"unknown recipe {name!r}: {hint}", field="recipe")
 
 
 _PAPER = RecipeChoices()

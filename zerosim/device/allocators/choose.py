@@ -6,7 +6,7 @@ from zerosim.config.allocator import NAMES, arena_knobs, caching_knobs
 from zerosim.device.allocators.arena import Arena
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.memory import Exact
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 
 
 def make_allocator(name: str, capacity: int | None, conf: str | None = None) -> Exact | CachingAllocator | Arena:
@@ -19,7 +19,7 @@ def make_allocator(name: str, capacity: int | None, conf: str | None = None) -> 
     if name == "caching":
         return CachingAllocator(capacity, caching_knobs(conf))
     if name != "arena":
-        raise InputError(f"allocator {name!r}: expected one of {', '.join(NAMES)}")
+        raise wrong("allocator", f" {name!r}: expected one of {', '.join(NAMES)}")
     if capacity is None:
-        raise InputError("allocator 'arena': it is one region of a given size; pass --capacity, such as 32GB")
+        raise wrong("allocator", " 'arena': it is one region of a given size; pass --capacity, such as 32GB")
     return Arena(capacity, arena_knobs(conf))

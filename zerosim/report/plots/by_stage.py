@@ -14,7 +14,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
 from zerosim.analysis.shares import alike_stages, all_reduce_times, is_mesh, itemsizes, passes_of, shares_of
 from zerosim.config import RunConfig
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS
 from zerosim.report.mesh_words import stage_name
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
@@ -54,7 +54,7 @@ def memory_bars(
     """
     check_results(results)
     if mark not in MOMENTS:
-        raise InputError(f"mark {mark!r}: expected one of {', '.join((*MARKS, 'peak'))}")
+        raise wrong("mark", f" {mark!r}: expected one of {', '.join((*MARKS, 'peak'))}")
     held = {
         label: [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory]
         for label, result in results.items()

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from zerosim.analysis.descent import RATES, Path
 from zerosim.analysis.surfaces import SURFACES, Surface
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, plain
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS, line_width, mixed
 
@@ -70,7 +70,7 @@ def _check_keys(page: Page) -> None:
         key = axes.get_legend()
         low = axes.xaxis.label.get_window_extent(page.renderer).y0
         if key is not None and (key.get_window_extent(page.renderer).y0 < low or inches(page, axes)[0] < _NARROWEST):
-            raise InputError(f"size {page.size[0]:g}x{page.size[1]:g}: too small for these paths and their key")
+            raise wrong("size", f" {page.size[0]:g}x{page.size[1]:g}: too small for these paths and their key")
 
 
 def _panel(page: Page, axes: Axes, surface: Surface, paths: Mapping[str, Path], names: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.device.events import Alloc, Event, Free, Retag, Scope
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 
 COLUMNS = 1200
 
@@ -71,7 +71,7 @@ def read_history(events: Sequence[Event], step: int | None = None, columns: int 
     if not inside:
         steps = sorted({event.scope.step for event in events if event.scope.step >= 0})
         known = f"{steps[0]} to {steps[-1]}" if steps else "none, for the record is empty"
-        raise InputError(f"step {step}: no events of it: expected one of {known}, recorded with keep_events")
+        raise wrong("step", f" {step}: no events of it: expected one of {known}, recorded with keep_events")
     first, last = inside[0], inside[-1] + 1
     kinds, live = _live_after(events[:last])
     shown = events[first:last]

@@ -20,7 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import Bbox
 
-from zerosim.errors import InputError
+from zerosim.errors import wrong
 from zerosim.report.plots.style import OTHER_PAINT, THEMES, Paint, Theme, mixed
 from zerosim.report.plots.svg import write_svg
 
@@ -86,14 +86,14 @@ def check_size(size: tuple[float, float]) -> tuple[float, float]:
     width, height = size
     if not (SMALLEST[0] <= width <= LARGEST[0] and SMALLEST[1] <= height <= LARGEST[1]):
         low, high = (f"{w:g}x{h:g}" for w, h in (SMALLEST, LARGEST))
-        raise InputError(f"size {width:g}x{height:g}: expected {low} to {high} inches")
+        raise wrong("size", f" {width:g}x{height:g}: expected {low} to {high} inches")
     return size
 
 
 def open_page(size: tuple[float, float] | None, theme: str, default: tuple[float, float] = DEFAULT_SIZE) -> Page:
     """An empty sheet. Raises: InputError for a theme that is not 'light' or 'dark', and a size as `check_size` does."""
     if theme not in THEMES:
-        raise InputError(f"theme {theme!r}: expected one of {', '.join(THEMES)}")
+        raise wrong("theme", f" {theme!r}: expected one of {', '.join(THEMES)}")
     width, height = check_size(size or default)
     figure = Picture(figsize=(width, height), dpi=DPI, facecolor=THEMES[theme].background)
     FigureCanvasAgg(figure)

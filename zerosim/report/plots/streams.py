@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.ledger.clock import COMPUTE, Timeline, Track
 from zerosim.report.names import listed
 from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, inches, open_page, plain, settle
@@ -57,7 +57,7 @@ def streams_figure(
     for rank in ranks:
         if rank not in timeline.tracks:
             known = ", ".join(map(str, sorted(timeline.tracks)))
-            raise InputError(f"rank {rank} was not simulated: another one stands for it; expected one of {known}")
+            raise wrong("rank", f" {rank} was not simulated: another one stands for it; expected one of {known}")
     if not 1 <= len(ranks) <= MOST_RANKS:
         raise InputError(f"{len(ranks)} ranks: expected 1 to {MOST_RANKS} in one picture")
     lanes = [(rank, lane, bars_of(timeline.tracks[rank], lane)) for rank in ranks for lane in _lanes(timeline, rank)]

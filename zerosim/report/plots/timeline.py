@@ -12,7 +12,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from zerosim.device.events import Event
-from zerosim.errors import InputError
+from zerosim.errors import InputError, wrong
 from zerosim.report.plots.history import COLUMNS, History, Span, read_history
 from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, plain, settle
 from zerosim.report.plots.style import KIND_PAINTS, in_order
@@ -129,7 +129,7 @@ def _strips(page: Page, axes: Axes) -> int:
     lines = 1 / _row(page, axes)
     if lines < 3.2:
         width, height = page.size
-        raise InputError(f"size {width:g}x{height:g}: too low for so many ranks: expected more inches or fewer ranks")
+        raise wrong("size", f" {width:g}x{height:g}: too low for so many ranks: expected more inches or fewer ranks")
     return 2 if lines >= 9 else 1 if lines >= 5 else 0
 
 
