@@ -8,10 +8,13 @@ import inspect
 import json
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from zerosim.config import (
     OPTIONS,
@@ -170,3 +173,76 @@ def test_an_error_carries_its_field_and_begins_with_another_name_where_it_begins
         RunConfig(model=str(file), heads=7)
     assert refused.value.field == "heads"
     assert str(refused.value.called("--heads")) == str(refused.value)
+
+
+SAID: dict[str, list[Any]] = {
+    "model": ["gpt", "llama", "mlp", "flat", "gpt2", "GPT2-XL", "llama2-7b"],
+    "layers": [2, 4, None],
+    "hidden": [96, 192, None],
+    "heads": [6, 12, None],
+    "kv_heads": [6],
+    "ffn": [256],
+    "seq": [32, 2048],
+    "vocab": [512],
+    "params": ["1M"],
+    "stage": [0, 1, 2, 3],
+    "recipe": ["paper", "ddp", "deepspeed", "fsdp2", "megatron"],
+    "ranks": [2, 8, None],
+    "dp_replicate": [1, 2],
+    "tp": [1, 2],
+    "pp": [1, 2],
+    "sequence_parallel": [True],
+    "partition": ["owner", None],
+    "reduce_bucket": [1000, None],
+    "prefetch": [1, None],
+    "prefetch_elements": [100],
+    "gather": ["module", "unit", None],
+    "bucket_bytes": [None, "1MB"],
+    "precision": ["fp32", "bf16-pure"],
+    "grad_dtype": ["fp32", None],
+    "optimizer": ["sgd", "muon", "adafactor"],
+    "lr": [0.1, None],
+    "betas": [(0.8, 0.9), None],
+    "recompute": ["full", "selective"],
+    "saves": ["megatron"],
+}
+
+
+@st.composite
+def _said(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        name: draw(st.sampled_from(SAID[name])) for name in draw(st.sets(st.sampled_from(sorted(SAID)), max_size=4))
+    }
+
+
+def _outcome(make: Callable[[], RunConfig]) -> object:
+    try:
+        return make()
+    except InputError as error:
+        return str(error), error.field
+
+
+@settings(max_examples=150, deadline=None)
+@given(_said(), _said())
+@example({"model": "gpt2"}, {"hidden": 96})
+@example({"model": "gpt2", "layers": 2}, {"model": "llama"})
+@example({"hidden": 96, "layers": 2}, {"hidden": None})
+@example({"optimizer": "muon"}, {"stage": 1})
+def test_a_replaced_configuration_is_the_one_that_is_made_at_once(first: dict[str, Any], then: dict[str, Any]) -> None:
+    before = _outcome(lambda: RunConfig(**first))
+    if isinstance(before, RunConfig):
+        known = pickle.loads(pickle.dumps(before))
+        after = _outcome(lambda: known.replace(**then))
+        assert after == _outcome(lambda: RunConfig(**{**first, **then}))
+        if isinstance(after, RunConfig):
+            assert RunConfig(**after.given) == RunConfig.from_dict(after.to_dict()) == after
+
+
+def test_what_mpirun_says_of_the_ranks_and_what_a_part_says_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = RunConfig(model=ModelConfig(name="gpt2", layers=2))
+    assert wide.replace(hidden=96).model == ModelConfig(name="gpt2", layers=2, hidden=96)
+    assert wide.replace(layers=None, model=ModelConfig(hidden=96)).given == {"model": "gpt", "hidden": 96}
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
+    config = RunConfig(world="mpi")
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE")
+    assert config.replace(world="threads") == RunConfig(ranks=6)

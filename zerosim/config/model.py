@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.option import Option, Part, option
@@ -46,6 +46,7 @@ class ModelConfig(Part):
         None, "flat: units that they are cut into", low=1, high=100_000, metavar="U", shown=OF_MODEL
     )
     family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: what `name` is
+    given: dict[str, Any] = dataclasses.field(init=False, compare=False)  # the name and the sizes said, by flat name
 
     def _resolve(self) -> None:
         sizes = list(self.options().values())[1:]
@@ -53,6 +54,7 @@ class ModelConfig(Part):
         for size in sizes:
             if (value := getattr(self, size.attribute)) is not None:
                 given[size.attribute] = value
+        object.__setattr__(self, "given", {"model": self.name, **given})
         if self.name.lower() in FAMILIES:
             object.__setattr__(self, "name", self.name.lower())
         family, base = self.name, {}
@@ -99,12 +101,6 @@ class ModelConfig(Part):
             raise wrong("dropout", f" {self.dropout}: the {family} has none; leave it 0, or choose model gpt")
         if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
             raise wrong("units", f" {self.units}: more than params = {self.params}; a unit holds one at least")
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated again. Another name brings its own sizes."""
-        if changes.get("name", self.name) != self.name:
-            return type(self)(**changes)
-        return dataclasses.replace(self, **changes)
 
     def _default(self, of: Option) -> Any:
         preset = MODELS.get(self.name.lower())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.units import LONGEST_NUMBER
@@ -147,9 +147,10 @@ class Part:
     def _check(self) -> None:
         """Which fields go together. Raises: InputError."""
 
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated again."""
-        return dataclasses.replace(self, **changes)
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """Values by flat name from which the same part is built: all of them, for a part fills in nothing."""
+        return {name: getattr(self, each.attribute) for name, each in self.options().items()}
 
     def flat(self) -> dict[str, Any]:
         """Plain values by flat name, as JSON and TOML hold them."""

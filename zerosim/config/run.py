@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_type_hints
 from warnings import warn
@@ -47,9 +47,11 @@ class RunConfig:
     data: DataConfig
     memory: MemoryConfig
     world: WorldConfig
+    given: Mapping[str, Any] = field(init=False, compare=False)
+    """What was said, by flat name. The parts are built from it, and `replace` adds to it. Not part of equality."""
 
     def __init__(self, **values: Any) -> None:
-        _fill(self, {}, values)
+        _fill(self, None, values)
 
     @property
     def global_batch(self) -> int:
@@ -66,7 +68,7 @@ class RunConfig:
             own["gather"] = "module"  # owners hold single tensors, which balances better than units
         if self.parallel.prefetch or self.parallel.prefetch_elements:  # one way of looking ahead in the other's place
             own |= {"prefetch": 0, "prefetch_elements": 0}
-        names = [field.name for field in fields(choices) if field.name in _HOMES]
+        names = [each.name for each in fields(choices) if each.name in _HOMES]
         values = {name: getattr(getattr(self, _HOMES[name]), name) for name in names}
         return replace(choices, **own | {name: value for name, value in values.items() if value is not None})
 
@@ -99,9 +101,12 @@ class RunConfig:
         )
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with some fields or parts changed, validated again. Another model brings its own sizes."""
+        """Build the configuration of `given` with these changes: `RunConfig(**a).replace(**b)` is `RunConfig(**a | b)`.
+
+        Another model or width brings the sizes that were not said. A part replaces all that was said of that part.
+        """
         copy = object.__new__(RunConfig)
-        _fill(copy, {name: getattr(self, name) for name in PARTS}, changes)
+        _fill(copy, self, changes)
         return copy
 
     def at_stage(self, stage: int) -> RunConfig:
@@ -137,7 +142,9 @@ class RunConfig:
             return getattr(getattr(self, part), attribute)
 
 
-PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(RunConfig))
+PARTS: Mapping[str, type[Part]] = MappingProxyType(
+    {name: kind for name, kind in get_type_hints(RunConfig).items() if name != "given"}
+)
 _HOMES = {flat: part for part, kind in PARTS.items() for flat in kind.options()}
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {flat: option for kind in PARTS.values() for flat, option in kind.options().items()}
@@ -155,31 +162,41 @@ setattr(  # noqa: B010  # what help() and a notebook show: every flat keyword an
 )
 
 
-def _fill(config: RunConfig, parts: Mapping[str, Part], values: Mapping[str, Any]) -> None:
-    """Set a configuration's parts: those of `values`, else of `parts`, else new ones; with the flat values in them."""
-    changes: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
-    filled = dict(parts)
+def _fill(config: RunConfig, before: RunConfig | None, values: Mapping[str, Any]) -> None:
+    """Set what was said, of `before` and then in `values`, and build the parts that a value changes from it."""
+    parts = {name: value for name, value in values.items() if name in PARTS and isinstance(value, PARTS[name])}
+    given = {} if before is None else {flat: each for flat, each in before.given.items() if _HOMES[flat] not in parts}
+    for part in parts.values():
+        given.update(part.given)
+    changed = set(parts if before is not None else PARTS)
     for name, value in values.items():
-        if name in PARTS and isinstance(value, PARTS[name]):
-            filled[name] = value
-        elif name in OPTIONS:
-            changes[_HOMES[name]][OPTIONS[name].attribute] = value
+        if name in parts:
+            continue
+        if name in OPTIONS:
+            given[name] = value
+            changed.add(_HOMES[name])
         elif name in PARTS:
             raise wrong(name, f" {value!r}: expected a {PARTS[name].__name__}")
         else:
             hint = did_you_mean(name, [*OPTIONS, *PARTS], "see help(RunConfig)")
             raise TypeError(f"RunConfig got an unexpected keyword argument {name!r}: {hint}")
+    shares: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
+    for flat, value in list(given.items()):
+        if value is None and OPTIONS[flat].default is None:  # nothing is said; elsewhere None is a value (bucket_bytes)
+            del given[flat]
+        else:
+            shares[_HOMES[flat]][OPTIONS[flat].attribute] = value
 
     def built(name: str) -> Any:
-        part = filled.get(name)
-        return PARTS[name](**changes[name]) if part is None else part.replace(**changes[name])
+        return PARTS[name](**shares[name]) if name in changed else getattr(before, name)
 
     world: WorldConfig = built("world")
-    if "mesh" not in filled and changes["mesh"].get("ranks") is None and world.transport == "mpi":
-        processes = mpirun_size()
-        changes["mesh"]["ranks"] = None if processes is None else processes * world.ranks_per_process
+    if "ranks" not in given and world.transport == "mpi" and (processes := mpirun_size()) is not None:
+        given["ranks"] = shares["mesh"]["ranks"] = processes * world.ranks_per_process  # as many on threads later
+        changed.add("mesh")
     for name in PARTS:
         object.__setattr__(config, name, world if name == "world" else built(name))
+    object.__setattr__(config, "given", given)
     _check_together(config)
 
 
