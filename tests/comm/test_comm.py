@@ -675,12 +675,3 @@ def test_bad_calls_are_refused_before_joining() -> None:
         foreign.clear()
 
     launch(program, World(2))
-
-
-def test_the_launching_forms_old_spelling_keeps_working() -> None:
-    def program(ctx: Context) -> float:
-        with pytest.warns(DeprecationWarning, match="launch_all_gather"):
-            work: Any = ctx.comm.all_reduce(make(ctx, [1.0]), op="sum", wait=False)
-        return float(work.wait().array[0])
-
-    assert launch(program, World(ranks=2)) == [2.0, 2.0]

@@ -139,11 +139,7 @@ def test_from_python_a_field_has_its_own_name(field: str, value: Any, said: str)
         RunConfig(**{field: value})
 
 
-def test_an_old_name_keeps_working_and_says_where_it_is_now() -> None:
-    with pytest.warns(DeprecationWarning, match=r"config\.stage is now config\.parallel\.zero_stage"):
-        assert RunConfig(stage=2).stage == 2  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="no attribute 'stge'"):
-        RunConfig().stge  # type: ignore[attr-defined]  # noqa: B018
+def test_a_keyword_that_there_is_not_is_named() -> None:
     with pytest.raises(TypeError, match="'stge': did you mean 'stage'"):
         RunConfig(stge=2)
     with pytest.raises(InputError, match="mesh 4: expected a MeshConfig"):

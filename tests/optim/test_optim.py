@@ -315,11 +315,6 @@ def test_a_rank_that_owns_nothing_has_nothing_to_do() -> None:
     assert flat.weights().numel == 0
 
 
-def test_the_old_name_of_decide_keeps_working() -> None:
-    with pytest.warns(DeprecationWarning, match="decide"):
-        assert Updater(SGD(), StepControl(LRSchedule(1.0), clip_norm=1.0)).judge(2.0) == 1 / (2 + 1e-6)
-
-
 @pytest.mark.parametrize("name", [name for name, preset in OPTIMIZERS.items() if preset.cut == "elements"])
 @pytest.mark.parametrize(("stage", "mesh"), [(0, {}), (2, {}), (1, {"tp": 2, "pp": 2, "accumulate": 2})])
 def test_k_is_counted_and_every_state_has_a_name(name: str, stage: int, mesh: dict[str, int]) -> None:

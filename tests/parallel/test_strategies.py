@@ -18,7 +18,6 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.backends.numpy import ops as numpy_ops
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
-from zerosim.comm.runtime import launch
 from zerosim.comm.transports.fake import FakeTransport
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -26,18 +25,15 @@ from zerosim.device.device import Kind
 from zerosim.device.events import Alloc, Free, Launch
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
-from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.parallel.ddp import DDP
-from zerosim.parallel.zero2 import Zero2
 from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
 from zerosim.train import data
-from zerosim.train.build import world_of
 from zerosim.train.build_updater import build_updater
 from zerosim.train.result import RunResult
-from zerosim.train.run import Experiment, run
+from zerosim.train.run import run
 
 STEPS = 2
 # 12 * 5 + ... : no N below divides every unit's size, so slices are padded.
@@ -358,31 +354,3 @@ def test_rows_go_to_ranks_in_order() -> None:
     cut = [data.micro_batches(batch, rank, ranks=3, accumulate=2) for rank in range(3)]
     assert np.array_equal(np.concatenate([m for rank in cut for m in rank]), batch)
     assert all(m.shape == (2, 2) for rank in cut for m in rank)
-
-
-# -- names that were others once ----------------------------------------------------------------------------
-def test_old_names_of_hooks_keep_working_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="spread is now called publish_params"):
-
-        class Old(Zero2):
-            seen: ClassVar[list[str]] = []
-
-            def spread(self, flat: Flat) -> None:
-                self.seen.append(flat.name)
-                super().spread(flat)  # type: ignore[misc]
-
-    with pytest.warns(DeprecationWarning, match="agree is now called reduce_grad_norm"):
-
-        class Older(Old):
-            def agree(self) -> float | None:
-                self.seen.append("agree")
-                return super().agree()  # type: ignore[misc, no-any-return]
-
-    config = RunConfig(**SMALL, stage=2, steps=1)
-    found = Experiment(config, lambda config, model, comm, device, updater: Older(comm, device, updater))
-    ledgers = [RankLedgers(rank) for rank in range(2)]
-    outcomes = launch(found.train_rank, world_of(config), lambda rank: ledgers[rank].readers)
-    expected = run(config)
-    assert found.result(outcomes, ledgers).traffic == expected.traffic
-    assert Older.seen.count("agree") == 2
-    assert Older.seen.count("wte") == 2

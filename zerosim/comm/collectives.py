@@ -11,8 +11,7 @@ Legend: N group size, c elements of a rank's slice, L elements of a buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
-from warnings import warn
+from typing import Any
 
 from zerosim.comm import checks
 from zerosim.comm.algorithms.execution import Execution, RangeCut, SliceCut, buckets, window
@@ -21,8 +20,6 @@ from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
-
-T = TypeVar("T")
 
 SENDER, RECEIVER = 0, 1
 """Members of the pair that a message makes."""
@@ -48,9 +45,9 @@ class Comm(Group):
         return group
 
     # -- the verbs ------------------------------------------------------------------------------
-    def all_reduce(self, buffer: Buffers, op: str = "avg", purpose: str = "states", wait: bool = True) -> Buffers:
+    def all_reduce(self, buffer: Buffers, op: str = "avg", purpose: str = "states") -> Buffers:
         """Every rank's buffers become their reduction, in place. Any shapes."""
-        return _result(self.launch_all_reduce(buffer, op, purpose), wait)
+        return self.launch_all_reduce(buffer, op, purpose).wait()
 
     def reduce_scatter(
         self,
@@ -59,13 +56,12 @@ class Comm(Group):
         kind: Kind = Kind.GRAD,
         op: str = "avg",
         purpose: str = "states",
-        wait: bool = True,
     ) -> Buffers:
         """out (c) = this rank's slice of the reduction of every rank's full (N*c).
 
         Without `out` a buffer of `kind` is allocated. `out` may be the window of `full`'s own slice.
         """
-        return _result(self.launch_reduce_scatter(full, out, kind, op, purpose), wait)
+        return self.launch_reduce_scatter(full, out, kind, op, purpose).wait()
 
     def all_gather(
         self,
@@ -73,28 +69,25 @@ class Comm(Group):
         out: Buffers | None = None,
         kind: Kind = Kind.UNSHARDED_PARAM,
         purpose: str = "states",
-        wait: bool = True,
     ) -> Buffers:
         """out (N*c) = every rank's shard (c), in rank order.
 
         Without `out` a buffer of `kind` is allocated. `shard` may be the window of `out`'s own slice.
         """
-        return _result(self.launch_all_gather(shard, out, kind, purpose), wait)
+        return self.launch_all_gather(shard, out, kind, purpose).wait()
 
-    def broadcast(self, buffer: Buffer, src: int, purpose: str = "states", wait: bool = True) -> Buffer:
+    def broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Buffer:
         """Every rank's buffer becomes that of member `src`, in place. Any shape."""
-        return _result(self.launch_broadcast(buffer, src, purpose), wait)
+        return self.launch_broadcast(buffer, src, purpose).wait()
 
-    def reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states", wait: bool = True) -> Buffer:
+    def reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states") -> Buffer:
         """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
-        return _result(self.launch_reduce(buffer, dst, op, purpose), wait)
+        return self.launch_reduce(buffer, dst, op, purpose).wait()
 
-    def send(
-        self, buffer: Buffer, dst: int, purpose: str = "states", wait: bool = True, *, tag: int = 0, name: str = ""
-    ) -> None:
+    def send(self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = "") -> None:
         """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order; what
         both ends `name` otherwise is a mismatch."""
-        return _result(self.launch_send(buffer, dst, purpose, tag=tag, name=name), wait)
+        return self.launch_send(buffer, dst, purpose, tag=tag, name=name).wait()
 
     def recv(
         self,
@@ -103,13 +96,12 @@ class Comm(Group):
         src: int,
         kind: Kind = Kind.ACTIVATION,
         purpose: str = "states",
-        wait: bool = True,
         *,
         tag: int = 0,
         name: str = "",
     ) -> Buffer:
         """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
-        return _result(self.launch_recv(shape, dtype, src, kind, purpose, tag=tag, name=name), wait)
+        return self.launch_recv(shape, dtype, src, kind, purpose, tag=tag, name=name).wait()
 
     def barrier(self) -> None:
         """Return once every member is here."""
@@ -230,11 +222,3 @@ class Comm(Group):
 def _like(given: Buffer | list[Buffer], outs: list[Buffer]) -> Any:
     """A list for a list, one buffer for one."""
     return outs if isinstance(given, list) else outs[0]
-
-
-def _result(work: Work[T], wait: bool) -> T:
-    """What a verb returns. `wait=False`, the launching form's old spelling, keeps working, with a warning."""
-    if wait:
-        return work.wait()
-    warn("wait=False is now a verb of its own: launch_all_gather(...) for all_gather", DeprecationWarning, stacklevel=3)
-    return cast(T, work)

@@ -10,8 +10,7 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_type_hints
-from warnings import warn
+from typing import Any, get_type_hints
 
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.mesh_checks import check_kept_inputs, check_partition, check_pipeline, check_tensor_parallel
@@ -131,15 +130,6 @@ class RunConfig:
     def __repr__(self) -> str:
         changed = {flat: value for name in PARTS for flat, value in getattr(self, name).changed().items()}
         return f"RunConfig({', '.join(f'{flat}={value!r}' for flat, value in changed.items())})"
-
-    if not TYPE_CHECKING:  # which knows that there are no others
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in _HOMES or name in PARTS:
-                raise AttributeError(f"RunConfig has no attribute {name!r}")
-            part, attribute = _HOMES[name], OPTIONS[name].attribute
-            warn(f"config.{name} is now config.{part}.{attribute}", DeprecationWarning, stacklevel=2)
-            return getattr(getattr(self, part), attribute)
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(

@@ -26,7 +26,7 @@ from zerosim.grading.own_code import is_own
 from zerosim.ledger import clock
 from zerosim.optim.elementwise import Elementwise
 from zerosim.parallel import pipeline
-from zerosim.parallel.base import RENAMED, Strategy
+from zerosim.parallel.base import Strategy
 from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
@@ -50,13 +50,12 @@ def noted(names: Sequence[str], note: Note, audit: Audit = lambda hook: None) ->
     'Zero2.publish_params'. Gives what makes of an answer one that is listened to.
 
     `audit` installs an audit hook, which no Python takes out again: in a process that ends with the answer."""
-    today = {name: name for name in names} | {old: new for old, new in RENAMED.items() if new in names}
-    own = [(owner, name, vars(owner)[name]) for name in today for owner in _owners(name)]
+    own = [(owner, name, vars(owner)[name]) for name in names for owner in _owners(name)]
     heard: dict[Code, str] = {}
     bound: list[tuple[type | ModuleType, str, Any]] = []
     names_of: dict[int, str] = {}  # one for each function, wherever it is bound
     for owner, name, function in own:
-        called = names_of.setdefault(id(function), f"{owner.__name__.removeprefix('zerosim.')}.{today[name]}")
+        called = names_of.setdefault(id(function), f"{owner.__name__.removeprefix('zerosim.')}.{name}")
         from_anywhere = isinstance(owner, type) or owner in _MODULES
         noting = _noting(function, called, note, from_anywhere=from_anywhere)
         for place, key in [(owner, name), *_other_names(function)]:

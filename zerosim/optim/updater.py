@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from warnings import warn
 
 from zerosim.device.device import Kind
 from zerosim.dtypes import DType, compute_dtype
@@ -51,11 +50,6 @@ class Updater:
     def decide(self, scaled_norm: float) -> float | None:
         """As `StepControl.decide`, and raises what it raises."""
         return self.control.decide(scaled_norm)
-
-    def judge(self, scaled_norm: float) -> float | None:
-        """The old name of `decide`."""
-        warn("updater.judge is now updater.decide", DeprecationWarning, stacklevel=2)
-        return self.decide(scaled_norm)
 
     def allocate(self, flat: Flat) -> None:
         """The own slice's optimizer states and, of half types, master, zeroed; live from start to end."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
-from warnings import warn
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
@@ -31,9 +29,6 @@ from zerosim.tensor.flat import Flat
 
 T = TypeVar("T")
 
-RENAMED = MappingProxyType({"spread": "publish_params", "agree": "reduce_grad_norm", "agrees_alone": "sees_all_grads"})
-"""Old names of what strategies override. They keep working, with a warning."""
-
 
 class Strategy:
     """The points, all empty. `last`: this is the step's last micro-batch.
@@ -41,15 +36,6 @@ class Strategy:
     `comm` is the group that divides the model states, of N ranks; all its members call the same collectives in the
     same order.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for old, new in RENAMED.items():
-            if old in vars(cls) and new not in vars(cls):
-                warn(f"{cls.__name__}.{old} is now called {new}", DeprecationWarning, stacklevel=2)
-                setattr(cls, new, vars(cls)[old])
-            elif new in vars(cls):
-                setattr(cls, old, vars(cls)[new])  # for a subclass that calls super().spread(flat)
 
     partition: Partition = EvenSlices()  # how what is not kept whole is cut
     keeps_params = True  # every rank holds all parameters between uses
@@ -362,7 +348,3 @@ class Strategy:
     def _blame(self) -> NonFiniteGradient:
         names = [flat.name for flat in self.flats] if self.groups is None else list(self.layout.flats)
         return blame(self.everyone, self.flats, names)
-
-
-for _old, _new in RENAMED.items():
-    setattr(Strategy, _old, vars(Strategy)[_new])
