@@ -149,7 +149,7 @@ class Part:
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """Values by flat name from which the same part is built: all of them, for a part fills in nothing."""
+        """Values by flat name that make an equal part: all of them, unless the part remembers which were said."""
         return {name: getattr(self, each.attribute) for name, each in self.options().items()}
 
     def flat(self) -> dict[str, Any]:
