@@ -106,11 +106,6 @@ class InheritsHalf(Zero1):
     post_backward = Own2.post_backward  # type: ignore[assignment]
 
 
-class CallsAnOldName(Own2):
-    def publish_params(self, flat: Flat) -> None:
-        Zero2.spread(self, flat)  # type: ignore[attr-defined, arg-type]
-
-
 class CallsFinish(Zero3):
     def post_backward(self, unit: Unit) -> None:
         self.finish(unit)
@@ -151,7 +146,6 @@ class InheritsArena(arena.Arena):
         (Delegates, "zero2", "Zero2.post_backward"),
         (Calls, "zero2", "Zero2.post_backward"),
         (InheritsHalf, "zero2", "Zero1.publish_params"),
-        (CallsAnOldName, "zero2", "Zero2.publish_params"),
         (CallsFinish, "tied", "Zero3.finish"),
         (Inherits, "accumulation", "Zero2.post_backward"),
         (Inherits, "clipping", "Strategy.reduce_grad_norm"),
