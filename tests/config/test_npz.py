@@ -232,10 +232,10 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
             return Path.touch, (tmp_path / "loaded",)  # type: ignore[return-value]
 
     path = tmp_path / "in.npz"
-    np.savez(path, allow_pickle=True, **{**GOOD, "w": np.array([[Program()] * 4] * 3)})
+    np.savez(path, **{**GOOD, "w": np.array([[Program()] * 4] * 3)})
     with pytest.raises(InputError, match="never loaded"):
         read_weights(str(path), SHAPES)
-    np.savez(path, allow_pickle=True, tokens=np.array([[[Program()]]]))
+    np.savez(path, tokens=np.array([[[Program()]]]))
     with pytest.raises(InputError, match="never loaded"):
         read_tokens(str(path), 1, 0, 256, None)
     assert not (tmp_path / "loaded").exists()
