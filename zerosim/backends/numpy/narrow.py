@@ -2,8 +2,7 @@
 
 e4m3 and e5m2 are those of the Open Compute Project's 8-bit formats (OCP OFP8, arXiv 2209.05433): e4m3 has no infinity
 and reaches 448, e5m2 is fp16 with two digits. ml_dtypes has both, and turns what is too large into e4m3's only
-non-number. A cast that saturates would clip
-it, which is no less wrong.
+non-number. A cast that saturates would clip it, which is no less wrong.
 """
 
 from __future__ import annotations
