@@ -99,21 +99,30 @@ REFUSED: list[tuple[str, ...]] = [
     # -- ZeRO's stages and recipes
     ("--recipe deepsped", "unknown recipe 'deepsped': did you mean deepspeed?"),
     ("--partition owner --stage 2 --grad-reduction all_reduce", "under partition owner, gradients are reduced to"),
-    ("--stage 3 --allgather-bucket 100", "--allgather-bucket 100: of stages 1 and 2 and partition slices"),
-    ("--stage 2 --sub-group-size 1e9", "--sub-group 1000000000: of stage 3; leave it out, or choose it"),
-    ("--stage 1 --grad-buckets views", "--grad-buckets 'views': of stage 0"),
-    ("--stage 0 --reduce-bucket 1000", "--reduce-bucket 1000: of stages 1 to 3"),
+    (
+        "--stage 3 --allgather-bucket 100",
+        "stage 3 has none of it; leave it out, or choose stage 1 or 2",
+    ),
+    ("--stage 2 --sub-group-size 1e9", "--sub-group 1000000000: stage 2 has none of it; leave it out"),
+    (
+        "--stage 1 --grad-buckets views",
+        "--grad-buckets 'views': stage 1 has none of it",
+    ),
+    ("--stage 0 --reduce-bucket 1000", "--reduce-bucket 1000: stage 0 has none of it"),
     ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: not of partition owner"),
     ("--reduce-bucket -1", "--reduce-bucket: '-1' is not a count"),
     ("--gather tensor", "--gather 'tensor': expected one of unit, module"),
-    ("--gather module --stage 2", "--gather 'module': stage 2 keeps every parameter; leave it out, or choose stage 3"),
+    ("--gather module --stage 2", "--gather 'module': stage 2 has none of it; leave it out, or choose stage 3"),
     ("--gather module --prefetch 1 --prefetch-elements 5", "--prefetch-elements 5: prefetch 1 counts units"),
     ("--gather module --max-live 7", "--max-live 7: holds back what is gathered ahead by elements; pass --prefetch-el"),
-    ("--prefetch 1 --stage 2", "--prefetch 1: stage 2 keeps every parameter; leave it out, or choose stage 3"),
+    ("--prefetch 1 --stage 2", "--prefetch 1: stage 2 has none of it; leave it out, or choose stage 3"),
     # -- replicas
     ("--ranks 4 --dp-replicate 3", "--dp-replicate 3 does not divide ranks 4"),
     ("--ranks 4 --dp-replicate 8", "--dp-replicate 8 does not divide ranks 4", "--ranks 8 --dp-replicate 8"),
-    ("--ranks 4 --dp-replicate 2 --stage 0", "(plain data parallelism); leave it out, or choose stage 1, 2 or 3"),
+    (
+        "--ranks 4 --dp-replicate 2 --stage 0",
+        "--dp-replicate 2: stage 0 has none of it; leave it out",
+    ),
     ("--ranks 4 --dp-replicate 2 --replica-reduction never", "expected one of step, micro_batch"),
     # -- tensor parallelism
     ("--ranks 4 --tp two", "--tp: 'two': expected a whole number"),

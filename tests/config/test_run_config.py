@@ -71,6 +71,12 @@ def test_replace_takes_flat_values_and_parts() -> None:
     )
 
 
+def test_another_stage_goes_without_the_options_that_it_does_not_have() -> None:
+    config = RunConfig(stage=1, ranks=8, dp_replicate=2, reduce_bucket=1000, seed=3)
+    assert config.at_stage(2) == config.replace(stage=2)
+    assert config.at_stage(0) == RunConfig(stage=0, ranks=8, seed=3)
+
+
 def test_a_plan_assumes_what_no_part_says() -> None:
     assert {name: plan_config().to_dict()[name] for name in PLAN_DEFAULTS} == PLAN_DEFAULTS
     assert plan_config(micro_batch=2).data.micro_batch == 2

@@ -15,7 +15,6 @@ from typing import Any
 
 from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
-from zerosim.config.parallel import OF_STAGE_3
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.train.plan import Figures
@@ -108,12 +107,10 @@ def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more
     }
     uneven = config.model.has_blocks and config.model.vocab % tp > 0
     inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
-    if stage < 3:
-        inside |= dict.fromkeys(OF_STAGE_3)
     if pp == 1:
         inside |= {"pipeline": None, "virtual_stages": None, "balance_ends": False}
     try:
-        return config.replace(ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage=stage, stage_layers=None, **inside)
+        return config.at_stage(stage, ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage_layers=None, **inside)
     except InputError:
         return None
 

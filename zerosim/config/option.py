@@ -39,6 +39,7 @@ class Option:
     shown       the default in words, where the value itself would say too little
     also        other names that people type for its flag
     parse       from text such as '32GB' to the value
+    stages      the ZeRO stages that have it: at another one it may only have its default
     """
 
     help: str
@@ -52,6 +53,7 @@ class Option:
     shown: str | None = None
     also: tuple[str, ...] = ()
     parse: Callable[[str], int] | None = None
+    stages: tuple[int, ...] = (0, 1, 2, 3)
     # Read from the field itself:
     attribute: str = ""
     default: Any = None

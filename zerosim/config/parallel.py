@@ -15,8 +15,6 @@ from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes, parse_count
 
 RANKS = 4
-OF_STAGE_3 = ("prefetch", "gather", "prefetch_elements", "max_live", "sub_group")
-"""Options that say something of stage 3 alone: none of them may be given below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -29,7 +27,7 @@ class MeshConfig(Part):
     )  # fmt: skip
     dp_replicate: int = option(
         1, "copies of the model states (HSDP): each is divided among N/R ranks, and gradients are averaged over the R "
-        "ranks that hold the same part", low=1, high=65536, metavar="R", also=("--dp-replicas",),
+        "ranks that hold the same part", low=1, high=65536, metavar="R", also=("--dp-replicas",), stages=(1, 2, 3),
     )  # fmt: skip
 
     tp: int = option(
@@ -148,6 +146,7 @@ class ParallelConfig(Part):
     reduce_bucket: int | None = option(
         None, "stages 1 to 3: elements of a buffer of constant size (CB) out of which gradients are reduced; 0: none",
         low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--reduce-bucket-size",),
+        stages=(1, 2, 3),
     )  # fmt: skip
     reduce_buffers: int | None = option(
         None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, metavar="1|2",
@@ -160,15 +159,16 @@ class ParallelConfig(Part):
     )  # fmt: skip
     allgather_bucket: int | None = option(
         None, "stages 1 and 2: elements of a buffer through which new parameters arrive; 0: none", low=0, high=10**12,
-        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--allgather-bucket-size",),
+        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--allgather-bucket-size",), stages=(1, 2),
     )  # fmt: skip
     grad_buckets: str | None = option(
         None, "stage 0: gradients are reduced where they are, in buckets that stay and are copied back, or live in "
         "such buckets (DDP's gradient_as_bucket_view)", choices=("none", "copies", "views"), shown=OF_RECIPE,
+        stages=(0,),
     )  # fmt: skip
     sub_group: int | None = option(
         None, "stage 3: elements of a rank that the optimizer steps together; 0: all", low=0, high=10**12,
-        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--sub-group-size",),
+        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--sub-group-size",), stages=(3,),
     )  # fmt: skip
     foreach: bool | None = option(
         None, "the optimizer steps all tensors together, with temporaries of their size (PyTorch's default)"
@@ -181,7 +181,7 @@ class ParallelConfig(Part):
         None, "stage 3: what is gathered, used and freed at a time: a unit (a block, the table, the head) or, as "
         "DeepSpeed does, a leaf module (a linear map, a norm), each of its tensors in slices of its own. Under an "
         "optimizer that wants whole matrices, at any stage: what has one owner, a unit or a tensor",
-        choices=("unit", "module"), shown=f"module for such an optimizer, else {OF_RECIPE}",
+        choices=("unit", "module"), shown=f"module for such an optimizer, else {OF_RECIPE}", stages=(3,),
     )  # fmt: skip
     persistent_numel: int | None = option(
         None, "stage 3: units with fewer elements stay gathered; by module, tensors with at most so many",
@@ -192,40 +192,21 @@ class ParallelConfig(Part):
     )
     prefetch: int | None = option(
         None, "stage 3: units that are gathered ahead, while the one before them computes", low=0, high=4096,
-        metavar="UNITS", shown=OF_RECIPE,
+        metavar="UNITS", shown=OF_RECIPE, stages=(3,),
     )  # fmt: skip
     prefetch_elements: int | None = option(
         None, "stage 3: at each turn so many elements are gathered ahead, and the rest of the last buffer (DeepSpeed's "
         "stage3_prefetch_bucket_size)", low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count,
-        also=("--stage3-prefetch-bucket-size",),
+        also=("--stage3-prefetch-bucket-size",), stages=(3,),
     )  # fmt: skip
     max_live: int | None = option(
         None, "with --prefetch-elements: nothing is gathered ahead while so many elements are there; what a turn needs "
         "comes regardless (DeepSpeed's stage3_max_live_parameters); 0: no limit", low=0, high=10**13, metavar="COUNT",
-        shown=OF_RECIPE, parse=parse_count, also=("--stage3-max-live-parameters",),
+        shown=OF_RECIPE, parse=parse_count, also=("--stage3-max-live-parameters",), stages=(3,),
     )  # fmt: skip
 
     def _check(self) -> None:
         find_recipe(self.recipe)
-        if self.reduce_bucket and self.zero_stage == 0:
-            raise wrong("reduce_bucket", f" {self.reduce_bucket}: of stages 1 to 3; leave it out, or choose one")
-        if self.allgather_bucket and self.zero_stage not in (1, 2):
-            raise wrong("allgather_bucket", f" {self.allgather_bucket}: of stages 1 and 2 and partition slices")
-        if self.grad_buckets not in (None, "none") and self.zero_stage != 0:
-            raise wrong("grad_buckets", f" {self.grad_buckets!r}: of stage 0; leave it out, or choose --stage 0")
-        if self.sub_group and self.zero_stage != 3:
-            raise wrong("sub_group", f" {self.sub_group}: of stage 3; leave it out, or choose it")
-        of_stage_3 = {
-            "prefetch": self.prefetch,
-            "gather": self.gather != "unit" and self.gather,
-            "prefetch_elements": self.prefetch_elements,
-            "max_live": self.max_live,
-        }
-        for name, value in of_stage_3.items():
-            if value and self.zero_stage != 3:
-                raise wrong(
-                    name, f" {value!r}: stage {self.zero_stage} keeps every parameter; leave it out, or choose stage 3"
-                )
         if self.prefetch and self.prefetch_elements:
             raise wrong(
                 "prefetch_elements", f" {self.prefetch_elements}: prefetch {self.prefetch} counts units; leave one out"

@@ -17,7 +17,7 @@ from zerosim.config.mesh_checks import check_kept_inputs, check_partition, check
 from zerosim.config.model import ModelConfig
 from zerosim.config.not_modelled import not_modelled
 from zerosim.config.option import Option, Part
-from zerosim.config.parallel import OF_STAGE_3, MeshConfig, ParallelConfig
+from zerosim.config.parallel import MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig, PrecisionConfig, WorldConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import RecipeChoices, find_recipe
@@ -108,13 +108,10 @@ class RunConfig:
         _fill(copy, self, changes)
         return copy
 
-    def at_stage(self, stage: int) -> RunConfig:
-        """A copy at another ZeRO stage, without what that has not: replicas at stage 0, what is stage 3's below it."""
-        return self.replace(
-            stage=stage,
-            dp_replicate=self.mesh.dp_replicate if stage else 1,
-            **({} if stage == 3 else dict.fromkeys(OF_STAGE_3)),
-        )
+    def at_stage(self, stage: int, **changes: Any) -> RunConfig:
+        """Build a copy at another ZeRO stage, without the options that this stage does not have (`Option.stages`)."""
+        kept = {name: value for name, value in self.given.items() if stage in OPTIONS[name].stages}
+        return RunConfig(**{**kept, **changes, "stage": stage})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by flat name, as JSON and TOML hold them."""
@@ -193,6 +190,12 @@ def _fill(config: RunConfig, before: RunConfig | None, values: Mapping[str, Any]
 def _check_together(config: RunConfig) -> None:
     """What several parts have to agree on. Raises: InputError."""
     model, mesh, world = config.model, config.mesh, config.world
+    for name in config.given:
+        option, value = OPTIONS[name], getattr(getattr(config, _HOMES[name]), OPTIONS[name].attribute)
+        if config.parallel.zero_stage not in option.stages and value not in (option.default, 0, "none", "unit"):
+            right = " or ".join(map(str, option.stages))
+            here = f"stage {config.parallel.zero_stage} has none of it"
+            raise wrong(name, f" {value!r}: {here}; leave it out, or choose stage {right}")
     for name, plain in (("recompute", "none"), ("attention", "eager")):
         value = getattr(config.memory, name)
         if not model.has_blocks and value != plain:
@@ -213,12 +216,6 @@ def _check_together(config: RunConfig) -> None:
     if config.memory.loss == "chunked" and not model.has_blocks:
         raise wrong(
             "loss", f" 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"
-        )
-    if mesh.dp_replicate > 1 and config.parallel.zero_stage == 0:
-        raise wrong(
-            "dp_replicate",
-            f" {mesh.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
-            "leave it out, or choose stage 1, 2 or 3",
         )
     ahead = config.parallel.prefetch_elements
     if config.parallel.max_live and ahead is None and not config.recipe_choices.prefetch_elements:
