@@ -69,7 +69,7 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
     layout = build_model(config, Device(0, NumpyBackend()))
     stored, grad_type = (
         array_type(config.precision.param_dtype),
-        array_type(config.precision.grad_dtype or config.precision.param_dtype),
+        array_type(config.precision.grad_dtype),
     )
     wide = array_type(compute_dtype(dtype(config.precision.param_dtype)).name)
     master = {
@@ -111,9 +111,9 @@ def clip_factor(config: RunConfig, grads: dict[str, Any], scale: float) -> float
 
 
 def adam(w: Any, g: Any, m: Any, v: Any, step: int, config: RunConfig) -> None:
-    beta1, beta2 = config.optim.resolved_betas
+    beta1, beta2 = config.optim.betas
     m += (g - m) * (1.0 - beta1)
     v *= beta2
     v += (g * (1.0 - beta2)) * g
-    denominator = np.sqrt(v) / math.sqrt(1.0 - beta2**step) + config.optim.resolved_eps
-    w -= (m * (config.optim.resolved_lr / (1.0 - beta1**step))) / denominator
+    denominator = np.sqrt(v) / math.sqrt(1.0 - beta2**step) + config.optim.eps
+    w -= (m * (config.optim.lr / (1.0 - beta1**step))) / denominator

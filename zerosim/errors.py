@@ -61,17 +61,17 @@ class InputError(ZerosimError, ValueError):
     What is named in it comes from outside: it is made `printable`, and of more than `LONGEST` letters the middle is
     left out.
 
-    `field` is the flat name of the field that is wrong, '' for none.
+    `field` is the flat name of the field that is wrong, '' for none; `beside` that of the field it does not go with.
     """
 
     LONGEST = 2000
     exit_code = 2
 
-    def __init__(self, message: str, *, field: str = "") -> None:
+    def __init__(self, message: str, *, field: str = "", beside: str = "") -> None:
         half = self.LONGEST // 2
         text = message if len(message) <= self.LONGEST else f"{message[:half]} [...] {message[-half:]}"
         super().__init__(printable(text))
-        self.field = field
+        self.field, self.beside = field, beside
 
     def called(self, name: str) -> InputError:
         """Return a copy whose message begins with `name` where this one begins with the field: '--tp 3 does not ...'.
@@ -80,12 +80,13 @@ class InputError(ZerosimError, ValueError):
         """
         text = str(self)
         begins = self.field and re.match(rf"{self.field}\b", text)
-        return InputError(name + text[len(self.field) :] if begins else text, field=self.field)
+        text = name + text[len(self.field) :] if begins else text
+        return InputError(text, field=self.field, beside=self.beside)
 
 
-def wrong(field: str, text: str) -> InputError:
+def wrong(field: str, text: str, *, beside: str = "") -> InputError:
     """Return the error of one field: the field's name, then `text`, such as ' 3 does not divide ranks 4'."""
-    return InputError(field + text, field=field)
+    return InputError(field + text, field=field, beside=beside)
 
 
 class Room(NamedTuple):

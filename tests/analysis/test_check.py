@@ -587,4 +587,4 @@ def test_a_file_with_expectations_still_runs(tmp_path: Path, capsys: pytest.Capt
 
 def test_first_is_the_default_run() -> None:
     assert RunConfig.from_dict(read_scenario(str(FOLDER / "first.toml"))) == RunConfig(steps=60, lr=3e-3)
-    assert RunConfig().optim.resolved_lr == 3e-3
+    assert RunConfig().optim.lr == 3e-3

@@ -336,3 +336,12 @@ def test_a_picture_that_would_take_hours_is_refused_at_once(
     monkeypatch.setattr(planning, "_plan", lambda *_: pytest.fail("a stage was run first"))
     assert main([*words.split(), "-o", str(tmp_path / "out.svg")]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["run --steps 1", "plan", "fit --find seq --limit 1MB", "compare --steps 1"])
+def test_every_report_says_what_is_left_out_of_a_recipe(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--layers 1 --hidden 8 --heads 2 --ranks 2 --recipe deepspeed --partition owner --precision fp32"
+    assert main([*verb.split(), *words.split()]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Left out: recipe deepspeed's" in told
+    assert "reduce_bucket 500000000, not with partition 'owner': owners reduce gradients where they are" in told

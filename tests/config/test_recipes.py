@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
 
 from zerosim.analysis.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states
-from zerosim.config.presets.recipes import NAMES, RecipeChoices, find_recipe, recipes
+from zerosim.config import OPTIONS, RunConfig
+from zerosim.config.parts import FLOATS
+from zerosim.config.presets.recipes import NAMES, find_recipe, recipes
 from zerosim.errors import InputError
 
 RANKS = 64
@@ -16,19 +19,20 @@ RANKS = 64
 
 def cost_of(name: str, stage: int) -> BytesPerParameter:
     """bf16 parameters with Adam."""
-    choices = find_recipe(name).choices(stage)
-    return bytes_per_parameter(2, {"": 2, "fp32": 4}[choices.grad_dtype], 2, cast_shards=choices.cast_shards)
+    config = RunConfig(recipe=name, stage=stage)
+    grad = {"bf16": 2, "fp32": 4}[config.precision.grad_dtype]
+    return bytes_per_parameter(2, grad, 2, cast_shards=config.gathering.cast_shards)
 
 
 def after_backward(name: str, stage: int) -> Fraction:
-    held = find_recipe(name).choices(stage).states_stage(stage)
+    held = RunConfig(recipe=name, stage=stage).states_stage
     return sum(model_states(held, 1, RANKS, cost_of(name, stage)).values(), Fraction(0))
 
 
 def in_optimizer(name: str, stage: int) -> Fraction:
-    choices = find_recipe(name).choices(stage)
-    held = choices.states_stage(stage)
-    states = optimizer_step_states(held, 1, RANKS, cost_of(name, stage), upcast_grads=choices.upcast_grads)
+    config = RunConfig(recipe=name, stage=stage)
+    upcast, cost = config.grads.upcast, cost_of(name, stage)
+    states = optimizer_step_states(config.states_stage, 1, RANKS, cost, upcast_grads=upcast)
     return sum(states.values(), Fraction(0))
 
 
@@ -40,60 +44,40 @@ def test_the_names() -> None:
         assert recipe.approximations
 
 
-TORCH: dict[str, Any] = {"loss": "torch"}
-FOREACH: dict[str, Any] = {**TORCH, "foreach": True}
-SUB_GROUP: dict[str, Any] = {"sub_group": 1_000_000_000}
-BUCKET: dict[str, Any] = {"reduce_bucket": 500_000_000}
-LATE_FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+DEEPSPEED: dict[str, Any] = {"loss": "torch", "upcast_grads": True, "reduce_bucket": 500_000_000}
+LATE: dict[str, Any] = {"loss": "torch", "foreach": True, "overlap_reduction": True}
+FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 50_000_000, "max_live": 1_000_000_000}
 
 
 @pytest.mark.parametrize(
-    ("name", "by_stage"),
+    ("name", "stage", "row"),
     [
-        ("paper", ({}, {}, {}, {})),
-        ("ddp", ({**FOREACH, "grad_buckets": "copies", "overlap_reduction": True}, FOREACH, FOREACH, FOREACH)),
-        (
-            "deepspeed",
-            (
-                {**TORCH, **LATE_FP32, "persistent_grads": True},
-                {**TORCH, **BUCKET, "grad_reduction": "all_reduce", "upcast_grads": True, "own_grads_only": True},
-                {**TORCH, **BUCKET, "grad_reduction": "all_reduce", "upcast_grads": True},
-                {
-                    **TORCH,
-                    **BUCKET,
-                    **SUB_GROUP,
-                    "upcast_grads": True,
-                    "persistent_grads": True,
-                    "persistent_numel": 100_000,
-                    "gather": "module",
-                    "prefetch_elements": 50_000_000,
-                    "max_live": 1_000_000_000,
-                },
-            ),
-        ),
-        (
-            "fsdp2",
-            (
-                *[{**FOREACH, **LATE_FP32}] * 2,
-                {**FOREACH, **LATE_FP32, "overlap_reduction": True},
-                {
-                    **FOREACH,
-                    **LATE_FP32,
-                    "keep_root_units": True,
-                    "cast_shards": True,
-                    "prefetch": 1,
-                    "overlap_reduction": True,
-                },
-            ),
-        ),
-        ("megatron", ({**LATE_FP32, "persistent_grads": True, "loss": "megatron"},) * 4),
+        ("paper", 3, {}),
+        ("ddp", 0, {**LATE, "grad_buckets": "copies"}),
+        ("deepspeed", 0, {**FP32, "loss": "torch", "persistent_grads": True}),
+        ("deepspeed", 1, {**DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}),
+        ("deepspeed", 2, {**DEEPSPEED, "grad_reduction": "all_reduce"}),
+        ("deepspeed", 3, {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True}),
+        ("fsdp2", 2, {**LATE, **FP32}),
+        ("fsdp2", 3, {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1}),
+        ("megatron", 1, {**FP32, "persistent_grads": True, "loss": "megatron"}),
     ],
 )
-def test_choices(name: str, by_stage: tuple[dict[str, Any], ...]) -> None:
+def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:
     """Where a recipe says nothing it does as the paper does."""
-    recipe = find_recipe(name)
-    assert [recipe.choices(stage) for stage in range(4)] == [RecipeChoices(**choices) for choices in by_stage]
-    assert RecipeChoices() == RecipeChoices("", "reduce_scatter", False, False, 0, False)
+    assert find_recipe(name).row(stage) == row
+    assert RunConfig(recipe=name, stage=stage) == RunConfig(stage=stage, **row).replace(recipe=name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_sets_what_follows_it_and_this_stage_has(name: str) -> None:
+    for stage, precision in product(range(4), FLOATS):
+        for flat, value in find_recipe(name).row(stage, precision).items():
+            option = OPTIONS[flat]
+            assert option.follows
+            assert stage in option.stages
+            assert option.checked(value) != option.default
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -136,9 +120,9 @@ def test_stages_that_a_framework_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("deepsped", "unknown recipe 'deepsped': did you mean deepspeed?"),
-        ("fsdp", "unknown recipe 'fsdp': did you mean fsdp2?"),
-        ("horovod", "unknown recipe 'horovod': expected one of paper, ddp, deepspeed, fsdp2, megatron"),
+        ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed?"),
+        ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2?"),
+        ("horovod", "recipe 'horovod' is not known; expected one of paper, ddp, deepspeed, fsdp2, megatron"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -61,9 +61,9 @@ REFUSED: list[tuple[str, ...]] = [
     ("--optimizer muon --stage 2 --partition slices", "--partition 'slices': muon wants whole matrices; choose owner"),
     ("--optimizer muon --tp 2", "--tp 2: muon wants whole matrices, which tensor parallelism cuts"),
     ("--optimizer muon --nesterov", "--nesterov: muon always looks ahead so"),
-    ("--optimizer muon --reduce-bucket 5 --stage 1", "--reduce-bucket 5: not of partition owner, which muon wants"),
+    ("--optimizer muon --reduce-bucket 5 --stage 1", "--reduce-bucket 5: not with partition 'owner', which muon wants"),
     ("--optimizer muon --pp 2 --accumulate 2", "pass --no-tie-embeddings"),
-    ("--aux-lr 1", "--aux-lr 1.0: adam has one learning rate, lr; leave it out, or choose muon"),
+    ("--aux-lr 1", "--aux-lr 1.0: adam has none, but one learning rate, lr; leave it out, or choose"),
     # -- precisions
     ("--precision fp8", "--precision 'fp8': expected one of fp32"),
     ("--loss-scale maybe", "--loss-scale: 'maybe': expected 'dynamic' or a number"),
@@ -97,8 +97,8 @@ REFUSED: list[tuple[str, ...]] = [
     ("--model mlp --recompute selective:op", "--recompute 'selective:op': model mlp has no blocks"),
     (f"{GPT} --recompute selective:mlp --ranks 2 --tp 2 {SP} --keep-gathered", "leave one out"),
     # -- ZeRO's stages and recipes
-    ("--recipe deepsped", "unknown recipe 'deepsped': did you mean deepspeed?"),
-    ("--partition owner --stage 2 --grad-reduction all_reduce", "under partition owner, gradients are reduced to"),
+    ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed?"),
+    ("--partition owner --stage 2 --grad-reduction all_reduce", "'all_reduce': not with partition 'owner': gradients"),
     (
         "--stage 3 --allgather-bucket 100",
         "stage 3 has none of it; leave it out, or choose stage 1 or 2",
@@ -109,12 +109,12 @@ REFUSED: list[tuple[str, ...]] = [
         "--grad-buckets 'views': stage 1 has none of it",
     ),
     ("--stage 0 --reduce-bucket 1000", "--reduce-bucket 1000: stage 0 has none of it"),
-    ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: not of partition owner"),
+    ("--partition owner --reduce-bucket 1000", "--reduce-bucket 1000: not with partition 'owner'"),
     ("--reduce-bucket -1", "--reduce-bucket: '-1' is not a count"),
     ("--gather tensor", "--gather 'tensor': expected one of unit, module"),
     ("--gather module --stage 2", "--gather 'module': stage 2 has none of it; leave it out, or choose stage 3"),
-    ("--gather module --prefetch 1 --prefetch-elements 5", "--prefetch-elements 5: prefetch 1 counts units"),
-    ("--gather module --max-live 7", "--max-live 7: holds back what is gathered ahead by elements; pass --prefetch-el"),
+    ("--gather module --prefetch 1 --prefetch-elements 5", "--prefetch-elements 5: not with prefetch 1: one counts"),
+    ("--gather module --max-live 7", "--max-live 7: without prefetch_elements it changes nothing; pass it too"),
     ("--prefetch 1 --stage 2", "--prefetch 1: stage 2 has none of it; leave it out, or choose stage 3"),
     # -- replicas
     ("--ranks 4 --dp-replicate 3", "--dp-replicate 3 does not divide ranks 4"),
@@ -178,7 +178,10 @@ REFUSED: list[tuple[str, ...]] = [
     ("--pipeline gpipe", "--pipeline: without pp there are no stages; pass --pp 2"),
     ("--stage-layers 2,2", "--stage-layers: without pp there are no stages"),
     ("--balance-ends", "--balance-ends: without pp there are no stages"),
-    (f"{GPT} --ranks 4 --pp 2 --stage-layers 2,2 --balance-ends", "stage_layers says how the layers are cut"),
+    (
+        f"{GPT} --ranks 4 --pp 2 --stage-layers 2,2 --balance-ends",
+        "--balance-ends: not with stage_layers '2,2'",
+    ),
     (f"{GPT} --ranks 2 --pp 2 --pipeline 1fb1", "'1fb1': expected one of gpipe, 1f1b, interleaved"),
     *(
         (f"{GPT} --ranks 2 --pp 2 --stage-layers {given}", "expected 2 numbers that make up 4 layers, such as 2,2")
@@ -223,6 +226,21 @@ def test_it_is_refused_in_one_line_and_what_is_advised_is_accepted(row: tuple[st
     for name, numbers in re.findall(axes, text[text.find("choose") :] if mesh else text):
         for number in re.findall(r"\d+", numbers):
             parsed(*words.split(), *rest, f"--{name.replace('_', '-')}", number)  # the rest unchanged
+
+
+def test_of_two_that_exclude_each_other_each_is_told_where_it_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    for text, words, said in (
+        (
+            "partition = 'owner'",
+            "--reduce-bucket 9",
+            rf"^--reduce-bucket 9: not with partition 'owner'.*scenario's, {file}",
+        ),
+        ("reduce_bucket = 9", "--partition owner", rf"^scenario {file}: reduce_bucket 9: .*\(--partition was given\)"),
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=said):
+            parsed(str(file), *words.split())
 
 
 VERBS = (

@@ -147,12 +147,6 @@ def test_a_limit_holds_back_what_is_ahead_alone() -> None:
 # -- input ------------------------------------------------------------------------------------------
 
 
-def test_other_stages_have_no_granularity() -> None:
-    config = small(prefetch_elements=10, max_live=20)
-    assert [config.at_stage(stage).recipe_choices.gather for stage in range(4)] == ["unit"] * 3 + ["module"]
-    assert config.at_stage(2).recipe_choices.prefetch_elements == 0
-
-
 def test_an_explanation_says_what_is_gathered_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     asked = "explain --stage 3 --params 1M --ranks 4 --hidden 100 --layers 2 --heads 2 --seq 8 --micro-batch 1"
     for gather, numbers in (("unit", "12 · 100² · 2"), ("module", "4 · 100² · 2")):

@@ -70,8 +70,8 @@ def test_what_it_holds_is_one_more_gradient_or_nothing() -> None:
 
 
 def test_out_of_buffers_it_is_two_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--stage", "2", "--recipe", "deepspeed", "--overlap-reduction"]) == 2
-    assert "--reduce-buffers 2" in capsys.readouterr().err
+    assert main(["run", "--stage", "2", "--reduce-bucket", "1000", "--overlap-reduction"]) == 2
+    assert "overlap with reduce_buffers 2" in capsys.readouterr().err
 
 
 def test_a_bucket_leaves_as_soon_as_no_more_fits() -> None:

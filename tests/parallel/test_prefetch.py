@@ -142,16 +142,5 @@ def test_a_plan_says_how_much_of_its_peak_is_gathered_ahead() -> None:
 
 def test_advice_is_to_gather_nothing_ahead() -> None:
     tried = {flags: changed for changed, flags in changes(small(recipe="fsdp2"))}
-    assert tried["--prefetch 0"].recipe_choices.prefetch == 0
+    assert tried["--prefetch 0"].gathering.prefetch == 0
     assert "--prefetch 0" not in [flags for _, flags in changes(small())]
-
-
-# -- input ------------------------------------------------------------------------------------------
-
-
-def test_other_stages_have_no_prefetch() -> None:
-    config = small(prefetch=2)
-    assert [config.at_stage(stage).recipe_choices.prefetch for stage in range(4)] == [0, 0, 0, 2]
-    assert small(stage=2, prefetch=0, recipe="fsdp2").recipe_choices.prefetch == 0
-    assert small(recipe="fsdp2").recipe_choices.prefetch == 1
-    assert small(recipe="fsdp2", prefetch=0).recipe_choices.prefetch == 0

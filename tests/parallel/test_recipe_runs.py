@@ -28,6 +28,10 @@ CHOICES = [
     *(dict(stage=stage, grad_reduction="all_reduce") for stage in (1, 2)),
     *(dict(stage=stage, upcast_grads=True) for stage in (0, 1, 2, 3)),
     *(dict(stage=stage, upcast_grads=True, partition="owner") for stage in (1, 2, 3)),
+    *(dict(stage=stage, upcast_grads=True, keep_upcast=True) for stage in (1, 3)),
+    *(dict(stage=stage, persistent_grads=True, param_dtype_grads=True, tie_embeddings=False) for stage in (0, 1, 2, 3)),
+    dict(stage=1, persistent_grads=True, reduce_bucket=600, tie_embeddings=False),
+    dict(stage=1, own_grads_only=True),
     dict(stage=3, keep_root_units=True),
     dict(stage=3, keep_root_units=True, keep_last_unit=True, tie_embeddings=False),
     dict(stage=3, persistent_numel=1000),
@@ -53,6 +57,7 @@ def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
     result = run(small(**choice, ranks=ranks))
     assert_same_weights(trained_by_ddp(small(stage=0, ranks=ranks, **paper)), result)
     assert result.live_bytes_after == [0] * ranks
+    assert all(state.agrees for state in check_states(result))
 
 
 @pytest.mark.quick(1)
@@ -116,9 +121,10 @@ def test_bytes_per_parameter_of_a_recipe(recipe: str, stage: int, mark: str, exp
     result = run(small(recipe=recipe, stage=stage, ranks=N, persistent_numel=0))
     assert states(result, mark) == expected
     if mark == "after_step":
-        choices = result.config.recipe_choices
-        cost = BytesPerParameter(0 if choices.cast_shards else 2, 4 if choices.grad_dtype == "fp32" else 2, 12)
-        assert sum(after_step_states(stage, 1, N, cost, persistent_grads=choices.persistent_grads).values()) == expected
+        config = result.config
+        grad = 4 if config.precision.grad_dtype == "fp32" else 2
+        cost, lasts = BytesPerParameter(0 if config.gathering.cast_shards else 2, grad, 12), config.grads.lasts
+        assert sum(after_step_states(stage, 1, N, cost, persistent_grads=lasts).values()) == expected
 
 
 @pytest.mark.parametrize("partition", ["slices", "owner"])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from test_shapes import assert_same_record, small
 
-import zerosim
 from zerosim.config import RunConfig
 from zerosim.config.parts import LOSSES
 from zerosim.functional.loss_modes import CHUNKED, MODES
@@ -73,9 +72,3 @@ def test_two_exchanges_where_megatrons_fused_kernels_make_them() -> None:
     (calls_of_three, sent), (calls_of_two, as_much) = calls("megatron"), calls("megatron-fused")
     assert (calls_of_three, calls_of_two) == (3, 2)
     assert sent == as_much
-
-
-def test_recipes_choose_theirs_and_a_flag_overrides_them() -> None:
-    chosen = {name: RunConfig(recipe=name).recipe_choices.loss for name in ("paper", "deepspeed", "fsdp2", "megatron")}
-    assert chosen == {"paper": "lean", "deepspeed": "torch", "fsdp2": "torch", "megatron": "megatron"}
-    assert zerosim.RunConfig(recipe="megatron", loss="megatron-fused").recipe_choices.loss == "megatron-fused"

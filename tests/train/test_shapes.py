@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from zerosim.config import RunConfig
@@ -154,7 +152,7 @@ def test_one_rank_stands_for_all_that_cannot_differ() -> None:
 def test_classes_hold_what_every_rank_shows(stage: int, partition: str, ranks: int) -> None:
     """Units smaller than N among them: ln_f has 10 elements, h.0 some hundred."""
     config = RunConfig(stage=stage, partition=partition, ranks=ranks, layers=2, hidden=5, heads=1, vocab=17, seq=3)
-    config = dataclasses.replace(config, micro_batch=1, steps=1)
+    config = config.replace(micro_batch=1, steps=1)
     few, all_ranks = plan(config), plan(config, every_rank=True)
     assert few.memory == all_ranks.memory
     assert few.traffic == all_ranks.traffic

@@ -106,5 +106,5 @@ def _descend(ctx: Context, surface: Surface, config: RunConfig, steps: int) -> P
         points.append((x, y))
         losses.append(float(surface.loss(x, y)))
         if not surface.holds((x, y)):
-            return Path(config.optim.resolved_lr, tuple(points), tuple(losses), stays=False)
-    return Path(config.optim.resolved_lr, tuple(points), tuple(losses), stays=True)
+            return Path(config.optim.lr, tuple(points), tuple(losses), stays=False)
+    return Path(config.optim.lr, tuple(points), tuple(losses), stays=True)

@@ -6,13 +6,12 @@ are taken as they come: `cli/explain.py` checks them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
-from zerosim.config.parts import PURE
-from zerosim.config.presets.recipes import Recipe, RecipeChoices
+from zerosim.config import RunConfig
 from zerosim.config.recompute import read_recompute
 from zerosim.dtypes import dtype
 
@@ -39,23 +38,25 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked; every value is in its bounds."""
+    """What is asked; every value is in its bounds. Stage, recipe, precision and optimizer are the configuration's."""
 
-    stage: int
+    config: RunConfig
     num_parameters: int
     ranks: int
-    recipe: Recipe
     replicas: int = 1
     tp: int = 1
     pp: int = 1
     sequence_parallel: bool = False
-    precision: str = "bf16"
-    rounding: str | None = None
-    optimizer: str = "adam"
-    momentum: float = 0.0
     micro_batches: int = 1
-    gather: str | None = None
     shape: Shape | None = None
+
+    @property
+    def stage(self) -> int:
+        return self.config.parallel.zero_stage
+
+    @property
+    def states_stage(self) -> int:
+        return self.config.states_stage
 
     @property
     def shards(self) -> int:
@@ -73,52 +74,34 @@ class Question:
         return Fraction(self.num_parameters, self.tp * self.pp)
 
     @property
-    def choices(self) -> RecipeChoices:
-        choices = self.recipe.choices(self.stage, self.stored)
-        return choices if self.gather is None else replace(choices, gather=self.gather)
-
-    @property
-    def states_stage(self) -> int:
-        """The stage whose model states are there when backward ends."""
-        return self.choices.states_stage(self.stage)
-
-    @property
-    def stored(self) -> str:
-        """The format that parameters are stored in."""
-        return "bf16" if self.is_pure else self.precision
-
-    @property
-    def is_pure(self) -> bool:
-        """Without fp32 masters."""
-        return self.precision == PURE
-
-    @property
     def param_bytes(self) -> int:
-        return dtype(self.stored).itemsize
+        return dtype(self.config.precision.stored).itemsize
 
     @property
     def grad_bytes(self) -> int:
-        return dtype(self.choices.grad_dtype or self.stored).itemsize
+        return dtype(self.config.precision.grad_dtype).itemsize
 
     @property
     def moments(self) -> int:
-        return formulas.num_moments(self.optimizer, self.momentum)
+        return formulas.num_moments(self.config.optim.optimizer, self.config.optim.momentum)
 
     @property
     def cost(self) -> BytesPerParameter:
         """Bytes per parameter under the recipe."""
-        cast, masters = self.choices.cast_shards, not self.is_pure
-        sizes = self.param_bytes, self.grad_bytes, self.moments + (self.rounding == "kahan")
+        precision = self.config.precision
+        cast, masters = self.config.gathering.cast_shards, not precision.is_pure
+        sizes = self.param_bytes, self.grad_bytes, self.moments + (precision.rounding == "kahan")
         return formulas.bytes_per_parameter(*sizes, cast_shards=cast, masters=masters)
 
     @property
     def volume(self) -> Volume:
         """Elements per step under the recipe."""
+        gathering = self.config.gathering
         return formulas.volume(
             self.stage,
             micro_batches=self.micro_batches,
-            grad_reduction=self.choices.grad_reduction,
-            keep_root_units=self.choices.keep_root_units,
-            persistent=self.choices.persistent_numel > 0,
-            again=self.choices.gather == "module" and self.shape is not None and self.shape.runs_modules_again,
+            grad_reduction=self.config.reduction.grad_reduction,
+            keep_root_units=gathering.keep_root_units,
+            persistent=gathering.persistent_numel > 0,
+            again=gathering.by_module and self.shape is not None and self.shape.runs_modules_again,
         )

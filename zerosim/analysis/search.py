@@ -85,7 +85,7 @@ def leaner_losses(config: RunConfig) -> list[str]:
 
     `chunked` holds a second gradient of the head (V, D) where others hold logits (tokens, V): no gain for few tokens.
     """
-    own, tokens = config.recipe_choices.loss, config.data.micro_batch * config.model.seq
+    own, tokens = config.memory.loss, config.data.micro_batch * config.model.seq
     leaner = ["in-place"] if own not in ("in-place", "chunked") else []
     leaner += ["chunked"] if own != "chunked" and tokens > config.model.hidden else []
     return leaner if config.model.has_blocks else []
@@ -120,9 +120,9 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
         yield config.replace(allocator_conf=conf)
     if "in-place" in leaner:
         yield config.replace(loss="in-place")
-    if config.recipe_choices.prefetch:
+    if config.gathering.prefetch:
         yield config.replace(prefetch=0)
-    if config.recipe_choices.prefetch_elements:
+    if config.gathering.prefetch_elements:
         yield config.replace(prefetch_elements=0)
     for stage in range(config.parallel.zero_stage + 1, 4):
         yield config.replace(stage=stage)

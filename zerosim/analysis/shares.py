@@ -109,8 +109,8 @@ def cost_of(result: RunResult, stage: int | None = None) -> BytesPerParameter:
     """Bytes per parameter of each model state in this run: of the whole model, or of a pipeline stage's part of it."""
     config, layout = result.config, result.layout
     moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
-    moments += config.precision.resolved_rounding == "kahan"
-    cast, masters = config.parallel.zero_stage == 3 and config.recipe_choices.cast_shards, config.precision.has_masters
+    moments += config.precision.rounding == "kahan"
+    cast, masters = config.parallel.zero_stage == 3 and config.gathering.cast_shards, config.precision.has_masters
     cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast, masters=masters)
     if config.optim.optimizer in formulas.UNIFORM:
         return cost
@@ -142,16 +142,16 @@ def _kept_sizes(config: RunConfig) -> tuple[int, int]:
 
 def itemsizes(config: RunConfig) -> tuple[int, int]:
     """Bytes of a parameter, and of a gradient."""
-    return dtype(config.precision.stored).itemsize, dtype(config.recipe_choices.grad_dtype).itemsize
+    return dtype(config.precision.stored).itemsize, dtype(config.precision.grad_dtype).itemsize
 
 
 def is_owned(config: RunConfig) -> bool:
     """Whole units belong to ranks. Stage 0 divides nothing."""
-    return config.resolved_partition == "owner" and config.parallel.zero_stage > 0
+    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
 
 
 def is_sliced(config: RunConfig) -> bool:
-    return config.resolved_partition == "slices" and config.parallel.zero_stage > 0
+    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
 
 
 def is_mesh(config: RunConfig) -> bool:
@@ -201,32 +201,32 @@ def passes_of(result: RunResult, step: int) -> int:
 
 def volume_of(result: RunResult, stage: int = 0, *, passes: int = 1) -> Volume:
     """The elements that ranks of a pipeline stage move per step for ZeRO."""
-    config, choices, share = result.config, result.config.recipe_choices, share_of(result, stage)
+    config, gathering, share = result.config, result.config.gathering, share_of(result, stage)
     gathers, is_alone = gathers_of(result, stage=stage), config.mesh.pp == 1
-    keeps_last = config.parallel.keep_last_unit and gathers.last > 0
+    keeps_last = gathering.keep_last_unit and gathers.last > 0
     volume = formulas.volume(
         config.parallel.zero_stage,
         micro_batches=config.data.accumulate,
         tied=gathers.tied > 0,
-        reshard_after_forward=config.parallel.reshard_after_forward,
+        reshard_after_forward=gathering.reshard_after_forward,
         keep_last_unit=keeps_last and is_alone,
-        grad_reduction="reduce_scatter" if is_owned(config) else choices.grad_reduction,
+        grad_reduction="reduce_scatter" if is_owned(config) else config.reduction.grad_reduction,
         all_reduce=all_reduce_times(config, config.mesh.dp_shard),
-        keep_root_units=choices.keep_root_units,
+        keep_root_units=gathering.keep_root_units,
         persistent=gathers.persistent > 0,
         again=gathers.again > 0,
         last_is_root=not is_block(share.chunks[-1][-1]) or result.tied_numel > 0,
         passes=passes,
     )
-    saves = keeps_last and not is_alone and config.parallel.zero_stage == 3 and config.parallel.reshard_after_forward
+    saves = keeps_last and not is_alone and config.parallel.zero_stage == 3 and gathering.reshard_after_forward
     return replace(volume, kept=passes) if saves else volume
 
 
 def gathers_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> Gathers:
     """The tied table, the last unit, the units outside the blocks, those that are never freed; with their padding or
     without."""
-    share, choices, flats = share_of(result, stage), result.config.recipe_choices, result.layout.flats
-    freed = {name for name, numel in share.numels.items() if not choices.stays(numel)}
+    share, gathering, flats = share_of(result, stage), result.config.gathering, result.layout.flats
+    freed = {name for name, numel in share.numels.items() if not gathering.stays(numel)}
     numels = share.whole if padded else share.numels
 
     def total(names: Iterable[str]) -> int:
@@ -239,7 +239,7 @@ def gathers_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> Ga
 
     last = [share.chunks[-1][-1]]
     if result.config.mesh.pp > 1:
-        last = [name for name in _used_twice(result, share) if is_block(name) or not choices.keep_root_units]
+        last = [name for name in _used_twice(result, share) if is_block(name) or not gathering.keep_root_units]
     return Gathers(
         tied=total([share.tied]),
         last=total(name for unit in last for name in of_unit(unit)),
@@ -251,7 +251,7 @@ def gathers_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> Ga
 
 def runs_again(config: RunConfig, module: str) -> bool:
     """Whether backward runs a leaf module's forward a second time, beside its own turn."""
-    if config.recipe_choices.gather == "unit":
+    if config.gathering.gather == "unit":
         return False
     unit = unit_of(module)
     part = PART_OF_LEAF.get(module.removeprefix(f"{unit}."))
@@ -268,7 +268,7 @@ def _used_twice(result: RunResult, share: Share) -> list[str]:
     config = result.config
     order, chunks = SCHEDULES[config.parallel.pipeline_schedule], config.parallel.num_chunks
     actions = Pipeline(config.mesh.pp, share.stage, order=order, chunks=chunks).actions(config.data.accumulate)
-    by_module, flats, found = config.recipe_choices.gather == "module", result.layout.flats, []
+    by_module, flats, found = config.gathering.by_module, result.layout.flats, []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]
         modules = {flats[name].module for name in share.numels if flats[name].unit in units}

@@ -220,4 +220,4 @@ def _operations(config: RunConfig) -> tuple[str, str]:
         return "all_reduce", ""
     if is_owned(config):
         return "reduce", "broadcast"
-    return config.recipe_choices.grad_reduction if config.parallel.zero_stage < 3 else "reduce_scatter", "all_gather"
+    return config.reduction.grad_reduction if config.parallel.zero_stage < 3 else "reduce_scatter", "all_gather"

@@ -121,7 +121,7 @@ def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash
 
 def adam(config: RunConfig, parameters: Any) -> Any:
     return import_module("torch").optim.Adam(
-        parameters, lr=config.optim.resolved_lr, betas=config.optim.resolved_betas, eps=config.optim.resolved_eps
+        parameters, lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps
     )
 
 

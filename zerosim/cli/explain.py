@@ -8,16 +8,17 @@ import math
 from zerosim.analysis.question import Question, Shape
 from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, count, flag_of, number, whole_number
-from zerosim.config import OPTIONS
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.option import known_word
 from zerosim.config.parallel import right_sizes
 from zerosim.config.parts import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.config.presets.recipes import NAMES, find_recipe
+from zerosim.config.presets.recipes import NAMES
 from zerosim.config.recompute import read_recompute
 from zerosim.errors import InputError, did_you_mean
 
 PRECISIONS = ("bf16", "fp16", "fp32", PURE)
+OF_RUN = ("stage", "recipe", "gather", "precision", "rounding", "optimizer", "momentum")
 SHAPE = ("hidden", "layers", "heads", "seq", "micro_batch")
 MOST_PARAMETERS = 10**15
 MOST_RANKS = 1_000_000
@@ -36,14 +37,14 @@ def add_arguments(parser: Parser) -> None:
     add("--tp", "--tensor-parallel", metavar="T", type=whole_number, default=1, help="tensor parallelism (default: 1)")
     add("--pp", "--pipeline-parallel", metavar="P", type=whole_number, default=1, help="pipeline stages (default: 1)")
     add("--sequence-parallel", "--sp", action="store_true", help="with --tp: activations are cut by rows as well")
-    add("--recipe", metavar="|".join(NAMES), default="paper", help="whose ZeRO (default: paper)")
+    add("--recipe", metavar="|".join(NAMES), help="whose ZeRO (default: paper)")
     add("--gather", metavar="unit|module", help="stage 3: what is gathered at a time (default: the recipe's)")
     precision = f"of parameters; 2-byte types have fp32 masters, {PURE} has none (default: bf16)"
-    add("--precision", "--dtype", metavar="|".join(PRECISIONS), default="bf16", help=precision)
+    add("--precision", "--dtype", metavar="|".join(PRECISIONS), help=precision)
     roundings = "|".join(OPTIONS["rounding"].choices)
     add("--rounding", metavar=roundings, help=f"of {PURE}; kahan takes 2 bytes more (default: nearest)")
-    add("--optimizer", metavar="|".join(OPTIMIZERS), default="adam", help="which (default: adam)")
-    add("--momentum", metavar="M", type=number, default=0.0, help="SGD's momentum (default: 0)")
+    add("--optimizer", metavar="|".join(OPTIMIZERS), help="which (default: adam)")
+    add("--momentum", metavar="M", type=number, help="SGD's momentum (default: 0)")
     batches = "micro-batches per step, for the volume (default: 1)"
     add("--accumulate", "--grad-acc-steps", metavar="A", type=whole_number, default=1, help=batches)
     add = parser.add_argument_group("activations: all five sizes, or none of them").add_argument
@@ -78,58 +79,35 @@ def main(args: argparse.Namespace) -> int:
 
 def question(args: argparse.Namespace) -> Question:
     """What was asked, with every value in its bounds. Raises: InputError naming the flag."""
-    _within("--stage", args.stage, 0, 3)
     _within("--params", args.params, 1, MOST_PARAMETERS)
     _within("--ranks", args.ranks, 1, MOST_RANKS)
     _check_mesh(args)
-    if args.dp_replicate > 1 and args.stage == 0:
-        raise InputError(
-            f"--dp-replicate {args.dp_replicate}: at stage 0 every rank is a replica already (plain data parallelism); "
-            "leave it out, or choose stage 1, 2 or 3"
-        )
     _within("--accumulate", args.accumulate, 1, MOST_SIZE)
-    args.precision = _one_of("--precision", args.precision, PRECISIONS)
-    if args.rounding is not None:
-        args.rounding = _one_of("--rounding", args.rounding, OPTIONS["rounding"].choices)
-    if args.rounding and args.precision != PURE:
-        raise InputError(f"--rounding {args.rounding}: {args.precision} is not pure; choose --precision {PURE}")
-    if args.gather is not None:
-        args.gather = _one_of("--gather", args.gather, OPTIONS["gather"].choices)
-    if args.gather == "module" and args.stage != 3:
-        raise InputError(f"--gather module: stage {args.stage} keeps every parameter; leave it out, or choose stage 3")
-    args.optimizer = _one_of("--optimizer", args.optimizer, tuple(OPTIMIZERS))
-    if OPTIMIZERS[args.optimizer].cut != "elements":
+    if args.precision is not None:
+        args.precision = _one_of("--precision", args.precision, PRECISIONS)
+    try:
+        config = RunConfig(model="flat", **{name: getattr(args, name) for name in OF_RUN})
+    except InputError as error:
+        raise error.called(flag_of(error.field)) from None
+    if args.dp_replicate > 1 and args.stage == 0:
+        raise InputError(f"--dp-replicate {args.dp_replicate}: stage 0 has none of it; leave it out")
+    preset = OPTIMIZERS[config.optim.optimizer]
+    if preset.cut != "elements":
         raise InputError(
             f"--optimizer {args.optimizer}: what it keeps of a parameter depends on the tensor that it is in; "
             "zerosim plan counts it"
         )
-    if OPTIMIZERS[args.optimizer].estimates_every and args.tp > 1:
+    if preset.estimates_every and args.tp > 1:
         raise InputError(f"--tp {args.tp}: {args.optimizer} draws labels from whole logits; choose --tp 1")
-    if not (math.isfinite(args.momentum) and 0 <= args.momentum < 1):
-        raise InputError(f"--momentum {args.momentum}: expected a number in [0, 1)")
-    if args.momentum and args.optimizer != "sgd":
-        raise InputError(f"--momentum {args.momentum}: {args.optimizer} has none, it has betas; choose --optimizer sgd")
-    try:
-        recipe = find_recipe(args.recipe)
-    except InputError as error:
-        raise InputError(f"--recipe: {error}") from None
-    if args.precision == PURE and recipe.choices(args.stage, "bf16").wants_masters:
-        raise InputError(f"--precision {PURE}: recipe {recipe.name} works on fp32 masters; choose recipe paper")
     return Question(
-        stage=args.stage,
+        config,
         num_parameters=args.params,
         ranks=args.ranks,
-        recipe=recipe,
         replicas=args.dp_replicate,
         tp=args.tp,
         pp=args.pp,
         sequence_parallel=args.sequence_parallel,
-        precision=args.precision,
-        rounding=args.rounding,
-        optimizer=args.optimizer,
-        momentum=args.momentum,
         micro_batches=args.accumulate,
-        gather=args.gather,
         shape=_shape(args),
     )
 

@@ -36,11 +36,11 @@ GROUPS: Mapping[str, str] = {
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
     "activations": "recompute partition_activations cpu_checkpointing saves attention loss",
-    "recipe": "recipe grad_reduction reduce_bucket reduce_buffers overlap_reduction allgather_bucket grad_buckets "
-    "sub_group foreach upcast_grads keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements "
-    "max_live",
-    "training": "steps micro_batch accumulate optimizer lr aux_lr betas eps momentum nesterov momentum_form "
-    "scale_parameter weight_decay decay schedule warmup min_lr clip_norm seed",
+    "recipe": "recipe overlap grad_reduction reduce_bucket reduce_buffers overlap_reduction allgather_bucket "
+    "grad_buckets persistent_grads param_dtype_grads own_grads_only upcast_grads keep_upcast sub_group foreach "
+    "keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements max_live",
+    "training": "steps micro_batch accumulate optimizer lr relative_step aux_lr betas eps momentum nesterov "
+    "momentum_form scale_parameter weight_decay decay schedule warmup min_lr clip_norm seed",
     "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "
     "hysteresis min_loss_scale skip_nonfinite",
     "data and weights": "data tokens weights sample sample_tokens",
@@ -82,7 +82,7 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
 def _add_flag(group: Any, option: Option, defaults: Mapping[str, Any]) -> None:
     common = {"dest": option.flat, "default": argparse.SUPPRESS}
     if option.kinds[0] == "bool":
-        state = "the model's or the recipe's" if option.default is None else "on" if option.default else "off"
+        state = option.shown or ("on" if option.default else "off")
         help = f"{option.help} (default: {state})"
         names = flag_of(option.flat), *option.also
         group.add_argument(*names, help=help, action=argparse.BooleanOptionalAction, **common)
@@ -122,10 +122,12 @@ def run_config(
     try:
         return RunConfig.from_dict(values, source=f"scenario {path}")
     except InputError as error:
+        where = f" ({error.beside} is the scenario's, {path})" if error.beside in scenario.keys() - given else ""
         if error.field in given:
-            raise error.called(flag_of(error.field)) from None
+            raise InputError(f"{error.called(flag_of(error.field))}{where}", field=error.field) from None
         if error.field in scenario:
-            raise InputError(f"scenario {path}: {error}", field=error.field) from None
+            where = f" ({flag_of(error.beside)} was given)" if error.beside in given else ""
+            raise InputError(f"scenario {path}: {error}{where}", field=error.field) from None
         raise
 
 

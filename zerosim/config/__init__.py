@@ -7,15 +7,8 @@ if TYPE_CHECKING:
     from zerosim.config.files import read_scenario as read_scenario
     from zerosim.config.model import ModelConfig as ModelConfig
     from zerosim.config.option import Option as Option
-    from zerosim.config.parallel import MeshConfig as MeshConfig
-    from zerosim.config.parallel import ParallelConfig as ParallelConfig
-    from zerosim.config.parts import DataConfig as DataConfig
+    from zerosim.config.parts import OPTIONS as OPTIONS
     from zerosim.config.parts import MemoryConfig as MemoryConfig
-    from zerosim.config.parts import OptimConfig as OptimConfig
-    from zerosim.config.parts import PrecisionConfig as PrecisionConfig
-    from zerosim.config.parts import WorldConfig as WorldConfig
-    from zerosim.config.presets.recipes import RecipeChoices as RecipeChoices
-    from zerosim.config.run import OPTIONS as OPTIONS
     from zerosim.config.run import PLAN_DEFAULTS as PLAN_DEFAULTS
     from zerosim.config.run import RunConfig as RunConfig
     from zerosim.config.run import plan_config as plan_config
@@ -24,10 +17,8 @@ _NAMES = {
     "files": "read_scenario",
     "model": "ModelConfig",
     "option": "Option",
-    "parallel": "MeshConfig ParallelConfig",
-    "parts": "DataConfig MemoryConfig OptimConfig PrecisionConfig WorldConfig",
-    "presets.recipes": "RecipeChoices",
-    "run": "OPTIONS PLAN_DEFAULTS RunConfig plan_config",
+    "parts": "OPTIONS MemoryConfig",
+    "run": "PLAN_DEFAULTS RunConfig plan_config",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

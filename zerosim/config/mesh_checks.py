@@ -1,12 +1,11 @@
-"""What a mesh asks of a model: sizes that tensor parallelism and pipelines divide, and the nearest right choice.
-
-And what a partition asks of the other options."""
+"""What a mesh asks of a model: sizes that tensor parallelism and pipelines divide, and the nearest right choice."""
 
 from __future__ import annotations
 
 from zerosim.config.model import ModelConfig
+from zerosim.config.optim import OptimConfig
 from zerosim.config.parallel import MeshConfig, ParallelConfig
-from zerosim.config.parts import DataConfig, MemoryConfig, OptimConfig
+from zerosim.config.parts import DataConfig, MemoryConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import wrong
 from zerosim.placement.stages import cut_layers
@@ -68,7 +67,7 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
 
 
 def check_pipeline(
-    model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig, partition: str
+    model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig, optim: OptimConfig
 ) -> None:
     """What a pipeline cuts. Raises: InputError."""
     pp = mesh.pp
@@ -99,8 +98,8 @@ def check_pipeline(
         raise wrong(
             "accumulate", f" {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
         )
-    if partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
-        right = "choose slices" if parallel.partition else "pass --no-tie-embeddings"
+    if parallel.partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
+        right = "pass --no-tie-embeddings" if OPTIMIZERS[optim.optimizer].cut == "matrices" else "choose slices"
         raise wrong("partition", f" 'owner': a table that is tied across stages has an owner on each; {right}")
 
 
@@ -127,25 +126,3 @@ def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) ->
     below = max(tp for tp in range(1, mesh.tp) if fits(tp))
     above = next((tp for tp in range(mesh.tp + 1, model.heads + 1) if fits(tp)), None)
     return f"tp {below}" + (f" or {above}" if above else "")
-
-
-def check_partition(mesh: MeshConfig, parallel: ParallelConfig, optim: OptimConfig, partition: str) -> None:
-    """What goes with `partition`, as given or as the optimizer wants it. Raises: InputError."""
-    cut, name = OPTIMIZERS[optim.optimizer].cut, optim.optimizer
-    if cut == "matrices" and partition == "slices":
-        raise wrong("partition", f" 'slices': {name} wants whole matrices; choose owner, or leave it out")
-    if cut in ("sums", "matrices") and mesh.tp > 1:
-        raise wrong("tp", f" {mesh.tp}: {name} wants whole matrices, which tensor parallelism cuts; choose tp 1")
-    if OPTIMIZERS[name].estimates_every and mesh.tp > 1:
-        raise wrong("tp", f" {mesh.tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
-    if partition != "owner":
-        return
-    why = "" if parallel.partition else f", which {name} wants"
-    if parallel.reduce_bucket:
-        raise wrong("reduce_bucket", f" {parallel.reduce_bucket}: not of partition owner{why}; drop one of them")
-    if parallel.allgather_bucket:
-        raise wrong("allgather_bucket", f" {parallel.allgather_bucket}: not of partition owner{why}; drop one of them")
-    if parallel.grad_reduction == "all_reduce" and parallel.zero_stage in (1, 2):
-        raise wrong(
-            "grad_reduction", f" 'all_reduce': under partition owner{why}, gradients are reduced to owners; drop one"
-        )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
-from zerosim.config.option import Option, Part, option
-from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, Size, family_sizes, find_model
+from zerosim.config.option import Part, option
+from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes, find_model
 from zerosim.errors import InputError, wrong
 from zerosim.units import parse_count
 
@@ -17,7 +16,7 @@ BLOCKS = ("gpt", "llama")
 """The families that have blocks: attention, activations that can be recomputed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Part):
     """What is trained: `name` is a family, a preset's name, or a Hugging Face config.json. Sizes in elements."""
 
@@ -35,7 +34,7 @@ class ModelConfig(Part):
     )
     positions: int = option(None, "gpt: rows of the position table", low=1, high=10**8, metavar="T", shown=OF_MODEL)
     vocab: int = option(None, "token ids; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
-    tie_embeddings: bool = option(None, "the head is the token table")
+    tie_embeddings: bool = option(None, "the head is the token table", shown=OF_MODEL)
     dropout: float = option(None, "chance that an activation is dropped", below=1, metavar="P", shown=OF_MODEL)
     norm_eps: float = option(None, "added to a norm's variance", low=0, high=1, metavar="EPS", shown=OF_MODEL)
     rope_base: float = option(None, "llama: base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
@@ -46,15 +45,10 @@ class ModelConfig(Part):
         None, "flat: units that they are cut into", low=1, high=100_000, metavar="U", shown=OF_MODEL
     )
     family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: what `name` is
-    given: dict[str, Any] = dataclasses.field(init=False, compare=False)  # the name and the sizes said, by flat name
 
-    def _resolve(self) -> None:
+    def __post_init__(self) -> None:
         sizes = list(self.options().values())[1:]
-        given: dict[str, Size] = {}
-        for size in sizes:
-            if (value := getattr(self, size.attribute)) is not None:
-                given[size.attribute] = value
-        object.__setattr__(self, "given", {"model": self.name, **given})
+        given = {size.attribute: value for size in sizes if (value := getattr(self, size.attribute)) is not None}
         if self.name.lower() in FAMILIES:
             object.__setattr__(self, "name", self.name.lower())
         family, base = self.name, {}
@@ -66,8 +60,6 @@ class ModelConfig(Part):
         for name in ("params", "units"):
             if name in given and family != "flat":
                 raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
-        for size in sizes:
-            size.check(given.get(size.attribute))
         object.__setattr__(self, "family", family)
         for name, value in family_sizes(family, {**base, **given}).items():
             object.__setattr__(self, name, value)
@@ -101,11 +93,6 @@ class ModelConfig(Part):
             raise wrong("dropout", f" {self.dropout}: the {family} has none; leave it 0, or choose model gpt")
         if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
             raise wrong("units", f" {self.units}: more than params = {self.params}; a unit holds one at least")
-
-    def _default(self, of: Option) -> Any:
-        preset = MODELS.get(self.name.lower())
-        sizes = {"name": of.default, **family_sizes(self.family, preset.sizes if preset else None)}
-        return sizes.get(of.attribute)
 
     @property
     def has_blocks(self) -> bool:

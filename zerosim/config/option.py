@@ -19,7 +19,6 @@ from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.units import LONGEST_NUMBER
 
 OF_RECIPE = "the recipe's"
-"""The default, in words, of an option that the recipe sets."""
 
 _KINDS: Mapping[str, tuple[type, ...]] = MappingProxyType(
     {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "None": (type(None),)}
@@ -38,8 +37,9 @@ class Option:
     metavar     the value's name in help; `choices` where there are some
     shown       the default in words, where the value itself would say too little
     also        other names that people type for its flag
-    parse       from text such as '32GB' to the value
+    parse       from text such as '32GB' to the value, or a word to how it is kept
     stages      the ZeRO stages that have it: at another one it may only have its default
+    follows     a recipe, an optimizer or a precision may set it (`layers.py`); its default is the paper's, with Adam
     """
 
     help: str
@@ -52,12 +52,23 @@ class Option:
     metavar: str | tuple[str, ...] = ""
     shown: str | None = None
     also: tuple[str, ...] = ()
-    parse: Callable[[str], int] | None = None
+    parse: Callable[[str], Any] | None = None
     stages: tuple[int, ...] = (0, 1, 2, 3)
+    follows: bool = False
     # Read from the field itself:
     attribute: str = ""
     default: Any = None
     kinds: tuple[str, ...] = ()
+
+    @property
+    def none_is_a_value(self) -> bool:
+        """Whether None says something, as of --bucket-bytes. Of other options it takes back what was said."""
+        return "None" in self.kinds and self.default is not None
+
+    def checked(self, value: Any) -> Any:
+        """The value as the field keeps it. Raises: InputError for another type, word or range."""
+        self.check(value := self.taken(value))
+        return value
 
     def taken(self, value: Any) -> Any:
         """The value as the field keeps it. Raises: InputError for one of another type."""
@@ -66,8 +77,6 @@ class Option:
                 value = self.parse(value)
             except InputError as error:
                 raise wrong(self.flat, f" {error}") from None
-        if value is None and self.default is None:  # what a model's name, or a default, fills in
-            return None
         for number in value if isinstance(value, tuple) else [value]:
             if isinstance(number, int) and abs(number) >= 10**LONGEST_NUMBER:
                 raise wrong(self.flat, f": a whole number of more than {LONGEST_NUMBER} digits is too large")
@@ -118,23 +127,17 @@ def _plain(word: str) -> str:
     return word.strip().lower().replace("-", "_")
 
 
-def option(default: Any, help: str, **metadata: Any) -> Any:
-    """A dataclass field with an `Option` of these values in its metadata."""
-    return dataclasses.field(default=default, metadata={"option": Option(help, **metadata)})
+def option(default: Any, help: str, *, follows: str = "", shown: str | None = None, **metadata: Any) -> Any:
+    """A dataclass field with an `Option` of these values in its metadata. `follows`: whose value it has, in words."""
+    declared = Option(help, shown=follows or shown, follows=bool(follows), **metadata)
+    return dataclasses.field(default=default, metadata={"option": declared})
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a configuration. Every field was checked when it was made: `InputError` names the field by its flat
-    name, its value and what was expected."""
+    """A part of a configuration, with a value in every field. `RunConfig` makes it of values that `Option` checked."""
 
     def __post_init__(self) -> None:
-        options = self.options().values()
-        for each in options:
-            object.__setattr__(self, each.attribute, each.taken(getattr(self, each.attribute)))
-        self._resolve()
-        for each in options:
-            each.check(getattr(self, each.attribute))
         self._check()
 
     @classmethod
@@ -143,33 +146,8 @@ class Part:
         part: Any = cls  # its instances have a __hash__ of their own, which mypy takes for the class's
         return _options_of(part)
 
-    def _resolve(self) -> None:
-        """Fill in what was not given."""
-
     def _check(self) -> None:
         """Which fields go together. Raises: InputError."""
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """Values by flat name that make an equal part: all of them, unless the part remembers which were said."""
-        return {name: getattr(self, each.attribute) for name, each in self.options().items()}
-
-    def flat(self) -> dict[str, Any]:
-        """Plain values by flat name, as JSON and TOML hold them."""
-        values = {name: getattr(self, each.attribute) for name, each in self.options().items()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    def changed(self) -> dict[str, Any]:
-        """The values that are not the default, by flat name."""
-        values = ((each, getattr(self, each.attribute)) for each in self.options().values())
-        return {each.flat: value for each, value in values if value != self._default(each)}
-
-    def _default(self, of: Option) -> Any:
-        return of.default
-
-    def __repr__(self) -> str:
-        names = {each.flat: each.attribute for each in self.options().values()}
-        return f"{type(self).__name__}({', '.join(f'{names[n]}={v!r}' for n, v in self.changed().items())})"
 
 
 @cache

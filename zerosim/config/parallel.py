@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
-from zerosim.config.presets.recipes import find_recipe
 from zerosim.errors import wrong
 from zerosim.placement.mesh import Mesh
-from zerosim.units import parse_bytes, parse_count
+from zerosim.units import parse_bytes
 
 RANKS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeshConfig(Part):
     """How the ranks are arranged."""
 
     ranks: int = option(
-        None, "virtual ranks, each a device of its own", low=1, high=65536, metavar="N",
+        RANKS, "virtual ranks, each a device of its own", low=1, high=65536, metavar="N",
         shown="4; with --world mpi what mpirun started", also=("--world-size", "--num-gpus", "--nproc-per-node"),
     )  # fmt: skip
     dp_replicate: int = option(
@@ -39,10 +37,6 @@ class MeshConfig(Part):
         1, "pipeline parallelism: stages that the layers are cut into; micro-batches (--accumulate) pass through them",
         low=1, high=4096, metavar="P", also=("--pipeline-parallel", "--pipeline-model-parallel-size"),
     )  # fmt: skip
-
-    def _resolve(self) -> None:
-        if self.ranks is None:
-            object.__setattr__(self, "ranks", RANKS)
 
     def _check(self) -> None:
         each = self.dp_replicate * self.tp * self.pp
@@ -61,9 +55,6 @@ class MeshConfig(Part):
                 f"{product} does not divide ranks {self.ranks}: choose {right_sizes(self.ranks, sizes, most)} (a world "
                 "is pp x dp_replicate x dp_shard x tp ranks)",
             )
-
-    def _default(self, of: Any) -> Any:
-        return RANKS if of.attribute == "ranks" else of.default
 
     @property
     def axes(self) -> Mesh:
@@ -96,9 +87,9 @@ def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:
     return ", or ".join(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig(Part):
-    """What ZeRO divides among the ranks, and when it gathers, reduces and frees. `recipe` sets what is None."""
+    """What ZeRO and a pipeline divide among the ranks, and whose ZeRO it is."""
 
     zero_stage: int = option(
         3, "ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, 3 also the parameters",
@@ -108,18 +99,14 @@ class ParallelConfig(Part):
         "step", "with --dp-replicate: when they are; once a step, or in each micro-batch",
         choices=("step", "micro_batch"),
     )  # fmt: skip
-    partition: str | None = option(
-        None, "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner"),
-        shown="owner for an optimizer that wants whole matrices, else slices",
+    partition: str = option(
+        "slices", "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner"),
+        follows="owner for an optimizer that wants whole matrices, else slices",
     )  # fmt: skip
     bucket_bytes: int | None = option(
         25 * 2**20, "the most that one collective moves per call; none: one call per unit", low=1, metavar="SIZE",
         shown="25MiB", parse=parse_bytes,
     )  # fmt: skip
-    reshard_after_forward: bool = option(
-        True, "stage 3: free a unit after forward; without, it stays gathered (FSDP's 2Psi)"
-    )
-    keep_last_unit: bool = option(False, "stage 3: the last unit stays gathered from forward to backward")
     sequence_parallel: bool = option(
         False, "with --tp: norms, dropout and residuals are cut by rows over the same ranks", also=("--sp",)
     )
@@ -140,84 +127,18 @@ class ParallelConfig(Part):
     balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
     pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
     recipe: str = option("paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES))
-    grad_reduction: str | None = option(
-        None, "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"), shown=OF_RECIPE
-    )
-    reduce_bucket: int | None = option(
-        None, "stages 1 to 3: elements of a buffer of constant size (CB) out of which gradients are reduced; 0: none",
-        low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--reduce-bucket-size",),
-        stages=(1, 2, 3),
-    )  # fmt: skip
-    reduce_buffers: int | None = option(
-        None, "how many such buffers; 2: one is filled while the other is reduced", low=1, high=2, metavar="1|2",
-        shown=OF_RECIPE,
-    )  # fmt: skip
-    overlap_reduction: bool | None = option(
-        None, "backward goes on while gradients are reduced: stages 0 and 1 wait for all of it when backward is over, "
-        "2 and 3 for each reduction when the next one begins; out of buffers it is --reduce-buffers 2 that overlaps",
-        also=("--overlap-grad-reduce",),
-    )  # fmt: skip
-    allgather_bucket: int | None = option(
-        None, "stages 1 and 2: elements of a buffer through which new parameters arrive; 0: none", low=0, high=10**12,
-        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--allgather-bucket-size",), stages=(1, 2),
-    )  # fmt: skip
-    grad_buckets: str | None = option(
-        None, "stage 0: gradients are reduced where they are, in buckets that stay and are copied back, or live in "
-        "such buckets (DDP's gradient_as_bucket_view)", choices=("none", "copies", "views"), shown=OF_RECIPE,
-        stages=(0,),
-    )  # fmt: skip
-    sub_group: int | None = option(
-        None, "stage 3: elements of a rank that the optimizer steps together; 0: all", low=0, high=10**12,
-        metavar="COUNT", shown=OF_RECIPE, parse=parse_count, also=("--sub-group-size",), stages=(3,),
-    )  # fmt: skip
-    foreach: bool | None = option(
-        None, "the optimizer steps all tensors together, with temporaries of their size (PyTorch's default)"
-    )
-    upcast_grads: bool | None = option(None, "the optimizer step copies its gradients to fp32 first")
-    keep_root_units: bool | None = option(
-        None, "stage 3: units outside the blocks stay gathered from forward to backward"
-    )
-    gather: str | None = option(
-        None, "stage 3: what is gathered, used and freed at a time: a unit (a block, the table, the head) or, as "
-        "DeepSpeed does, a leaf module (a linear map, a norm), each of its tensors in slices of its own. Under an "
-        "optimizer that wants whole matrices, at any stage: what has one owner, a unit or a tensor",
-        choices=("unit", "module"), shown=f"module for such an optimizer, else {OF_RECIPE}", stages=(3,),
-    )  # fmt: skip
-    persistent_numel: int | None = option(
-        None, "stage 3: units with fewer elements stay gathered; by module, tensors with at most so many",
-        low=0, metavar="COUNT", shown=OF_RECIPE,
-    )  # fmt: skip
-    cast_shards: bool | None = option(
-        None, "stage 3: 2-byte shards are cast from the masters at each gather, not stored"
-    )
-    prefetch: int | None = option(
-        None, "stage 3: units that are gathered ahead, while the one before them computes", low=0, high=4096,
-        metavar="UNITS", shown=OF_RECIPE, stages=(3,),
-    )  # fmt: skip
-    prefetch_elements: int | None = option(
-        None, "stage 3: at each turn so many elements are gathered ahead, and the rest of the last buffer (DeepSpeed's "
-        "stage3_prefetch_bucket_size)", low=0, high=10**12, metavar="COUNT", shown=OF_RECIPE, parse=parse_count,
-        also=("--stage3-prefetch-bucket-size",), stages=(3,),
-    )  # fmt: skip
-    max_live: int | None = option(
-        None, "with --prefetch-elements: nothing is gathered ahead while so many elements are there; what a turn needs "
-        "comes regardless (DeepSpeed's stage3_max_live_parameters); 0: no limit", low=0, high=10**13, metavar="COUNT",
-        shown=OF_RECIPE, parse=parse_count, also=("--stage3-max-live-parameters",), stages=(3,),
+    overlap: str = option(
+        "none", "what goes on while a rank computes: reductions (late ones, or two buffers where there is a bucket), "
+        "stage 3's gathers (a unit ahead), or both; what is said of them in detail wins",
+        choices=("none", "reduce", "gather", "all"), follows=OF_RECIPE,
     )  # fmt: skip
 
     def _check(self) -> None:
-        find_recipe(self.recipe)
-        if self.prefetch and self.prefetch_elements:
-            raise wrong(
-                "prefetch_elements", f" {self.prefetch_elements}: prefetch {self.prefetch} counts units; leave one out"
-            )
         if self.virtual_stages is not None and self.pipeline != "interleaved":
             raise wrong(
                 "virtual_stages",
                 f" {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too",
             )
-        if self.layers_given and self.balance_ends:
-            raise wrong("balance_ends", ": stage_layers says how the layers are cut; leave one of them out")
 
     @property
     def pipeline_schedule(self) -> str:

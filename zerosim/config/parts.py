@@ -1,18 +1,23 @@
 """The parts of a configuration: every field once, with its default, range, choices and help (`option.py`).
 
-A part checks itself. What several parts have to agree on is checked by `RunConfig` (`run.py`), which holds one of each.
-Mesh and ZeRO are in `parallel.py`, the model in `model.py`.
+A part checks itself. What several parts have to agree on is in `checks.py`. Four parts are here; `PARTS` has them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from zerosim.config.allocator import NAMES as ALLOCATORS
 from zerosim.config.allocator import check_knobs
-from zerosim.config.option import OF_RECIPE, Part, option
-from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.config.recompute import FORMS, PARTS, Again, read_recompute
+from zerosim.config.model import ModelConfig
+from zerosim.config.optim import OptimConfig
+from zerosim.config.option import OF_RECIPE, Option, Part, option
+from zerosim.config.parallel import MeshConfig, ParallelConfig
+from zerosim.config.recompute import FORMS, Again, read_recompute
+from zerosim.config.recompute import PARTS as PARTS_OF_BLOCK
+from zerosim.config.zero import Gathering, GradMemory, Reduction
 from zerosim.errors import wrong
 from zerosim.units import MOST_BYTES, parse_bytes
 
@@ -22,7 +27,7 @@ ROUNDINGS = ("nearest", "stochastic", "kahan")
 LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig(Part):
     """Number formats, and the loss scale that half types want."""
 
@@ -30,18 +35,18 @@ class PrecisionConfig(Part):
         "bf16", "of parameters; half types have fp32 masters, bf16-pure has none", flat="precision",
         choices=(*FLOATS, PURE), also=("--dtype",),
     )  # fmt: skip
-    grad_dtype: str | None = option(
-        None, "that gradients are kept and sent in", choices=FLOATS, shown="the recipe's, or the parameters'"
+    grad_dtype: str = option(
+        "bf16", "that gradients are kept and sent in", choices=FLOATS, follows="the recipe's, or the parameters'"
     )
     master_init: str = option(
         "rounded", "fp32 masters start from rounded or exact weights", choices=("rounded", "exact")
     )
     rounding: str | None = option(
         None, "of bf16-pure: how a step's weights are stored; kahan keeps what is cut off in 2 more bytes",
-        choices=ROUNDINGS, shown="nearest",
+        choices=ROUNDINGS, follows="nearest",
     )  # fmt: skip
     loss_scale: str | float | None = option(
-        None, "what the loss is multiplied by", metavar="dynamic|NUMBER", shown="dynamic for fp16, else none"
+        None, "what the loss is multiplied by", metavar="dynamic|NUMBER", follows="dynamic for fp16, else none"
     )
     initial_scale_power: int = option(16, "the dynamic scale starts at 2^P", low=0, high=126, metavar="P")
     loss_scale_window: int = option(1000, "clean steps until the scale doubles", low=1, metavar="STEPS")
@@ -62,119 +67,22 @@ class PrecisionConfig(Part):
             raise wrong("master_init", f" 'exact': {PURE} has no masters; leave it out, or choose precision bf16")
 
     @property
+    def is_pure(self) -> bool:
+        """Whether 2-byte parameters have no fp32 masters."""
+        return self.param_dtype == PURE
+
+    @property
     def stored(self) -> str:
         """The format that parameters are stored in."""
-        return "bf16" if self.param_dtype == PURE else self.param_dtype
+        return "bf16" if self.is_pure else self.param_dtype
 
     @property
     def has_masters(self) -> bool:
         """Whether fp32 masters stand beside the parameters."""
         return self.param_dtype in ("bf16", "fp16")
 
-    @property
-    def resolved_rounding(self) -> str | None:
-        """As given or to the nearest; None where parameters are not stored in fewer bits than they are updated in."""
-        return (self.rounding or "nearest") if self.param_dtype == PURE else None
 
-    @property
-    def resolved_loss_scale(self) -> str | float | None:
-        """'dynamic', a number, or None for none."""
-        return "dynamic" if self.loss_scale is None and self.param_dtype == "fp16" else self.loss_scale
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OptimConfig(Part):
-    """The optimizer, the learning rate over the steps, and clipping."""
-
-    steps: int | None = option(
-        None, "optimizer steps", low=1, high=10**8, metavar="S", shown="60, or all that --tokens holds"
-    )
-    optimizer: str = option("adam", "which optimizer", choices=tuple(OPTIMIZERS))
-    lr: float | None = option(None, "learning rate", above=0, metavar="LR", shown="the optimizer's own, Adam's 3e-3")
-    betas: tuple[float, float] | None = option(
-        None, "the two averages of Adam and its kin", below=1, metavar=("B1", "B2"), shown="the optimizer's own"
-    )
-    eps: float | None = option(
-        None, "epsilon, outside the root", above=0, metavar="EPS", shown="the optimizer's own, Adam's 1e-8"
-    )
-    aux_lr: float | None = option(
-        None, "muon: learning rate of AdamW, which has the table, the head, norms and biases", above=0, metavar="LR",
-        shown="3e-3",
-    )  # fmt: skip
-    momentum: float = option(
-        0.0, "SGD's momentum; adafactor-hf's beta1; of Muon 0 is its own, 0.95", below=1, metavar="M"
-    )
-    nesterov: bool = option(False, "sgd with momentum: Nesterov's, along g + momentum * buffer")
-    momentum_form: str = option(
-        "torch", "buffer = momentum * buffer + g, or a textbook's average with (1 - momentum) * g",
-        choices=("torch", "ema"),
-    )  # fmt: skip
-    scale_parameter: bool = option(True, "adafactor-hf: steps are multiples of the RMS of each tensor's weights")
-    weight_decay: float | None = option(
-        None, "weight decay", low=0, metavar="W", shown="0.01 for adamw, 0.1 for sophia, else 0"
-    )
-    decay: str = option("all", "which parameters decay", choices=("all", "matrices"))
-    lr_schedule: str = option(
-        "constant", "learning rate over the steps", flat="schedule", choices=("constant", "cosine")
-    )
-    warmup: int = option(0, "steps of linear warm-up", low=0, metavar="STEPS")
-    min_lr: float = option(0.0, "where cosine ends", low=0, metavar="LR")
-    clip_norm: float | None = option(
-        None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping"
-    )
-
-    def _check(self) -> None:
-        title, own = self.optimizer, OPTIMIZERS[self.optimizer]
-        if self.momentum and own.momentum is None:
-            has = ", it has betas" if own.betas is not None else ""
-            raise wrong("momentum", f" {self.momentum}: {title} has none{has}; choose sgd")
-        if self.aux_lr is not None and own.aux_lr is None:
-            raise wrong("aux_lr", f" {self.aux_lr}: {title} has one learning rate, lr; leave it out, or choose muon")
-        if self.nesterov and own.aux_lr is not None:
-            raise wrong("nesterov", f": {title} always looks ahead so; leave it out")
-        if self.nesterov and (not self.momentum or title != "sgd"):
-            raise wrong("nesterov", ": expected sgd with momentum, such as 0.9")
-        if self.momentum_form != "torch" and (not self.momentum or title != "sgd"):
-            raise wrong("momentum_form", f" {self.momentum_form!r}: expected sgd with momentum, such as 0.9")
-        if not self.scale_parameter and title != "adafactor-hf":
-            raise wrong("scale_parameter", f": {title} has no such choice; choose adafactor-hf")
-        if self.betas is not None and own.betas is None:
-            raise wrong("betas", f" {self.betas}: {title} has none")
-        if self.eps is not None and own.eps is None:
-            raise wrong("eps", f" {self.eps}: {title} has none")
-        if self.min_lr > self.resolved_lr:
-            raise wrong("min_lr", f" {self.min_lr}: expected at most lr = {self.resolved_lr}")
-
-    @property
-    def resolved_lr(self) -> float:
-        """As given, or the optimizer's own; so are the others."""
-        return OPTIMIZERS[self.optimizer].lr if self.lr is None else self.lr
-
-    @property
-    def resolved_betas(self) -> tuple[float, float]:
-        """(0, 0) of one without."""
-        return self.betas or OPTIMIZERS[self.optimizer].betas or (0.0, 0.0)
-
-    @property
-    def resolved_eps(self) -> float:
-        """0 of one without."""
-        return self.eps or OPTIMIZERS[self.optimizer].eps or 0.0
-
-    @property
-    def resolved_momentum(self) -> float:
-        return self.momentum or OPTIMIZERS[self.optimizer].momentum or 0.0
-
-    @property
-    def resolved_aux_lr(self) -> float:
-        """0 of one that has one learning rate."""
-        return self.aux_lr or OPTIMIZERS[self.optimizer].aux_lr or 0.0
-
-    @property
-    def resolved_weight_decay(self) -> float:
-        return OPTIMIZERS[self.optimizer].weight_decay if self.weight_decay is None else self.weight_decay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(Part):
     """What is trained on: files, how a batch is made of them, the seed; and what the model continues at the end."""
 
@@ -205,13 +113,13 @@ class DataConfig(Part):
             raise wrong("sample", f" {self.sample!r}: expected text in UTF-8") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig(Part):
     """What is kept for backward, and how much a device holds."""
 
     recompute: str = option(
         "none", "what backward runs again instead of keeping: the attention core, a list of parts of every block "
-        f"({', '.join(PARTS)}), every block or every K-th", metavar=FORMS,
+        f"({', '.join(PARTS_OF_BLOCK)}), every block or every K-th", metavar=FORMS, parse=str.lower,
     )  # fmt: skip
     partition_activations: bool = option(
         False, "with --tp and --recompute full: a block's input is kept in parts, one on each rank of tp (ZeRO-R's Pa)",
@@ -227,9 +135,9 @@ class MemoryConfig(Part):
     attention: str = option(
         "eager", "eager holds the scores (B, H, T, T); flash never does", choices=("eager", "flash")
     )
-    loss: str | None = option(
-        None, "what a step holds of its logits: none beside them, zerosim's own, Megatron's, PyTorch's, or a part of "
-        "the tokens at a time", choices=LOSSES, shown=OF_RECIPE,
+    loss: str = option(
+        "lean", "what a step holds of its logits: none beside them, zerosim's own, Megatron's, PyTorch's, or a part of "
+        "the tokens at a time", choices=LOSSES, follows=OF_RECIPE,
     )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
@@ -244,9 +152,6 @@ class MemoryConfig(Part):
         metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True", also=("--pytorch-cuda-alloc-conf",),
     )  # fmt: skip
 
-    def _resolve(self) -> None:
-        object.__setattr__(self, "recompute", self.recompute.lower())  # no word of it has a capital
-
     def _check(self) -> None:
         check_knobs(self.allocator, self.allocator_conf)
         read_recompute(self.recompute)
@@ -257,7 +162,7 @@ class MemoryConfig(Part):
         return read_recompute(self.recompute, self.attention)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig(Part):
     """What the ranks run on, and how they exchange."""
 
@@ -292,3 +197,24 @@ class WorldConfig(Part):
                 f" {self.ranks_per_process}: native collectives want one rank per process; "
                 "choose --collective direct, ring or pairs",
             )
+
+
+PARTS: Mapping[str, type[Part]] = MappingProxyType(
+    {
+        "model": ModelConfig,
+        "mesh": MeshConfig,
+        "parallel": ParallelConfig,
+        "reduction": Reduction,
+        "gathering": Gathering,
+        "grads": GradMemory,
+        "precision": PrecisionConfig,
+        "optim": OptimConfig,
+        "data": DataConfig,
+        "memory": MemoryConfig,
+        "world": WorldConfig,
+    }
+)
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {flat: option for kind in PARTS.values() for flat, option in kind.options().items()}
+)
+"""Every field of a run by its flat name."""

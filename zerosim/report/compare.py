@@ -23,7 +23,7 @@ from zerosim.report import mesh, mesh_words, words
 from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted, listed, local
 from zerosim.report.notebook import InNotebook
-from zerosim.report.tables import mesh_text
+from zerosim.report.tables import mesh_text, set_aside_text
 from zerosim.report.time import step_values, times_table
 from zerosim.train.result import RunResult
 
@@ -67,7 +67,7 @@ class Comparison(InNotebook):
     @property
     def _exchanges_sums(self) -> bool:
         """Whether slices add up an optimizer's sums, which stage 0 makes of whole tensors."""
-        is_cut = self.config.resolved_partition == "slices" and self.config.mesh.dp_shard > 1
+        is_cut = self.config.parallel.partition == "slices" and self.config.mesh.dp_shard > 1
         return is_cut and OPTIMIZERS[self.config.optim.optimizer].cut == "sums"
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +98,7 @@ class Comparison(InNotebook):
             prose(f"Stages {', '.join(map(str, self.outcomes))} on {ranks}", "bold"),
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             mesh_text(self.config.at_stage(max(self.outcomes))),
+            set_aside_text(*map(self.config.at_stage, self.outcomes)),
             self._table() if self.results else None,
             times_table(self.times, self.cluster),
             *(

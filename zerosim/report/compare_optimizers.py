@@ -14,6 +14,7 @@ from zerosim.errors import OutOfMemory
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
 from zerosim.report.notebook import InNotebook
+from zerosim.report.tables import set_aside_text
 from zerosim.train.result import RunResult
 
 
@@ -29,7 +30,7 @@ class OptimizerComparison(InNotebook):
 
     def own_figure(self, result: RunResult) -> str:
         """In column `own`."""
-        return f"{result.config.optim.resolved_lr:g}"
+        return f"{result.config.optim.lr:g}"
 
     def format_of(self, config: RunConfig) -> str:
         """What all runs have in common."""
@@ -55,6 +56,7 @@ class OptimizerComparison(InNotebook):
         yield Stack(
             prose(f"{counted(len(self.outcomes), self.what)} under {stage}, on the same batches", "bold"),
             prose(self._trained(next(iter(self.results.values())))) if self.results else None,
+            set_aside_text(*(result.config for result in self.results.values())),
             self._table() if self.results else None,
             *(prose(f"{name}: {error}.", "red") for name, error in self.failures.items()),
         )
@@ -107,7 +109,7 @@ class PrecisionComparison(OptimizerComparison):
         return f"{100 * float(sum(lost)) / len(lost):.3g} %" if lost else "-"
 
     def format_of(self, config: RunConfig) -> str:
-        return f"with {OPTIMIZERS[config.optim.optimizer].title}, learning rate {config.optim.resolved_lr:g}"
+        return f"with {OPTIMIZERS[config.optim.optimizer].title}, learning rate {config.optim.lr:g}"
 
 
 def _bytes(value: float) -> str:

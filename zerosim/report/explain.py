@@ -13,6 +13,7 @@ from rich.table import Column
 
 from zerosim.analysis import formulas
 from zerosim.analysis.question import Question, Shape
+from zerosim.config.presets.recipes import find_recipe
 from zerosim.report.explain_activations import blocks, copies, exchanges, paper_activations
 from zerosim.report.explain_states import gathered, optimizer_step, states, traffic
 from zerosim.report.explain_terms import PRINTED, Section, gigabytes
@@ -31,27 +32,19 @@ class Explanation(InNotebook):
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `counted` is false, for nothing was run."""
         asked = self.question
-        names = (
-            "stage",
-            "num_parameters",
-            "ranks",
-            "replicas",
-            "tp",
-            "pp",
-            "sequence_parallel",
-            "precision",
-            "optimizer",
-            "momentum",
-            "micro_batches",
-        )
+        names = ("stage", "num_parameters", "ranks", "replicas", "tp", "pp", "sequence_parallel", "micro_batches")
+        optim = asked.config.optim
         shape = {name: getattr(asked.shape, name) for name in Shape.__slots__} if asked.shape else None
         return {
             "schema": 1,
             "counted": False,
             "question": {
                 **{name: getattr(asked, name) for name in names},
-                "recipe": asked.recipe.name,
-                "gather": asked.choices.gather,
+                "precision": asked.config.precision.param_dtype,
+                "optimizer": optim.optimizer,
+                "momentum": optim.momentum,
+                "recipe": asked.config.parallel.recipe,
+                "gather": asked.config.gathering.gather,
                 "shape": shape,
             },
             "count_with": plan_command(asked),
@@ -82,7 +75,7 @@ class Explanation(InNotebook):
 def _sections(question: Question) -> tuple[Section, ...]:
     """Every formula that answers the question."""
     found = [states(question)]
-    if question.choices.upcast_grads and question.grad_bytes < formulas.MASTER_BYTES:
+    if question.config.grads.upcast and question.grad_bytes < formulas.MASTER_BYTES:
         found.append(optimizer_step(question))
     found.append(traffic(question))
     if question.shape is not None and question.stage == 3:
@@ -100,12 +93,9 @@ def plan_command(asked: Question) -> str:
     words += [f"--tp {asked.tp}"] if asked.tp > 1 else []
     words += [f"--pp {asked.pp}"] if asked.pp > 1 else []
     words += ["--sequence-parallel"] if asked.sequence_parallel else []
-    words += [f"--recipe {asked.recipe.name}"] if asked.recipe.name != "paper" else []
-    words += [f"--gather {asked.gather}"] if asked.gather else []
-    words += [f"--precision {asked.precision}"] if asked.precision != "bf16" else []
-    words += [f"--rounding {asked.rounding}"] if asked.rounding is not None else []
-    words += [f"--optimizer {asked.optimizer}"] if asked.optimizer != "adam" else []
-    words += [f"--momentum {asked.momentum:g}"] if asked.momentum else []
+    given, usual = asked.config.given, {"recipe": "paper", "precision": "bf16", "optimizer": "adam", "momentum": 0}
+    for name in ("recipe", "gather", "precision", "rounding", "optimizer", "momentum"):
+        words += [f"--{name} {given[name]}"] if given.get(name, usual.get(name)) != usual.get(name) else []
     words += [f"--accumulate {asked.micro_batches}"] if asked.micro_batches > 1 else []
     shape = asked.shape
     if shape is None:
@@ -126,19 +116,20 @@ def _headline(asked: Question) -> str:
     if asked.tp * asked.pp > 1:
         ranks = f"{asked.ranks:,} ranks, pp {asked.pp} x dp {asked.shards * asked.replicas} x tp {asked.tp}"
         ranks += f" in {asked.replicas:,} replicas" if asked.replicas > 1 else ""
-    optimizer = OPTIMIZERS[asked.optimizer] + (f" with momentum {asked.momentum:g}" if asked.momentum else "")
+    optim, precision = asked.config.optim, asked.config.precision.param_dtype
+    optimizer = OPTIMIZERS[optim.optimizer] + (f" with momentum {optim.momentum:g}" if optim.momentum else "")
     return (
-        f"{STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {asked.precision}, "
-        f"{optimizer}, recipe {asked.recipe.name}"
+        f"{STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {precision}, "
+        f"{optimizer}, recipe {asked.config.parallel.recipe}"
     )
 
 
 def _recipe(asked: Question) -> RenderableType | None:
     """What the recipe stands for; the paper's needs no words."""
-    recipe = asked.recipe
+    recipe = find_recipe(asked.config.parallel.recipe)
     if recipe.name == "paper":
         return None
-    note = recipe.note(asked.stage, asked.stored)
+    note = recipe.note(asked.stage, asked.config.precision.stored)
     return Stack(
         prose(recipe.models),
         prose(f"Approximations: {recipe.approximations}", "dim"),

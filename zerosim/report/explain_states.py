@@ -52,7 +52,10 @@ def _state(asked: Question, kind: str, value: Fraction) -> Term:
     divided = asked.states_stage >= formulas.first_partitioned(kind)
     numbers = f"{each} · {show(asked.held)}" + (f" / {asked.shards:,}" if divided else "")
     return Term(
-        kind, _local(asked, formulas.state_text(asked.states_stage, kind, asked.cost)), numbers if each else "0", value
+        kind,
+        _local(asked, formulas.state_text(asked.states_stage, kind, asked.cost)),
+        numbers if each else "0",
+        value,
     )
 
 
@@ -70,12 +73,12 @@ def _about_mesh(asked: Question) -> str:
 
 
 def _about_masters(asked: Question) -> str:
-    kept = ["an fp32 master"] if asked.param_bytes == 2 and not asked.is_pure else []
+    kept = ["an fp32 master"] if asked.param_bytes == 2 and not asked.config.precision.is_pure else []
     kept += [{1: "one moment", 2: "two moments", 3: "three states"}[asked.moments]] if asked.moments else []
-    kept += ["Kahan's compensation"] if asked.rounding == "kahan" else []
-    kept = [" and ".join(kept) + ", of 2 bytes each,"] if asked.is_pure and kept else kept
+    kept += ["Kahan's compensation"] if asked.config.precision.rounding == "kahan" else []
+    kept = [" and ".join(kept) + ", of 2 bytes each,"] if asked.config.precision.is_pure and kept else kept
     cast = "" if asked.cost.param else " No 2-byte shard is stored: it is cast from the master."
-    pure = " and no master" if asked.is_pure and kept else ""
+    pure = " and no master" if asked.config.precision.is_pure and kept else ""
     return f" The optimizer keeps {' and '.join(kept) or 'nothing'}{pure}.{cast}"
 
 
@@ -95,7 +98,7 @@ def _against_paper(asked: Question, total: Fraction) -> str:
 
 
 def optimizer_step(asked: Question) -> Section:
-    psi, ranks, cost, group = asked.held, asked.shards, asked.cost, asked.choices.sub_group
+    psi, ranks, cost, group = asked.held, asked.shards, asked.cost, asked.config.optim.sub_group
     values = formulas.optimizer_step_states(asked.states_stage, psi, ranks, cost, upcast_grads=True, sub_group=group)
     held = _local(asked, formulas.model_states_text(asked.states_stage, cost))
     # The copies are divided from stage 1 on, as the optimizer states are.
@@ -120,7 +123,7 @@ def optimizer_step(asked: Question) -> Section:
 def traffic(asked: Question) -> Section:
     psi, ranks, moved = asked.held, asked.shards, asked.volume
     reduce_op, gather_op = _OPERATIONS[asked.stage]
-    reduce_op = reduce_op or asked.choices.grad_reduction
+    reduce_op = reduce_op or asked.config.reduction.grad_reduction
     grads, params = moved.sent_grad_bytes(psi, ranks, asked.grad_bytes), Fraction(0)
     sent = _sent(asked, moved.grads, asked.grad_bytes)
     terms = [Term(reduce_op, _local(asked, moved.grads_text()), sent, grads)]
@@ -139,14 +142,14 @@ def traffic(asked: Question) -> Section:
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
         f"{asked.grad_bytes} of a gradient, {asked.param_bytes} of a parameter. {ZERO_PAPER}, section 7."
     ]
-    if every := OPTIMIZERS[asked.optimizer].estimates_every:
+    if every := OPTIMIZERS[asked.config.optim.optimizer].estimates_every:
         notes.append(f"Every {every}th step has a second forward and backward, for an estimate, which is not in these.")
     if asked.replicas > 1:
         notes.append("Across replicas an all_reduce of the own part, once a step: times (R-1)/R.")
     if moved.root:
         notes.append("R, the units outside the blocks, is not known from Ψ: the bytes are those for R = 0.")
     if moved.persistent:
-        what = f"{asked.choices.piece}s"
+        what = f"{asked.config.gathering.piece}s"
         notes.append(f"P, the {what} that stay gathered, is not known from Ψ: the bytes are those for P = 0.")
     if moved.again:
         notes.append("M, the modules that backward runs again, is not known from Ψ: the bytes are those for M = 0.")
@@ -165,8 +168,8 @@ def traffic(asked: Question) -> Section:
 
 def gathered(asked: Question, shape: Shape) -> Section:
     """How many parameters are there in full at a time, where stage 3 divides them."""
-    each, h, t, choices = asked.param_bytes, shape.hidden, asked.tp, asked.choices
-    by_module = choices.gather == "module"
+    each, h, t, gathering = asked.param_bytes, shape.hidden, asked.tp, asked.config.gathering
+    by_module = gathering.by_module
     times, name = (4, "one map of an MLP") if by_module else (12, "one block")
     cut = "/t" if t > 1 else ""
     numbers = f"{times} · {h:,}²{f' / {t:,}' if t > 1 else ''} · {each}"
@@ -177,12 +180,12 @@ def gathered(asked: Question, shape: Shape) -> Section:
         f"A {what} is gathered, used and freed at a time. Counted here: the matrices of {whose}, of an MLP that is "
         "4h wide, without biases and norms. The token table, Vh, may be larger: it is one either way."
     ]
-    if choices.prefetch:
-        notes.append(f"Of {choices.prefetch:,} more the parameters are on their way.")
-    if choices.prefetch_elements:
-        limit = f" while fewer than {choices.max_live:,} elements are there" if choices.max_live else ""
+    if gathering.prefetch:
+        notes.append(f"Of {gathering.prefetch:,} more the parameters are on their way.")
+    if gathering.prefetch_elements:
+        limit = f" while fewer than {gathering.max_live:,} elements are there" if gathering.max_live else ""
         notes.append(
-            f"At each turn {choices.prefetch_elements:,} more elements are launched{limit}; one tensor may go beyond."
+            f"At each turn {gathering.prefetch_elements:,} more elements are launched{limit}; one tensor may go beyond."
         )
     return Section("gathered", "Parameters gathered at a time, beside the slices", (term,), tuple(notes))
 

@@ -10,6 +10,7 @@ from zerosim.report import words
 from zerosim.report.fit_meshes import mesh_flags
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import counted
+from zerosim.report.tables import set_aside_text
 from zerosim.report.time import step_values
 from zerosim.report.verdict import Limit, assumed, outside_table, taken_column
 
@@ -47,6 +48,7 @@ def fastest_report(config: RunConfig, batch: int, result: Fastest, limit: Limit,
         prose(headline, "bold"),
         prose(fastest_flags(best.config), "bold green"),
         prose(assumed(best.config, limit), "dim"),
+        set_aside_text(best.config),
         titled("The fastest", Adaptive(grid, grid.short(), fewer, fewer.without(taken_column(config))), note),
         prose(how, "dim" if result.ended else "bold red"),
         outside_table(best.config, limit),

@@ -11,6 +11,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.report import words
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
+from zerosim.report.tables import set_aside_text
 from zerosim.report.time import step_values
 from zerosim.report.verdict import Limit, assumed, outside_table, taken_column
 from zerosim.units import format_bytes
@@ -61,6 +62,7 @@ def meshes_report(
         prose(headline, "bold"),
         prose(answer, "bold green"),
         prose(assumed(best, limit), "dim"),
+        set_aside_text(best),
         titled(f"What fits on {counted(best.mesh.ranks, 'rank')}", Adaptive(grid, grid.short()), note),
         prose(how, "dim"),
         outside_table(best, limit),

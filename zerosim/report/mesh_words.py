@@ -116,7 +116,7 @@ def _zero_in_a_pipeline(config: RunConfig) -> str:
     """What stages 2 and 3 cost where micro-batches are many."""
     times, stage = config.data.accumulate, config.parallel.zero_stage
     gathers = f", and gathers parameters for each forward and backward, {2 * times:,} times" if stage == 3 else ""
-    if stage == 3 and not config.parallel.reshard_after_forward:
+    if stage == 3 and not config.gathering.reshard_after_forward:
         gathers = f", and gathers parameters {counted(times, 'time')}"
     return (
         f"{STAGES[stage]} in a pipeline reduces gradients once per micro-batch, {counted(times, 'time')} a step, where "
@@ -151,7 +151,7 @@ def states_note(result: RunResult, parts: str) -> str:
 def padding_note(result: RunResult, what: str) -> str:
     """Why ranks hold more than the formula says, or some more than others; '' where they do not. `what` is cut."""
     has_padding = any(memory.marks["end_of_backward"].padding for memory in result.memory)
-    whole = f" Whole {result.config.recipe_choices.piece}s belong to ranks: the formula holds for the mean."
+    whole = f" Whole {result.config.gathering.piece}s belong to ranks: the formula holds for the mean."
     note = whole if is_owned(result.config) else ""
     if has_padding and (block := OPTIMIZERS[result.config.optim.optimizer].block) > 1:
         why = f"Every tensor begins at a block of {block} elements, and slices end at one"

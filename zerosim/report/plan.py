@@ -28,7 +28,15 @@ from zerosim.report.activations import activations_table, has_block
 from zerosim.report.copies import copies_table
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
-from zerosim.report.tables import allocator_text, kept_text, mesh_text, owners_table, states_table, traffic_table
+from zerosim.report.tables import (
+    allocator_text,
+    kept_text,
+    mesh_text,
+    owners_table,
+    set_aside_text,
+    states_table,
+    traffic_table,
+)
 from zerosim.report.time import time_table
 from zerosim.report.verdict import Limit, assumed, fits, outside_table, taken_column, takes, too_much, verdict
 from zerosim.train.build import build_model
@@ -68,6 +76,7 @@ def plan_report(
         prose(_what_was_run(result)),
         mesh_text(config),
         kept_text(config),
+        set_aside_text(config),
         answer,
         None if refusal is None else failures.room_text(refusal),
         None if limit is None else prose(assumed(config, limit), "dim"),
@@ -220,6 +229,7 @@ def fit_report(config: RunConfig, what: str, found: Found, limit: Limit, speed: 
         prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
         None if speed is None else prose(speed),
         prose(assumed(shown, limit), "dim"),
+        set_aside_text(shown),
         titled("What was run", Adaptive(grid)),
         outside_table(shown, limit),
     )

@@ -38,6 +38,7 @@ def summary(result: RunResult) -> Stack:
         prose(words.trained(result)),
         mesh_text(result.config),
         kept_text(result.config),
+        set_aside_text(result.config),
         prose(words.learned(result), "bold green" if has_learned else "bold"),
         None if (text := words.scaled(result)) is None else prose(text),
         None if (text := words.lost(result)) is None else prose(text),
@@ -56,6 +57,12 @@ def summary(result: RunResult) -> Stack:
 def mesh_text(config: RunConfig) -> RenderableType | None:
     """How a mesh cuts and runs the model."""
     return prose(mesh_words.about(config)) if is_mesh(config) and mesh_words.about(config) else None
+
+
+def set_aside_text(*configs: RunConfig) -> RenderableType | None:
+    """Which of the recipe's values these configurations go without, and why."""
+    said = dict.fromkeys(text for config in configs for text in config.set_aside.values())
+    return prose(f"Left out: {'; '.join(said)}.", "yellow") if said else None
 
 
 def kept_text(config: RunConfig) -> RenderableType | None:
@@ -156,7 +163,7 @@ def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
 
 def owners_table(result: RunResult) -> RenderableType:
     """Which rank owns which units or tensors."""
-    pieces = f"{result.config.recipe_choices.piece}s"
+    pieces = f"{result.config.gathering.piece}s"
     grid = Grid(right("rank"), right("elements"), Column(pieces, overflow="fold"))
     owners = sorted({unit.owner for unit in result.units if unit.owner is not None})
     for rank in owners:

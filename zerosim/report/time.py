@@ -57,14 +57,8 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     """What makes backward go on meanwhile and is not asked for, where waiting is more than a twentieth of the step."""
     if sum(seconds for axis, seconds in time.exposed.items() if "dp_shard" in axis) <= _WORTH_IT * time.seconds:
         return []
-    choices, stage, flags = config.recipe_choices, config.parallel.zero_stage, list[str]()
-    if choices.reduce_bucket and stage:
-        flags += ["--reduce-buffers 2"] * (choices.reduce_buffers == 1)
-    elif not choices.overlap_reduction:
-        flags.append("--overlap-reduction")
-    if stage == 3 and not choices.prefetch and not choices.prefetch_elements:
-        flags.append("--prefetch 1")
-    return flags
+    wish = "all" if config.parallel.zero_stage == 3 else "reduce"
+    return [] if config.parallel.overlap == wish else [f"--overlap {wish}"]
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:

@@ -69,7 +69,7 @@ def trained(result: RunResult) -> str:
 def pieces(result: RunResult) -> str:
     """What the model's flat buffers are: '6 units', or '28 tensors in 16 modules'."""
     flats = result.layout.flats.values()
-    if result.config.recipe_choices.gather == "unit":
+    if result.config.gathering.gather == "unit":
         return counted(len(flats), "unit")
     return f"{counted(len(flats), 'tensor')} in {counted(len({flat.module for flat in flats}), 'module')}"
 
@@ -110,7 +110,7 @@ def lost(result: RunResult) -> str | None:
     """How many updates bf16 weights without masters did not feel."""
     if not result.lost_updates:
         return None
-    share, kind = sum(result.lost_updates) / len(result.lost_updates), result.config.precision.resolved_rounding
+    share, kind = sum(result.lost_updates) / len(result.lost_updates), result.config.precision.rounding
     first, last = (f"{100 * float(result.lost_updates[step]):.3g} %" for step in (0, -1))
     after = {
         "nearest": "Such an update is lost: it is less than half a unit in the weight's last place",
@@ -137,7 +137,7 @@ def states_note(result: RunResult) -> str:
             " Each rank with a part of a matrix keeps the averages of all its rows and columns: the bytes include such "
             f"copies, {formulas.figure(cost.optim)} does not."
         )
-    return note + mesh_words.padding_note(result, config.recipe_choices.piece)
+    return note + mesh_words.padding_note(result, config.gathering.piece)
 
 
 def volume_note(result: RunResult, step: int) -> str:
@@ -149,7 +149,7 @@ def volume_note(result: RunResult, step: int) -> str:
     if is_by_pairs(config) and config.parallel.zero_stage == 0:
         note += f"; by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ"
     if volume.tied:
-        keeps = ", which stays gathered when forward ends" if config.parallel.keep_last_unit else ""
+        keeps = ", which stays gathered when forward ends" if config.gathering.keep_last_unit else ""
         note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
     if sums := exchanged(result):
         note += f", and of {all_reduce_times(config, ranks)}F more"
@@ -160,7 +160,7 @@ def volume_note(result: RunResult, step: int) -> str:
     if volume.root:
         note += f"; R = {gathers.root:,}, the units outside the blocks, which stay gathered until backward ends"
     if volume.persistent:
-        what = config.recipe_choices.piece
+        what = config.gathering.piece
         note += f"; P = {gathers.persistent:,}, the small {what}s, which are never freed"
     if volume.again:
         note += f"; M = {gathers.again:,}, the modules that backward runs a second time"
@@ -201,8 +201,8 @@ def closing(result: RunResult) -> str:
         1: f"{share} of the optimizer states; parameters and gradients stay whole"
         + ("" if config.states_stage == 1 else " until they are reduced"),
         2: f"{share} of the optimizer states and gradients; parameters stay whole",
-        3: f"{share} of every model state, and gathers a {config.recipe_choices.gather}'s parameters "
-        + ("only while it is used" if config.parallel.reshard_after_forward else "once, for forward and backward"),
+        3: f"{share} of every model state, and gathers a {config.gathering.gather}'s parameters "
+        + ("only while it is used" if config.gathering.reshard_after_forward else "once, for forward and backward"),
     }[stage]
     whole = formulas.model_states_text(0, cost)
     whole = local(whole) if is_mesh(config) else whole

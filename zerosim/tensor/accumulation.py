@@ -10,34 +10,12 @@ reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from zerosim.backends.kernels import Array
+from zerosim.config.zero import GradMemory as GradMemory
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.spec import FlatSpec
-
-
-@dataclass(frozen=True, slots=True)
-class GradMemory:
-    """Which gradient buffers there are, and for how long. The paper's: as backward reaches them, until the step.
-
-    persistent     what is kept (the whole, or the own slice) has its buffer from start to end: Megatron's contiguous
-                   buffer, to which each weight's gradient is added; DeepSpeed's flat buffer of stage 3
-    param_dtype    backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
-    bucket_copies  where all are kept whole: they are reduced in buckets that stay, and copied back (DDP)
-    own_only       when backward ends, all but the own part goes (DeepSpeed's stage 1)
-    upcast         the step first copies the own slice of half-type gradients to fp32
-    keep_upcast    that copy stays until the next step begins (Megatron in fp16)
-    """
-
-    persistent: bool = False
-    param_dtype: bool = False
-    own_only: bool = False
-    bucket_copies: bool = False
-    upcast: bool = False
-    keep_upcast: bool = False
 
 
 class GradProbe:
@@ -103,13 +81,13 @@ class GradAccumulator:
     @property
     def adds_at_once(self) -> bool:
         """Whether each weight's gradient is added to a persistent whole as soon as it is there."""
-        return self.memory.persistent and self.keeps_whole_grad
+        return self.memory.lasts and self.keeps_whole_grad
 
     def place_grads(self, memory: GradMemory, param_dtype: DType, *, keeps_whole: bool) -> None:
         """Before the first step: how gradients are held, and a persistent buffer for them."""
         self.memory, self.keeps_whole_grad = memory, keeps_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
-        if memory.persistent:
+        if memory.lasts:
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
             if not keeps_whole:
                 numel, padding = self.own.size, self.own_padding

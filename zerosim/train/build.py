@@ -46,15 +46,15 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
 
     Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
     """
-    formats = dtype(config.precision.stored), dtype(config.recipe_choices.grad_dtype)
+    formats = dtype(config.precision.stored), dtype(config.precision.grad_dtype)
     keys = DropoutKeys(device, config.data.seed, first_micro_batch)
     memory = config.memory
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
     group = group or tensor_group(config)
     padding = vocab_padding(config.model.vocab, config.mesh.axes.tp, padded=config.parallel.pad_vocab)
-    by_module = config.recipe_choices.gather == "module"
+    by_module = config.gathering.by_module
     model = _model(config.model, device, formats, keys, policy, group, padding, by_module=by_module)
-    model.loss_mode = config.recipe_choices.loss
+    model.loss_mode = config.memory.loss
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
     if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
         for flat in model.flats:
@@ -202,7 +202,7 @@ def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[
 
 def strategy_class(config: RunConfig) -> type[Strategy]:
     """The strategy of `--stage` 0..3. Stage 0 has no partition."""
-    owner, all_reduce = config.resolved_partition == "owner", config.recipe_choices.grad_reduction == "all_reduce"
+    owner, all_reduce = config.parallel.partition == "owner", config.reduction.grad_reduction == "all_reduce"
     if config.parallel.zero_stage == 0:
         return DDP
     if config.parallel.zero_stage == 1:
@@ -224,29 +224,27 @@ def layout_of(config: RunConfig, model: Model, rows: Rows | None = None) -> Layo
 
 def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
     """This rank's strategy; what stays gathered is stage 3's choice."""
-    choices, kind = config.recipe_choices, strategy_class(config)
+    reduction, kind = config.reduction, strategy_class(config)
     if issubclass(kind, Zero3):
         strategy: Strategy = _zero3(config, model, kind, comm, device, updater)
     else:
         strategy = kind(comm, device, updater)
-    if choices.reduce_bucket and config.parallel.zero_stage and config.resolved_partition == "slices":
+    if reduction.bucket:
         lasting = not strategy.keeps_params
-        strategy.buffers = ReduceBuffers(device, choices.reduce_bucket, count=choices.reduce_buffers, lasting=lasting)
-    strategy.allgather_bucket = choices.allgather_bucket
-    strategy.overlaps = choices.overlap_reduction
+        strategy.buffers = ReduceBuffers(device, reduction.bucket, count=reduction.buffers, lasting=lasting)
+    strategy.allgather_bucket = reduction.allgather_bucket
+    strategy.overlaps = reduction.overlaps
     return strategy
 
 
 def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, device: Device, updater: Updater) -> Zero3:
-    choices = config.recipe_choices
+    choices = config.gathering
     return kind(
         comm,
         device,
         updater,
-        kept=[]
-        if config.parallel.reshard_after_forward
-        else [turn.name for unit in model.units for turn in unit.turns()],
-        keep_next=config.parallel.keep_last_unit,
+        kept=[] if choices.reshard_after_forward else [turn.name for unit in model.units for turn in unit.turns()],
+        keep_next=choices.keep_last_unit,
         root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
         persistent=[flat.name for flat in model.flats if choices.stays(flat.spec.num_parameters)],
         cast_shards=choices.cast_shards,

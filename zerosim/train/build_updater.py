@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zerosim.config import RunConfig
-from zerosim.config.parts import OptimConfig, PrecisionConfig
+from zerosim.config.optim import OptimConfig
+from zerosim.config.parts import PrecisionConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.optim.adafactor import Adafactor, AdafactorHF
 from zerosim.optim.adagrad import AdaGrad, RMSProp
@@ -23,7 +24,6 @@ from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
 from zerosim.optim.sophia import SophiaG
 from zerosim.optim.updater import Updater
-from zerosim.tensor.accumulation import GradMemory
 
 
 def build_updater(
@@ -35,36 +35,26 @@ def build_updater(
     """One per rank, all alike. An `optimizer` of one's own takes the place of the configuration's."""
     optim = config.optim
     control = make_control(
-        LRSchedule(optim.resolved_lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
+        LRSchedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
         scaler=_scaler(config.precision),
         clip_norm=optim.clip_norm,
         skip_nonfinite=config.precision.skip_nonfinite,
     )
-    choices = config.recipe_choices
-    memory = GradMemory(
-        persistent=choices.lasting_grads,
-        param_dtype=choices.param_dtype_grads,
-        own_only=choices.own_grads_only,
-        bucket_copies=choices.grad_buckets == "copies",
-        upcast=choices.upcast_grads,
-        keep_upcast=choices.keep_upcast,
-    )
-    together = choices.sub_group if config.parallel.zero_stage == 3 else 0
-    kind = config.precision.resolved_rounding
+    kind = config.precision.rounding
     return Updater(
         optimizer or _optimizer(optim, config.global_batch * config.model.seq),
         control,
         decay=optim.decay,
-        grad_memory=memory,
-        sub_group=together,
-        foreach=choices.foreach,
+        grad_memory=config.grads,
+        sub_group=optim.sub_group,
+        foreach=optim.foreach,
         rounding=None if kind is None else Rounding(kind, config.data.seed),
     )
 
 
 def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
     """`tokens`: targets in the global batch."""
-    name, betas, eps, decay = optim.optimizer, optim.resolved_betas, optim.resolved_eps, optim.resolved_weight_decay
+    name, betas, eps, decay = optim.optimizer, optim.betas, optim.eps, optim.weight_decay
     makes: dict[str, Callable[[], Optimizer]] = {
         "adam": lambda: Adam(*betas, eps, decay),
         "adamw": lambda: Adam(*betas, eps, decay, decoupled=True),
@@ -77,13 +67,13 @@ def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
         "rmsprop": lambda: RMSProp(eps=eps, weight_decay=decay),
         "adafactor": lambda: Adafactor(decay),
         "adafactor-hf": lambda: AdafactorHF(
-            decay, optim.momentum or None, optim.scale_parameter, relative_step=optim.lr is None
+            decay, optim.momentum or None, optim.scale_parameter, relative_step=optim.relative_step
         ),
         "muon": lambda: Muon(
-            optim.resolved_momentum,
+            optim.momentum,
             decay,
             Adam(*betas, eps, decay, decoupled=True),
-            optim.resolved_aux_lr / optim.resolved_lr,
+            optim.aux_lr / optim.lr,
         ),
         "sgd": lambda: SGD(optim.momentum, decay, ema=optim.momentum_form == "ema", nesterov=optim.nesterov),
     }
@@ -91,7 +81,7 @@ def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
 
 
 def _scaler(precision: PrecisionConfig) -> LossScaler | None:
-    scale = precision.resolved_loss_scale
+    scale = precision.loss_scale
     if scale is None:
         return None
     if not isinstance(scale, str):

@@ -181,6 +181,7 @@ class RunResult:
         return {
             "schema": 2,
             "config": self.config.to_dict(),
+            "set_aside": dict(self.config.set_aside),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
             "losses": [_finite(loss) for loss in self.mean_losses],

@@ -119,7 +119,7 @@ class Experiment:
         check_run(config)
         if schedule is not None and config.mesh.pp == 1:
             raise InputError("a schedule orders a pipeline's stages, and here is one stage; choose pp 2 or more")
-        cut, partition = "elements" if optimizer is None else optimizer.cut, config.resolved_partition
+        cut, partition = "elements" if optimizer is None else optimizer.cut, config.parallel.partition
         if cut == "matrices" and partition != "owner" and config.parallel.zero_stage:
             raise InputError(f"{type(optimizer).__name__} wants whole matrices; choose partition owner, or stage 0")
         if optimizer is not None and estimates_every(optimizer) and config.mesh.tp > 1:
@@ -187,7 +187,7 @@ class Experiment:
 
     def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[int]:
         """By step, how many updates of this rank's were lost; of what several ranks update, the first one says it."""
-        mesh, lost = self.layout.mesh, [0] * (self.steps if self.config.precision.resolved_rounding else 0)
+        mesh, lost = self.layout.mesh, [0] * (self.steps if self.config.precision.rounding else 0)
         copies = DATA if self.config.parallel.zero_stage == 0 else ("dp_replicate",)
         if mesh.index(rank, *copies):
             return lost

@@ -43,9 +43,9 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
     model, mesh = config.model, config.mesh
     steps = (config.optim.steps or 1) * ranks
     units = (model.units or 1) if model.family == "flat" else model.layers + 2
-    modules = _MODULES if config.recipe_choices.gather == "module" and model.has_blocks else 1
+    modules = _MODULES if config.gathering.by_module and model.has_blocks else 1
     each = (_PER_BLOCK if model.has_blocks else _PER_UNIT) + 8 * (modules - 1)
-    if config.resolved_partition == "owner" and ranks == 1:  # owners of different units differ
+    if config.parallel.partition == "owner" and ranks == 1:  # owners of different units differ
         steps *= min(mesh.dp_shard, units * modules)
     bucket = config.parallel.bucket_bytes
     nbytes = _numel(config) // mesh.tp * dtype(config.precision.stored).itemsize

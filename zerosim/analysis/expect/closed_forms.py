@@ -35,7 +35,7 @@ def _psi(config: RunConfig) -> int:
 
 
 def _formula_states(asked: Asked) -> Fraction:
-    c, choices = asked.config, asked.config.recipe_choices
+    c, grads = asked.config, asked.config.grads
     held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
     if asked.pipeline_stage is not None:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
@@ -43,11 +43,10 @@ def _formula_states(asked: Asked) -> Fraction:
     def states(psi: int) -> Fraction:
         args = c.states_stage, psi, c.mesh.dp_shard, cost_of(asked.result)
         if asked.at == "gradients_upcast":
-            upcast, together = choices.upcast_grads, choices.sub_group
+            upcast, together = grads.upcast, c.optim.sub_group
             of = formulas.optimizer_step_states(*args, upcast_grads=upcast, sub_group=together)
         elif asked.at == "after_step":
-            kept = choices.keep_upcast
-            of = formulas.after_step_states(*args, persistent_grads=choices.lasting_grads, keep_upcast=kept)
+            of = formulas.after_step_states(*args, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast)
         else:
             of = formulas.model_states(*args)
         return sum(of.values(), Fraction(0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class OptimizerPreset(NamedTuple):
@@ -16,6 +16,7 @@ class OptimizerPreset(NamedTuple):
     `aux_lr` is the learning rate of AdamW, which then has the betas, eps and all weights but the blocks' matrices.
     `note` says whose constants these are, `cut` how its states may be cut, `block` at multiples of how many elements of
     a tensor, `estimates_every` after how many steps curvature is estimated, 0: never (`optim/optimizer.py`).
+    With `relative_step` its steps shrink where no learning rate is given.
     """
 
     title: str
@@ -28,7 +29,22 @@ class OptimizerPreset(NamedTuple):
     cut: str = "elements"
     block: int = 1
     estimates_every: int = 0
+    relative_step: bool = False
     note: str = "PyTorch's, with a learning rate for small models"
+
+    def row(self, *, follows_lr: bool) -> dict[str, Any]:
+        """What it sets of a run that does not say it, by flat name; 0 of what it does not have."""
+        row = {
+            "lr": self.lr,
+            "relative_step": self.relative_step and follows_lr,
+            "betas": self.betas or (0.0, 0.0),
+            "eps": self.eps or 0.0,
+            "momentum": self.momentum or 0.0,
+            "aux_lr": self.aux_lr or 0.0,
+            "weight_decay": self.weight_decay,
+        }
+        # Owners hold single tensors, which balances better than units.
+        return row | ({"partition": "owner", "gather": "module"} if self.cut == "matrices" else {})
 
 
 OPTIMIZERS: Mapping[str, OptimizerPreset] = MappingProxyType(
@@ -52,7 +68,14 @@ OPTIMIZERS: Mapping[str, OptimizerPreset] = MappingProxyType(
         "rmsprop": OptimizerPreset("RMSProp", lr=1e-3, betas=None),
         "adafactor": OptimizerPreset("Adafactor", lr=1e-2, betas=None, eps=None, cut="sums", note="PyTorch's"),
         "adafactor-hf": OptimizerPreset(
-            "Adafactor (HF)", lr=1e-2, betas=None, eps=None, momentum=0.0, cut="sums", note="transformers'"
+            "Adafactor (HF)",
+            lr=1e-2,
+            betas=None,
+            eps=None,
+            momentum=0.0,
+            cut="sums",
+            relative_step=True,
+            note="transformers'",
         ),
         "muon": OptimizerPreset(
             "Muon",

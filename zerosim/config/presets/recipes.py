@@ -7,91 +7,13 @@ is in `analysis/formulas/`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from zerosim.errors import InputError, did_you_mean
+from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeChoices:
-    """Where published implementations differ from the paper, whose own values are the defaults.
-
-    grad_dtype         that gradients are kept and sent in; '' is the parameters' own
-    grad_reduction     stages 1 and 2: 'reduce_scatter', or 'all_reduce' of which a rank keeps its slice
-    persistent_grads   what is kept of the gradients has its buffer from start to end
-    param_dtype_grads  backward makes gradients in the parameters' dtype; they are cast when they are kept or reduced
-    own_grads_only     stage 1: when backward ends, all but the own slice of the gradients goes
-    upcast_grads       the optimizer step first copies the own slice of the gradients to fp32
-    keep_upcast        that copy stays until the next step begins
-    grad_buckets       stage 0: gradients are reduced where they are ('none'), in buckets that stay and are copied
-                       back ('copies'), or live in such buckets ('views')
-    sub_group          stage 3: elements of a rank that the optimizer steps, and copies to fp32, together; 0: all
-    foreach            the optimizer steps all tensors together, with temporaries of their size
-    keep_root_units    stage 3: units outside the blocks stay gathered from forward to backward
-    gather             stage 3: what is gathered at a time, a 'unit' or a leaf 'module', whose tensors have a flat
-                       buffer each; at any stage where an optimizer wants whole matrices
-    persistent_numel   stage 3: units with fewer elements stay gathered for good; by module, tensors with no more
-    reduce_bucket      stages 1 to 3: elements of the buffer out of which gradients are reduced; 0: from where they are
-    reduce_buffers     how many there are; with two, one is filled while the other is reduced
-    allgather_bucket   stages 1 and 2: elements of the buffer through which new parameters arrive; 0: where they belong
-    loss               what a step holds of its logits (functional/loss_modes.py)
-    cast_shards        stage 3: no 2-byte shard is stored, the master's is cast at each gather
-    prefetch           stage 3: units that are gathered ahead, while another one computes
-    prefetch_elements  stage 3: elements that are gathered ahead at each turn (parallel/zero3.py, Ahead)
-    max_live           stage 3: at so many gathered elements nothing is gathered ahead; 0: no limit
-    overlap_reduction  backward goes on while a gradient is reduced (parallel/base.py, overlaps)
-    """
-
-    grad_dtype: str = ""
-    grad_reduction: str = "reduce_scatter"
-    persistent_grads: bool = False
-    param_dtype_grads: bool = False
-    own_grads_only: bool = False
-    upcast_grads: bool = False
-    keep_upcast: bool = False
-    grad_buckets: str = "none"
-    sub_group: int = 0
-    foreach: bool = False
-    keep_root_units: bool = False
-    gather: str = "unit"
-    persistent_numel: int = 0
-    cast_shards: bool = False
-    reduce_bucket: int = 0
-    reduce_buffers: int = 1
-    allgather_bucket: int = 0
-    prefetch: int = 0
-    prefetch_elements: int = 0
-    max_live: int = 0
-    overlap_reduction: bool = False
-    loss: str = "lean"
-
-    @property
-    def lasting_grads(self) -> bool:
-        """Whether the buffer of what is kept of the gradients is there from start to end."""
-        return self.persistent_grads or self.grad_buckets == "views"
-
-    @property
-    def wants_masters(self) -> bool:
-        """Whether it casts from fp32 masters, or gradients for them."""
-        return self.cast_shards or self.upcast_grads or self.keep_upcast
-
-    def states_stage(self, stage: int) -> int:
-        """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
-        the gradients, as stage 2 has."""
-        return 2 if stage == 1 and (self.own_grads_only or self.reduce_bucket) else stage
-
-    @property
-    def piece(self) -> str:
-        """What has a flat buffer of its own: a 'unit' or a 'tensor'."""
-        return "tensor" if self.gather == "module" else "unit"
-
-    def stays(self, numel: int) -> bool:
-        """Whether a flat buffer of so many elements stays gathered for good, in stage 3."""
-        limit = self.persistent_numel
-        return numel <= limit if self.gather == "module" else numel < limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +26,9 @@ class Recipe:
     approximations: str
     stages: tuple[int, ...]
 
-    def choices(self, stage: int, precision: str = "bf16") -> RecipeChoices:
-        """What it does in this stage, with parameters of this dtype."""
-        by_precision = _CHOICES[self.name]
+    def row(self, stage: int, precision: str = "bf16") -> Mapping[str, Any]:
+        """What it sets in this stage with parameters of this dtype, by flat name. The rest is as the paper has it."""
+        by_precision = _ROWS[self.name]
         return by_precision.get(precision, by_precision[""])[stage]
 
     def note(self, stage: int, precision: str = "bf16") -> str | None:
@@ -205,47 +127,45 @@ def find_recipe(name: str) -> Recipe:
         if recipe.name == name.strip().lower():
             return recipe
     hint = did_you_mean(name.strip().lower(), NAMES, f"expected one of {', '.join(NAMES)}", quote=str)
-    raise InputError(f"unknown recipe {name!r}: {hint}", field="recipe")
+    raise wrong("recipe", f" {name!r} is not known; {hint}")
 
 
-_PAPER = RecipeChoices()
-_TORCH = RecipeChoices(loss="torch")
-_DEEPSPEED_1 = replace(_TORCH, grad_reduction="all_reduce", upcast_grads=True, reduce_bucket=500_000_000)
-_DEEPSPEED_3 = replace(
-    _TORCH,
-    upcast_grads=True,
-    persistent_grads=True,
-    persistent_numel=100_000,
-    reduce_bucket=500_000_000,
-    sub_group=1_000_000_000,
-    gather="module",
-    prefetch_elements=50_000_000,
-    max_live=1_000_000_000,
-)
-_DEEPSPEED = (replace(_DEEPSPEED_1, own_grads_only=True), _DEEPSPEED_1, _DEEPSPEED_3)
-_FOREACH = replace(_TORCH, foreach=True)
-_LATE = replace(_FOREACH, overlap_reduction=True)
-_FSDP2_3 = replace(_LATE, keep_root_units=True, cast_shards=True, prefetch=1)
-_FSDP2 = (_FOREACH, _FOREACH, _LATE, _FSDP2_3)
-_MEGATRON = RecipeChoices(loss="megatron", persistent_grads=True, param_dtype_grads=True)
-_CHOICES: Mapping[str, Mapping[str, tuple[RecipeChoices, ...]]] = MappingProxyType(
+_TORCH: Mapping[str, Any] = {"loss": "torch"}
+_DEEPSPEED = {**_TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
+_DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce"}
+_DEEPSPEED_3 = {
+    **_DEEPSPEED,
+    "persistent_grads": True,
+    "persistent_numel": 100_000,
+    "sub_group": 1_000_000_000,
+    "gather": "module",
+    "prefetch_elements": 50_000_000,
+    "max_live": 1_000_000_000,
+}
+_DEEPSPEED_FROM_1 = ({**_DEEPSPEED_2, "own_grads_only": True}, _DEEPSPEED_2, _DEEPSPEED_3)
+_FOREACH = {**_TORCH, "foreach": True}
+_LATE = {**_FOREACH, "overlap_reduction": True}
+_FSDP2 = (_FOREACH, _FOREACH, _LATE, {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1})
+_FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
+_MEGATRON = {"loss": "megatron", "persistent_grads": True, "param_dtype_grads": True}
+_ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
-        "paper": {"": (_PAPER,) * 4},
-        "ddp": {"": (replace(_LATE, grad_buckets="copies"), _FOREACH, _FOREACH, _FOREACH)},
+        "paper": {"": ({},) * 4},
+        "ddp": {"": ({**_LATE, "grad_buckets": "copies"}, _FOREACH, _FOREACH, _FOREACH)},
         "deepspeed": {
-            "bf16": (replace(_TORCH, grad_dtype="fp32", param_dtype_grads=True, persistent_grads=True), *_DEEPSPEED),
-            "": (replace(_TORCH, upcast_grads=True), *_DEEPSPEED),
+            "bf16": ({**_TORCH, **_FP32, "persistent_grads": True}, *_DEEPSPEED_FROM_1),
+            "": ({**_TORCH, "upcast_grads": True}, *_DEEPSPEED_FROM_1),
         },
         "fsdp2": {
-            "bf16": tuple(replace(choices, grad_dtype="fp32", param_dtype_grads=True) for choices in _FSDP2),
-            "fp16": tuple(replace(choices, grad_dtype="fp32", param_dtype_grads=True) for choices in _FSDP2),
+            "bf16": tuple({**row, **_FP32} for row in _FSDP2),
+            "fp16": tuple({**row, **_FP32} for row in _FSDP2),
             "": _FSDP2,
         },
         "megatron": {
-            "bf16": (replace(_MEGATRON, grad_dtype="fp32"),) * 4,
-            "fp16": (replace(_MEGATRON, upcast_grads=True, keep_upcast=True),) * 4,
+            "bf16": ({**_MEGATRON, "grad_dtype": "fp32"},) * 4,
+            "fp16": ({**_MEGATRON, "upcast_grads": True, "keep_upcast": True},) * 4,
             "": (_MEGATRON,) * 4,
         },
     }
 )
-"""By recipe and the parameters' dtype ('': all others), in stages 0 to 3."""
+"""By recipe and the parameters' dtype ('': all others), in stages 0 to 3: values by flat name."""

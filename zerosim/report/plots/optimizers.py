@@ -96,7 +96,7 @@ def _bars(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> None:
         names.append((row, list(states)))
     axes.set_ylim(max(len(results), 3) - 0.5, -0.5)
     axes.set_xlim(0, most * 1.15)
-    rates = [f"{plain(name)}\nlr {result.config.optim.resolved_lr:g}" for name, result in results.items()]
+    rates = [f"{plain(name)}\nlr {result.config.optim.lr:g}" for name, result in results.items()]
     axes.set_yticks(range(len(results)), rates)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 4, 10], integer=True))

@@ -1,0 +1,125 @@
+"""From what was said to every value: layers of defaults, and the options that exclude one another.
+
+The lowest layer is the options' own defaults, which are the paper's. Over it lie what a precision brings, the recipe's
+row for this stage and precision, the optimizer's row, and what was given. Where two values exclude each other, the
+recipe's is set aside. Two that were given, or one that was given and one that the optimizer wants, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from zerosim.config.parts import OPTIONS, PURE
+from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.config.presets.recipes import find_recipe
+from zerosim.errors import wrong
+
+
+class Exclusion(NamedTuple):
+    """Two options of which one at most may differ from its default. With `needs`, `first` may only if `second` does."""
+
+    first: str
+    second: str
+    why: str = ""
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    needs: bool = False
+
+
+EXCLUSIONS = (
+    Exclusion("grad_reduction", "partition", "gradients are reduced to their owners", (1, 2)),
+    Exclusion("reduce_bucket", "partition", "owners reduce gradients where they are"),
+    Exclusion("allgather_bucket", "partition", "owners send parameters from where they are"),
+    Exclusion("overlap_reduction", "reduce_bucket", "reductions out of buffers overlap with reduce_buffers 2"),
+    Exclusion("prefetch_elements", "prefetch", "one counts elements, the other units"),
+    Exclusion("max_live", "prefetch_elements", needs=True),
+    Exclusion("keep_upcast", "upcast_grads", needs=True),
+    Exclusion("own_grads_only", "persistent_grads", "a buffer that stays from start to end is not freed"),
+    Exclusion("balance_ends", "stage_layers", "it says how the layers are cut"),
+)
+"""In the order in which they are looked at: what one sets aside, the next does not see."""
+
+
+def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values by flat name that may differ from the defaults, and the recipe's that were set aside, in words.
+
+    Raises: InputError for an option that this stage or optimizer does not have, and for values that exclude each other.
+    """
+    stage, recipe, precision, optimizer = (
+        given.get(name, OPTIONS[name].default) for name in ("stage", "recipe", "precision", "optimizer")
+    )
+    stored = "bf16" if precision == PURE else precision
+    layers: dict[str, Mapping[str, Any]] = {  # by who brings the values, the lowest first
+        precision: {
+            "grad_dtype": stored,
+            "rounding": "nearest" if precision == PURE else None,
+            "loss_scale": "dynamic" if precision == "fp16" else None,
+        },
+        f"recipe {recipe}": find_recipe(recipe).row(stage, stored),
+        optimizer: OPTIMIZERS[optimizer].row(follows_lr="lr" not in given),
+    }
+    values, source = dict[str, Any](), dict[str, str]()
+    for who, row in layers.items():
+        values |= row
+        source |= dict.fromkeys(row, who)
+    _check_given(given, stage, optimizer, values)
+    values |= given
+    source |= dict.fromkeys(given, "")
+    set_aside = _exclude(values, source, stage)
+    if precision == PURE and (masters := next((n for n in ("cast_shards", "upcast_grads") if values.get(n)), "")):
+        who, right = source[masters] or masters, "choose recipe paper" if source[masters] else f"leave out {masters}"
+        raise wrong("precision", f" {PURE!r}: {who} works on fp32 masters, and here are none; {right}, or use bf16")
+    _overlap(values, given, stage)
+    return values, set_aside
+
+
+def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> dict[str, str]:
+    """Take the recipe's values that lose out of `values`; say which, and why. Raises: InputError."""
+
+    def is_on(name: str) -> bool:
+        return bool(values.get(name, OPTIONS[name].default) != OPTIONS[name].default)
+
+    def said(name: str) -> str:
+        return name if values[name] is True else f"{name} {values[name]!r}"
+
+    set_aside: dict[str, str] = {}
+    for first, second, why, stages, needs in EXCLUSIONS:
+        if stage not in stages or not is_on(first) or is_on(second) == needs:
+            continue
+        wins, loses = (first, second) if not needs and source[second].startswith("recipe ") else (second, first)
+        by = f", which {source[wins]} wants" if not needs and source[wins] else ""
+        reason = f"without {wins} it changes nothing" if needs else f"not with {said(wins)}{by}: {why}"
+        if not source[loses]:
+            remedy = "pass it too, or leave this out" if needs else "leave one of them out"
+            raise wrong(loses, f"{said(loses).removeprefix(loses)}: {reason}; {remedy}", beside=wins)
+        set_aside[loses] = f"{source[loses]}'s {said(loses)}, {reason}"
+        del values[loses]
+    return set_aside
+
+
+def _overlap(values: dict[str, Any], given: Mapping[str, Any], stage: int) -> None:
+    """Say in detail what `--overlap` wishes, save what was given in detail; then, what overlaps after all."""
+    wish, has_bucket = given.get("overlap"), bool(values.get("reduce_bucket"))
+    if wish is not None:
+        reduces, gathers = wish in ("reduce", "all"), wish in ("gather", "all")
+        row = {"overlap_reduction": reduces and not has_bucket, "reduce_buffers": 1 + (reduces and has_bucket)}
+        if stage == 3 and not (gathers and values.get("prefetch_elements")):
+            row |= {"prefetch": int(gathers), "prefetch_elements": 0, "max_live": 0}
+        values |= {name: value for name, value in row.items() if name not in given}
+    reduces = values.get("reduce_buffers") == 2 if has_bucket else bool(values.get("overlap_reduction"))
+    gathers = bool(values.get("prefetch") or values.get("prefetch_elements"))
+    values["overlap"] = ("none", "reduce", "gather", "all")[reduces + 2 * gathers]
+
+
+def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Mapping[str, Any]) -> None:
+    """What this stage or this optimizer does not have. Raises: InputError."""
+    for name, value in given.items():
+        if stage not in (stages := OPTIONS[name].stages) and value not in (OPTIONS[name].default, rows.get(name)):
+            right = " or ".join(map(str, stages))
+            raise wrong(name, f" {value!r}: stage {stage} has none of it; leave it out, or choose stage {right}")
+    own = OPTIMIZERS[optimizer]
+    choose = {"momentum": "; choose sgd", "aux_lr": ", but one learning rate, lr; leave it out, or choose muon"}
+    for name in ("betas", "eps", "momentum", "aux_lr"):
+        if given.get(name) and getattr(own, name) is None:
+            has = ", it has betas" if name == "momentum" and own.betas is not None else ""
+            raise wrong(name, f" {given[name]}: {optimizer} has none{has}{choose.get(name, '')}")

@@ -1,0 +1,79 @@
+"""The part of a configuration that is the optimizer's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.errors import wrong
+from zerosim.units import parse_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig(Part):
+    """The optimizer, the learning rate over the steps, and clipping."""
+
+    steps: int | None = option(
+        None, "optimizer steps", low=1, high=10**8, metavar="S", shown="60, or all that --tokens holds"
+    )
+    optimizer: str = option("adam", "which optimizer", choices=tuple(OPTIMIZERS))
+    lr: float = option(3e-3, "learning rate", above=0, metavar="LR", follows="the optimizer's own, Adam's 3e-3")
+    relative_step: bool = option(
+        False, "adafactor-hf: a step is at most 1/sqrt(its number)", follows="on for it where no --lr is given"
+    )
+    betas: tuple[float, float] = option(
+        (0.9, 0.999), "the two averages of Adam and its kin", below=1, metavar=("B1", "B2"),
+        follows="the optimizer's own",
+    )  # fmt: skip
+    eps: float = option(
+        1e-8, "epsilon, outside the root", above=0, metavar="EPS", follows="the optimizer's own, Adam's 1e-8"
+    )
+    aux_lr: float = option(
+        3e-3, "muon: learning rate of AdamW, which has the table, the head, norms and biases", above=0, metavar="LR",
+        follows="3e-3",
+    )  # fmt: skip
+    momentum: float = option(
+        0.0, "SGD's and Muon's momentum; adafactor-hf's beta1", below=1, metavar="M", follows="0; Muon's 0.95"
+    )
+    nesterov: bool = option(False, "sgd with momentum: Nesterov's, along g + momentum * buffer")
+    momentum_form: str = option(
+        "torch", "buffer = momentum * buffer + g, or a textbook's average with (1 - momentum) * g",
+        choices=("torch", "ema"),
+    )  # fmt: skip
+    scale_parameter: bool = option(True, "adafactor-hf: steps are multiples of the RMS of each tensor's weights")
+    weight_decay: float = option(
+        0.0, "weight decay", low=0, metavar="W", follows="0.01 for adamw, 0.1 for sophia, else 0"
+    )
+    decay: str = option("all", "which parameters decay", choices=("all", "matrices"))
+    lr_schedule: str = option(
+        "constant", "learning rate over the steps", flat="schedule", choices=("constant", "cosine")
+    )
+    warmup: int = option(0, "steps of linear warm-up", low=0, metavar="STEPS")
+    min_lr: float = option(0.0, "where cosine ends", low=0, metavar="LR")
+    clip_norm: float | None = option(
+        None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping"
+    )
+
+    sub_group: int = option(
+        0, "stage 3: elements of a rank that the optimizer steps together; 0: all", low=0, high=10**12,
+        metavar="COUNT", parse=parse_count, also=("--sub-group-size",), stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
+    foreach: bool = option(
+        False, "the optimizer steps all tensors together, with temporaries of their size (PyTorch's default)",
+        follows=OF_RECIPE,
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        title, own = self.optimizer, OPTIMIZERS[self.optimizer]
+        if self.nesterov and own.aux_lr is not None:
+            raise wrong("nesterov", f": {title} always looks ahead so; leave it out")
+        if self.nesterov and (not self.momentum or title != "sgd"):
+            raise wrong("nesterov", ": expected sgd with momentum, such as 0.9")
+        if self.momentum_form != "torch" and (not self.momentum or title != "sgd"):
+            raise wrong("momentum_form", f" {self.momentum_form!r}: expected sgd with momentum, such as 0.9")
+        for name, has in (("scale_parameter", not self.scale_parameter), ("relative_step", self.relative_step)):
+            if has and title != "adafactor-hf":
+                raise wrong(name, f": {title} has no such choice; choose adafactor-hf")
+        if self.min_lr > self.lr:
+            raise wrong("min_lr", f" {self.min_lr}: expected at most lr = {self.lr}")
