@@ -91,6 +91,7 @@ def test_nothing_is_advised_that_is_set_already_or_that_the_device_does_not_have
     assert not any("flash" in flags for _, flags in changes(config(), flash=False))
     most = config(stage=3, ranks=65536, micro_batch=1, recompute="full", attention="flash", loss="in-place")
     assert list(changes(most)) == []
+    assert not any("--stage" in flags for _, flags in changes(config(stage=1, own_grads_only=True)))  # of stage 1 alone
 
 
 def test_a_leaner_loss_is_advised_where_logits_decide() -> None:

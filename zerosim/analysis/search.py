@@ -8,6 +8,7 @@ was run and does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from zerosim.analysis.formulas import STATES
@@ -124,8 +125,11 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
         yield config.replace(prefetch=0)
     if config.gathering.prefetch_elements:
         yield config.replace(prefetch_elements=0)
+    higher: dict[int, RunConfig] = {}
     for stage in range(config.parallel.zero_stage + 1, 4):
-        yield config.replace(stage=stage)
+        with suppress(InputError):  # a stage may not have what was given
+            higher[stage] = config.replace(stage=stage)
+    yield from higher.values()
     if flash:
         yield config.replace(attention="flash")
     if "chunked" in leaner:
@@ -136,7 +140,7 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
     if "full" in more:
         yield config.replace(recompute="full")
     least, is_alone = config, True  # alone each was tried above
-    extremes: dict[str, object] = {"stage": 3} if config.parallel.zero_stage < 3 else {}
+    extremes: dict[str, object] = {"stage": 3} if 3 in higher else {}
     extremes |= {"attention": "flash"} if flash else {}
     extremes |= {"loss": "chunked"} if "chunked" in leaner_losses(config.replace(micro_batch=1)) else {}
     extremes |= {"recompute": "full"} if "full" in more else {}

@@ -79,22 +79,24 @@ def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> d
     def is_on(name: str) -> bool:
         return bool(values.get(name, OPTIONS[name].default) != OPTIONS[name].default)
 
-    def said(name: str) -> str:
-        return name if values[name] is True else f"{name} {values[name]!r}"
-
     set_aside: dict[str, str] = {}
     for first, second, why, stages, needs in EXCLUSIONS:
         if stage not in stages or not is_on(first) or is_on(second) == needs:
             continue
         wins, loses = (first, second) if not needs and source[second].startswith("recipe ") else (second, first)
         by = f", which {source[wins]} wants" if not needs and source[wins] else ""
-        reason = f"without {wins} it changes nothing" if needs else f"not with {said(wins)}{by}: {why}"
+        reason = f"without {wins} it changes nothing" if needs else f"not with {wins}{_shown(values[wins])}{by}: {why}"
         if not source[loses]:
             remedy = "pass it too, or leave this out" if needs else "leave one of them out"
-            raise wrong(loses, f"{said(loses).removeprefix(loses)}: {reason}; {remedy}", beside=wins)
-        set_aside[loses] = f"{source[loses]}'s {said(loses)}, {reason}"
+            raise wrong(loses, f"{_shown(values[loses])}: {reason}; {remedy}", beside=wins)
+        set_aside[loses] = f"{source[loses]}'s {loses}{_shown(values[loses])}, {reason}"
         del values[loses]
     return set_aside
+
+
+def _shown(value: Any) -> str:
+    """A value behind its option's name; nothing where the name alone says it."""
+    return "" if value is True else f" {value!r}"
 
 
 def _overlap(values: dict[str, Any], given: Mapping[str, Any], stage: int) -> None:
@@ -116,7 +118,7 @@ def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Map
     for name, value in given.items():
         if stage not in (stages := OPTIONS[name].stages) and value not in (OPTIONS[name].default, rows.get(name)):
             right = " or ".join(map(str, stages))
-            raise wrong(name, f" {value!r}: stage {stage} has none of it; leave it out, or choose stage {right}")
+            raise wrong(name, f"{_shown(value)}: stage {stage} has none of it; leave it out, or choose stage {right}")
     own = OPTIMIZERS[optimizer]
     choose = {"momentum": "; choose sgd", "aux_lr": ", but one learning rate, lr; leave it out, or choose muon"}
     for name in ("betas", "eps", "momentum", "aux_lr"):

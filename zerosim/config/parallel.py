@@ -126,7 +126,9 @@ class ParallelConfig(Part):
     )  # fmt: skip
     balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
     pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
-    recipe: str = option("paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES))
+    recipe: str = option(
+        "paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES), parse=str.lower
+    )
     overlap: str = option(
         "none", "what goes on while a rank computes: reductions (late ones, or two buffers where there is a bucket), "
         "stage 3's gathers (a unit ahead), or both; what is said of them in detail wins",
