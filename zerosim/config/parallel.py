@@ -130,8 +130,8 @@ class ParallelConfig(Part):
         "paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES), parse=str.lower
     )
     overlap: str = option(
-        "none", "what goes on while a rank computes: reductions (late ones, or two buffers where there is a bucket), "
-        "stage 3's gathers (a unit ahead), or both; what is said of them in detail wins",
+        "none", "collectives that overlap with compute: reduce (late reductions, or two buffers where there is a "
+        "bucket), gather (stage 3: a unit ahead), both, or none; the flags below win where they are given",
         choices=("none", "reduce", "gather", "all"), follows=OF_RECIPE,
     )  # fmt: skip
 
