@@ -17,19 +17,18 @@ from zerosim.device.device import Device, Kind
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.models.model import Model, initial_values
 from zerosim.nn import Unit
+from zerosim.parallel.schedule import Timetable
 from zerosim.train.build import build_model
 from zerosim.train.engine import backward_pass, forward_loss
 
 
 class NoStrategy:
-    """The points, all empty."""
-
-    last = True
+    """The hooks, all empty."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.timetable = Timetable()
 
-    def enter(self) -> None: ...
     def pre_forward(self, unit: Unit) -> None: ...
     def post_forward(self, unit: Unit) -> None: ...
     def pre_backward(self, unit: Unit) -> None: ...

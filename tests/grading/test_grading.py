@@ -35,8 +35,9 @@ from zerosim.grading import (
 )
 from zerosim.grading.limits import BoundedRecorder, Endless
 from zerosim.grading.own_code import line_of_frame
-from zerosim.parallel.all_reduce import AllReduceZero1
 from zerosim.parallel.ddp import DDP
+from zerosim.parallel.exchange import KeepSlice
+from zerosim.parallel.reducer import InBuckets
 from zerosim.parallel.zero1 import Zero1
 
 SKELETONS = [one for one in EXERCISES if not one.name.startswith("bug_")]
@@ -237,9 +238,9 @@ def test_gathers_that_are_not_ahead_are_seen() -> None:
 @pytest.mark.slow
 def test_a_slice_of_the_wrong_place_is_seen() -> None:
     class First(Zero2):
-        def reduce(self, flat: Flat, grad: Any) -> Any:
-            self.comm.all_reduce(grad)
-            return grad
+        def post_backward(self, unit: Unit) -> None:
+            if unit.reduces:
+                unit.flat.add_grad_shard(self.comm.all_reduce(unit.flat.take_grad()))
 
     found = grade(First, "zero2")
     assert "has 12,288 elements" not in found["weights"].counted
@@ -316,7 +317,12 @@ def test_an_all_reduce_may_return_the_gradient_it_changed() -> None:
 @pytest.mark.slow
 def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
     """DeepSpeed's default: all_reduce, then drop all but the slice. Buckets put calls off; that is no difference."""
-    found = grade(AllReduceZero1, "zero1")
+
+    class AllReduced(Zero1):
+        def default_reducer(self, comm: Any) -> InBuckets:
+            return InBuckets(KeepSlice(), comm.bucket_bytes)
+
+    found = grade(AllReduced, "zero1")
     assert [check.name for check in found.failures] == ["volume"]
     assert found["volume"].where is not None
     assert found["volume"].where.text.startswith("all_reduce #0 of 12,288 B")
@@ -393,8 +399,12 @@ class Skipping(Zero2):
 class Unreduced(Zero2):
     """Rank 0 goes past every reduction: when the run ends, one rank has come there beside it."""
 
-    def reduce(self, flat: Flat, grad: Any) -> Any:
-        return super().reduce(flat, grad) if self.comm.rank != 0 else flat.new_grad_shard()
+    def post_backward(self, unit: Unit) -> None:
+        if self.comm.rank != 0:
+            super().post_backward(unit)
+        elif unit.reduces:
+            unit.flat.take_grad()
+            unit.flat.add_grad_shard(unit.flat.new_grad_shard())
 
 
 class Hermit(Zero2):
@@ -465,8 +475,8 @@ class FreeingTooMuch(Zero3):
 
 
 class TooShort(Zero3):
-    def gather(self, flat: Flat) -> Any:
-        return flat.shard()
+    def pre_forward(self, unit: Unit) -> None:
+        unit.flat.unshard(unit.flat.shard())
 
 
 class Unpadded(Zero2):
@@ -485,8 +495,8 @@ class Uncalled(Strategy):
 
 
 class Unwaited(Zero3):
-    def gather(self, flat: Flat) -> Any:
-        return self.comm.launch_all_gather(flat.shard())
+    def pre_forward(self, unit: Unit) -> None:
+        unit.flat.unshard(self.comm.launch_all_gather(unit.flat.shard()))  # type: ignore[arg-type]
 
 
 class Misspelt(Zero3):
@@ -508,7 +518,7 @@ class Sharing(Zero3):
     coming: dict[str, Any] = {}  # noqa: RUF012  the mistake: one dict for all ranks
 
     def pre_forward(self, unit: Unit) -> None:
-        buffer = self.coming.setdefault(unit.name, self.gather(unit.flat))
+        buffer = self.coming.setdefault(unit.name, self.comm.all_gather(unit.flat.shard()))
         unit.flat.unshard(buffer)
         self.comm.all_reduce(buffer)
 

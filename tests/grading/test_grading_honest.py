@@ -93,8 +93,6 @@ class Delegates(Own2):
 
 
 class Calls(Own2):
-    reduce = Zero2.reduce
-
     def post_backward(self, unit: Unit) -> None:
         Zero2.post_backward(self, unit)  # type: ignore[arg-type]
 
@@ -106,9 +104,10 @@ class InheritsHalf(Zero1):
     post_backward = Own2.post_backward  # type: ignore[assignment]
 
 
-class CallsFinish(Zero3):
+class CallsReducer(Zero2):
     def post_backward(self, unit: Unit) -> None:
-        self.finish(unit)
+        for flat in unit.completes:
+            self.reducer.reduce(flat)
 
 
 class InheritsDDP(DDP): ...
@@ -146,11 +145,11 @@ class InheritsArena(arena.Arena):
         (Delegates, "zero2", "Zero2.post_backward"),
         (Calls, "zero2", "Zero2.post_backward"),
         (InheritsHalf, "zero2", "Zero1.publish_params"),
-        (CallsFinish, "tied", "Zero3.finish"),
+        (CallsReducer, "accumulation", "AtOnce.reduce"),
         (Inherits, "accumulation", "Zero2.post_backward"),
         (Inherits, "clipping", "Strategy.reduce_grad_norm"),
         (InheritsDDP, "bug_mean", "DDP.post_backward"),
-        (Zero3, "bug_thrifty", "Zero3.finish, Zero3.post_backward and 3 more"),
+        (Zero3, "bug_thrifty", "Zero3.post_backward, Zero3.post_forward and 2 more"),
         (cut_by_zerosim, "bounds", "placement.partition.slice_of and placement.partition.slice_size"),
         (size_by_zerosim, "bounds", "placement.partition.slice_size"),
     ],
@@ -346,9 +345,9 @@ def test_the_skeletons_own_base_may_be_used() -> None:
 
     class Mine(Zero3):
         def post_backward(self, unit: Unit) -> None:
-            self.reshard(unit.flat)
+            self.gathered.reshard(unit)
             if unit.reduces:
-                unit.flat.add_grad_shard(self.reduce(unit.flat, unit.flat.take_grad()))
+                self.reducer.reduce(unit.flat)
 
     assert grade(Mine, "tied").passed
 

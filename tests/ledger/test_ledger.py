@@ -22,7 +22,8 @@ from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Unit
 from zerosim.tensor.flat import Flat
 from zerosim.train import data, engine
-from zerosim.train.build import build_model, build_strategy
+from zerosim.train.build import build_model
+from zerosim.train.build_strategy import build_strategy, join_by_itself
 from zerosim.train.build_updater import build_updater
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
@@ -177,6 +178,7 @@ def train_by_hand(
         device = ctx.device
         model = model_of(device) if model_of else build_model(config, device, first_micro_batch=ctx.rank)
         strategy = build_strategy(config, model, ctx.comm, device, build_updater(config, 3))
+        join_by_itself(strategy, model.flats)
 
         def see(where: str) -> None:
             device.recorder.drain()

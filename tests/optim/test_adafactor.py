@@ -29,6 +29,7 @@ from zerosim.placement.partition import slice_of
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.tensor.flat import Flat, whole
 from zerosim.tensor.tensor import cpu
+from zerosim.train.build_strategy import join_by_itself
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -80,6 +81,7 @@ def stepped(o: Factored, dtype: DType, stage: int, ranks: int, lr: float = 0.3, 
         for name, shape in SHAPES.items():
             flat.declare(name, shape)
         strategy = (Zero2 if stage else DDP)(ctx.comm, ctx.device, Updater(o, StepControl(LRSchedule(lr))))
+        join_by_itself(strategy, [flat])
         strategy.place(
             [flat],
             lambda target: [

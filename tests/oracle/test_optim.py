@@ -32,6 +32,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero2 import Zero2
 from zerosim.tensor.flat import Flat
+from zerosim.train.build_strategy import join_by_itself
 
 from .compare import weights_within, within
 
@@ -109,6 +110,7 @@ def run_zerosim(
             for index, spec in enumerate(target.spec.weights):
                 target.write(index, weights[spec.name], exact_master=False)
 
+        join_by_itself(strategy, [flat])
         strategy.place([flat], write)
         for step_grads in grads:
             whole = np.concatenate([step_grads[name].reshape(-1) for name in SHAPES])

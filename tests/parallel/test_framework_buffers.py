@@ -60,7 +60,7 @@ def test_an_allgather_bucket_is_never_exceeded_and_moves_the_same_bytes() -> Non
     into = [e.nbytes for e in pieces.events[0] if isinstance(e, Alloc) and e.kind == "comm"]
     assert max(into) == 2 * 100
     gathers = [e for e in pieces.events[0] if isinstance(e, Launch) and e.op == "all_gather"]
-    sizes = [pieces.layout.padded(name, "optim") // 2 for name in pieces.layout.flats]
+    sizes = [pieces.layout.padded(name) // 2 for name in pieces.layout.flats]
     assert len(gathers) == len(into) == sum(ceil(size / 50) for size in sizes)
 
 
@@ -68,7 +68,7 @@ def test_a_sub_group_ends_with_what_fills_it() -> None:
     """fp32 copies of one group are there at once; without groups those of all."""
     settings = small(ranks=2, stage=3, layers=3, upcast_grads=True, steps=1)
     result = run(settings.replace(sub_group=2000), keep_events=True)
-    sizes = [result.layout.padded(name, "optim") // 2 for name in result.layout.flats]
+    sizes = [result.layout.padded(name) // 2 for name in result.layout.flats]
     first = next(sum(sizes[:count]) for count in range(1, len(sizes) + 1) if sum(sizes[:count]) >= 2000)
     assert first < sum(sizes)
     marks, whole = result.memory[0].marks, run(settings).memory[0].marks
@@ -96,7 +96,7 @@ def test_foreach_holds_arrays_of_the_own_slices_size_while_it_steps(optimizer: d
     temporaries = [
         e.nbytes for e in result.events[0] if isinstance(e, Alloc) and e.kind == "temp" and e.scope.phase == "optimizer"
     ]
-    own = sum(result.layout.padded(name, "optim") // 2 for name in result.layout.flats)
+    own = sum(result.layout.padded(name) // 2 for name in result.layout.flats)
     plain = run(small(ranks=2, stage=2, steps=1, **optimizer), keep_events=True)
     others = [
         e.nbytes for e in plain.events[0] if isinstance(e, Alloc) and e.kind == "temp" and e.scope.phase == "optimizer"

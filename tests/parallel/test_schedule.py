@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.group import Work
 from zerosim.comm.runtime import launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
@@ -24,7 +25,8 @@ from zerosim.parallel.schedule import Action, Backward, Forward, Use, schedule, 
 from zerosim.parallel.zero3 import Zero3
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
-from zerosim.train.build import build_strategy, world_of
+from zerosim.train.build import world_of
+from zerosim.train.build_strategy import build_strategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment
 
@@ -83,8 +85,8 @@ class Watching(Zero3):
     def note(self, unit: Unit, kind: type[Action]) -> None:
         place = len(self.seen) % len(self.began[-1])
         assert self.began[-1][place] == (unit, kind(self.device.where.slot))
-        assert list(self.coming(3)) == list(self.began[-1][place + 1 : place + 4])
-        self.seen.append((unit.name, kind, self.last, self.ends_action))
+        assert list(self.timetable.coming(3)) == list(self.began[-1][place + 1 : place + 4])
+        self.seen.append((unit.name, kind, self.last, self.timetable.ends_action))
 
     def pre_forward(self, unit: Unit) -> None:
         self.note(unit, Forward)
@@ -116,13 +118,19 @@ def test_a_strategy_is_told_what_comes() -> None:
 class Prefetching(Zero3):
     """Gathers each unit while the one before it computes."""
 
+    def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
+        super().__init__(comm, device, updater)
+        self.work: list[tuple[Flat, Work[Any]]] = []
+
     def pre_forward(self, unit: Unit) -> None:
-        self.land()
+        while self.work:
+            flat, work = self.work.pop()
+            flat.unshard(work.wait())
         super().pre_forward(unit)
-        for use in self.coming(1):
+        for use in self.timetable.coming(1):
             if use.unit.flat.param is None:
                 flat = use.unit.flat
-                self.later(self.comm.launch_all_gather(self.shard(flat)), flat.unshard)
+                self.work.append((flat, self.comm.launch_all_gather(flat.shard())))
 
     def pre_backward(self, unit: Unit) -> None:
         self.pre_forward(unit)

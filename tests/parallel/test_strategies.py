@@ -26,12 +26,11 @@ from zerosim.device.events import Alloc, Free, Launch
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.elementwise import Elementwise, Now
-from zerosim.parallel.ddp import DDP
+from zerosim.parallel.norm import blame
 from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
 from zerosim.train import data
-from zerosim.train.build_updater import build_updater
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
@@ -310,15 +309,15 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_names_rank_unit_and_ste
 
 def test_of_several_bad_gradients_the_one_that_backward_met_first_is_named() -> None:
     """What comes after it in backward is spoiled by it."""
-    device = cpu()
-    strategy = DDP(Comm(device, FakeTransport(), (0,)), device, build_updater(RunConfig(precision="fp32"), 1))
+    device, flats = cpu(), list[Flat]()
     for name, value in (("first", np.nan), ("middle", np.nan), ("last", 0.0)):
         flat = Flat(name, device, fp32, fp32)
         flat.probe = GradProbe(device)
         flat.probe.flag = device.alloc((1,), fp64, Kind.TEMP)
         flat.probe.flag.array[...] = value
-        strategy.flats.append(flat)
-    assert "rank 0's gradient of middle is not finite" in str(strategy._blame())
+        flats.append(flat)
+    comm = Comm(device, FakeTransport(), (0,))
+    assert "rank 0's gradient of middle is not finite" in str(blame(comm, flats, ["first", "middle", "last"]))
 
 
 @pytest.mark.parametrize("options", [dict(stage=1), dict(stage=2), dict(stage=3, persistent_numel=10**9)], ids=str)

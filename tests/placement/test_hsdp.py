@@ -22,8 +22,8 @@ from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.errors import NonFiniteGradient
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.owner import OwnerZero2
 from zerosim.parallel.zero1 import Zero1
+from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
@@ -165,12 +165,11 @@ def test_replicas_of_even_parts_are_one_class() -> None:
 # -- what goes wrong ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "kind"), [(1, Zero1), (2, OwnerZero2), (3, Zero3)])
+@pytest.mark.parametrize(("stage", "kind"), [(1, Zero1), (2, Zero2), (3, Zero3)])
 def test_a_bad_gradient_is_blamed_on_its_rank_among_all(stage: int, kind: type[Strategy]) -> None:
     """It is averaged into other ranks' parts in both replicas before anyone looks."""
-    partition = "owner" if kind is OwnerZero2 else "slices"
     with pytest.raises(NonFiniteGradient, match=r"rank 3's gradient of h\.1 is not finite at step 1:") as raised:
-        run_with(poisoned(kind, 3, "h.1"), **SMALL, stage=stage, partition=partition, dp_replicate=2)
+        run_with(poisoned(kind, 3, "h.1"), **SMALL, stage=stage, dp_replicate=2)
     assert raised.value.rank == 3
 
 

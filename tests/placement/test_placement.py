@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from zerosim.analysis.formulas import blocked_numel
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
-from zerosim.placement.layout import STATES, Layout, Piece, Row
-from zerosim.placement.mesh import AXES, COPIES, DATA, Mesh
+from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import AXES, DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.zero import zero_rows
 
 MESHES = st.builds(Mesh, *[st.integers(1, 3)] * len(AXES))
 AXIS_SETS = st.lists(st.sampled_from(AXES), unique=True).map(tuple)
@@ -51,7 +53,7 @@ def test_coordinates_name_a_rank(mesh: Mesh) -> None:
 def test_shards_and_copies_are_all_ranks_that_share_a_batch(mesh: Mesh) -> None:
     """Gradients that are averaged over shards and then over copies are averaged over every rank that has rows."""
     for rank in range(mesh.world_size):
-        met = [peer for holder in mesh.group(rank, "dp_shard") for peer in mesh.group(holder, *COPIES)]
+        met = [peer for holder in mesh.group(rank, "dp_shard") for peer in mesh.group(holder, "dp_replicate")]
         assert sorted(met) == list(mesh.group(rank, *DATA))
 
 
@@ -126,7 +128,7 @@ LAYOUTS = st.tuples(
 
 def layout_of(replicas: int, shards: int, shapes: list[list[tuple[int, ...]]], rule: Partition) -> Layout:
     flats = [spec(each, f"f{i}") for i, each in enumerate(shapes)]
-    return Layout(Mesh(dp_replicate=replicas, dp_shard=shards), flats, {state: Row(rule) for state in STATES})
+    return Layout(Mesh(dp_replicate=replicas, dp_shard=shards), flats, zero_rows(3, rule))
 
 
 @given(LAYOUTS)
@@ -138,7 +140,7 @@ def test_every_replica_holds_every_element_once(case: Any) -> None:
             held = [0] * flat.numel
             ranks = [r for r in range(layout.mesh.world_size) if layout.mesh.index(r, "dp_replicate") == replica]
             for rank in ranks:
-                part = layout.part(rank, flat.name, "optim")
+                part = layout.own(rank, flat.name)
                 for element in range(part.start, min(part.stop, flat.numel)):
                     held[element] += 1
             assert set(held) == {layout.mesh.dp_shard if is_whole else 1}
@@ -149,7 +151,7 @@ def pieces_of(layout: Layout, weights: dict[str, Any]) -> list[Piece]:
     pieces = []
     for rank in range(layout.mesh.world_size):
         for flat in layout.flats.values():
-            part = layout.part(rank, flat.name, "optim")
+            part = layout.own(rank, flat.name)
             values = np.full(part.size, np.nan, np.float32)
             for _, weight, start, stop, at in flat.within(part):
                 values[at : at + stop - start] = weights[weight.name].reshape(-1)[start:stop]
@@ -169,7 +171,7 @@ def test_what_was_cut_is_put_together_again(case: Any, random: Any) -> None:
     weights = drawn(layout)
     pieces = pieces_of(layout, weights)
     random.shuffle(pieces)
-    found = layout.assemble(pieces)
+    found = assemble(layout, pieces)
     assert list(found) == list(weights)
     assert all(np.array_equal(found[name], weights[name]) for name in weights)
 
@@ -191,13 +193,13 @@ def test_copies_that_differ_and_holes_are_refused(case: Any, random: Any) -> Non
         with pytest.raises(
             PlacementError, match=rf"rank \d+ and rank \d+ hold different values of {element}:"
         ) as found:
-            layout.assemble(pieces)
+            assemble(layout, pieces)
         assert {int(word) for word in str(found.value).split()[1:5:3]} <= copies
     else:
         pieces.remove(changed)
         first = next(flat.within(changed.part))
         with pytest.raises(PlacementError, match=f"no rank holds element {first.start} of {first.weight.name}:"):
-            layout.assemble(pieces)
+            assemble(layout, pieces)
 
 
 def test_a_zero_of_another_sign_is_a_difference() -> None:
@@ -206,7 +208,7 @@ def test_a_zero_of_another_sign_is_a_difference() -> None:
         Piece(rank, "f0", Slice(0, 2, 2), np.array([1.0, zero], np.float32)) for rank, zero in ((0, 0.0), (1, -0.0))
     ]
     with pytest.raises(PlacementError, match=r"element 1 of f0\.0"):
-        layout.assemble(pieces)
+        assemble(layout, pieces)
 
 
 @given(LAYOUTS, st.sampled_from([(0,), (-1, 0, 1)]), st.lists(st.integers(1, 20), max_size=2))
@@ -217,14 +219,14 @@ def test_ranks_of_a_class_hold_as_much_and_as_much_padding(case: Any, around: tu
     for rank, lowest in enumerate(classes):
         assert classes[lowest] == lowest <= rank
         for flat in layout.flats.values():
-            mine, theirs = (layout.part(r, flat.name, "optim") for r in (rank, lowest))
+            mine, theirs = (layout.own(r, flat.name) for r in (rank, lowest))
             assert (mine.size, mine.padding) == (theirs.size, theirs.padding)
         for numel in uneven:
             assert len({shares(numel, mesh.dp_shard)[mesh.index(r, "dp_shard")] for r in (rank, lowest)}) == 1
 
 
 def test_classes_by_hand() -> None:
-    rows = {state: Row(EvenSlices()) for state in STATES}
+    rows = zero_rows(3)
     layout = Layout(Mesh(dp_replicate=2, dp_shard=4), [spec([(9,)])], rows)  # slices of 3, 3, 3 and padding alone
     assert layout.classes([]) == [0, 0, 0, 3, 0, 0, 0, 3]
     assert layout.classes([(("dp_replicate",), 3)]) == [0, 0, 0, 3, 4, 4, 4, 7]  # replica 0 adds 2 of 3 elements
@@ -234,7 +236,7 @@ def test_classes_by_hand() -> None:
 
 def test_sixteen_thousand_ranks_are_told_apart_at_once() -> None:
     flats = [spec([(10**6, 10**3), (10**6,)], f"h.{i}") for i in range(128)]
-    layout = Layout(Mesh(dp_replicate=16, dp_shard=1024), flats, {state: Row(EvenSlices()) for state in STATES})
+    layout = Layout(Mesh(dp_replicate=16, dp_shard=1024), flats, zero_rows(3))
     classes = layout.classes([(("dp_replicate",), 977)])
     assert len(classes) == 16384
     assert len(set(classes)) == len({(c // 1024, c % 1024) for c in classes}) < 40

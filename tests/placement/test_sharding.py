@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
 from zerosim.ledger.memory import MemoryLedger
-from zerosim.parallel.bucket import Bucket
+from zerosim.parallel.exchange import Slices
+from zerosim.parallel.reducer import InBuckets
 from zerosim.placement.partition import assign_owners
 from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat, Slice, nothing, slice_of, slice_size, whole
@@ -251,12 +252,23 @@ def test_an_fp32_copy_of_the_own_slice_names_its_padding(device: Device, ledger:
 def test_a_bucket_holds_as_many_bytes_as_it_may(capacity: int | None, left: list[list[int]], device: Device) -> None:
     """Padding is sent, so it counts: three flats of three elements, padded to four, of 2 bytes each. What is full
     leaves at once; what would be too much finds the bucket empty."""
-    bucket, flats = Bucket(capacity), [declared([(3,)], fp16, device) for _ in range(3)]
-    for flat in flats:
+    seen: list[int] = []
+
+    class Counted(Slices):
+        def calls(self, flats: Sequence[Flat]) -> list[list[Flat]]:
+            seen.extend([len(flats)] if flats else [])
+            return []
+
+    reducer, found = InBuckets(Counted(), capacity), []
+    for _ in range(3):
+        flat = declared([(3,)], fp16, device)
         flat.padded_numel = 4
-    assert [[len(call) for call in bucket.add(flat)] for flat in flats] == left
-    assert len(bucket.flush()) == 3 - sum(map(sum, left))
-    assert bucket.flush() == []
+        reducer.reduce(flat)
+        found.append(seen[:])
+        seen.clear()
+    assert found == left
+    reducer.finish()
+    assert sum(seen) == 3 - sum(map(sum, left))
 
 
 def _full(device: Device, value: float, shape: tuple[int, ...]) -> Any:

@@ -18,10 +18,12 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
 from zerosim.errors import PlacementError
-from zerosim.placement.layout import STATES, Layout, Piece, Row
+from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
 from zerosim.placement.spec import FlatSpec, Split, WeightSpec
+from zerosim.placement.zero import zero_rows
 from zerosim.train.plan import plan
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
@@ -172,7 +174,7 @@ def layouts(draw: Callable[[Any], Any]) -> Layout:
         flats.append(FlatSpec(f"f{i}", tuple(weights)))
     rule = draw(st.sampled_from(RULES))
     mesh = Mesh(dp_replicate=draw(st.integers(1, 2)), dp_shard=draw(st.integers(1, 3)), tp=tp)
-    return Layout(mesh, flats, {state: Row(rule) for state in STATES})
+    return Layout(mesh, flats, zero_rows(3, rule))
 
 
 def drawn(layout: Layout) -> dict[str, Any]:
@@ -187,7 +189,7 @@ def pieces_of(layout: Layout, weights: dict[str, Any]) -> Iterator[Piece]:
     for rank in range(layout.mesh.world_size):
         index = layout.mesh.index(rank, "tp")
         for flat in layout.flats.values():
-            part = layout.part(rank, flat.name, "optim")
+            part = layout.own(rank, flat.name)
             values = np.full(part.size, np.nan, np.float32)
             for mine in flat.within(part):
                 whole, split = weights[mine.weight.name], mine.weight.split
@@ -201,7 +203,7 @@ def test_what_was_cut_twice_is_put_together_again(layout: Layout, random: Any) -
     weights = drawn(layout)
     pieces = list(pieces_of(layout, weights))
     random.shuffle(pieces)
-    found = layout.assemble(pieces)
+    found = assemble(layout, pieces)
     assert list(found) == list(weights)
     assert all(np.array_equal(found[name], weights[name]) for name in weights)
 
@@ -226,11 +228,11 @@ def test_copies_that_differ_are_refused_with_rank_and_tensor(layout: Layout, ran
     }
     changed.values[at] = -changed.values[at] if changed.values[at] else 1.0
     if len(holders) == 1:
-        layout.assemble(pieces)
+        assemble(layout, pieces)
         return
     said = rf"rank (\d+) and rank (\d+) hold different values of element \d+ of (their part of )?{mine.weight.name}:"
     with pytest.raises(PlacementError, match=said) as raised:
-        layout.assemble(pieces)
+        assemble(layout, pieces)
     ranks = {int(word) for word in re.findall(r"rank (\d+)", str(raised.value))}
     assert ranks <= holders
     assert raised.value.rank in ranks
@@ -239,10 +241,10 @@ def test_copies_that_differ_are_refused_with_rank_and_tensor(layout: Layout, ran
 def test_a_group_of_which_a_member_says_nothing_is_refused() -> None:
     split = Split((4, 2), 0, 2)
     flat = FlatSpec("f", (WeightSpec("f.w", split.local_shape, split=split),))
-    layout = Layout(Mesh(dp_shard=2, tp=2), [flat], {state: Row(EvenSlices()) for state in STATES})
+    layout = Layout(Mesh(dp_shard=2, tp=2), [flat], zero_rows(3))
     pieces = list(pieces_of(layout, drawn(layout)))
     with pytest.raises(PlacementError, match=r"no rank holds element 0 of f\.w"):
-        layout.assemble([piece for piece in pieces if piece.rank % 2 == 0])
+        assemble(layout, [piece for piece in pieces if piece.rank % 2 == 0])
 
 
 # -- classes --------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 
 from zerosim.config import RunConfig
 from zerosim.errors import PlacementError
-from zerosim.placement.layout import STATES, Layout, Piece
+from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import is_block
 from zerosim.placement.stages import cut_layers, cut_units
@@ -69,7 +70,7 @@ def test_parts_cover_every_flat_once_per_copy(mesh: dict[str, int], stage: int) 
     for where, names in enumerate(found.stages):
         ranks = [rank for rank in range(16) if found.mesh.index(rank, "pp") == where]
         for name in names:
-            for state in STATES:
+            for state in found.rows(name):
                 held = np.zeros(found.flats[name].numel, int)
                 for rank in ranks:
                     part = found.part(rank, name, state)
@@ -98,7 +99,7 @@ def test_pieces_of_all_stages_are_put_together(stage: int) -> None:
     found = layout(ranks=4, pp=2, stage=stage)
     values = {name: np.arange(flat.numel, dtype=np.float32) for name, flat in found.flats.items()}
     whole = pieces(found, values)
-    weights = found.assemble(whole)
+    weights = assemble(found, whole)
     assert next(iter(weights)) == "wte.weight"
     assert sum(weight.size for weight in weights.values()) == sum(flat.numel for flat in found.flats.values())
     for at, piece in enumerate(whole):
@@ -108,8 +109,8 @@ def test_pieces_of_all_stages_are_put_together(stage: int) -> None:
             with pytest.raises(
                 PlacementError, match=r"rank \d and rank \d hold different values of .*wte\.weight"
             ) as bad:
-                found.assemble([*whole[:at], piece._replace(values=wrong), *whole[at + 1 :]])
+                assemble(found, [*whole[:at], piece._replace(values=wrong), *whole[at + 1 :]])
             assert bad.value.rank >= 2
     without = [piece for piece in whole if piece.flat != "h.3"]
     with pytest.raises(PlacementError, match=r"no rank holds element 0 of h\.3"):
-        found.assemble(without)
+        assemble(found, without)

@@ -114,7 +114,7 @@ def _kept(result: RunResult, rank: int) -> tuple[int, int]:
     config, layout = result.config, result.layout
     kept = padding = 0
     for name in layout.stages[config.mesh.axes.index(rank, "pp")]:
-        part = layout.part(rank, name, "optim")
+        part = layout.own(rank, name)
         padding += kept_padding(config, layout.flats[name].padding(part))
         kept += sum(kept_bytes(config, mine.weight, mine.numel) for mine in layout.flats[name].within(part))
     return kept, padding

@@ -18,6 +18,7 @@ from zerosim.dtypes import fp32
 from zerosim.errors import InputError
 from zerosim.parallel.ddp import DDP
 from zerosim.tensor.flat import Flat
+from zerosim.train.build_strategy import join_by_itself
 from zerosim.train.build_updater import build_updater
 
 RATES = tuple(float(f"{digit}e{power}") for power in range(-4, 1) for digit in (1, 2, 5))
@@ -94,13 +95,14 @@ def _descend(ctx: Context, surface: Surface, config: RunConfig, steps: int) -> P
     strategy = DDP(ctx.comm, device, build_updater(config.replace(precision="fp32"), steps))
     flat = Flat("surface", device, fp32, fp32)
     flat.declare("weights", (2,))
+    join_by_itself(strategy, [flat])
     strategy.place([flat], lambda flat: backend.from_host([surface.start], flat.whole_param().reshape(1, 2).array))
     points, losses = [surface.start], [float(surface.loss(*surface.start))]
     for _ in range(steps):
         strategy.begin(())
         grad = flat.new_grad_shard()
         backend.from_host(surface.gradient(*points[-1]), grad.array)
-        strategy.keep_shard(flat, grad)
+        flat.add_grad_shard(grad)
         strategy.step()
         x, y = (float(weight) for weight in backend.to_host(flat.weights().array))
         points.append((x, y))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from zerosim.comm.collectives import Comm
-from zerosim.placement.mesh import Mesh
+from zerosim.placement.mesh import DATA, Mesh
 
 
 class Groups:
@@ -23,6 +25,11 @@ class Groups:
             is_world = (ranks, name) == (world.ranks, world.axis)
             self._made[axes] = world if is_world else world.subgroup(ranks, name, mesh.number(*axes))
         return self._made[axes]
+
+    def replicas(self, axes: Collection[str]) -> Comm | None:
+        """The ranks that hold the same part as this one of what is cut over these axes; None where nobody else does."""
+        rest = [axis for axis in DATA if axis not in axes]
+        return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:
         """The first and the last rank along an axis, for those two; None for the ranks between them."""

@@ -25,7 +25,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.tensor import Borders, TensorParallel
 from zerosim.parallel.zero3 import Zero3
 from zerosim.tensor.flat import Flat, Slice, whole
-from zerosim.train.build import build_strategy
+from zerosim.train.build_strategy import build_strategy
 
 
 def strategy(answer: Any) -> Own:

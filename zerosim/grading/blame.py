@@ -36,7 +36,7 @@ _HINTS = (
     (r"no gradient", "every unit whose .reduces is true must leave a grad_shard before the step, on every rank"),
     (r"elements of gradient", "whole buffers have flat.padded_numel elements, slices flat.own.size"),
     (r"unexpected keyword|positional argument", "keep the arguments that the points have in the skeleton"),
-    (r"object has no attribute '(comm|device|updater|flats|last|layout|groups|everyone)'",
+    (r"object has no attribute '(comm|device|updater|flats|timetable|groups|layout|memory|reducer|exchange|gathered)'",
      "call super().__init__(comm, device, updater) first in your own __init__"),
     (r"NameError", "Python finds no such name in that line: is it misspelt, or an attribute (self., unit., flat.)?"),
     (r"SystemExit", "what leaves ends the whole run: a point of a strategy returns"),

@@ -18,7 +18,7 @@ from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.trial import Trial, attempt, result_of
-from zerosim.placement.layout import Piece
+from zerosim.placement.assemble import Piece, assemble
 from zerosim.tensor.flat import Slice
 
 ROUNDING = 1e-4
@@ -99,10 +99,11 @@ def _gradients(trial: Trial) -> dict[str, Any]:
     """By weight, as the first step's update reads them."""
     layout = result_of(trial).layout
     first = (update for updates in trial.updates for update in updates if update.step == 0)
-    return layout.assemble(
+    pieces = [
         Piece(one.rank, one.unit, Slice(one.start, one.start + one.size, layout.flats[one.unit].numel), one.grad)
         for one in first
-    )
+    ]
+    return assemble(layout, pieces)
 
 
 def _bytes(nbytes: Fraction) -> str:

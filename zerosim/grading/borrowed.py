@@ -27,6 +27,9 @@ from zerosim.ledger import clock
 from zerosim.optim.elementwise import Elementwise
 from zerosim.parallel import pipeline
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.exchange import Slices
+from zerosim.parallel.gathered import Gathered
+from zerosim.parallel.reducer import Reducer
 from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
@@ -56,7 +59,7 @@ def noted(names: Sequence[str], note: Note, audit: Audit = lambda hook: None) ->
     names_of: dict[int, str] = {}  # one for each function, wherever it is bound
     for owner, name, function in own:
         called = names_of.setdefault(id(function), f"{owner.__name__.removeprefix('zerosim.')}.{name}")
-        from_anywhere = isinstance(owner, type) or owner in _MODULES
+        from_anywhere = owner in _MODULES or (isinstance(owner, type) and owner not in _collaborators())
         noting = _noting(function, called, note, from_anywhere=from_anywhere)
         for place, key in [(owner, name), *_other_names(function)]:
             bound.append((place, key, vars(place)[key]))
@@ -80,9 +83,10 @@ def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
 
 
 def _owners(name: str) -> list[type | ModuleType]:
-    """The strategies (the base only where no other has it: its own points are empty), the classes of f and g, the
+    """The strategies and what they leave their work to (the base only where no other has it: its own hooks are empty),
+    the classes of f and g, the
     arena, the optimizers' rules, and the modules with that name."""
-    strategies: list[type] = [each for each in _shipped(Strategy) if name in vars(each)]
+    strategies: list[type] = [each for each in (*_shipped(Strategy), *_collaborators()) if name in vars(each)]
     borders: list[type] = [each for each in _shipped(Borders) if name in vars(each)]
     borders += [Borders] if name in vars(Borders) else []
     strategies += [Strategy] if not strategies and name in vars(Strategy) else []
@@ -90,6 +94,11 @@ def _owners(name: str) -> list[type | ModuleType]:
     modules = [module for module in (*_MODULES, partition, flat, clock, slots) if name in vars(module)]
     rules: list[type] = [each for each in _shipped(Elementwise) if name in vars(each)]
     return [*strategies, *borders, *regions, *rules, *modules]
+
+
+def _collaborators() -> list[type[Any]]:
+    """What the strategies of zerosim leave their work to."""
+    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices)]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:
@@ -102,8 +111,8 @@ def _shipped(base: type[Any]) -> Iterator[type[Any]]:
 
 def _noting(function: Callable[..., Any], name: str, note: Note, *, from_anywhere: bool) -> Callable[..., Any]:
     """A strategy's method may be called for the student by the engine, a pipeline's own schedule out of a table; an
-    arena has its own way to compact at hand. Other functions are used by zerosim itself too: there the student's code
-    must have led to the call."""
+    arena has its own way to compact at hand. Other functions, and what strategies leave their work to, are used by
+    zerosim itself too: there the student's code must have led to the call."""
 
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:

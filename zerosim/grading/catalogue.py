@@ -27,7 +27,8 @@ from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise, stages_of
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.given import bugs, skeletons
 
-_ZERO3 = ("pre_forward", "post_forward", "pre_backward", "post_backward", "finish")
+_REDUCES = ("post_backward", "reduce")
+_ZERO3 = ("pre_forward", "post_forward", "pre_backward", *_REDUCES, "unshard", "reshard", "reshard_after_forward")
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -75,7 +76,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "publish_params: all_gather flat.shard(), out=flat.whole_param(), over the old parameters.",
         ),
         (dict(ranks=4), dict(ranks=5, tied=True), dict(ranks=2, accumulate=3)),
-        yours=("post_backward", "publish_params"),
+        yours=(*_REDUCES, "publish_params", "publish"),
     ),
     exercise(
         (5, "zero2", skeletons.MyZero2, 2, "ZeRO-2"),
@@ -85,7 +86,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "add_grad_shard keeps the slice. Do not call add_grad_whole: that keeps the whole.",
         ),
         (dict(ranks=4), dict(ranks=5, tied=True)),
-        yours=("post_backward", "publish_params"),
+        yours=(*_REDUCES, "publish_params", "publish"),
     ),
     exercise(
         (6, "zero3", skeletons.MyZero3, 3, "ZeRO-3: gather, use, free"),
@@ -96,7 +97,7 @@ EXERCISES: tuple[Exercise, ...] = (
             "After a unit's backward, free the parameters first: then the reduced slice finds room.",
         ),
         (dict(ranks=4), dict(ranks=5), dict(ranks=2, note="a slice half as long as its unit")),
-        yours=_ZERO3[:4],
+        yours=_ZERO3,
     ),
     exercise(
         (7, "tied", skeletons.MyTied, 3, "ZeRO-3 with tied embeddings"),
@@ -108,7 +109,7 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
         (dict(ranks=4, tied=True), dict(ranks=5, tied=True), dict(ranks=2)),
         sent="(3Ψ + 2VD)",
-        yours=("post_backward", "finish"),
+        yours=("post_backward",),
     ),
     exercise(
         (8, "accumulation", skeletons.MyAccumulation, 2, "Accumulation in ZeRO-2"),
@@ -124,7 +125,7 @@ EXERCISES: tuple[Exercise, ...] = (
             dict(ranks=4, note="1 micro-batch"),
         ),
         sent="(A + 1)Ψ",
-        yours=("post_backward",),
+        yours=_REDUCES,
     ),
     exercise(
         (9, "clipping", skeletons.MyClipping, 2, "Clipping by the global norm"),
@@ -167,7 +168,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "This DDP trains, and Adam hides almost all of its error. What is wrong with its gradients?",
         ("By what factor is the gradient off?", "What is the op of all_reduce, when none is given?"),
         (dict(ranks=4), dict(ranks=3, tied=True)),
-        yours=("post_backward",),
+        yours=_REDUCES,
     ),
     exercise(
         (13, "bug_shared", bugs.Shared, 3, "Find the bug: too much traffic, and the last bits"),
@@ -194,14 +195,14 @@ EXERCISES: tuple[Exercise, ...] = (
         "This ZeRO-1 is right without accumulation. What does it forget with it?",
         ("How many micro-batches are in the sum?", "What happens to the last one when grad_whole is there already?"),
         (dict(ranks=4), dict(ranks=4, accumulate=3)),
-        yours=("post_backward", "publish_params"),
+        yours=(*_REDUCES, "publish_params", "publish"),
     ),
     exercise(
         (16, "bug_sparing", bugs.Sparing, 2, "Find the bug: fine on four ranks, dead on six"),
         "This ZeRO-2 works on 4 ranks. On 6 ranks of a narrower model it ends at once. Which rank did what?",
         ("What does a rank own of 20 elements cut into 6 slices?", "A collective needs every rank of its group."),
         (dict(ranks=4), dict(ranks=6, hidden=10, layers=1, note="a unit of 20 elements")),
-        yours=("post_backward", "publish_params"),
+        yours=(*_REDUCES, "publish_params", "publish"),
     ),
     exercise(
         (17, "borders", skeletons.MyBorders, 0, "f and g of tensor parallelism"),

@@ -19,7 +19,7 @@ from zerosim.errors import InputError
 from zerosim.grading.limits import Failure
 from zerosim.grading.own_code import text_of
 from zerosim.optim.control import StepReport
-from zerosim.placement.layout import Piece
+from zerosim.placement.assemble import Piece
 from zerosim.tensor.flat import Slice
 from zerosim.train.run import RankOutcome
 

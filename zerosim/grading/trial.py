@@ -44,7 +44,8 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Schedule
 from zerosim.stepper.match import where_in_step
 from zerosim.tensor.flat import Flat
-from zerosim.train.build import MakeStrategy, build_strategy, world_of
+from zerosim.train.build import MakeStrategy, world_of
+from zerosim.train.build_strategy import build_strategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
 
@@ -145,7 +146,7 @@ def completed(config: RunConfig, left: Left) -> Trial:
             words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
             failure = Failure("error", words)
     padded = experiment.layout.padded
-    sizes = {flat.name: padded(flat.name, "optim") * flat.dtype.itemsize for flat in experiment.model.flats}
+    sizes = {flat.name: padded(flat.name) * flat.dtype.itemsize for flat in experiment.model.flats}
     return Trial(config, result, failure, left.records, left.updates, left.ended, sizes, left.whole)
 
 

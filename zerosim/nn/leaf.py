@@ -26,10 +26,17 @@ from zerosim.tensor.tensor import Leaf, Parameter, Tensor, apply
 Layer = TypeVar("Layer", bound=Callable[[Tensor], Tensor])
 
 
-class Points(Protocol):
-    """What a leaf tells of its turns: a strategy's points (`parallel/base.py`)."""
+class Turns(Protocol):
+    """What counts the turns of a step."""
 
     def enter(self) -> None: ...
+
+
+class Hooks(Protocol):
+    """What a leaf tells of its turns: a strategy's hooks (`parallel/base.py`)."""
+
+    @property
+    def timetable(self) -> Turns: ...
     def pre_forward(self, unit: Unit) -> None: ...
     def post_forward(self, unit: Unit) -> None: ...
     def pre_backward(self, unit: Unit) -> None: ...
@@ -64,22 +71,22 @@ def leaf(within: Flat | Tensors, name: str, make: Callable[[Any], Layer]) -> Lay
 
 
 class LeafModule(Unit):
-    """A layer in a block, with turns of its own. `points` is there while the block's forward or backward is on."""
+    """A layer in a block, with turns of its own. `hooks` is there while the block's forward or backward is on."""
 
-    points: Points | None = None
+    hooks: Hooks | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         device, sink = x.device, Leaf()
         inner = Tensor(x.buffer, sink)
         inner.discarded = x.discarded
         with device.scope(unit=self.name):
-            if self.points is not None:
+            if self.hooks is not None:
                 if not _is_made_again(device):
-                    self.points.enter()
-                self.points.pre_forward(self)
+                    self.hooks.timetable.enter()
+                self.hooks.pre_forward(self)
             y = self.function(inner)
-            if self.points is not None:
-                self.points.post_forward(self)
+            if self.hooks is not None:
+                self.hooks.post_forward(self)
         if y.node is None:
             return Tensor(y.buffer)
         return apply(LeafRule(self, sink, y.node), y.buffer, x, op=self.name)
@@ -99,26 +106,26 @@ class LeafRule:
         self.node = node
 
     def backward(self, grad: Buffer) -> tuple[Buffer]:
-        module, points = self.module, self.module.points
+        module, hooks = self.module, self.module.hooks
         with grad.device.scope(unit=module.name):
-            if points is not None:
-                points.enter()
-                points.pre_backward(module)
+            if hooks is not None:
+                hooks.timetable.enter()
+                hooks.pre_backward(module)
             backward(self.node, [grad])
             dx = self.sink.take()
-            if points is not None:
-                points.post_backward(module)
+            if hooks is not None:
+                hooks.post_backward(module)
         return (dx,)
 
 
 @contextmanager
-def led_by(points: Points, leaves: Sequence[Unit]) -> Iterator[None]:
-    """Inside, these leaves tell `points` of their turns. No leaf holds it longer: it holds their buffers."""
+def led_by(hooks: Hooks, leaves: Sequence[Unit]) -> Iterator[None]:
+    """Inside, these leaves tell `hooks` of their turns. No leaf holds it longer: it holds their buffers."""
     modules = [module for module in leaves if isinstance(module, LeafModule)]
     for module in modules:
-        module.points = points
+        module.hooks = hooks
     try:
         yield
     finally:
         for module in modules:
-            module.points = None
+            module.hooks = None

@@ -1,7 +1,7 @@
 """Recompute: a unit that keeps its input only, and runs forward again when backward needs the rest.
 
 (Chen et al. 1604.06174; "activation checkpointing" in ZeRO's paper, section 3.2, and in PyTorch.) Between
-forward and backward one input per slot is kept (`kept_inputs.py` says how). A strategy's points are the same:
+forward and backward one input per slot is kept (`kept_inputs.py` says how). A strategy's hooks are the same:
 stage 3 gathers once in backward, for the second forward and the backward after it. Dropout masks are a function
 of where they are used (`tensor/rng.py`), so the second run drops what the first dropped, and every bit of the
 result is that of a run that keeps all. By leaf module stage 3 gathers twice: each leaf for the second forward, and

@@ -51,6 +51,11 @@ class Unit:
         return self.flats[0]
 
     @property
+    def completes(self) -> Sequence[Flat]:
+        """Flats whose gradient of a micro-batch is complete when this unit's backward is over."""
+        return [flat for flat in self.flats if flat.is_trained] if self.reduces else ()
+
+    @property
     def all_flats(self) -> Sequence[Flat]:
         """Its own and its leaves'."""
         return [*self.flats, *(flat for leaf in self.leaves for flat in leaf.flats)]

@@ -78,12 +78,13 @@ class LossScaler:
 
 
 class NormRow(NamedTuple):
-    """Where the squares of a flat buffer are added up: in `row`, by tensor-parallel rank `member` of `tp`. Several
-    buffers may have one row."""
+    """Where the squares of a flat buffer are added up: in `row`, by tensor-parallel rank `member` of `tp`, slice by
+    slice of the `ranks` that it is cut over (0: all of them). Several buffers may have one row."""
 
     row: int
     member: int = 0
     tp: int = 1
+    ranks: int = 0
 
 
 def norm_partials(
@@ -105,10 +106,11 @@ def norm_partials(
     partials = device.alloc((num_rows or len(flats), world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for flat, place in zip(flats, rows, strict=True):
-        size, stop = slice_size(flat.numel, world_size), min(flat.own.stop, flat.numel)
+        stop = min(flat.own.stop, flat.numel)
         if place is None or flat.grad_shard is None or flat.own.start >= stop:
             continue  # nothing but padding, or another rank's
-        number, member, tp = place
+        number, member, tp, ranks = place
+        size = slice_size(flat.numel, ranks or world_size)
         row = partials.array[number]
         if tp == 1 and buffers[number] == 1:
             part = flat.grad_shard[: stop - flat.own.start]

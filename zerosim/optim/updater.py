@@ -14,7 +14,6 @@ from zerosim.dtypes import DType, compute_dtype
 from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
-from zerosim.tensor.accumulation import GradMemory
 from zerosim.tensor.flat import Flat
 
 
@@ -33,7 +32,6 @@ class Updater:
         control: StepControl,
         *,
         decay: str = "all",
-        grad_memory: GradMemory = GradMemory(),  # noqa: B008  frozen
         sub_group: int = 0,
         foreach: bool = False,
         rounding: Rounding | None = None,
@@ -41,7 +39,6 @@ class Updater:
         self.optimizer = optimizer
         self.control = control
         self.decay = decay
-        self.grad_memory = grad_memory
         self.sub_group = sub_group
         self.foreach = foreach
         self.rounding = rounding

@@ -1,17 +1,46 @@
-"""The gradients' norm on a mesh: which rank counts what, and who is to blame where it is not finite."""
+"""The gradients' norm on a mesh: which rank counts what, who is to blame where it is not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zerosim.comm.collectives import Comm
+from zerosim.comm.groups import Groups
 from zerosim.device.device import Kind
 from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
-from zerosim.optim.precision import NormRow
+from zerosim.optim.precision import NormRow, norm_partials, total_norm
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
+
+
+def decided(
+    groups: Groups,
+    layout: Layout,
+    flats: Sequence[Flat],
+    decide: Callable[[float], float | None],
+    *,
+    exchanges: bool,
+) -> float | None:
+    """What `decide` makes of the norm of all ranks' gradients as they are.
+
+    One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any overflow; without
+    `exchanges` every rank of a group sees all gradients already.
+
+    Raises: NonFiniteGradient naming rank and unit, where nothing says that such steps are skipped; LossScaleExhausted.
+    """
+    trained = [flat for flat in flats if flat.is_trained]
+    axes = layout.trained_axes
+    comm = groups(*axes)
+    partials = norm_partials(comm.device, trained, comm.size, *norm_rows(layout, comm.device.rank, trained))
+    for along in ((axes,) if exchanges else ()) + tuple((axis,) for axis in ("tp", "pp") if layout.mesh.size(axis) > 1):
+        groups(*along).all_reduce(partials, op="sum", purpose="control")
+    try:
+        return decide(total_norm(comm.device, partials))
+    except NonFiniteGradient:
+        raise blame(groups("pp", *DATA, "tp"), flats, list(layout.flats)) from None
 
 
 def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
@@ -22,10 +51,12 @@ def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[No
     stage, index, tp = mesh.index(rank, "pp"), mesh.index(rank, "tp"), mesh.tp
     units = dict.fromkeys(flat.unit for flat in layout.flats.values())
     places = {unit: place for place, unit in enumerate(units)}
-    rows = [
-        NormRow(places[flat.spec.unit] * tp + index, index, tp) if layout.is_counted(stage, flat.name) else None
-        for flat in flats
-    ]
+    rows: list[NormRow | None] = []
+    for flat in flats:
+        copies = [axis for axis in layout.trained_axes if axis not in flat.axes]
+        counts = layout.is_counted(stage, flat.name) and not mesh.index(rank, *copies)
+        ranks = mesh.size(*flat.axes)
+        rows.append(NormRow(places[flat.spec.unit] * tp + index, index, tp, ranks) if counts else None)
     return rows, len(places) * tp
 
 

@@ -6,7 +6,7 @@ list (`train/engine.py`); a strategy sees the uses of units that follow from it,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,3 +94,49 @@ def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
         for unit in (chunks[action.chunk] if isinstance(action, Forward) else reversed(chunks[action.chunk]))
         for turn in (unit.turns() if isinstance(action, Forward) else unit.turns_back())
     ]
+
+
+class Timetable:
+    """Where in a step a rank is: the uses of its units, those that have begun, those to come. Outside of a step, as
+    where text is generated, nothing is known of what comes."""
+
+    def __init__(self) -> None:
+        self.uses: Sequence[Use] = ()
+        self.at = 0  # uses that have begun
+        self.last = True  # this is the step's last micro-batch
+
+    def begin(self, uses: Sequence[Use]) -> None:
+        """A step begins, in which units are used in this order, that of `uses_of`."""
+        self.uses, self.at = uses, 0
+
+    def enter(self) -> None:
+        """The next use begins."""
+        if self.at < len(self.uses):
+            self.last = self.uses[self.at].action.slot == self.uses[-1].action.slot
+            self.at += 1
+
+    @property
+    def action(self) -> Action | None:
+        """The forward or backward that has begun last."""
+        return self.uses[self.at - 1].action if self.at else None
+
+    def coming(self, count: int = 1) -> Sequence[Use]:
+        """The next uses, `count` of them or as many as there are, after the one that has begun."""
+        return self.uses[self.at : self.at + count]
+
+    @property
+    def ends_action(self) -> bool:
+        """Whether the use that has begun is the last one of its forward or backward."""
+        following = self.coming()
+        return not following or following[0].action != self.action
+
+    def is_used_next(self, unit: Unit) -> bool:
+        """Whether the next use is this unit's again, in another forward or backward."""
+        return self.ends_action and any(use.unit is unit for use in self.coming())
+
+    def rest_of_action(self) -> Iterator[Use]:
+        """The uses that follow in the forward or backward that has begun."""
+        for at in range(self.at, len(self.uses)):
+            if not self.at or self.uses[at].action != self.action:
+                return
+            yield self.uses[at]

@@ -10,7 +10,7 @@ reduce-scatter of rows after a row-parallel one; in backward they change places.
     activations of a layer       s b h / t (34 + 5 a s / h) bytes, where tensor parallelism alone has 10 + 24/t + ...
 
 Gradients of the norms, the positions and the row-parallel biases are each rank's rows' share: they are added over t
-once a step (`Strategy.reduce_shares`).
+once a step (`across.add_shares`).
 """
 
 from __future__ import annotations

@@ -24,8 +24,6 @@ from zerosim.errors import InputError
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DATA = ("dp_replicate", "dp_shard")
 """The axes over which the rows of a batch are dealt out."""
-COPIES = tuple(axis for axis in DATA if axis != "dp_shard")
-"""Those of them that cut no model state: along these a part is held in copies, whose gradients are averaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ def ownership(session: Session) -> Ownership:
                 if cut and layout.mesh.index(rank, "tp") != index:
                     continue
                 placed = _placed(session.parts[rank], flat.name)
-                own = layout.part(rank, flat.name, "optim") if placed is None else placed.own
+                own = layout.own(rank, flat.name) if placed is None else placed.own
                 row = OwnedSlice(flat.name, flat.numel, rank, own.start, own.stop, flat.padding(own), part)
                 rows.append(row)
     return Ownership(layout.mesh.world_size, tuple(rows))

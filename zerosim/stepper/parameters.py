@@ -74,7 +74,6 @@ class Parameters(Mapping[str, ParameterView]):
 
     def __init__(self, rank: int, parts: Parts) -> None:
         self._rank = rank
-        self._keeps = parts.strategy.keeps_params
         self._places = {
             weight.name: (weakref.ref(flat), flat.spec, index, flat.dtype.name)
             for flat in parts.model.flats
@@ -98,7 +97,7 @@ class Parameters(Mapping[str, ParameterView]):
         if flat is None:
             return "freed", 0, 0, 0, None
         if flat.param is not None:
-            state = "whole" if self._keeps else "gathered"
+            state = "whole" if flat.rows["param"].is_whole else "gathered"
             return state, 0, flat.spec.weights[index].numel, flat.spec.offsets[index], flat.param
         source = flat.param_shard if flat.param_shard is not None else flat.master
         mine = flat.spec.overlap(flat.own, index)

@@ -11,9 +11,10 @@ reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `
 from __future__ import annotations
 
 from zerosim.backends.kernels import Array
-from zerosim.config.zero import GradMemory as GradMemory
+from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
+from zerosim.placement.layout import Row, Rows
 from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.spec import FlatSpec
 
@@ -41,7 +42,9 @@ class GradAccumulator:
         self.spec = FlatSpec(name, (), module)
         self.device = device
         self.grad_dtype = self.local_dtype = grad_dtype
-        self.memory = GradMemory()
+        self.rows: Rows = {}
+        self.is_trained = True  # it has gradients and optimizer states
+        self.owner = 0  # of a flat that belongs to one member of its group: which one
         self.padded_numel = 0
         self.own = nothing(0)
         self.keeps_whole_grad = False
@@ -50,7 +53,7 @@ class GradAccumulator:
         self.grad_whole: Buffer | None = None
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
-        self._lasting: Buffer | None = None  # of a persistent memory: what `grad_whole` or `grad_shard` points to
+        self._lasting: Buffer | None = None  # where gradients live always: what `grad_whole` or `grad_shard` points to
         self._given: set[int] = set()
         self._collected: set[int] = set()
 
@@ -78,22 +81,39 @@ class GradAccumulator:
         weight, offset = self.spec.weights[index], self.spec.offsets[index]
         return whole[offset : offset + weight.numel].reshape(*weight.shape)
 
+    def lie(self, rows: Rows, owner: int | None, own: Slice, padded_numel: int) -> None:
+        """Take a place in a layout: the flat's rows, its owner, the part that is this rank's, and elements of the whole
+        buffer, padding included."""
+        self.rows, self.owner, self.own, self.padded_numel = rows, owner or 0, own, padded_numel
+        self.is_trained = "optim" in rows
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that its own parts are cut over."""
+        return self.rows["optim" if self.is_trained else "param"].axes
+
+    def own_window(self, whole: Buffer) -> Buffer:
+        """The own part of a buffer of this layout."""
+        return whole[self.own.start : self.own.stop]
+
     @property
     def adds_at_once(self) -> bool:
-        """Whether each weight's gradient is added to a persistent whole as soon as it is there."""
-        return self.memory.lasts and self.keeps_whole_grad
+        """Whether each weight's gradient is added to a whole that lives always, as soon as it is there."""
+        return self.keeps_whole_grad and self._lasting is not None
 
-    def place_grads(self, memory: GradMemory, param_dtype: DType, *, keeps_whole: bool) -> None:
-        """Before the first step: how gradients are held, and a persistent buffer for them."""
-        self.memory, self.keeps_whole_grad = memory, keeps_whole
+    def place_grads(self, row: Row, memory: GradMemory, param_dtype: DType, *, probes: bool) -> None:
+        """Before the first step: how gradients are held, a buffer for them where they live always, and whether a
+        GradProbe looks at them."""
+        self.probe = GradProbe(self.device) if probes else None
+        self.keeps_whole_grad = row.is_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
-        if memory.lasts:
+        if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
-            if not keeps_whole:
+            if not row.is_whole:
                 numel, padding = self.own.size, self.own_padding
             self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
             self._zero(self._lasting.array)
-            if keeps_whole:
+            if row.is_whole:
                 self.grad_whole = self._lasting
 
     def begin_step(self) -> None:
@@ -106,16 +126,19 @@ class GradAccumulator:
     def grad_window(self, index: int) -> Buffer:
         """Where a gradient of parameter `index` is to be written; contents undefined.
 
-        The window itself at its first use in a micro-batch; after that, and where it is added at once, a buffer of
-        its own.
+        The window itself at its first use in a micro-batch; after that, and where it is added at once or not wanted, a
+        buffer of its own.
         """
-        if index in self._given or self.adds_at_once:
+        if index in self._given or self.adds_at_once or not self.is_trained:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
-        """A gradient of parameter `index` is complete: it is in its window already, or is added there."""
+        """A gradient of parameter `index` is complete: it is in its window already, or is added there. What is not
+        trained keeps none."""
+        if not self.is_trained:
+            return
         whole = self._open_grad()
         if grad.storage is not whole.storage:
             into = self.window(whole, index).array
@@ -176,7 +199,7 @@ class GradAccumulator:
         if grad is None:
             return
         if self.grad_shard is None and self._lasting is not None:
-            own = self._lasting[self.own.start : self.own.stop] if self.keeps_whole_grad else self._lasting
+            own = self.own_window(self._lasting) if self.keeps_whole_grad else self._lasting
             self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
             self.grad_shard = own
         else:
@@ -199,8 +222,10 @@ class GradAccumulator:
         self.device.kernel(0, self.device.backend.copy, half.array, copy.array)
         return copy
 
-    def take_whole(self) -> list[Buffer]:
-        """A gradient that was kept whole, handed over in a list; the flat forgets it."""
+    def take_finished(self) -> list[Buffer]:
+        """The gradient that is to be reduced, whole, handed over in a list; the flat forgets it."""
+        if not self.keeps_whole_grad:
+            return [self.take_grad()]
         whole = [self.whole_grad()]
         self.grad_whole = self._lasting if self.keeps_whole_grad else None
         return whole

@@ -11,6 +11,7 @@ from typing import Any
 
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
+from zerosim.placement.layout import Row
 from zerosim.placement.partition import Slice as Slice
 from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
@@ -59,6 +60,20 @@ class Flat(GradAccumulator):
         weight = WeightSpec(name, shape, std, fill, split, summed, embedding)
         self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
+
+    def place_params(self, row: Row) -> None:
+        """Before the first step: memory for the whole, for the own slice, or for none that is stored."""
+        if row.is_whole:
+            self.param = self._alloc_param(Slice(0, self.padded_numel, self.numel))
+            self.param_shard = self.own_window(self.param)
+        elif row.lives != "use":
+            self.param_shard = self._alloc_param(self.own)
+
+    def _alloc_param(self, part: Slice) -> Buffer:
+        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=self.spec.padding(part))
+        for start, stop in self.spec.gaps(part):
+            self._zero(param[start:stop].array)
+        return param
 
     def param_window(self, index: int) -> Buffer:
         if self.param is None:
@@ -117,8 +132,11 @@ class Flat(GradAccumulator):
         if self.master is not None and self.param_shard is not None:
             self.device.kernel(0, self.device.backend.copy, self.master.array, self.param_shard.array)
 
-    def cast_shard(self, kind: Kind) -> Buffer:
-        """The own slice of the parameters, cast from the master for one use."""
+    def own_param(self, kind: Kind) -> Buffer:
+        """The own slice of the parameters, to be sent; where none is stored, cast from the master into a buffer of
+        `kind`."""
+        if self.param_shard is not None:
+            return self.param_shard
         shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own_padding)
         self.cast_into(shard)
         return shard

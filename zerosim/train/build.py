@@ -22,23 +22,20 @@ from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
 from zerosim.nn import Alone, KeptInputs, Recompute
 from zerosim.optim.updater import Updater
-from zerosim.parallel.all_reduce import AllReduceZero1, AllReduceZero2
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.bucket import ReduceBuffers
-from zerosim.parallel.ddp import DDP
-from zerosim.parallel.owner import OwnerZero1, OwnerZero2, OwnerZero3
 from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
 from zerosim.parallel.sequence import SequenceParallel
 from zerosim.parallel.tensor import TensorParallel, vocab_padding
-from zerosim.parallel.zero1 import Zero1
-from zerosim.parallel.zero2 import Zero2
-from zerosim.parallel.zero3 import Ahead, Zero3
-from zerosim.placement.layout import Layout, Rows
-from zerosim.placement.mesh import DATA, Mesh
-from zerosim.placement.spec import is_block
-from zerosim.placement.stages import cut_units
+from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
+from zerosim.train.build_strategy import (
+    IsTrained,
+    all_trained,
+    build_strategy,
+    layout_of,
+    stage_chunks,
+)
 
 
 def build_model(config: RunConfig, device: Device, group: Alone | None = None, *, first_micro_batch: int = 0) -> Model:
@@ -152,10 +149,12 @@ def build_rank(
     updater: Updater,
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
+    is_trained: IsTrained = all_trained,
 ) -> Built:
     """One rank's model, and the strategy that will place it; nothing takes memory yet.
 
-    `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names.
+    `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names; of the flat
+    buffers those are trained for which `is_trained` is true.
     """
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
@@ -170,9 +169,7 @@ def build_rank(
         pipeline = Pipeline(mesh.pp, stage, groups("pp"), order=order, chunks=parallel.num_chunks)
         model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
-    if mesh != Mesh(dp_shard=mesh.world_size):
-        at_each = parallel.replica_reduction == "micro_batch"
-        strategy.join(groups, layout_of(config, whole, strategy.rows()), at_each_micro_batch=at_each)
+    strategy.join(groups, layout_of(config, whole, strategy, is_trained), config.grads)
     return Built(model, strategy, pipeline)
 
 
@@ -185,69 +182,7 @@ def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
             unit.inputs = inputs
 
 
-def stage_chunks(config: RunConfig, whole: Model) -> list[list[range]]:
-    """For each pipeline stage the runs of the whole model's units that it holds."""
-    pp, chunks = config.mesh.pp, config.parallel.num_chunks
-    names = [unit.name for unit in whole.units]
-    sizes = config.layers_by_chunk(sum(is_block(name) for name in names))
-    runs = cut_units(names, sizes, is_block)
-    return [[runs[chunk * pp + stage] for chunk in range(chunks)] for stage in range(pp)]
-
-
 def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Alone], None]) -> None:
     """Take memory for the weights and the optimizer's state, and write the weights."""
     strategy.place(model.flats, lambda flat: write(flat, model.group))
     ctx.device.mark("after_init")
-
-
-def strategy_class(config: RunConfig) -> type[Strategy]:
-    """The strategy of `--stage` 0..3. Stage 0 has no partition."""
-    owner, all_reduce = config.parallel.partition == "owner", config.reduction.grad_reduction == "all_reduce"
-    if config.parallel.zero_stage == 0:
-        return DDP
-    if config.parallel.zero_stage == 1:
-        return OwnerZero1 if owner else AllReduceZero1 if all_reduce else Zero1
-    if config.parallel.zero_stage == 2:
-        return OwnerZero2 if owner else AllReduceZero2 if all_reduce else Zero2
-    return OwnerZero3 if owner else Zero3
-
-
-def layout_of(config: RunConfig, model: Model, rows: Rows | None = None) -> Layout:
-    """Who holds what of a run of the whole `model`, before any rank is there."""
-    stages = None
-    if config.mesh.pp > 1:
-        units = [[model.units[i] for run in runs for i in run] for runs in stage_chunks(config, model)]
-        stages = [list(dict.fromkeys(flat.name for unit in held for flat in unit.all_flats)) for held in units]
-    flats = [flat.spec for flat in model.flats]
-    return Layout(config.mesh.axes, flats, rows or strategy_class(config).rows(), stages)
-
-
-def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
-    """This rank's strategy; what stays gathered is stage 3's choice."""
-    reduction, kind = config.reduction, strategy_class(config)
-    if issubclass(kind, Zero3):
-        strategy: Strategy = _zero3(config, model, kind, comm, device, updater)
-    else:
-        strategy = kind(comm, device, updater)
-    if reduction.bucket:
-        lasting = not strategy.keeps_params
-        strategy.buffers = ReduceBuffers(device, reduction.bucket, count=reduction.buffers, lasting=lasting)
-    strategy.allgather_bucket = reduction.allgather_bucket
-    strategy.overlaps = reduction.overlaps
-    return strategy
-
-
-def _zero3(config: RunConfig, model: Model, kind: type[Zero3], comm: Comm, device: Device, updater: Updater) -> Zero3:
-    choices = config.gathering
-    return kind(
-        comm,
-        device,
-        updater,
-        kept=[] if choices.reshard_after_forward else [turn.name for unit in model.units for turn in unit.turns()],
-        keep_next=choices.keep_last_unit,
-        root=[unit.name for unit in model.units if choices.keep_root_units and not is_block(unit.name)],
-        persistent=[flat.name for flat in model.flats if choices.stays(flat.spec.num_parameters)],
-        cast_shards=choices.cast_shards,
-        prefetch=choices.prefetch,
-        ahead=Ahead(choices.prefetch_elements, choices.max_live),
-    )

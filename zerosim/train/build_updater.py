@@ -45,7 +45,6 @@ def build_updater(
         optimizer or _optimizer(optim, config.global_batch * config.model.seq),
         control,
         decay=optim.decay,
-        grad_memory=config.grads,
         sub_group=optim.sub_group,
         foreach=optim.foreach,
         rounding=None if kind is None else Rounding(kind, config.data.seed),

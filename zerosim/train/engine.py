@@ -54,7 +54,7 @@ def forward_pass(
             if unit.leaves:
                 x = unit.forward(x, slot, function)
             else:
-                strategy.enter()
+                strategy.timetable.enter()
                 strategy.pre_forward(unit)
                 x = unit.forward(x, slot, function)
                 strategy.post_forward(unit)
@@ -68,7 +68,7 @@ def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy
             if unit.leaves:
                 unit.backward(grads, slot)
             else:
-                strategy.enter()
+                strategy.timetable.enter()
                 strategy.pre_backward(unit)
                 unit.backward(grads, slot)
                 strategy.post_backward(unit)
@@ -151,10 +151,7 @@ def _gradients(
     losses = _run(of, actions, model, micro_batches, strategy, pipeline)
     with strategy.device.phase(of.backward):
         pipeline.finish()
-        strategy.end_backward()
-        strategy.land()
-        strategy.reduce_replicas()
-        strategy.reduce_shares()
+        strategy.finish_backward()
     return losses
 
 
@@ -194,7 +191,7 @@ def _run(
                 losses.append((loss, device.backend.to_host_later(loss.array)))
         else:
             with device.scope(phase=of.backward, slot=slot):
-                strategy.open_buffers()
+                strategy.open_backward()
                 if is_last:
                     with device.scope(unit="loss", slot=slot):
                         grad = [grads.pop(slot)()]  # a list: backward lets go of it as soon as it can
@@ -206,7 +203,7 @@ def _run(
                 if not pipeline.is_first(action.chunk):
                     with device.scope(unit=units[0].name, slot=slot):
                         pipeline.send(action, grad.pop())
-                strategy.close_buffers()
+                strategy.close_backward()
     return losses
 
 

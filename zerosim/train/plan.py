@@ -29,7 +29,8 @@ from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
-from zerosim.train.build import build_model, layout_of, world_of
+from zerosim.train.build import build_model, world_of
+from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
 from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.result import RunResult, collect
@@ -47,6 +48,7 @@ def plan(
     skipped: Collection[int] = (),
     keep_events: bool = False,
     cluster: Cluster | None = None,
+    is_trained: IsTrained = all_trained,
 ) -> RunResult:
     """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or, where it is None, one
     step: of an optimizer that estimates curvature one with its estimate, whose `time` is the mean over steps.
@@ -58,13 +60,15 @@ def plan(
     `config` (data, weights, tokens, sample) is not read. Of many micro-batches few are run, and the rest
     follows (`extend.py`), unless events are kept. With a `cluster` the result has the step's `time` on it.
 
+    Of the flat buffers those are trained for which `is_trained` is true; the others have parameters alone.
+
     Raises: InputError, also where it would take far too long (`work.py`); OutOfMemory (where the configuration has a
     capacity).
     """
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
 
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
-        return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment)
+        return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment, is_trained)
 
     # Under GPipe another stage may be the slowest one of a long step: a search within a capacity ranks by exact times.
     ranked = cluster is not None and config.memory.capacity is not None and config.parallel.pipeline == "gpipe"
@@ -88,10 +92,11 @@ def _plan(
     keep_events: bool,
     cluster: Cluster | None,
     by_moment: bool,
+    is_trained: IsTrained,
 ) -> RunResult:
     """`plan` with all of its micro-batches."""
     model = build_model(config, Device(0, make_backend("meta")))
-    layout = layout_of(config, model)
+    layout = layout_of(config, model, is_trained=is_trained)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on its neighbours' shares
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
@@ -100,7 +105,7 @@ def _plan(
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
             ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster, by_moment=by_moment)
-            reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events)
+            reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events, is_trained)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
             stands_for = layout.classes(uneven.found, around, by_tensor=by_tensor)
     result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
@@ -203,7 +208,12 @@ def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = N
 
 
 def _run_rank(
-    config: RunConfig, ledgers: RankLedgers, uneven: _UnevenReductions, skipped: Collection[int], keep_events: bool
+    config: RunConfig,
+    ledgers: RankLedgers,
+    uneven: _UnevenReductions,
+    skipped: Collection[int],
+    keep_events: bool,
+    is_trained: IsTrained,
 ) -> list[StepReport]:
     """One rank's program, which feeds these readers; the steps' reports."""
 
@@ -213,7 +223,7 @@ def _run_rank(
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-            return train_rank(ctx, config, inputs, make_control=control).reports
+            return train_rank(ctx, config, inputs, is_trained=is_trained, make_control=control).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 

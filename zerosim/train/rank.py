@@ -17,6 +17,7 @@ from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, build_rank, place_rank
+from zerosim.train.build_strategy import IsTrained, all_trained
 from zerosim.train.build_updater import build_updater
 
 Progress = Callable[[int, int, float], None]
@@ -58,13 +59,14 @@ def train_rank(
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
     optimizer: Optimizer | None = None,
+    is_trained: IsTrained = all_trained,
     make_control: Callable[..., StepControl] = StepControl,
     progress: Progress | None = None,
     opened: Opened | None = None,
 ) -> Trained:
     """All steps of `config` on this rank."""
     updater = build_updater(config, inputs.steps, make_control, optimizer)
-    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule)
+    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, is_trained)
     if opened is not None:
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write)

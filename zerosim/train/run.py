@@ -28,12 +28,13 @@ from zerosim.nn import Alone
 from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
 from zerosim.parallel.pipeline import Schedule
-from zerosim.placement.layout import Piece
+from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.train import data, engine
-from zerosim.train.build import MakeStrategy, build_model, layout_of, world_of
+from zerosim.train.build import MakeStrategy, build_model, world_of
+from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
@@ -64,11 +65,13 @@ def run(
     progress: Progress | None = None,
     keep_events: bool = False,
     optimizer: Optimizer | None = None,
+    is_trained: IsTrained = all_trained,
 ) -> RunResult:
     """Train as `config` says.
 
     `keep_events` keeps every rank's whole record in the result (memory grows with steps). An `optimizer` of your own,
-    such as a subclass of `zerosim.optim.elementwise.Elementwise`, takes the place of the configuration's.
+    such as a subclass of `zerosim.optim.elementwise.Elementwise`, takes the place of the configuration's. Of the flat
+    buffers those are trained for which `is_trained` is true; the others have parameters alone.
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
@@ -76,7 +79,7 @@ def run(
         if session is not None:
             session.check_world(config.mesh.ranks, config.world.ranks_per_process)
             check_alike(session, config)
-        experiment = Experiment(config, optimizer=optimizer)
+        experiment = Experiment(config, optimizer=optimizer, is_trained=is_trained)
     ledgers: dict[int, RankLedgers] = {}
 
     def readers(rank: int) -> tuple[Reader, ...]:
@@ -114,6 +117,7 @@ class Experiment:
         make_strategy: MakeStrategy | None = None,
         schedule: Schedule | None = None,
         optimizer: Optimizer | None = None,
+        is_trained: IsTrained = all_trained,
     ) -> None:
         check_libraries(config)
         check_run(config)
@@ -131,8 +135,9 @@ class Experiment:
         self.make_strategy = make_strategy
         self.schedule = schedule
         self.optimizer = optimizer
+        self.is_trained = is_trained
         self.model = build_model(config, Device(0, make_backend("numpy")))  # no memory is taken for it
-        self.layout = layout_of(config, self.model)
+        self.layout = layout_of(config, self.model, is_trained=is_trained)
         self._inputs = _read_inputs(config, self.model)
         check_room_for(config, self.model)
 
@@ -153,6 +158,7 @@ class Experiment:
             make_strategy=self.make_strategy,
             schedule=self.schedule,
             optimizer=self.optimizer,
+            is_trained=self.is_trained,
             progress=progress,
             opened=opened,
         )
@@ -178,7 +184,7 @@ class Experiment:
             range(self.config.mesh.ranks),
             outcomes[0].steps,
             losses=[list(step) for step in zip(*(outcomes[rank].losses for rank in data_ranks), strict=True)],
-            weights=self.layout.assemble(piece for outcome in outcomes for piece in outcome.pieces),
+            weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces]),
             sample=outcomes[0].sample,
             keep_events=keep_events,
             lost_updates=self._lost(outcomes),

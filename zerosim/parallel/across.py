@@ -1,0 +1,52 @@
+"""What other axes of a mesh add to the own parts of gradients, once backward is over.
+
+dp_replicate   hybrid sharding (HSDP, MiCS): the ranks that hold the same part average it
+tp             ranks that work out shares of one gradient add them up
+pp             a table that is tied to the head of another stage is held by both: its gradients are added
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.comm.groups import Groups
+from zerosim.device.device import Buffer
+from zerosim.placement.layout import Layout
+from zerosim.tensor.flat import Flat
+
+
+def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: bool) -> None:
+    """Reduce the own parts over the other axes; `averaged`: over dp_replicate they have been, in each micro-batch."""
+    if not averaged:
+        average_replicas(groups, flats)
+    add_shares(groups, layout, flats)
+
+
+def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
+    """Average the own parts over the ranks that hold the same ones. Source: FSDP2, set_requires_all_reduce."""
+    for flat in reversed(flats):  # the order in which backward left them
+        replicas = groups.replicas(flat.axes)
+        if replicas is not None and flat.grad_shard is not None:
+            with flat.device.scope(unit=flat.module):
+                replicas.all_reduce(flat.grad_shard)
+
+
+def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
+    """Add up gradients of which several ranks hold shares: a table that two pipeline stages use; heads of keys and
+    values that tensor-parallel ranks hold in copies; under sequence parallelism norms, positions, row biases."""
+    mesh = groups.mesh
+    for flat in reversed(flats) if mesh.pp > 1 or mesh.tp > 1 else ():
+        ends = groups.ends("pp") if layout.is_tied(flat.name) else None
+        if ends is not None and ends.size > 1 and flat.grad_shard is not None:
+            with flat.device.scope(unit=flat.module):
+                ends.all_reduce(flat.grad_shard, op="sum")
+        if mesh.tp == 1:
+            continue
+        shared: dict[int, list[Buffer]] = {}
+        for mine in flat.spec.within(flat.own):
+            sharers = mine.weight.sharers(mesh.tp)
+            if sharers > 1 and flat.grad_shard is not None:
+                shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
+        with flat.device.scope(unit=flat.module):
+            for sharers, windows in shared.items():
+                groups.neighbours("tp", sharers).all_reduce(windows, op="sum")

@@ -1,0 +1,174 @@
+"""Exchanges: by which collectives whole gradients become own parts, and own parts whole parameters.
+
+    Slices      reduce_scatter, all_gather    every rank owns a slice of each flat          2 or 3 Psi (N-1)/N
+    KeepSlice   all_reduce, all_gather        the same, but every rank receives all of the sum and keeps its slice:
+                                              Psi (N-1)/N more (DeepSpeed's stages 1 and 2, by default)
+    Owners      reduce, broadcast             the paper's wording: a rank owns whole flats, dealt out by size; nothing
+                                              is padded, and an owner sends its own to every other rank
+    AllReduce   all_reduce                    stage 0: every rank owns everything
+
+The sums are the same in the same order, so that weights are the same to the bit. An exchange knows flats and groups;
+when something is exchanged is decided by a `Reducer` and by `Gathered`. Source of KeepSlice: DeepSpeed,
+stage_1_and_2.py (use_multi_rank_bucket_allreduce).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from zerosim.comm.collectives import Comm
+from zerosim.comm.group import Work
+from zerosim.comm.groups import Groups
+from zerosim.device.device import Buffer, Kind
+from zerosim.placement.layout import Row
+from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
+from zerosim.tensor.flat import Flat
+
+
+class Slices:
+    """reduce_scatter and all_gather.
+
+    gather_bucket   elements of a buffer through which new parameters arrive; 0: they arrive where they belong
+    """
+
+    partition: ClassVar[Partition] = EvenSlices()
+    states: ClassVar[Mapping[str, Row]] = {}  # what it keeps of each trained flat beside the model states
+    joins = True  # several flats go in one call
+
+    def __init__(self, gather_bucket: int = 0) -> None:
+        self.gather_bucket = gather_bucket
+
+    def join(self, groups: Groups) -> None:
+        """Take its place among the ranks."""
+        self.groups = groups
+
+    def group_of(self, flat: Flat) -> Comm:
+        """The ranks that a flat is cut over."""
+        return self.groups(*flat.axes)
+
+    def calls(self, flats: Sequence[Flat]) -> list[list[Flat]]:
+        """These flats, by the call that reduces them."""
+        if not self.joins:
+            return [[flat] for flat in flats]
+        together: dict[Comm, list[Flat]] = {}
+        for flat in flats:
+            together.setdefault(self.group_of(flat), []).append(flat)
+        return [*together.values()]
+
+    def place(self, flats: Sequence[Flat]) -> None:
+        """Take memory for `states`."""
+
+    # -- gradients: of what arrives for each flat this rank keeps its own part --------------------------------------
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
+        """Reduce whole gradients in one call."""
+        shards = []
+        for flat in flats:
+            with flat.device.scope(unit=flat.module):
+                shards.append(flat.new_grad_shard())
+        return self.group_of(flats[0]).launch_reduce_scatter(grads, out=shards)
+
+    def own_part(self, flat: Flat, reduced: Any) -> Buffer | None:
+        """What this rank keeps of what has arrived (None: nothing)."""
+        own: Buffer = reduced
+        return own
+
+    def launch_in_place(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
+        """The same where gradients are kept whole: each own part is reduced where it stands."""
+        own = [flat.own_window(grad) for flat, grad in zip(flats, grads, strict=True)]
+        return self.group_of(flats[0]).launch_reduce_scatter(grads, out=own)
+
+    def own_window(self, flat: Flat, grad: Buffer, reduced: Any) -> Buffer | None:
+        """Where in the whole gradient the own part stands, now that `reduced` has arrived (None: nowhere)."""
+        return flat.own_window(grad)
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+    def gather(self, flat: Flat) -> Buffer:
+        """The whole parameters, padding included, in a new buffer."""
+        return self.group_of(flat).all_gather(flat.own_param(Kind.COMM))
+
+    def launch_gather(self, flat: Flat) -> Work[Buffer]:
+        """The same, in flight. A slice that is cast is cast where it will lie, so that nothing else waits with it."""
+        comm = self.group_of(flat)
+        if flat.param_shard is not None:
+            return comm.launch_all_gather(flat.param_shard, kind=Kind.PREFETCHED_PARAM)
+        full = flat.device.alloc((flat.padded_numel,), flat.dtype, Kind.PREFETCHED_PARAM)
+        own = flat.own_window(full)
+        flat.cast_into(own)
+        return comm.launch_all_gather(own, out=full)
+
+    def publish(self, flat: Flat) -> None:
+        """All ranks' new parameters over the old ones. Through a bucket they arrive piece by piece and are copied to
+        where they belong: what a list of tensors costs (DeepSpeed edaa722, all_gather_dp_groups with
+        allgather_bucket_size, where there is no all_gather_into_tensor)."""
+        comm, shard, whole = self.group_of(flat), flat.shard(), flat.whole_param()
+        if not self.gather_bucket or comm.size == 1:
+            comm.all_gather(shard, out=whole)
+            return
+        most = max(1, self.gather_bucket // comm.size)
+        for start in range(0, shard.numel, most):
+            piece = shard[start : start + most]
+            arrived = comm.all_gather(piece, kind=Kind.COMM)
+            for rank in range(comm.size):
+                part, at = arrived[rank * piece.numel : (rank + 1) * piece.numel], rank * shard.numel + start
+                flat.device.kernel(0, flat.device.backend.copy, part.array, whole[at : at + piece.numel].array)
+
+
+class KeepSlice(Slices):
+    """all_reduce, of which a rank keeps a copy of its slice."""
+
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
+        return self.group_of(flats[0]).launch_all_reduce(grads)
+
+    def own_part(self, flat: Flat, reduced: Any) -> Buffer | None:
+        shard = flat.new_grad_shard()
+        flat.device.kernel(0, flat.device.backend.copy, flat.own_window(reduced).array, shard.array)
+        return shard
+
+    launch_in_place = launch_reduce
+
+
+class AllReduce(KeepSlice):
+    """Stage 0: the own part is all of it."""
+
+    partition = Whole()
+
+
+class Owners(Slices):
+    """reduce to the owner, broadcast from it."""
+
+    partition = WholeUnits()
+    joins = False
+
+    def owns(self, flat: Flat) -> bool:
+        return flat.owner == self.group_of(flat).rank
+
+    def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
+        [flat] = flats
+        return self.group_of(flat).launch_reduce(grads.pop(), dst=flat.owner)
+
+    launch_in_place = launch_reduce
+
+    def own_part(self, flat: Flat, reduced: Any) -> Buffer | None:
+        if not self.owns(flat):
+            return None
+        own: Buffer = reduced
+        flat.device.retag(own, Kind.GRAD)
+        return own
+
+    def own_window(self, flat: Flat, grad: Buffer, reduced: Any) -> Buffer | None:
+        return self.own_part(flat, reduced)
+
+    def gather(self, flat: Flat) -> Buffer:
+        return self.group_of(flat).broadcast(self._place_for(flat, Kind.UNSHARDED_PARAM), src=flat.owner)
+
+    def launch_gather(self, flat: Flat) -> Work[Buffer]:
+        place = self._place_for(flat, Kind.PREFETCHED_PARAM)
+        return self.group_of(flat).launch_broadcast(place, src=flat.owner)
+
+    def _place_for(self, flat: Flat, kind: Kind) -> Buffer:
+        """The owner uses its own; the others receive one, a buffer of `kind`, for the time of use."""
+        return flat.own_param(kind) if self.owns(flat) else flat.device.alloc((flat.numel,), flat.dtype, kind)
+
+    def publish(self, flat: Flat) -> None:
+        self.group_of(flat).broadcast(flat.whole_param(), src=flat.owner)

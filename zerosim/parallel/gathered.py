@@ -1,0 +1,192 @@
+"""Gathered parameters: each flat is absent, in flight, or resident. What stays is a `Residency`; what comes early, a
+`Prefetch`.
+
+    resident    the whole is there (`flat.param`)
+    in flight   it is being gathered for a use to come
+    unshard     make a unit's parameters resident: as they are, as they arrive, or gathered now; then prefetch
+    reshard     let them go, unless they stay
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from zerosim.comm.group import Work
+from zerosim.device.device import Buffer, Kind
+from zerosim.nn import Unit
+from zerosim.parallel.exchange import Slices
+from zerosim.parallel.schedule import Timetable, Use
+from zerosim.tensor.flat import Flat
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """What stays gathered, units and flats by name. The paper's: nothing.
+
+    kept        units that stay from forward to backward (all of them: FSDP's reshard_after_forward=False, 2 Psi, and
+                ZeRO-2's peak)
+    keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward (3 Psi less
+                that unit)
+    root        units that stay until a micro-batch's backward ends, and whose gradients are reduced then (FSDP2's root:
+                tables, last norm, head)
+    persistent  flats that stay for good, and are gathered once after each step
+    """
+
+    kept: frozenset[str] = frozenset()
+    keep_next: bool = False
+    root: frozenset[str] = frozenset()
+    persistent: frozenset[str] = frozenset()
+
+
+class Prefetch:
+    """Which gathers are launched before their turn: none."""
+
+    def begin(self, timetable: Timetable) -> None:
+        """A step begins."""
+
+    def launch(self, gathered: Gathered) -> None:
+        """A unit is resident, and is about to compute."""
+
+
+class Gathered:
+    """The parameters that are cut: who holds the whole of which, and when."""
+
+    def __init__(
+        self,
+        exchange: Slices,
+        residency: Residency = Residency(),
+        prefetch: Prefetch | None = None,
+    ) -> None:
+        self.exchange = exchange
+        self.residency = residency
+        self.prefetch = prefetch or Prefetch()
+        self.timetable = Timetable()
+        self.live = 0  # elements that are resident or in flight, and will be freed
+        self._in_flight: dict[str, Work[Buffer]] = {}  # by flat
+        self._waiting: list[Unit] = []  # the root's whose backward is over
+
+    def place(self, flats: Sequence[Flat]) -> None:
+        for flat in flats:
+            if flat.name in self.residency.persistent:
+                flat.unshard(self.exchange.gather(flat))
+
+    def begin(self, timetable: Timetable) -> None:
+        """A step begins."""
+        self.timetable = timetable
+        self.prefetch.begin(timetable)
+
+    def unshard(self, unit: Unit) -> None:
+        """Before a use."""
+        for flat in unit.flats:
+            self._unshard(flat)
+        self.prefetch.launch(self)
+
+    def reshard_after_forward(self, unit: Unit) -> None:
+        """After a forward."""
+        stays = unit.name in self.residency.kept | self.residency.root
+        if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
+            for flat in unit.flats:
+                self._reshard(flat)
+
+    def reshard(self, unit: Unit) -> None:
+        """After a backward. Another unit that shares a flat may still keep it."""
+        for flat in unit.flats:
+            if unit.reduces or flat.module not in self.residency.kept | self.residency.root:
+                self._reshard(flat)
+
+    def done(self, unit: Unit) -> list[Unit]:
+        """A unit's backward is over: the units that may go now. The root's wait until all of it is."""
+        if unit.name in self.residency.root:
+            self._waiting.append(unit)
+            done = []
+        else:
+            done = [unit]
+        if self.timetable.ends_action:
+            done, self._waiting = [*done, *self._waiting], []
+        return done
+
+    def publish(self, flat: Flat) -> None:
+        """New parameters: those that stay for good are gathered again."""
+        if flat.name in self.residency.persistent:
+            flat.reshard()  # the old ones go before the new ones come
+            flat.unshard(self.exchange.gather(flat))
+
+    # -- one flat ------------------------------------------------------------------------------------------------
+    def is_absent(self, flat: Flat) -> bool:
+        return flat.param is None and flat.name not in self._in_flight
+
+    def launch(self, unit: Unit, flat: Flat) -> None:
+        """Gather an absent flat for a unit to come."""
+        with flat.device.scope(unit=unit.name):
+            self._in_flight[flat.name] = self.exchange.launch_gather(flat)
+        self.live += flat.numel
+
+    def _unshard(self, flat: Flat) -> None:
+        work = self._in_flight.pop(flat.name, None)
+        if work is not None:
+            full = work.wait()
+            if full is not flat.param_shard:  # under an owner's partition it is the owner's own
+                flat.device.retag(full, Kind.UNSHARDED_PARAM)
+            flat.unshard(full)
+        elif flat.param is None:
+            flat.unshard(self.exchange.gather(flat))
+            self.live += flat.numel
+
+    def _reshard(self, flat: Flat) -> None:
+        if flat.name not in self.residency.persistent:
+            self.live -= flat.numel if flat.param is not None else 0
+            flat.reshard()
+
+
+@dataclass
+class Units(Prefetch):
+    """Of this forward's or backward's next units that are not resident, so many are in flight. The volume stays, the
+    peak grows by those units."""
+
+    count: int
+
+    def launch(self, gathered: Gathered) -> None:
+        coming = (use.unit for use in gathered.timetable.rest_of_action())
+        missing = (unit for unit in coming if any(flat.param is None for flat in unit.flats))
+        for unit in islice(missing, self.count):
+            for flat in filter(gathered.is_absent, unit.flats):
+                gathered.launch(unit, flat)
+
+
+@dataclass
+class Elements(Prefetch):
+    """By elements, as DeepSpeed does (stage3_prefetch_bucket_size and max_live_parameters).
+
+    numel      at each turn the next flats of this forward or backward are launched until they are so many elements; the
+               last one may go beyond. So what is ahead grows from turn to turn
+    max_live   at a turn no more than what is missing to so many gathered elements, those in flight included; 0: no
+               limit. It holds back nothing but this: a unit's own parameters come at its turn, whatever is there
+
+    What is resident or in flight when a use of it is looked at is not launched for that use: if it is freed before, it
+    is gathered when the turn comes. DeepSpeed keeps it then, and goes on from forward into backward: left out, as its
+    max_reuse_distance is. Source: DeepSpeed edaa722, runtime/zero/partitioned_param_coordinator.py, fetch_sub_module.
+    """
+
+    numel: int
+    max_live: int = 0
+    _queue: deque[tuple[int, Use, Flat]] = field(default_factory=deque)  # the step's uses that were not looked at yet
+
+    def begin(self, timetable: Timetable) -> None:
+        self._queue = deque((at, use, flat) for at, use in enumerate(timetable.uses) for flat in use.unit.flats)
+
+    def launch(self, gathered: Gathered) -> None:
+        if not self._queue:
+            return
+        most = min(self.numel, self.max_live - gathered.live) if self.max_live else self.numel
+        timetable, launched = gathered.timetable, 0
+        while self._queue:
+            at, use, flat = self._queue[0]
+            if at >= timetable.at and (launched >= most or use.action != timetable.action):
+                return
+            self._queue.popleft()
+            if at >= timetable.at and gathered.is_absent(flat):
+                gathered.launch(use.unit, flat)
+                launched += flat.numel

@@ -1,0 +1,218 @@
+"""Reducers: when finished gradients are reduced. By which collectives: their exchange (`exchange.py`).
+
+AtOnce         each when it is complete. `late`: it is waited for when the next one is complete, and its input is held
+               until then (FSDP2's reduce_scatter_state)
+InBuckets      where gradients are kept whole anyway (stages 0 and 1): several together, where they stand, as soon as
+               they fill a bucket; waiting costs no memory and saves launches. `late`: they are waited for when backward
+               is over. Or in copies that live through the run (PyTorch's DDP)
+OutOfBuffers   ZeRO-R's constant-size buffers, CB (ZeRO paper, section 6.2): gradients are copied into a buffer whose
+               size does not depend on the model's, and reduced from there
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from zerosim.comm.group import Work
+from zerosim.comm.groups import Groups
+from zerosim.config.zero import GradMemory
+from zerosim.device.device import Buffer, Kind
+from zerosim.parallel.exchange import Slices
+from zerosim.tensor.flat import Flat
+
+
+class Reducer:
+    """What all have: reductions in flight, and keeping what arrives.
+
+    averages_each   what arrives is averaged over the ranks that hold the same part (HSDP), in every micro-batch
+    """
+
+    def __init__(self, exchange: Slices, *, averages_each: bool = False) -> None:
+        self.exchange = exchange
+        self.averages_each = averages_each
+        self._in_flight: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
+
+    def join(self, groups: Groups) -> None:
+        """Take its place among the ranks."""
+        self.groups = groups
+        self.exchange.join(groups)
+
+    def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
+        """Take memory that lives through the run."""
+
+    def open(self, flats: Sequence[Flat]) -> None:
+        """A micro-batch's backward begins."""
+
+    def reduce(self, flat: Flat) -> None:
+        """A flat's gradient is complete."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """A micro-batch's backward is over."""
+        self.wait()
+
+    def finish(self) -> None:
+        """The step's last one is: all is reduced when this returns."""
+        self.wait()
+
+    def launch(self, flats: Sequence[Flat], grads: list[Buffer]) -> int:
+        """Reduce whole gradients, which are taken out of the list, in as many calls as the exchange makes of them."""
+        waiting, calls = dict(zip(flats, grads, strict=True)), self.exchange.calls(flats)
+        grads.clear()
+        for together in calls:
+            work = self.exchange.launch_reduce(together, [waiting.pop(flat) for flat in together])
+            self._in_flight.append((work, partial(self._keep, together)))
+        return len(calls)
+
+    def wait(self, most: int = 0) -> None:
+        """No more than `most` stay in flight; what was launched first is waited for first."""
+        while len(self._in_flight) > most:
+            work, then = self._in_flight.popleft()
+            then(work.wait())
+
+    def _keep(self, flats: Sequence[Flat], reduced: Any) -> None:
+        """The own parts of what has arrived, added to those of earlier micro-batches."""
+        parts = reduced if isinstance(reduced, list) else [reduced]
+        del reduced
+        for flat in flats:
+            with flat.device.scope(unit=flat.module):
+                self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)))
+
+    def _keep_part(self, flat: Flat, own: Buffer | None) -> None:
+        replicas = self.groups.replicas(flat.axes) if self.averages_each else None
+        if own is not None and replicas is not None:
+            replicas.all_reduce(own)
+        flat.add_grad_shard(own)
+
+
+class AtOnce(Reducer):
+    def __init__(self, exchange: Slices, *, late: bool = False, averages_each: bool = False) -> None:
+        super().__init__(exchange, averages_each=averages_each)
+        self.late = late
+
+    def reduce(self, flat: Flat) -> None:
+        self.wait()  # no more than one input is held beside the gradient that backward makes
+        self.launch([flat], flat.take_finished())
+        if not self.late:
+            self.wait()
+
+
+class InBuckets(Reducer):
+    """Up to `capacity` bytes together (None: one flat at a time). A flat that is larger is cut by the collective."""
+
+    def __init__(self, exchange: Slices, capacity: int | None, *, late: bool = False) -> None:
+        super().__init__(exchange)
+        self.capacity = capacity or 0
+        self.late = late
+        self._waiting: list[Flat] = []
+        self._copies: dict[str, Buffer] = {}  # of gradients, by flat
+
+    def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
+        for flat in flats if memory.bucket_copies else ():
+            with flat.device.scope(unit=flat.module):
+                self._copies[flat.name] = flat.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
+
+    def reduce(self, flat: Flat) -> None:
+        if self._waiting and self._nbytes(flat, *self._waiting) > self.capacity:
+            self._reduce()
+        self._waiting.append(flat)
+        if self._nbytes(*self._waiting) >= self.capacity:
+            self._reduce()
+
+    def close(self) -> None: ...
+
+    def finish(self) -> None:
+        self._reduce()
+        self.wait()
+
+    def _nbytes(self, *flats: Flat) -> int:
+        return sum(flat.padded_numel * flat.grad_dtype.itemsize for flat in flats)
+
+    def _reduce(self) -> None:
+        """Everything that waits."""
+        waiting, self._waiting = self._waiting, []
+        for together in self.exchange.calls(waiting):
+            grads = [flat.whole_grad() for flat in together]
+            sent = [self._copies.get(flat.name, grad) for flat, grad in zip(together, grads, strict=True)]
+            _copy(grads, sent)
+            work = self.exchange.launch_in_place(together, [*sent])
+            self._in_flight.append((work, partial(self._keep_windows, together, grads, sent)))
+            if not self.late:
+                self.wait()
+
+    def _keep_windows(
+        self, flats: Sequence[Flat], grads: Sequence[Buffer], sent: Sequence[Buffer], reduced: Any
+    ) -> None:
+        _copy(sent, grads)
+        parts = reduced if isinstance(reduced, list) else [reduced]
+        for flat, grad, part in zip(flats, grads, parts, strict=True):
+            flat.grad_shard = self.exchange.own_window(flat, grad, part)
+
+
+class OutOfBuffers(Reducer):
+    """`count` buffers of `numel` elements; with two, one is filled while the other is reduced.
+
+    They live from the beginning of a backward to its end or, `lasting`, to the end of the run. The paper's example of
+    a buffer that grows with the model, a fused fp32 one of all gradients, is 12 GB for 3B parameters. Source: DeepSpeed
+    edaa722, stage_1_and_2.py (setup_buckets: reduce_bucket_size elements, two of them under overlap_comm, for each
+    backward), stage3.py (one, from start to end); a gradient that is larger than a buffer is reduced where it is.
+    """
+
+    def __init__(
+        self, exchange: Slices, numel: int, *, count: int = 1, lasting: bool = False, averages_each: bool = False
+    ) -> None:
+        super().__init__(exchange, averages_each=averages_each)
+        self.numel = numel
+        self.count = count
+        self.lasting = lasting
+        self._buffers: deque[Buffer] = deque()  # the first is being filled
+        self._flats: list[Flat] = []
+        self._windows: list[Buffer] = []
+
+    def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
+        if self.lasting:
+            self.open(flats)
+
+    def open(self, flats: Sequence[Flat]) -> None:
+        if not self._buffers:
+            take = partial(flats[0].device.alloc, (self.numel,), flats[0].grad_dtype, Kind.COMM)
+            self._buffers.extend(take() for _ in range(self.count))
+
+    def reduce(self, flat: Flat) -> None:
+        grads = flat.take_finished()
+        used, numel = sum(window.numel for window in self._windows), grads[0].numel
+        if used + numel > self.numel:
+            self._send()
+            used = 0
+        if numel > self.numel:
+            self.launch([flat], grads)
+            work, then = self._in_flight.pop()
+            then(work.wait())
+            return
+        window = self._buffers[0][used : used + numel]
+        flat.device.kernel(0, flat.device.backend.copy, grads.pop().array, window.array)
+        self._flats.append(flat)
+        self._windows.append(window)
+
+    def close(self) -> None:
+        self._send()
+        self.wait()
+        if not self.lasting:
+            self._buffers.clear()
+
+    def _send(self) -> None:
+        if self._windows:
+            flats, windows = self._flats, self._windows
+            self._flats, self._windows = [], []
+            calls = self.launch(flats, windows)
+            self.wait(calls if self.count > 1 else 0)  # what is in the buffer that is filled next
+            self._buffers.rotate(-1)
+
+
+def _copy(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        if source is not target:
+            source.device.kernel(0, source.device.backend.copy, source.array, target.array)

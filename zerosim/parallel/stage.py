@@ -1,0 +1,51 @@
+"""What the four stages share: when gradients are reduced (`reducer.py`), and by which collectives (`exchange.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from zerosim.comm.collectives import Comm
+from zerosim.comm.groups import Groups
+from zerosim.config.zero import GradMemory
+from zerosim.device.device import Device
+from zerosim.optim.updater import Updater
+from zerosim.parallel.base import Strategy
+from zerosim.parallel.exchange import Slices
+from zerosim.parallel.reducer import AtOnce, Reducer
+from zerosim.placement.layout import Layout
+from zerosim.tensor.flat import Flat
+
+
+class Stage(Strategy):
+    """A stage of the package. Without a `reducer` it has the paper's: slices, each reduced when it is complete."""
+
+    def __init__(self, comm: Comm, device: Device, updater: Updater, reducer: Reducer | None = None) -> None:
+        super().__init__(comm, device, updater)
+        self.reducer = reducer or self.default_reducer(comm)
+        self.exchange = self.reducer.exchange
+        self.averages_each = self.reducer.averages_each
+
+    def default_reducer(self, comm: Comm) -> Reducer:
+        return AtOnce(Slices())
+
+    def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
+        super().join(groups, layout, memory)
+        self.reducer.join(groups)
+
+    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
+        super().place(flats, write)
+        self.exchange.place(flats)
+        self.reducer.place(flats, self.memory)
+
+    def open_backward(self) -> None:
+        self.reducer.open(self.flats)
+
+    def close_backward(self) -> None:
+        self.reducer.close()
+
+    def end_backward(self) -> None:
+        self.reducer.finish()
+        if self.memory.own_only:
+            for flat in self.flats:
+                with flat.device.scope(unit=flat.module):
+                    flat.keep_own_grad()

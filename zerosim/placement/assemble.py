@@ -1,0 +1,129 @@
+"""Whole weights, put together from the parts that ranks hold of them. Copies must be equal to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from zerosim.errors import PlacementError
+from zerosim.placement.layout import Layout
+from zerosim.placement.partition import Slice
+from zerosim.placement.spec import FlatSpec, WeightSpec
+
+
+class Piece(NamedTuple):
+    """A part of a flat buffer as one rank holds it, and its values: a flat host array, padding included."""
+
+    rank: int
+    flat: str
+    part: Slice
+    values: Any
+
+
+def assemble(layout: Layout, pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Every weight by name, as host arrays, from pieces that describe themselves; copies must be equal to the bit.
+
+    Raises: PlacementError naming rank and tensor where nobody holds an element, or two ranks hold it differently.
+    """
+    size, index = layout.mesh.tp, layout.mesh.index
+    found: dict[tuple[int, str, int], list[Piece]] = {
+        (stage, name, tp): [] for stage, names in enumerate(layout.stages) for name in names for tp in range(size)
+    }
+    for piece in pieces:
+        if piece.part.size:
+            found[index(piece.rank, "pp"), piece.flat, index(piece.rank, "tp")].append(piece)
+    whole = _Whole(size)
+    for (_, name, tp), parts in found.items():
+        flat = layout.flats[name]
+        parts.sort(key=lambda piece: (piece.part.start, piece.rank))
+        values = _joined(flat, parts)
+        for weight, offset in zip(flat.weights, flat.offsets, strict=True):
+            local = values[offset : offset + weight.numel].reshape(weight.shape)
+            whole.put(weight, local, tp, parts, offset)
+    return {weight.name: whole.weights[weight.name] for flat in layout.flats.values() for weight in flat.weights}
+
+
+class _Whole:
+    """Whole weights, put together from what the members of tensor-parallel groups hold of them, on every stage."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.weights: dict[str, Any] = {}
+        self._writers: dict[tuple[str, int], tuple[list[Piece], int]] = {}  # whose a piece of a weight is
+
+    def put(self, weight: WeightSpec, local: Any, index: int, parts: list[Piece], offset: int) -> None:
+        """Store one member's piece, put together of `parts`, where it begins at `offset`.
+
+        Raises: PlacementError where another member's copy of it was different.
+        """
+        import numpy as np
+
+        split, piece = weight.split, 0 if weight.split is None else weight.split.piece(index, self.size)
+        if (weight.name, piece) not in self._writers:
+            self._writers[weight.name, piece] = parts, offset
+            if split is None:
+                self.weights[weight.name] = local
+            else:
+                whole = self.weights.setdefault(weight.name, np.zeros(weight.whole_shape, local.dtype))
+                split.put(local, whole, index, self.size)
+            return
+        there = self.weights[weight.name] if split is None else split.take(self.weights[weight.name], index, self.size)
+        differing = np.flatnonzero(_bits(local) != _bits(there))
+        if differing.size:
+            at = int(differing[0])
+            first_parts, first_offset = self._writers[weight.name, piece]
+            rank, first = _holder(parts, offset + at), _holder(first_parts, first_offset + at)
+            raise PlacementError(
+                f"rank {rank} and rank {first} hold different values of element {at} of their part of {weight.name}: "
+                "copies of a weight must be the same to the bit; were their gradients added over all ranks that hold "
+                "one?",
+                rank=rank,
+            )
+
+
+def _holder(parts: Sequence[Piece], at: int) -> int:
+    """The rank whose part of a flat buffer has element `at`."""
+    return next(piece.rank for piece in parts if piece.part.start <= at < piece.part.stop)
+
+
+def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:
+    """The whole of a flat buffer. `pieces` are in the order of where they start."""
+    import numpy as np
+
+    if len(pieces) == 1 and pieces[0].part.start == 0 and pieces[0].part.stop >= flat.numel:
+        return pieces[0].values[: flat.numel]
+    end, whole = 0, np.empty(flat.numel, pieces[0].values.dtype if pieces else np.float32)
+    writers: list[tuple[int, int]] = []  # (where it ends, whose it is), in order
+    for rank, _, part, values in pieces:
+        stop = min(part.stop, flat.numel)
+        if part.start > end:
+            break
+        shared = min(end, stop)
+        ours, theirs = values[: shared - part.start], whole[part.start : shared]
+        if not np.array_equal(_bits(ours), _bits(theirs)):
+            at = part.start + int(np.flatnonzero(_bits(ours) != _bits(theirs))[0])
+            first = next(writer for limit, writer in writers if at < limit)
+            raise PlacementError(
+                f"rank {rank} and rank {first} hold different values of {_where(flat, at)}: copies of a weight must be "
+                "the same to the bit; were their gradients reduced over all ranks that hold one?",
+                rank=rank,
+            )
+        if stop > end:
+            whole[end:stop] = values[end - part.start : stop - part.start]
+            writers.append((stop, rank))
+            end = stop
+    if end < flat.numel:
+        raise PlacementError(f"no rank holds {_where(flat, end)}: the ranks' parts must cover every weight")
+    return whole
+
+
+def _bits(values: Any) -> Any:
+    return values.view(f"u{values.itemsize}")
+
+
+def _where(flat: FlatSpec, at: int) -> str:
+    """'element 3 of h.0.ln_1.weight', for an element of the flat buffer."""
+    overlap = next(flat.within(Slice(at, at + 1, flat.numel)), None)
+    if overlap is None:
+        return f"element {at} of {flat.name}, which is padding"
+    return f"element {overlap.start} of {overlap.weight.name}"
