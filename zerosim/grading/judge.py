@@ -15,6 +15,7 @@ by zerosim's own solution that need no such effort.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from zerosim.errors import InputError
@@ -99,12 +100,12 @@ def left_by(
     installs a hook (`borrowed.py`)."""
     refused, asked, runs = "", None, list[RunLeft]()
     with noted(one.yours, note, audit) as listen:
-        before, cases = state_of_zerosim(), repr(one.cases)
+        before, cases = state_of_zerosim(), deepcopy(one.cases)
         try:
             asked = _ran(lambda: listen(load()), one, watch, begin, runs)
         except InputError as error:  # it is not what is asked for, or has changed what a case is
             refused = str(error)
-        names = [*changed(before), *(["the run's configuration"] if repr(one.cases) != cases else [])]
+        names = [*changed(before), *(["the run's configuration"] if one.cases != cases else [])]
     return packed(Left(refused, names, asked, runs), RECORDS)
 
 
