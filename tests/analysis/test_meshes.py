@@ -115,7 +115,7 @@ def test_a_flat_models_unit_that_is_used_next_again_is_not_gathered_again(gather
 
 def assert_gathers_are_those_of_the_text(result: RunResult) -> None:
     """Two gathers of everything in each micro-batch less U, which is what was counted less."""
-    times, ranks = 2 * result.config.data.accumulate, result.config.mesh.dp_shard
+    times, ranks = 2 * result.config.data.accumulate, result.config.mesh.shards
     for share in shares_of(result):
         check = next(row for row in check_traffic(result, 0, share.stage) if row.op == "all_gather")
         gathered = check.mean / itemsizes(result.config)[0] * Fraction(ranks, ranks - 1)

@@ -231,7 +231,7 @@ def test_meshes_are_the_fewest_ranks_then_the_least_traffic() -> None:
 
 def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:
     meshes = {
-        (c[0].mesh.tp, c[0].mesh.pp, c[0].mesh.dp_shard, c[0].parallel.zero_stage)
+        (c[0].mesh.tp, c[0].mesh.pp, c[0].mesh.shards, c[0].parallel.zero_stage)
         for c in candidates(config(layers=2, heads=2, vocab=257), 4)
     }
     assert {mesh[:3] for mesh in meshes} == {(1, 1, 4), (1, 2, 2), (2, 1, 2), (2, 2, 1)}  # not tp 4, not pp 4

@@ -15,8 +15,9 @@ from zerosim.analysis.formulas import blocked_numel
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.classes import classes, reasons
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import AXES, DATA, Mesh
+from zerosim.placement.mesh import AXES, DATA, Mesh, joined, what_for, without
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.placement.zero import zero_rows
@@ -65,7 +66,26 @@ def test_a_mesh_by_hand() -> None:
     assert mesh.group(7, "dp_shard", "dp_replicate") == (1, 3, 5, 7, 9, 11)
     assert mesh.coordinates(7) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "cp": 0, "tp": 1}
     numbers = {mesh.number(*axes) for count in range(1, 6) for axes in itertools.combinations(AXES, count)}
-    assert numbers == set(range(1, 32))
+    assert len(numbers) == 31
+    assert 1 <= min(numbers) <= max(numbers) <= 63
+
+
+def test_an_axis_stands_for_finer_ones() -> None:
+    mesh = Mesh(dp_replicate=2, dp_shard=6, tp=2, node=3)
+    assert mesh.sizes == Mesh(dp_replicate=2, dp_shard=6, tp=2).sizes
+    for rank in range(24):
+        assert mesh.group(rank, "nodes", "node") == mesh.group(rank, "dp_shard") == mesh.group(rank, "dp_shard", "node")
+        assert mesh.index(rank, "dp_shard") == 3 * mesh.index(rank, "nodes") + mesh.index(rank, "node")
+    assert (mesh.group(13, "node"), mesh.group(13, "nodes")) == ((13, 15, 17), (13, 19))
+    assert mesh.number("nodes", "node") == mesh.number("dp_shard")
+    assert (mesh.name("node", "dp_replicate"), mesh.name("dp_shard", "tp")) == ("dp_replicate+node", "dp_shard+tp")
+    assert [what_for(name) for name in ("dp_shard", "node", "dp_replicate", "dp_replicate+nodes", "tp", "pp")] == [
+        "states", "states", "replicas", "replicas", "tp", "pp"
+    ]  # fmt: skip
+    assert without(DATA, ["nodes", "tp"]) == ("dp_replicate", "node")
+    assert joined({"nodes", "dp_shard", "tp"}) == ("dp_shard", "tp")
+    with pytest.raises(InputError, match="expected one that divides dp_shard 6"):
+        Mesh(dp_shard=6, node=4)
     assert mesh.number("tp", "pp") == mesh.number("pp", "tp")
     assert mesh.name("dp_shard", "dp_replicate") == "dp_replicate+dp_shard"
     assert Mesh(dp_shard=4).name("dp_replicate", "dp_shard") == "dp_shard"
@@ -215,9 +235,9 @@ def test_a_zero_of_another_sign_is_a_difference() -> None:
 def test_ranks_of_a_class_hold_as_much_and_as_much_padding(case: Any, around: tuple[int, ...], uneven: Any) -> None:
     layout = layout_of(*case)
     mesh = layout.mesh
-    classes = layout.classes([(("dp_shard",), numel) for numel in uneven], around)
-    for rank, lowest in enumerate(classes):
-        assert classes[lowest] == lowest <= rank
+    found = classes_of(layout, [(("dp_shard",), numel) for numel in uneven], around)
+    for rank, lowest in enumerate(found):
+        assert found[lowest] == lowest <= rank
         for flat in layout.flats.values():
             mine, theirs = (layout.own(r, flat.name) for r in (rank, lowest))
             assert (mine.size, mine.padding) == (theirs.size, theirs.padding)
@@ -225,21 +245,25 @@ def test_ranks_of_a_class_hold_as_much_and_as_much_padding(case: Any, around: tu
             assert len({shares(numel, mesh.dp_shard)[mesh.index(r, "dp_shard")] for r in (rank, lowest)}) == 1
 
 
+def classes_of(layout: Layout, uneven: Any, around: tuple[int, ...] = (0,)) -> list[int]:
+    return classes(layout, reasons(uneven, by_tensor=False), around)
+
+
 def test_classes_by_hand() -> None:
     rows = zero_rows(3)
     layout = Layout(Mesh(dp_replicate=2, dp_shard=4), [spec([(9,)])], rows)  # slices of 3, 3, 3 and padding alone
-    assert layout.classes([]) == [0, 0, 0, 3, 0, 0, 0, 3]
-    assert layout.classes([(("dp_replicate",), 3)]) == [0, 0, 0, 3, 4, 4, 4, 7]  # replica 0 adds 2 of 3 elements
-    assert layout.classes([(("dp_shard",), 5)]) == [0, 0, 2, 3, 0, 0, 2, 3]
-    assert layout.classes([(("dp_shard",), 5)], (-1, 0, 1)) == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert classes_of(layout, []) == [0, 0, 0, 3, 0, 0, 0, 3]
+    assert classes_of(layout, [(("dp_replicate",), 3)]) == [0, 0, 0, 3, 4, 4, 4, 7]  # replica 0 adds 2 of 3 elements
+    assert classes_of(layout, [(("dp_shard",), 5)]) == [0, 0, 2, 3, 0, 0, 2, 3]
+    assert classes_of(layout, [(("dp_shard",), 5)], (-1, 0, 1)) == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_sixteen_thousand_ranks_are_told_apart_at_once() -> None:
     flats = [spec([(10**6, 10**3), (10**6,)], f"h.{i}") for i in range(128)]
     layout = Layout(Mesh(dp_replicate=16, dp_shard=1024), flats, zero_rows(3))
-    classes = layout.classes([(("dp_replicate",), 977)])
-    assert len(classes) == 16384
-    assert len(set(classes)) == len({(c // 1024, c % 1024) for c in classes}) < 40
+    found = classes_of(layout, [(("dp_replicate",), 977)])
+    assert len(found) == 16384
+    assert len(set(found)) == len({(c // 1024, c % 1024) for c in found}) < 40
 
 
 @given(st.integers(0, 10**6), st.integers(1, 64))

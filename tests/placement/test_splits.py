@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,18 +164,22 @@ RULES: list[Partition] = [Whole(), EvenSlices(), WholeUnits()]
 
 @st.composite
 def layouts(draw: Callable[[Any], Any]) -> Layout:
-    tp = draw(st.sampled_from([2, 4]))
+    tp, node = draw(st.sampled_from([2, 4])), draw(st.sampled_from([1, 2, 4]))
     flats = []
     for i in range(draw(st.integers(1, 3))):
         weights = []
         for j in range(draw(st.integers(1, 3))):
-            split = draw(splits(st.just(tp)))[0] if draw(st.booleans()) else None
+            axis = "node" if node > 1 and i == 1 else "tp"  # of one buffer the neighbours in a node have parts
+            cut = draw(splits(st.just(node if axis == "node" else tp)))[0] if draw(st.booleans()) or not j else None
+            split = None if cut is None else replace(cut, axis=axis)
             shape = split.local_shape if split else (draw(st.integers(1, 5)),)
             weights.append(WeightSpec(f"f{i}.{j}", shape, split=split))
         flats.append(FlatSpec(f"f{i}", tuple(weights)))
     rule = draw(st.sampled_from(RULES))
-    mesh = Mesh(dp_replicate=draw(st.integers(1, 2)), dp_shard=draw(st.integers(1, 3)), tp=tp)
-    return Layout(mesh, flats, zero_rows(3, rule))
+    mesh = Mesh(dp_replicate=draw(st.integers(1, 2)), dp_shard=draw(st.integers(1, 2)) * node, tp=tp, node=node)
+    rows = zero_rows(3, rule)
+    of_node = {state: replace(row, axes=("nodes",)) for state, row in rows.items()}
+    return Layout(mesh, flats, lambda flat: of_node if flat.axis == "node" else rows)
 
 
 def drawn(layout: Layout) -> dict[str, Any]:
@@ -184,16 +189,15 @@ def drawn(layout: Layout) -> dict[str, Any]:
 
 
 def pieces_of(layout: Layout, weights: dict[str, Any]) -> Iterator[Piece]:
-    """What each rank holds: its tensor-parallel part of each weight, of that its slice."""
-    tp = layout.mesh.tp
+    """What each rank holds: its part of each weight that is cut, of that its slice."""
     for rank in range(layout.mesh.world_size):
-        index = layout.mesh.index(rank, "tp")
         for flat in layout.flats.values():
+            index, size = layout.mesh.index(rank, flat.axis), layout.mesh.size(flat.axis)
             part = layout.own(rank, flat.name)
             values = np.full(part.size, np.nan, np.float32)
             for mine in flat.within(part):
                 whole, split = weights[mine.weight.name], mine.weight.split
-                local = (whole if split is None else split.take(whole, index, tp)).reshape(-1)
+                local = (whole if split is None else split.take(whole, index, size)).reshape(-1)
                 values[mine.at : mine.at + mine.numel] = local[mine.start : mine.stop]
             yield Piece(rank, flat.name, part, values)
 
@@ -215,15 +219,15 @@ def test_copies_that_differ_are_refused_with_rank_and_tensor(layout: Layout, ran
     pieces = list(pieces_of(layout, drawn(layout)))
     changed = random.choice([piece for piece in pieces if piece.part.size > piece.part.padding])
     at = random.randrange(changed.part.size - changed.part.padding)
-    flat, tp = layout.flats[changed.flat], layout.mesh.tp
+    flat = layout.flats[changed.flat]
     [mine] = [m for m in flat.within(changed.part) if m.at <= at < m.at + m.numel]
-    index = layout.mesh.index(changed.rank, "tp")
-    copies = tp if mine.weight.split is None else mine.weight.split.copies(tp)
+    index, size = layout.mesh.index(changed.rank, flat.axis), layout.mesh.size(flat.axis)
+    copies = size if mine.weight.split is None else mine.weight.split.copies(size)
     holders = {
         piece.rank
         for piece in pieces
         if piece.flat == changed.flat
-        and layout.mesh.index(piece.rank, "tp") // copies == index // copies
+        and layout.mesh.index(piece.rank, flat.axis) // copies == index // copies
         and piece.part.start <= changed.part.start + at < piece.part.stop
     }
     changed.values[at] = -changed.values[at] if changed.values[at] else 1.0

@@ -18,6 +18,7 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.shares import Share, cost_of, is_owned, kept_bytes, kept_padding, share_of
+from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
 MARK = "end_of_backward"
@@ -49,7 +50,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """param, grad, optim, then their total, of the ranks of a pipeline stage."""
     config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
     snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
-    formula = formulas.model_states(config.states_stage, share.num_parameters, config.mesh.dp_shard, cost)
+    formula = formulas.model_states(config.states_stage, share.num_parameters, config.mesh.shards, cost)
     expected = {kind: _expected(result, share, kind, cost) for kind in formulas.STATES}
     if config.optim.optimizer not in formulas.UNIFORM:
         kept = [_kept(result, rank) for rank in share.ranks]
@@ -103,9 +104,9 @@ def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParamete
         for name, numel in share.whole.items():
             owned[result.layout.owner(name)] += numel
         index = config.mesh.axes.index
-        return tuple(Fraction(each * owned[index(rank, "dp_shard")]) for rank in share.ranks)
+        return tuple(Fraction(each * owned[index(rank, *STATES)]) for rank in share.ranks)
     psi = sum(share.whole.values())
-    held = formulas.model_states(config.states_stage, psi, config.mesh.dp_shard, cost)[kind]
+    held = formulas.model_states(config.states_stage, psi, config.mesh.shards, cost)[kind]
     return (held,) * len(share.ranks)
 
 

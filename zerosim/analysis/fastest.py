@@ -36,6 +36,7 @@ from zerosim.device.events import Kernel
 from zerosim.device.work import MATMUL
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs import kernel_seconds
+from zerosim.placement.mesh import Mesh
 from zerosim.train.plan import Figures, plan
 
 MOST = 10
@@ -55,7 +56,7 @@ class Timed:
         return {
             "ranks": mesh.world_size,
             "pp": mesh.pp,
-            "dp": mesh.dp_shard,
+            "dp": mesh.shards,
             "tp": mesh.tp,
             "stage": parallel.zero_stage,
             "sequence_parallel": parallel.sequence_parallel,
@@ -157,7 +158,7 @@ def ladders(config: RunConfig, global_batch: int) -> Iterator[Sequence[RunConfig
     can be cut for: ever more recompute."""
     ranks = config.mesh.ranks
     for tp, pp, stage in cuts(ranks):
-        own, uneven = divmod(global_batch * tp * pp, ranks)
+        own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
         micro_batches = [] if uneven else [rows for rows in powers(own) if own % rows == 0]
         for rows, by_rows in product(micro_batches, (False, True) if tp > 1 else (False,)):
             sizes = {"micro_batch": rows, "accumulate": own // rows, "sequence_parallel": by_rows}

@@ -17,6 +17,7 @@ from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
+from zerosim.placement.mesh import Mesh
 from zerosim.train.plan import Figures
 
 MOST_TENSOR = 8
@@ -39,7 +40,7 @@ class Fitting:
         return {
             "ranks": mesh.world_size,
             "pp": mesh.pp,
-            "dp": mesh.dp_shard,
+            "dp": mesh.shards,
             "tp": mesh.tp,
             "stage": parallel.zero_stage,
             "sequence_parallel": parallel.sequence_parallel,
@@ -92,7 +93,7 @@ def cuts(ranks: int) -> Iterator[tuple[int, int, int]]:
     """Every tp, pp and ZeRO stage that so many ranks are arranged in."""
     for tp in powers(min(ranks, MOST_TENSOR)):
         for pp in powers(ranks // tp):
-            dp = ranks // (tp * pp)
+            dp = ranks // Mesh(tp=tp, pp=pp).world_size
             for stage in range(4) if dp > 1 and pp == 1 else range(2) if dp > 1 else (0,):
                 yield tp, pp, stage
 

@@ -16,7 +16,7 @@ def bytes_per_parameter(result: RunResult) -> dict[str, Fraction]:
     config, share = result.config, share_of(result, 0)
     found: dict[str, Fraction] = {}
     for check in check_states(result)[:-1]:
-        cut = config.mesh.dp_shard if config.states_stage >= first_partitioned(check.kind) else 1
+        cut = config.mesh.shards if config.states_stage >= first_partitioned(check.kind) else 1
         held = sum(check.counted) - sum(check.padding)
         found[check.kind] = Fraction(held * cut, share.num_parameters * len(share.ranks))
     return {**found, "total": sum(found.values(), Fraction(0))}

@@ -14,6 +14,7 @@ from zerosim.analysis.formulas import BytesPerParameter, Volume
 from zerosim.config import RunConfig
 from zerosim.config.recompute import read_recompute
 from zerosim.dtypes import dtype
+from zerosim.placement.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,12 @@ class Question:
     @property
     def shards(self) -> int:
         """Ranks that model states are divided among: the formulas' N."""
-        return self.ranks // (self.replicas * self.tp * self.pp)
+        return self.ranks // Mesh(pp=self.pp, dp_replicate=self.replicas, tp=self.tp).world_size
+
+    @property
+    def parts_of_model(self) -> int:
+        """Ranks that have one copy of the model among them."""
+        return Mesh(pp=self.pp, tp=self.tp).world_size
 
     @property
     def partitions_inputs(self) -> bool:
@@ -71,7 +77,7 @@ class Question:
     @property
     def held(self) -> Fraction:
         """Parameters of a rank, where tensor parallelism and the pipeline divide every one: the formulas' Psi_r."""
-        return Fraction(self.num_parameters, self.tp * self.pp)
+        return Fraction(self.num_parameters, self.parts_of_model)
 
     @property
     def param_bytes(self) -> int:

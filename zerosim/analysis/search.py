@@ -15,6 +15,7 @@ from zerosim.analysis.formulas import STATES
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.allocator import without_fragmentation
 from zerosim.errors import InputError
+from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
 
 MOST_RANKS = 64
@@ -150,7 +151,7 @@ def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
             yield least
         is_alone = False
         yield from _smaller(least)
-    ranks, at_once = 2 * config.mesh.ranks, config.mesh.tp * config.mesh.pp
+    ranks, at_once = 2 * config.mesh.ranks, config.mesh.axes.size(*MODEL)
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
         accumulate = max(1, config.global_batch * at_once // ranks)
         if config.parallel.pipeline == "interleaved":
@@ -282,7 +283,7 @@ def _search(
 def _steps(config: RunConfig, field: str) -> tuple[int, int]:
     """A field's values are multiples of the first number, less the second: those that a mesh divides."""
     if field == "ranks":
-        return config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp, 0
+        return config.mesh.others.world_size, 0
     if field == "layers" and config.mesh.pp > 1:
         return config.mesh.pp * config.parallel.num_chunks, 2 * config.parallel.balance_ends
     if field == "seq" and config.parallel.sequence_parallel:

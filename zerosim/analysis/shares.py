@@ -89,8 +89,8 @@ def _padded(config: RunConfig, tensors: Sequence[int]) -> int:
     """Elements of a buffer of these tensors, padding included."""
     block = OPTIMIZERS[config.optim.optimizer].block
     if block > 1:
-        return formulas.blocked_numel(tensors, config.mesh.dp_shard, block)
-    return formulas.padded_numel([sum(tensors)], config.mesh.dp_shard if is_sliced(config) else 1)
+        return formulas.blocked_numel(tensors, config.mesh.shards, block)
+    return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_sliced(config) else 1)
 
 
 def alike_stages(keys: Sequence[object]) -> list[range]:
@@ -211,7 +211,7 @@ def volume_of(result: RunResult, stage: int = 0, *, passes: int = 1) -> Volume:
         reshard_after_forward=gathering.reshard_after_forward,
         keep_last_unit=keeps_last and is_alone,
         grad_reduction="reduce_scatter" if is_owned(config) else config.reduction.grad_reduction,
-        all_reduce=all_reduce_times(config, config.mesh.dp_shard),
+        all_reduce=all_reduce_times(config, config.mesh.shards),
         keep_root_units=gathering.keep_root_units,
         persistent=gathers.persistent > 0,
         again=gathers.again > 0,
@@ -293,7 +293,7 @@ def exchanged_sent(result: RunResult, stage: int = 0) -> Fraction:
     """Bytes that a rank of that stage sends for them, in the type that the optimizer computes in."""
     each = compute_dtype(dtype(result.config.precision.stored)).itemsize
     config, numel = result.config, sum(exchanged(result, stage))
-    return formulas.all_reduce_sent(numel, config.mesh.dp_shard, pairs=is_by_pairs(config)) * each
+    return formulas.all_reduce_sent(numel, config.mesh.shards, pairs=is_by_pairs(config)) * each
 
 
 # -- what several ranks hold ----------------------------------------------------------------------

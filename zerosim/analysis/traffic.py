@@ -30,6 +30,7 @@ from zerosim.analysis.shares import (
 )
 from zerosim.config import RunConfig
 from zerosim.ledger.traffic import TrafficRow
+from zerosim.placement.mesh import DATA, STATES, what_for
 from zerosim.train.result import RunResult
 
 
@@ -74,27 +75,33 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
     """
     config, share, passes = result.config, share_of(result, stage), passes_of(result, step)
     volume = volume_of(result, stage, passes=passes)
-    ranks, replicas, inside = config.mesh.dp_shard, config.mesh.dp_replicate, config.mesh.axes.name("dp_shard")
+    ranks, replicas = config.mesh.shards, config.mesh.dp_replicate
     forms = _forms(result, share, passes)
     sent = sent_rows(result, step, share, "states")
     for _, row in sent:
-        forms.setdefault((row.op, row.axis), Form(Fraction(0), Fraction(0), "0"))
+        forms.setdefault((row.op, what_for(row.axis)), Form(Fraction(0), Fraction(0), "0"))
     even = is_sliced(config)
     # An all_reduce of what R does not divide: replicas add unlike shares of a part.
     shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
-    alike = {inside: even, "dp_replicate": shared}
-    by_operation = {key: [(rank, row) for rank, row in sent if (row.op, row.axis) == key] for key in forms}
-    odd = ("all_reduce", inside) if any(numel % ranks for numel in exchanged(result, stage)) else None
+    alike = {"states": even, "replicas": shared}
+    by_operation = {key: [(rank, row) for rank, row in sent if (row.op, what_for(row.axis)) == key] for key in forms}
+    odd = ("all_reduce", "states") if any(numel % ranks for numel in exchanged(result, stage)) else None
     checks = [
         traffic_of(
-            result, share, by_operation[op, axis], op, axis, form, even=alike.get(axis, False) and (op, axis) != odd
+            result,
+            share,
+            by_operation[op, use],
+            op,
+            config.mesh.axes.name(*_AXES.get(use, (use,))),
+            form,
+            even=alike.get(use, False) and (op, use) != odd,
         )
-        for (op, axis), form in forms.items()
+        for (op, use), form in forms.items()
     ]
     texts = [
         volume.text(),
         *([f"{all_reduce_times(config, ranks)}F"] if exchanged(result, stage) else []),
-        *(form.text for (_, axis), form in forms.items() if axis != inside and form.text != "0"),
+        *(form.text for (_, use), form in forms.items() if use != "states" and form.text != "0"),
     ]
     total = Form(
         sum((form.formula for form in forms.values()), Fraction(0)),
@@ -102,8 +109,12 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
         " + ".join(texts),
     )
     in_order = [pair for pairs in by_operation.values() for pair in pairs]
-    is_even = shared and odd is None and all(axis in alike for _, axis in forms)
+    is_even = shared and odd is None and all(use in alike for _, use in forms)
     return [*checks, traffic_of(result, share, in_order, "total", "", total, even=is_even)]
+
+
+_AXES = {"states": STATES, "replicas": tuple(axis for axis in DATA if axis not in STATES)}
+"""The axes of groups that are `what_for` something."""
 
 
 class Form(NamedTuple):
@@ -115,36 +126,37 @@ class Form(NamedTuple):
 
 
 def _forms(result: RunResult, share: Share, passes: int) -> dict[tuple[str, str], Form]:
-    """By operation and axis what a rank of the stage sends for model states."""
+    """By operation and what its group is for, what a rank of the stage sends for model states."""
     config, volume = result.config, volume_of(result, share.stage, passes=passes)
-    psi, ranks, replicas = share.num_parameters, config.mesh.dp_shard, config.mesh.dp_replicate
+    psi, ranks, replicas = share.num_parameters, config.mesh.shards, config.mesh.dp_replicate
     padded = sum(share.whole.values())
     param_bytes, grad_bytes = itemsizes(config)
     grads_op, params_op = _operations(config)
-    inside, pairs = config.mesh.axes.name("dp_shard"), is_by_pairs(config)
+    pairs = is_by_pairs(config)
 
     def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
         """A formula at Psi, and at Psi padded."""
         return of(psi, gathers_of(result, share.stage)), of(padded, gathers_of(result, share.stage, padded=True))
 
     forms = {
-        (grads_op, inside): Form(
+        (grads_op, "states"): Form(
             *both(lambda numel, _: volume.sent_grad_bytes(numel, ranks, grad_bytes)), volume.grads_text()
         )
     }
     if params_op:
-        forms[params_op, inside] = Form(
+        forms[params_op, "states"] = Form(
             *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
             volume.params_text(),
         )
     if exchanged(result, share.stage):
-        there = forms.get(("all_reduce", inside), Form(Fraction(0), Fraction(0), ""))  # gradients too, in some recipes
+        # Some recipes all-reduce gradients too.
+        there = forms.get(("all_reduce", "states"), Form(Fraction(0), Fraction(0), ""))
         nbytes = exchanged_sent(result, share.stage)
         text = " + ".join(filter(None, (there.text, f"{all_reduce_times(config, ranks)}F")))
-        forms["all_reduce", inside] = Form(there.formula + nbytes, there.with_padding + nbytes, text)
+        forms["all_reduce", "states"] = Form(there.formula + nbytes, there.with_padding + nbytes, text)
     if replicas > 1:
         num = num_replica_reductions(config, passes)
-        forms["all_reduce", "dp_replicate"] = Form(
+        forms["all_reduce", "replicas"] = Form(
             *both(
                 lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num, pairs=pairs)
             ),

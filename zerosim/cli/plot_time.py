@@ -98,7 +98,7 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
 
 def usual_ranks(config: RunConfig, usual: Sequence[int]) -> list[int]:
     """The usual numbers of ranks that the mesh divides; where it divides none, as many times the mesh."""
-    each = config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp
+    each = config.mesh.others.world_size
     most = OPTIONS["ranks"].high or each
     return [ranks for ranks in usual if ranks % each == 0] or [n * each for n in usual if n * each <= most]
 

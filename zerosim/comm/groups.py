@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from zerosim.comm.collectives import Comm
-from zerosim.placement.mesh import DATA, Mesh
+from zerosim.placement.mesh import DATA, Mesh, without
 
 
 class Groups:
@@ -26,9 +24,9 @@ class Groups:
             self._made[axes] = world if is_world else world.subgroup(ranks, name, mesh.number(*axes))
         return self._made[axes]
 
-    def replicas(self, axes: Collection[str]) -> Comm | None:
+    def replicas(self, *axes: str) -> Comm | None:
         """The ranks that hold the same part as this one of what is cut over these axes; None where nobody else does."""
-        rest = [axis for axis in DATA if axis not in axes]
+        rest = without(DATA, axes)
         return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:
@@ -39,7 +37,7 @@ class Groups:
             return None
         if (axis, 0) not in self._neighbours:
             whole = ranks == self.mesh.group(rank, axis)
-            group = self(axis) if whole else self._world.subgroup(ranks, axis, 32 + self.mesh.number(axis))
+            group = self(axis) if whole else self._world.subgroup(ranks, axis, 64 + self.mesh.number(axis))
             self._neighbours[axis, 0] = group
         return self._neighbours[axis, 0]
 
@@ -49,5 +47,5 @@ class Groups:
             return self(axis)
         if (axis, count) not in self._neighbours:
             ranks = self.mesh.neighbours(self._world.device.rank, axis, count)
-            self._neighbours[axis, count] = self._world.subgroup(ranks, axis, 32 * count + self.mesh.number(axis))
+            self._neighbours[axis, count] = self._world.subgroup(ranks, axis, 64 * count + self.mesh.number(axis))
         return self._neighbours[axis, count]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerosim.config.model import ModelConfig
 from zerosim.config.optim import OptimConfig
 from zerosim.config.parallel import MeshConfig, ParallelConfig
@@ -107,8 +109,8 @@ def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelCo
     """'pp 2': the most stages that are possible with the rest as it is; if none are, a model of more layers."""
     ends, interleaves = 2 * parallel.balance_ends, parallel.pipeline == "interleaved"
     for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
-        divides = mesh.ranks % (mesh.dp_replicate * mesh.tp * pp) == 0 == (layers + ends) % (pp * parallel.num_chunks)
-        if divides and not (interleaves and data.accumulate % pp):
+        uneven = mesh.ranks % replace(mesh.others, pp=pp).world_size, (layers + ends) % (pp * parallel.num_chunks)
+        if uneven == (0, 0) and not (interleaves and data.accumulate % pp):
             return f"pp {pp}"
     chunks = mesh.pp * parallel.num_chunks
     return f"{word} {2 * chunks - ends if ends else chunks}"
@@ -118,7 +120,7 @@ def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) ->
     """'tp 2 or 4': what this model and its ranks can be cut over, next to what was asked for."""
 
     def fits(tp: int) -> bool:
-        cut = [model.heads, model.ffn, mesh.ranks // (mesh.dp_replicate * mesh.pp), max(tp, model.kv_heads)]
+        cut = [model.heads, model.ffn, mesh.ranks // replace(mesh.others, tp=1).world_size, max(tp, model.kv_heads)]
         cut += [] if parallel.pad_vocab else [model.vocab]
         cut += [model.seq] if parallel.sequence_parallel else []
         return not any(size % tp for size in cut) and not max(tp, model.kv_heads) % min(tp, model.kv_heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
@@ -39,7 +39,7 @@ class MeshConfig(Part):
     )  # fmt: skip
 
     def _check(self) -> None:
-        each = self.dp_replicate * self.tp * self.pp
+        each = self.others.world_size
         if self.ranks % each:
             sizes = {"tp": self.tp, "pp": self.pp, "dp_replicate": self.dp_replicate}
             product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
@@ -57,15 +57,19 @@ class MeshConfig(Part):
             )
 
     @property
-    def axes(self) -> Mesh:
-        """The ranks along each axis: `dp_shard` is what the other axes leave."""
-        shards = self.ranks // (self.dp_replicate * self.tp * self.pp)
-        return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, dp_shard=shards, tp=self.tp)
+    def others(self) -> Mesh:
+        """The axes that are given; dp_shard, which is 1 here, takes the ranks that they leave."""
+        return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, tp=self.tp)
 
     @property
-    def dp_shard(self) -> int:
+    def axes(self) -> Mesh:
+        """The ranks along each axis."""
+        return replace(self.others, dp_shard=self.ranks // self.others.world_size)
+
+    @property
+    def shards(self) -> int:
         """Ranks that model states are divided among: the formulas' N."""
-        return self.axes.dp_shard
+        return self.axes.shards
 
 
 def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:

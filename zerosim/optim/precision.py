@@ -78,12 +78,12 @@ class LossScaler:
 
 
 class NormRow(NamedTuple):
-    """Where the squares of a flat buffer are added up: in `row`, by tensor-parallel rank `member` of `tp`, slice by
-    slice of the `ranks` that it is cut over (0: all of them). Several buffers may have one row."""
+    """Where the squares of a flat buffer are added up: in `row`, by `member` of `members` that cut its weights, slice
+    by slice of the `ranks` that it is cut over (0: all of them). Several buffers may have one row."""
 
     row: int
     member: int = 0
-    tp: int = 1
+    members: int = 1
     ranks: int = 0
 
 
@@ -109,17 +109,17 @@ def norm_partials(
         stop = min(flat.own.stop, flat.numel)
         if place is None or flat.grad_shard is None or flat.own.start >= stop:
             continue  # nothing but padding, or another rank's
-        number, member, tp, ranks = place
+        number, member, members, ranks = place
         size = slice_size(flat.numel, ranks or world_size)
         row = partials.array[number]
-        if tp == 1 and buffers[number] == 1:
+        if members == 1 and buffers[number] == 1:
             part = flat.grad_shard[: stop - flat.own.start]
             first = flat.own.start // size
             out = row[first : first + -(-part.numel // size)]
             device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
             continue
         one = device.alloc((1,), fp64, Kind.TEMP)
-        for start, end in _counted(flat, member, tp):
+        for start, end in _counted(flat, member, members):
             for at in range(start // size, -(-end // size)):
                 lo, hi = max(start, at * size) - flat.own.start, min(end, at * size + size) - flat.own.start
                 part = flat.grad_shard[lo:hi]
@@ -128,12 +128,12 @@ def norm_partials(
     return partials
 
 
-def _counted(flat: Flat, index: int, tp: int) -> list[tuple[int, int]]:
+def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:
     """The weights in the own slice that tensor-parallel rank `index` counts, as [start, end) of the flat buffer."""
     return [
         (flat.own.start + mine.at, flat.own.start + mine.at + mine.numel)
         for mine in flat.spec.within(flat.own)
-        if mine.weight.counts(index, tp)
+        if mine.weight.counts(index, size)
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import MODEL
 from zerosim.tensor.flat import Flat
 
 
@@ -25,7 +26,7 @@ def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: b
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
     """Average the own parts over the ranks that hold the same ones. Source: FSDP2, set_requires_all_reduce."""
     for flat in reversed(flats):  # the order in which backward left them
-        replicas = groups.replicas(flat.axes)
+        replicas = groups.replicas(*flat.axes, flat.spec.axis)
         if replicas is not None and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.module):
                 replicas.all_reduce(flat.grad_shard)
@@ -35,18 +36,19 @@ def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
     """Add up gradients of which several ranks hold shares: a table that two pipeline stages use; heads of keys and
     values that tensor-parallel ranks hold in copies; under sequence parallelism norms, positions, row biases."""
     mesh = groups.mesh
-    for flat in reversed(flats) if mesh.pp > 1 or mesh.tp > 1 else ():
+    for flat in reversed(flats) if mesh.size(*MODEL) > 1 else ():
         ends = groups.ends("pp") if layout.is_tied(flat.name) else None
         if ends is not None and ends.size > 1 and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.module):
                 ends.all_reduce(flat.grad_shard, op="sum")
-        if mesh.tp == 1:
+        axis = flat.spec.axis
+        if mesh.size(axis) == 1:
             continue
         shared: dict[int, list[Buffer]] = {}
         for mine in flat.spec.within(flat.own):
-            sharers = mine.weight.sharers(mesh.tp)
+            sharers = mine.weight.sharers(mesh.size(axis))
             if sharers > 1 and flat.grad_shard is not None:
                 shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
         with flat.device.scope(unit=flat.module):
             for sharers, windows in shared.items():
-                groups.neighbours("tp", sharers).all_reduce(windows, op="sum")
+                groups.neighbours(axis, sharers).all_reduce(windows, op="sum")

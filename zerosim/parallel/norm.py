@@ -12,7 +12,7 @@ from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.precision import NormRow, norm_partials, total_norm
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import DATA
+from zerosim.placement.mesh import DATA, without
 from zerosim.tensor.flat import Flat
 
 
@@ -45,19 +45,20 @@ def decided(
 
 def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
     """Where in the norm a rank's flat buffers are added up, and how many rows there are: one for each unit of the whole
-    model and each tensor-parallel rank. They stand in the model's order, whichever stage holds them. By leaf module the
-    buffers of a unit are added up in its one row."""
+    model and each rank that its weights are cut over. They stand in the model's order, whichever stage holds them. By
+    leaf module the buffers of a unit are added up in its one row."""
     mesh = layout.mesh
-    stage, index, tp = mesh.index(rank, "pp"), mesh.index(rank, "tp"), mesh.tp
+    stage, most = mesh.index(rank, "pp"), max(mesh.size(flat.axis) for flat in layout.flats.values())
     units = dict.fromkeys(flat.unit for flat in layout.flats.values())
     places = {unit: place for place, unit in enumerate(units)}
     rows: list[NormRow | None] = []
     for flat in flats:
-        copies = [axis for axis in layout.trained_axes if axis not in flat.axes]
+        axis = flat.spec.axis
+        copies = without(layout.trained_axes, (*flat.axes, axis))
         counts = layout.is_counted(stage, flat.name) and not mesh.index(rank, *copies)
-        ranks = mesh.size(*flat.axes)
-        rows.append(NormRow(places[flat.spec.unit] * tp + index, index, tp, ranks) if counts else None)
-    return rows, len(places) * tp
+        index, size, ranks = mesh.index(rank, axis), mesh.size(axis), mesh.size(*flat.axes)
+        rows.append(NormRow(places[flat.spec.unit] * most + index, index, size, ranks) if counts else None)
+    return rows, len(places) * most
 
 
 def blame(everyone: Comm, flats: Sequence[Flat], names: Sequence[str]) -> NonFiniteGradient:

@@ -82,7 +82,7 @@ class Reducer:
                 self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)))
 
     def _keep_part(self, flat: Flat, own: Buffer | None) -> None:
-        replicas = self.groups.replicas(flat.axes) if self.averages_each else None
+        replicas = self.groups.replicas(*flat.axes, flat.spec.axis) if self.averages_each else None
         if own is not None and replicas is not None:
             replicas.all_reduce(own)
         flat.add_grad_shard(own)

@@ -25,49 +25,52 @@ def assemble(layout: Layout, pieces: Iterable[Piece]) -> dict[str, Any]:
 
     Raises: PlacementError naming rank and tensor where nobody holds an element, or two ranks hold it differently.
     """
-    size, index = layout.mesh.tp, layout.mesh.index
+    mesh, axes = layout.mesh, {name: flat.axis for name, flat in layout.flats.items()}
     found: dict[tuple[int, str, int], list[Piece]] = {
-        (stage, name, tp): [] for stage, names in enumerate(layout.stages) for name in names for tp in range(size)
+        (stage, name, index): []
+        for stage, names in enumerate(layout.stages)
+        for name in names
+        for index in range(mesh.size(axes[name]))
     }
     for piece in pieces:
         if piece.part.size:
-            found[index(piece.rank, "pp"), piece.flat, index(piece.rank, "tp")].append(piece)
-    whole = _Whole(size)
-    for (_, name, tp), parts in found.items():
-        flat = layout.flats[name]
+            place = mesh.index(piece.rank, "pp"), piece.flat, mesh.index(piece.rank, axes[piece.flat])
+            found[place].append(piece)
+    whole = _Whole()
+    for (_, name, index), parts in found.items():
+        flat, size = layout.flats[name], mesh.size(axes[name])
         parts.sort(key=lambda piece: (piece.part.start, piece.rank))
         values = _joined(flat, parts)
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
             local = values[offset : offset + weight.numel].reshape(weight.shape)
-            whole.put(weight, local, tp, parts, offset)
+            whole.put(weight, local, index, size, parts, offset)
     return {weight.name: whole.weights[weight.name] for flat in layout.flats.values() for weight in flat.weights}
 
 
 class _Whole:
-    """Whole weights, put together from what the members of tensor-parallel groups hold of them, on every stage."""
+    """Whole weights, put together from what the members of groups that cut them hold, on every stage."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
         self._writers: dict[tuple[str, int], tuple[list[Piece], int]] = {}  # whose a piece of a weight is
 
-    def put(self, weight: WeightSpec, local: Any, index: int, parts: list[Piece], offset: int) -> None:
-        """Store one member's piece, put together of `parts`, where it begins at `offset`.
+    def put(self, weight: WeightSpec, local: Any, index: int, size: int, parts: list[Piece], offset: int) -> None:
+        """Store the piece of one of `size` members, put together of `parts`, where it begins at `offset`.
 
         Raises: PlacementError where another member's copy of it was different.
         """
         import numpy as np
 
-        split, piece = weight.split, 0 if weight.split is None else weight.split.piece(index, self.size)
+        split, piece = weight.split, 0 if weight.split is None else weight.split.piece(index, size)
         if (weight.name, piece) not in self._writers:
             self._writers[weight.name, piece] = parts, offset
             if split is None:
                 self.weights[weight.name] = local
             else:
                 whole = self.weights.setdefault(weight.name, np.zeros(weight.whole_shape, local.dtype))
-                split.put(local, whole, index, self.size)
+                split.put(local, whole, index, size)
             return
-        there = self.weights[weight.name] if split is None else split.take(self.weights[weight.name], index, self.size)
+        there = self.weights[weight.name] if split is None else split.take(self.weights[weight.name], index, size)
         differing = np.flatnonzero(_bits(local) != _bits(there))
         if differing.size:
             at = int(differing[0])

@@ -10,12 +10,12 @@ of shapes, results, the stepper and the comparison with formulas ask here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from zerosim.placement.mesh import AXES, Mesh
-from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
+from zerosim.placement.mesh import STATES, Mesh, joined
+from zerosim.placement.partition import Partition, Slice, Whole, WholeUnits
 from zerosim.placement.spec import FlatSpec
 
 Lives = Literal["always", "step", "use"]
@@ -30,7 +30,7 @@ class Row:
     """
 
     partition: Partition
-    axes: tuple[str, ...] = ("dp_shard",)
+    axes: tuple[str, ...] = STATES
     lives: Lives = "always"
 
     @property
@@ -67,7 +67,7 @@ class Layout:
         self._rows = {flat.name: rows(flat) if callable(rows) else rows for flat in flats}
         self.stages = [tuple(names) for names in stages or [list(self.flats)] * mesh.pp]
         cut = {axis for rows in self._rows.values() if "optim" in rows for axis in rows["optim"].axes}
-        self.trained_axes = tuple(axis for axis in AXES if axis in cut)
+        self.trained_axes = joined(cut)
         """The axes that any trained buffer is cut over."""
         self._cut = [self._cut_together(names) for names in self.stages]
 
@@ -120,6 +120,15 @@ class Layout:
     def _own_state(self, name: str) -> str:
         return "optim" if self.is_trained(name) else "param"
 
+    def cuts(self, stage: int) -> Iterator[tuple[Row, tuple[int, ...]]]:
+        """Each row of a pipeline stage, and the elements of the buffers that it cuts."""
+        for (_, row), cut in self._cut[stage].items():
+            yield row, cut.numels
+
+    def parts(self, stage: int, name: str, state: str = "optim") -> list[Slice]:
+        """What each member of the group that a buffer's state is cut over holds of it."""
+        return [self._part(stage, name, state, at) for at in range(self.mesh.size(*self._rows[name][state].axes))]
+
     def _part(self, stage: int, name: str, state: str, index: int) -> Slice:
         row = self._rows[name][state]
         which, numels = self._cut[stage][state, row]
@@ -137,85 +146,3 @@ class Layout:
     def is_counted(self, stage: int, name: str) -> bool:
         """Whether this stage counts a flat buffer: of a tied table on two stages the first one does."""
         return all(name not in names for names in self.stages[:stage])
-
-    def classes(
-        self,
-        uneven: Collection[tuple[tuple[str, ...], int]],
-        around: Sequence[int] = (0,),
-        *,
-        by_tensor: bool = False,
-    ) -> list[int]:
-        """For each rank the lowest one that it cannot differ from in bytes and traffic.
-
-        `uneven` are the all-reduces whose elements the group does not divide, as (axes, elements): members add unlike
-        shares. `around` says whose parts a member's record depends on beside its own: (-1, 0, 1) for a ring, which
-        passes its neighbours' on. `by_tensor`: what an optimizer keeps of a part depends on the tensors in it.
-        """
-        axes = {row.axes for rows in self._rows.values() for row in rows.values()} | {axes for axes, _ in uneven}
-        alike = [
-            [(along, self._alike(stage, along, uneven, around, by_tensor)) for along in axes]
-            for stage in range(self.mesh.pp)
-        ]
-        seen: dict[Hashable, int] = {}
-        index = self.mesh.index
-        return [
-            seen.setdefault((stage, *[kinds[index(rank, *along)] for along, kinds in alike[stage]]), rank)
-            for rank in range(self.mesh.world_size)
-            for stage in [index(rank, "pp")]
-        ]
-
-    def _alike(
-        self,
-        stage: int,
-        axes: tuple[str, ...],
-        uneven: Collection[tuple[tuple[str, ...], int]],
-        around: Sequence[int],
-        by_tensor: bool,
-    ) -> list[Hashable]:
-        """For each place along these axes what it may differ in from others: its own parts and shares, and those
-        around it."""
-        size = self.mesh.size(*axes)
-        cuts = {(row.partition, cut.numels) for (_, row), cut in self._cut[stage].items() if row.axes == axes}
-        columns: list[Sequence[Hashable]] = [rule.kinds(numels, size) for rule, numels in cuts]
-        columns += [shares(numel, size) for along, numel in uneven if along == axes]
-        updated = [
-            name for name in self.stages[stage] if self.is_trained(name) and self._rows[name]["optim"].axes == axes
-        ]
-        columns += self._shared(stage, updated, size)
-        columns += self._tensors(stage, updated, size) if by_tensor else []
-        own = list(zip(*columns, strict=True)) if columns else [()] * size
-        return [tuple([own[(index + step) % size] for step in around]) for index in range(size)]
-
-    def _shared(self, stage: int, names: Sequence[str], size: int) -> list[Sequence[Hashable]]:
-        """For each kind of flat buffer what of each member's part tensor-parallel ranks hold shares of gradients of."""
-        tp, seen = self.mesh.tp, set[Hashable]()
-        columns: list[Sequence[Hashable]] = []
-        for name in names:
-            flat, row = self.flats[name], self._rows[name]["optim"]
-            runs = tuple((weight.numel, weight.sharers(tp)) for weight in flat.weights)
-            if (row, runs) in seen or all(sharers == 1 for _, sharers in runs):
-                continue
-            if isinstance(row.partition, EvenSlices):  # equal buffers are cut alike
-                seen.add((row, runs))
-            parts = (self._part(stage, name, "optim", index) for index in range(size))
-            columns.append([_shares_within(flat, part, tp) for part in parts])
-        return columns
-
-    def _tensors(self, stage: int, names: Sequence[str], size: int) -> list[Sequence[Hashable]]:
-        """For each kind of flat buffer what each member's part has of which tensors."""
-        columns = list[Sequence[Hashable]]()
-        kinds = {
-            (tuple(w.shape for w in self.flats[name].weights), row): name
-            for name in names
-            if isinstance((row := self._rows[name]["optim"]).partition, EvenSlices)  # else buffers differ by owners
-        }
-        for name in kinds.values():
-            flat = self.flats[name]
-            parts = (self._part(stage, name, "optim", index) for index in range(size))
-            columns.append([tuple((mine.weight.shape, mine.numel) for mine in flat.within(part)) for part in parts])
-        return columns
-
-
-def _shares_within(flat: FlatSpec, part: Slice, tp: int) -> Hashable:
-    """Elements by the number of ranks that share their gradient, in the order of the weights."""
-    return tuple((mine.weight.sharers(tp), mine.numel) for mine in flat.within(part) if mine.weight.sharers(tp) > 1)

@@ -17,7 +17,7 @@ from zerosim.placement.partition import Slice
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a tensor-parallel group cuts a weight of this whole `shape` along `dim`.
+    """How the group along a mesh `axis` cuts a weight of this whole `shape` along `dim`.
 
     `parts` equal parts of the dim, such as q|k|v side by side, are cut apart, each into `pieces` equal pieces. With
     fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the end of
@@ -29,6 +29,7 @@ class Split:
     pieces: int
     parts: int = 1
     padding: int = 0
+    axis: str = "tp"
 
     @property
     def step(self) -> int:
@@ -87,7 +88,7 @@ class Split:
 class WeightSpec:
     """One parameter as a rank holds it. `std` is that of its initial normals; without it, `fill` is its value.
 
-    split      how it is cut over the tensor-parallel group; without one, every member holds all of it
+    split      how it is cut over the group along a mesh axis; without one, every member holds all of it
     summed     members work out shares of its gradient, which are to be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
     numel      its elements
@@ -115,12 +116,12 @@ class WeightSpec:
         return is_block(unit_of(self.name))
 
     def counts(self, index: int, size: int) -> bool:
-        """Whether member `index` of a tensor-parallel group of `size` counts it: of copies the first one does."""
+        """Whether member `index` of a group of `size` that cuts weights counts it: of copies the first one does."""
         copies = size if self.split is None else self.split.copies(size)
         return index % copies == 0
 
     def sharers(self, size: int) -> int:
-        """How many neighbours of a tensor-parallel group of `size` hold shares of the same gradient; 1: it is whole."""
+        """How many neighbours of such a group hold shares of the same gradient; 1: it is whole."""
         if self.summed:
             return size
         return 1 if self.split is None else self.split.copies(size)
@@ -187,6 +188,11 @@ class FlatSpec:
     def unit(self) -> str:
         """The unit whose weights these are."""
         return unit_of(self.module)
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis that cuts its weights; tp where none is cut."""
+        return next((weight.split.axis for weight in self.weights if weight.split is not None), "tp")
 
     @property
     def num_parameters(self) -> int:

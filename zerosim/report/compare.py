@@ -67,7 +67,7 @@ class Comparison(InNotebook):
     @property
     def _exchanges_sums(self) -> bool:
         """Whether slices add up an optimizer's sums, which stage 0 makes of whole tensors."""
-        is_cut = self.config.parallel.partition == "slices" and self.config.mesh.dp_shard > 1
+        is_cut = self.config.parallel.partition == "slices" and self.config.mesh.shards > 1
         return is_cut and OPTIMIZERS[self.config.optim.optimizer].cut == "sums"
 
     def to_dict(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _headline(asked: Question) -> str:
     ranks = f"N = {counted(asked.ranks, 'rank')}"
     if asked.replicas > 1:
         ranks = f"{asked.ranks:,} ranks, {asked.replicas:,} replicas of N = {asked.shards:,}"
-    if asked.tp * asked.pp > 1:
+    if asked.parts_of_model > 1:
         ranks = f"{asked.ranks:,} ranks, pp {asked.pp} x dp {asked.shards * asked.replicas} x tp {asked.tp}"
         ranks += f" in {asked.replicas:,} replicas" if asked.replicas > 1 else ""
     optim, precision = asked.config.optim, asked.config.precision.param_dtype

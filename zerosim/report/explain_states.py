@@ -17,7 +17,7 @@ _OPERATIONS = {0: ("all_reduce", ""), 1: ("", "all_gather"), 2: ("", "all_gather
 
 def _local(asked: Question, text: str) -> str:
     """A formula in words, of what a rank holds."""
-    return local(text) if asked.tp * asked.pp > 1 else text
+    return local(text) if asked.parts_of_model > 1 else text
 
 
 def states(asked: Question) -> Section:
@@ -28,7 +28,7 @@ def states(asked: Question) -> Section:
     terms.append(
         Term("total", _local(asked, formulas.model_states_text(asked.states_stage, cost)), "", total, is_sum=True)
     )
-    notes = [_about_mesh(asked)] if asked.tp * asked.pp > 1 else []
+    notes = [_about_mesh(asked)] if asked.parts_of_model > 1 else []
     notes += [
         f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter (param + grad + optim)."
         f"{_about_masters(asked)} {ZERO_PAPER}, sections 3.1 and 5."
@@ -162,7 +162,7 @@ def traffic(asked: Question) -> Section:
     elif asked.micro_batches == 1:
         agrees = moved.text() == formulas.VOLUME[asked.stage]
         notes.append(f"{PRINTED} {formulas.VOLUME[asked.stage]} (section 7).")
-    among = ", among data-parallel ranks" if asked.tp * asked.pp > 1 else ""
+    among = ", among data-parallel ranks" if asked.parts_of_model > 1 else ""
     return Section("volume", f"Sent per rank and step{among}", tuple(terms), tuple(notes), agrees)
 
 

@@ -60,8 +60,8 @@ def _cells(one: Timed, cluster: Cluster) -> list[Cell]:
     values = step_values(one.config, time, cluster)
     assert values is not None  # blocks multiply
     return [
-        *map(str, (mesh.tp, mesh.pp, mesh.dp_shard)),
-        str(one.config.parallel.zero_stage) if mesh.dp_shard > 1 else "-",
+        *map(str, (mesh.tp, mesh.pp, mesh.shards)),
+        str(one.config.parallel.zero_stage) if mesh.shards > 1 else "-",
         "yes" if one.config.parallel.sequence_parallel else "-",
         f"{data.micro_batch} x {data.accumulate}",
         one.config.memory.recompute,

@@ -46,12 +46,12 @@ def meshes_report(
     grid = Grid(right("tp"), right("pp"), right("dp"), "ZeRO", "recompute", *figures)
     for one in found:
         mesh, asked = one.config.mesh.axes, one.config
-        stage = STAGES[asked.parallel.zero_stage] if mesh.dp_shard > 1 else "-"
+        stage = STAGES[asked.parallel.zero_stage] if mesh.shards > 1 else "-"
         bubble = str(formulas.bubble(mesh.pp, asked.data.accumulate, asked.parallel.num_chunks))
         cells: list[Cell] = [stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble]
         values = one.time and step_values(asked, one.time, cluster)
         cells += [] if cluster is None else [round(values["tokens_per_s"]) if values else None]
-        grid.add(*map(str, (mesh.tp, mesh.pp, mesh.dp_shard)), *cells, style="bold" if one is found[0] else "")
+        grid.add(*map(str, (mesh.tp, mesh.pp, mesh.shards)), *cells, style="bold" if one is found[0] else "")
     note = (
         "Sent: by all ranks, of model states and activations. With one data rank every ZeRO stage is the same. The "
         "bubble is what a pipeline's ranks wait, (p-1)/m of the time of their slots."

@@ -128,7 +128,7 @@ def states_note(result: RunResult, parts: str) -> str:
     """How to read the formula of the model states; `parts` is what a parameter costs."""
     config, shares = result.config, shares_of(result)
     held = by_stage([share.num_parameters for share in shares], "on each rank of")
-    note = f"{parts}; N = {config.mesh.dp_shard:,}. Ψ_r = {held}; the whole model has Ψ = {result.num_parameters:,}."
+    note = f"{parts}; N = {config.mesh.shards:,}. Ψ_r = {held}; the whole model has Ψ = {result.num_parameters:,}."
     extras = [extra_of(result, share.stage) for share in shares]
     tp = config.mesh.tp
     if any(extra.replicated for extra in extras):
@@ -164,7 +164,7 @@ def padding_note(result: RunResult, what: str) -> str:
 def traffic_note(result: RunResult) -> str:
     """What the letters of the volumes stand for, and which part of a volume a rank sends."""
     config, mesh, said = result.config, result.config.mesh.axes, []
-    n, r, t, shares = mesh.dp_shard, mesh.dp_replicate, mesh.tp, shares_of(result)
+    n, r, t, shares = mesh.shards, mesh.dp_replicate, mesh.tp, shares_of(result)
     if config.model.has_blocks or mesh.pp > 1:
         width = "h" if config.model.has_blocks else "V"
         said.append(f"bs{width} = {border_numel(config):,} elements, one micro-batch between two layers")

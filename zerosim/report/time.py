@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime, Track
+from zerosim.placement.mesh import what_for
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES
 from zerosim.train.result import RunResult
@@ -55,7 +56,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
 
 def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     """What makes backward go on meanwhile and is not asked for, where waiting is more than a twentieth of the step."""
-    if sum(seconds for axis, seconds in time.exposed.items() if "dp_shard" in axis) <= _WORTH_IT * time.seconds:
+    if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
     wish = "all" if config.parallel.zero_stage == 3 else "reduce"
     return [] if config.parallel.overlap == wish else [f"--overlap {wish}"]

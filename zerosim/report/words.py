@@ -49,7 +49,7 @@ def headline(config: RunConfig, of: str = "") -> str:
 
 def replicas(config: RunConfig) -> str:
     """'2 replicas of 4 ranks each'."""
-    return f"{counted(config.mesh.dp_replicate, 'replica')} of {counted(config.mesh.dp_shard, 'rank')} each"
+    return f"{counted(config.mesh.dp_replicate, 'replica')} of {counted(config.mesh.shards, 'rank')} each"
 
 
 def trained(result: RunResult) -> str:
@@ -129,10 +129,10 @@ def states_note(result: RunResult) -> str:
     parts = f"{cost.param} + {cost.grad} + {formulas.figure(cost.optim)} bytes per parameter"
     if is_mesh(config):
         return mesh_words.states_note(result, f"{parts} (param + grad + optim)")
-    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.mesh.dp_shard:,}."
+    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.mesh.shards:,}."
     if config.mesh.dp_replicate > 1:
         note += f" N ranks hold one of R = {config.mesh.dp_replicate:,} replicas together."
-    if exchanged(result) and config.mesh.dp_shard > 1:
+    if exchanged(result) and config.mesh.shards > 1:
         note += (
             " Each rank with a part of a matrix keeps the averages of all its rows and columns: the bytes include such "
             f"copies, {formulas.figure(cost.optim)} does not."
@@ -144,7 +144,7 @@ def volume_note(result: RunResult, step: int) -> str:
     """How to read the formula of a step's traffic."""
     config, passes = result.config, passes_of(result, step)
     volume = volume_of(result, passes=passes)
-    ranks = config.mesh.dp_shard
+    ranks = config.mesh.shards
     note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
     if is_by_pairs(config) and config.parallel.zero_stage == 0:
         note += f"; by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ"
@@ -177,7 +177,7 @@ def volume_note(result: RunResult, step: int) -> str:
 def closing(result: RunResult) -> str:
     """What the stage did, in a line or two."""
     config, cost = result.config, cost_of(result)
-    ranks, stage = config.mesh.dp_shard, config.parallel.zero_stage
+    ranks, stage = config.mesh.shards, config.parallel.zero_stage
     if config.mesh.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
     ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
@@ -224,8 +224,8 @@ def _price(result: RunResult) -> str:
         psi, stage = share.num_parameters, share.stage
         gathers, volume = gathers_of(result, stage=stage), volume_of(result, stage)
         ddp += formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).sent_bytes(psi, data_ranks, *sizes)
-        sent += volume.sent_bytes(psi, config.mesh.dp_shard, *sizes, *gathers)
-        parts = (config.mesh.dp_shard, config.mesh.dp_replicate, sizes[1])
+        sent += volume.sent_bytes(psi, config.mesh.shards, *sizes, *gathers)
+        parts = (config.mesh.shards, config.mesh.dp_replicate, sizes[1])
         sent += formulas.replica_bytes(psi, *parts, reductions=num, pairs=is_by_pairs(config))
         sent += exchanged_sent(result, stage)
     ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""

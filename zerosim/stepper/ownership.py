@@ -148,10 +148,10 @@ def ownership(session: Session) -> Ownership:
     layout, rows = session.experiment.layout, []
     for flat in layout.flats.values():
         cut = any(weight.split is not None for weight in flat.weights)
-        for index in range(layout.mesh.tp if cut else 1):
-            part = f"tp {index}" if cut else ""
+        for index in range(layout.mesh.size(flat.axis) if cut else 1):
+            part = f"{flat.axis} {index}" if cut else ""
             for rank in layout.holders(flat.name):
-                if cut and layout.mesh.index(rank, "tp") != index:
+                if cut and layout.mesh.index(rank, flat.axis) != index:
                     continue
                 placed = _placed(session.parts[rank], flat.name)
                 own = layout.own(rank, flat.name) if placed is None else placed.own

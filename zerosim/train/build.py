@@ -26,7 +26,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
 from zerosim.parallel.sequence import SequenceParallel
 from zerosim.parallel.tensor import TensorParallel, vocab_padding
-from zerosim.placement.mesh import DATA
+from zerosim.placement.mesh import DATA, STATES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.build_strategy import (
@@ -55,7 +55,7 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
     if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
         for flat in model.flats:
-            flat.spec = replace(flat.spec, block=block, members=config.mesh.dp_shard)
+            flat.spec = replace(flat.spec, block=block, members=config.mesh.shards)
     return model
 
 
@@ -168,7 +168,7 @@ def build_rank(
         order = schedule or SCHEDULES[parallel.pipeline_schedule]
         pipeline = Pipeline(mesh.pp, stage, groups("pp"), order=order, chunks=parallel.num_chunks)
         model = whole.cut(stage_chunks(config, whole)[stage])
-    strategy = (make_strategy or build_strategy)(config, model, groups("dp_shard"), ctx.device, updater)
+    strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     strategy.join(groups, layout_of(config, whole, strategy, is_trained), config.grads)
     return Built(model, strategy, pipeline)
 

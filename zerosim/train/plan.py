@@ -29,6 +29,7 @@ from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
+from zerosim.placement.classes import classes, reasons
 from zerosim.train.build import build_model, world_of
 from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
 from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
@@ -107,7 +108,7 @@ def _plan(
             ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster, by_moment=by_moment)
             reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events, is_trained)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
-            stands_for = layout.classes(uneven.found, around, by_tensor=by_tensor)
+            stands_for = classes(layout, reasons(uneven.found, by_tensor=by_tensor), around)
     result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
     if cluster is None:
         return result

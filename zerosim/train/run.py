@@ -197,11 +197,13 @@ class Experiment:
         copies = DATA if self.config.parallel.zero_stage == 0 else ("dp_replicate",)
         if mesh.index(rank, *copies):
             return lost
-        stage, index = mesh.index(rank, "pp"), mesh.index(rank, "tp")
+        stage = mesh.index(rank, "pp")
         for (step, name), values in counts.items():
+            flat = self.layout.flats[name]
             if self.layout.is_counted(stage, name):
-                of_weights = zip(self.layout.flats[name].weights, values, strict=True)
-                lost[step] += sum(int(value) for weight, value in of_weights if weight.counts(index, mesh.tp))
+                place = mesh.index(rank, flat.axis), mesh.size(flat.axis)
+                of_weights = zip(flat.weights, values, strict=True)
+                lost[step] += sum(int(value) for weight, value in of_weights if weight.counts(*place))
         return lost
 
     def _lost(self, outcomes: Sequence[RankOutcome]) -> list[Fraction]:

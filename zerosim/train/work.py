@@ -46,13 +46,13 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
     modules = _MODULES if config.gathering.by_module and model.has_blocks else 1
     each = (_PER_BLOCK if model.has_blocks else _PER_UNIT) + 8 * (modules - 1)
     if config.parallel.partition == "owner" and ranks == 1:  # owners of different units differ
-        steps *= min(mesh.dp_shard, units * modules)
+        steps *= min(mesh.shards, units * modules)
     bucket = config.parallel.bucket_bytes
     nbytes = _numel(config) // mesh.tp * dtype(config.precision.stored).itemsize
     # Stage 3 gathers for forward and for backward and reduces, in every micro-batch; the others gather and reduce once.
     passes = 3 * micro_batches if config.parallel.zero_stage == 3 else 1 + config.parallel.zero_stage // 2
     collectives = passes * (units + (0 if bucket is None else nbytes // bucket))
-    rounds = mesh.dp_shard - 1 if config.world.algorithm == "ring" else 0
+    rounds = mesh.shards - 1 if config.world.algorithm == "ring" else 0
     return Work(
         steps * micro_batches * units * each,
         steps * collectives * _PER_CALL,
@@ -92,7 +92,7 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
         right = 10 ** math.ceil(math.log10(2 * over * bucket))
         raise wrong("bucket_bytes", f" {bucket}: {times}; choose {right} or more, or none for one call per unit")
     if work.rounds > work.units:
-        raise wrong("collective", f" 'ring' over {config.mesh.dp_shard} ranks: {times}; choose direct, or fewer ranks")
+        raise wrong("collective", f" 'ring' over {config.mesh.shards} ranks: {times}; choose direct, or fewer ranks")
     size = "units" if config.model.family == "flat" else "layers"
     found = {"steps": steps, "accumulate": micro_batches, size: getattr(config.model, size) or 1}
     name = max(found, key=lambda field: found[field])

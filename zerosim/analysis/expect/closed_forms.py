@@ -17,6 +17,7 @@ from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, shares_of, vol
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
+from zerosim.placement.mesh import MODEL
 
 
 def _psi(config: RunConfig) -> int:
@@ -41,7 +42,7 @@ def _formula_states(asked: Asked) -> Fraction:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
 
     def states(psi: int) -> Fraction:
-        args = c.states_stage, psi, c.mesh.dp_shard, cost_of(asked.result)
+        args = c.states_stage, psi, c.mesh.shards, cost_of(asked.result)
         if asked.at == "gradients_upcast":
             upcast, together = grads.upcast, c.optim.sub_group
             of = formulas.optimizer_step_states(*args, upcast_grads=upcast, sub_group=together)
@@ -61,7 +62,7 @@ def _formula_volume(asked: Asked) -> Fraction:
 
 def _formula_largest(asked: Asked) -> Fraction:
     c = asked.config
-    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.dp_shard, cost_of(asked.result), asked.mp)
+    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.shards, cost_of(asked.result), asked.mp)
 
 
 def _with_blocks(asked: Asked) -> ModelConfig:
@@ -119,7 +120,7 @@ def _attention_outputs(asked: Asked) -> Fraction:
     each = c.data.micro_batch * model.seq * model.hidden * _param_bytes(asked)
     order, chunks, stage = c.parallel.pipeline_schedule, c.parallel.num_chunks, asked.pipeline_stage or 0
     live = formulas.live_micro_batches(order, stage, c.mesh.pp, c.data.accumulate, chunks)
-    return Fraction(each * live * model.layers, c.mesh.tp * c.mesh.pp * chunks)
+    return Fraction(each * live * model.layers, c.mesh.axes.size(*MODEL) * chunks)
 
 
 def _twelve_bytes(asked: Asked) -> int:
@@ -180,7 +181,7 @@ def _activation_efficiency(asked: Asked) -> Fraction:
 def _calculator(asked: Asked) -> Fraction | None:
     c = asked.config
     (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
-    return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.dp_shard)
+    return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.shards)
 
 
 FORMULAS: Mapping[str, Quantity] = MappingProxyType(
