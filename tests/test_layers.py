@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "zerosim"
 
 # Folders and loose modules, lowest first. A file may import its own floor and those below.
 LAYERS = [
-    {"errors", "units", "dtypes"},
+    {"errors", "units", "dtypes", "verbs"},
     {"placement"},
     {"config"},  # plain data over plain data
     {"backends"},

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from same import assert_same_bits
 
+from zerosim.backends.cuda.nccl import Nccl
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Pool
@@ -136,6 +137,8 @@ def test_nccl_where_every_rank_has_its_gpu(stage: int, partition: str, train: An
     STANDIN.set_device_count(3)
     try:
         native = train(**fields, collective="native")
+        with pytest.raises(InputError, match="NCCL has no 'scan': expected one of all_gather, "):
+            Nccl().perform([], "scan", [], [], "", -1)
     finally:
         STANDIN.set_device_count(1)
     np.testing.assert_allclose(native.losses, direct.losses, rtol=1e-6)

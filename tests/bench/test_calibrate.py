@@ -16,10 +16,11 @@ from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
-from zerosim.config.presets.machine_file import VERBS, Machine, Measured, machine_text
+from zerosim.config.presets.machine_file import Machine, Measured, machine_text
 from zerosim.config.run import plan_config
 from zerosim.errors import InputError
 from zerosim.train.plan import plan
+from zerosim.verbs import MEASURED
 
 ALWAYS = 1e30
 """More work than any kernel has: below their first point, curves are flat."""
@@ -32,7 +33,7 @@ def flat(seconds: float) -> Measured:
 MACHINE = Machine(
     precision="fp32", transport="threads", ranks=2, cores=2, kernel_s=0.25, known_error="none",
     product=flat(2.0), memory=flat(1.0), kernels={"gelu": Measured(((1e3, 0.5), (1e6, 0.5), (1e9, 3.0)))},
-    collectives=dict.fromkeys(VERBS, flat(8.0)),
+    collectives=dict.fromkeys(MEASURED, flat(8.0)),
 )  # fmt: skip
 DEVICE = dict(name="here", memory_bytes=10**9, peak_flops=10**11, hbm_bytes_per_s=10**10, link_bytes_per_s=10**9)
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, vocab=64, ranks=2, stage=3, precision="fp32")

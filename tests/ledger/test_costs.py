@@ -12,6 +12,7 @@ from zerosim.config.presets.cluster import Cluster, Curve, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.machine_file import Machine, Measured
 from zerosim.device.events import Kernel, Launch, Scope
+from zerosim.errors import InputError
 from zerosim.ledger.costs import collective_seconds, kernel_seconds, topology
 
 A100 = cluster_of(find_hardware("a100-80"))  # 8 to a node
@@ -57,6 +58,11 @@ def test_latencies_count_steps_and_crossings(op: str, group: Sequence[int], us: 
 def test_the_cheapest_protocol_carries_its_share(op: str, group: Sequence[int], nbytes: int, us: float) -> None:
     """Every link carries a byte per microsecond. Each of n ranks sends (n-1)/n of a payload, in an all-reduce twice."""
     assert seconds(op, group, replace(A100, link=1e6, nic=8e6), nbytes) == pytest.approx(us * 1e-6)
+
+
+def test_an_unknown_verb_has_no_cost() -> None:
+    with pytest.raises(InputError, match="unknown collective 'all_gathr': expected one of all_gather, "):
+        seconds("all_gathr", range(8), A100)
 
 
 def test_a_ring_is_as_slow_as_the_slowest_link_that_it_uses() -> None:

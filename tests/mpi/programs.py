@@ -21,9 +21,12 @@ import numpy as np
 
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.ops import array_over
+from zerosim.comm.algorithms.execution import Execution
+from zerosim.comm.group import Work
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.comm.transports.mpi import session as mpi_session_module
 from zerosim.comm.transports.mpi.session import mpi_session
+from zerosim.comm.transports.rounds import Call, Exchange, Native
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype
 from zerosim.errors import ZerosimError
@@ -151,6 +154,9 @@ def failing(ctx: Context, how: str = "") -> None:
         comm.recv((4,), dtype("fp32"), (ctx.rank + 1) % ctx.world_size)
     elif how == "roots":
         comm.broadcast(gradient, ctx.rank)
+    elif how == "unknown":
+        native = Execution([Exchange(native=Native("scan", [gradient.array], [gradient.array]))], [], 0)
+        comm._launch(Work(ctx.device, None, []), Call("scan", "fp32", ((1000,),)), native, 0, "states")
     elif how == "forever":
         print(f"process {os.getpid()}", flush=True)
         time.sleep(30)

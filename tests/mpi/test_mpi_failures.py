@@ -64,6 +64,12 @@ def test_a_failure_is_told_once_with_its_exit_code(
     assert len((job.stdout + job.stderr).splitlines()) <= SCREEN
 
 
+def test_a_verb_that_mpi_does_not_have_is_refused(tmp_path: Path) -> None:
+    job = fail("unknown", tmp_path)
+    assert "InputError: collective native: MPI has no 'scan': choose direct or ring" in job.stderr
+    assert job.returncode == 2
+
+
 def test_a_circle_of_waiting_ranks_is_found_before_patience_ends(tmp_path: Path) -> None:
     job = fail("circle", tmp_path, timeout_s=1000.0)
     for rank in range(3):

@@ -27,9 +27,10 @@ from zerosim.bench.training import one_thread
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.hardware import Hardware, Sources
-from zerosim.config.presets.machine_file import VERBS, Machine, Measured
+from zerosim.config.presets.machine_file import Machine, Measured
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import dtype
+from zerosim.verbs import MEASURED, find_verb
 
 T = TypeVar("T")
 Gather = Callable[[Any], list[Any]]
@@ -124,7 +125,7 @@ def measure_machine(
         product,
         memory,
         {name: _curve({key: seconds for key, seconds in found.items() if key[0] == name}) for name in names},
-        {verb: _curve(collectives[verb]) for verb in VERBS},
+        {verb: _curve(collectives[verb]) for verb in MEASURED},
     )
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
     link = int(machine.collectives["all_gather"].best)
@@ -157,11 +158,11 @@ def _together(here: int, work: Callable[[], T], everyone: Gather) -> list[T]:
 # -- ranks together ---------------------------------------------------------------------------------------------------
 def _collectives(ctx: Context, sizes: Sizes, precision: str) -> dict[str, Samples]:
     """Each verb alone, by bytes of payload: the least seconds of a call over several loops of them."""
-    found: dict[str, Samples] = {verb: {} for verb in VERBS}
+    found: dict[str, Samples] = {verb: {} for verb in MEASURED}
     for payload in sizes.payloads:
         payload = -(-payload // (8 * ctx.world_size)) * 8 * ctx.world_size
         calls = max(2, min(20, 2**21 // payload))
-        for verb in VERBS:
+        for verb in MEASURED:
             buffers = [_buffer(ctx, verb, payload, precision) for _ in range(2)]
             call = _call(ctx, verb)
             loops = [_loop(ctx, call, buffers, calls) for _ in range(sizes.repeats + 1)]
@@ -177,15 +178,10 @@ def _buffer(ctx: Context, verb: str, payload: int, precision: str) -> Buffer:
 
 
 def _call(ctx: Context, verb: str) -> Callable[[Buffer], object]:
-    comm = ctx.comm
     if verb == "send":
         return lambda buffer: _message(ctx, buffer)
-    if verb == "broadcast":
-        return lambda buffer: comm.broadcast(buffer, 0)
-    if verb == "reduce":
-        return lambda buffer: comm.reduce(buffer, 0)
-    method: Callable[[Buffer], object] = getattr(comm, verb)
-    return method
+    method: Callable[..., object] = getattr(ctx.comm, verb)
+    return (lambda buffer: method(buffer, 0)) if find_verb(verb).has_root else method
 
 
 def _message(ctx: Context, buffer: Buffer) -> None:

@@ -18,6 +18,7 @@ from zerosim.grading.record import Finding, where
 from zerosim.grading.trial import Trial, result_of
 from zerosim.parallel.schedule import Action, Backward, Forward
 from zerosim.train.run import run as train
+from zerosim.verbs import MESSAGES
 
 GPIPE = (
     "all forwards first is GPipe, which keeps every micro-batch until the last one is forward: go back with the first "
@@ -121,7 +122,7 @@ def _waits(record: Sequence[Event], rank: int) -> tuple[int, str] | None:
     done = {event.work for event in record if isinstance(event, Wait)}
     pending = [event for event in record if isinstance(event, Launch) and event.work not in done]
     phase = record[-1].scope.phase
-    messages = [event for event in pending if event.op in ("send", "recv") and event.scope.phase == phase]
+    messages = [event for event in pending if event.op in MESSAGES and event.scope.phase == phase]
     if not messages:
         return None
     here, way = messages[-1], "forward" if phase == "forward" else "back"

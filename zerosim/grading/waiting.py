@@ -84,7 +84,7 @@ _TURN = "at a unit's turn: wait for its own gather, launch those ahead, compute;
 
 
 def waited(compute: Sequence[int], gather: Sequence[int], ahead: int) -> float:
-    """Seconds that compute waits for gathers, of which so many units' are launched ahead (`gathered.Units`)."""
+    """Return the seconds that compute waits for gathers if those of `ahead` units are launched ahead."""
     cluster = replace(cluster_of(find_hardware("a100-80")), link=1.0, latency=0.0)
     scope, entries, launched = Scope(0), list[Entry](), 0
     for unit, seconds in enumerate(compute):

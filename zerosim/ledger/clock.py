@@ -24,6 +24,7 @@ from zerosim.errors import InputError
 from zerosim.ledger.costs import Topology, collective_seconds, copy_seconds, topology
 from zerosim.ledger.pace import Busy, Entry, Live
 from zerosim.placement.mesh import AXES, Mesh
+from zerosim.verbs import MESSAGES
 
 COMPUTE = "compute"
 Key = tuple[str, tuple[tuple[int, ...], ...], int]
@@ -203,7 +204,7 @@ class _Run:
 
     def _launch(self, event: Launch) -> None:
         stream = event.axis
-        if event.op in ("send", "recv"):  # numbered by ordered pair and direction, which is forward's or backward's
+        if event.op in MESSAGES:  # numbered by ordered pair and direction, which is forward's or backward's
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
         key = stream, _places(self.mesh, event.group), event.sequence

@@ -18,6 +18,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.machine_file import Machine
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import MATMUL
+from zerosim.verbs import MESSAGES, find_verb
 
 US = 1e-6
 
@@ -89,14 +90,14 @@ def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> flo
     speed = bandwidth(place, cluster)
     if cluster.machine is not None:
         return _measured_seconds(launch, place, speed, cluster.machine)
-    if launch.op in ("send", "recv"):
+    if launch.op in MESSAGES:
         ways = [_seconds(ring, launch.payload_bytes, 1, place.nodes - 1, speed, cluster.latency) for ring in RINGS]
         return min(ways)
     if _is_by_pairs(launch):
         return _pairs_seconds(launch.payload_bytes, place, cluster)
-    n, rounds = place.members, 2 if launch.op == "all_reduce" else 1
-    steps, inter = rounds * (n - 1), rounds * (place.nodes - 1)
-    nbytes = launch.payload_bytes * ring_share(launch.op, n)
+    n, verb = place.members, find_verb(launch.op)
+    steps, inter = verb.rounds * (n - 1), verb.rounds * (place.nodes - 1)
+    nbytes = launch.payload_bytes * verb.share(n)
     ways = [_seconds(ring, nbytes, steps, inter, speed, cluster.latency) for ring in RINGS]
     if launch.op == "all_reduce":
         depth, local = (place.nodes - 1).bit_length(), n // place.nodes - 1
@@ -122,22 +123,15 @@ def _pairs_seconds(nbytes: int, place: Topology, cluster: Cluster) -> float:
 
 def sent_share(launch: Launch, members: int) -> float:
     """What a member sends of a call's payload."""
-    return members - 1 if _is_by_pairs(launch) else ring_share(launch.op, members)
-
-
-def ring_share(op: str, members: int) -> float:
-    """What a member of a ring sends of a call's payload."""
-    if op in ("broadcast", "reduce", "send", "recv"):
-        return 1.0
-    return (2 if op == "all_reduce" else 1) * (members - 1) / members
+    return members - 1 if _is_by_pairs(launch) else find_verb(launch.op).share(members)
 
 
 def _measured_seconds(launch: Launch, place: Topology, speed: float, machine: Machine) -> float:
     """What the call took between the ranks that were measured; other numbers of ranks move a ring's bytes. Between
     machines it takes no less than the latency and its bytes over the NIC."""
-    op = "send" if launch.op == "recv" else launch.op
-    measured, share = machine.collectives[op], sent_share(launch, place.members)
-    seconds = measured.seconds(launch.payload_bytes * share / ring_share(op, machine.ranks))
+    verb, share = find_verb(launch.op), sent_share(launch, place.members)
+    measured = machine.collectives[verb.curve]
+    seconds = measured.seconds(launch.payload_bytes * share / verb.share(machine.ranks))
     if place.nodes == 1:
         return seconds
     return max(seconds, measured.points[0][1] + launch.payload_bytes * share / speed)

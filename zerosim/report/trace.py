@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from zerosim.ledger.clock import COMPUTE, Span, Timeline, Track
+from zerosim.verbs import MESSAGES
 
 NS = 1e9
 MODELLED = "modelled by zerosim's clock, not measured"
@@ -100,7 +101,7 @@ def _arrows(rank: int, track: Track) -> Iterator[dict[str, Any]]:
     says who sends to whom."""
     threads = {stream: thread for thread, stream in enumerate(_streams(track))}
     for span in track.spans:
-        if span.name in ("send", "recv") and span.number >= 0:
+        if span.name in MESSAGES and span.number >= 0:
             ends = {"ph": "s"} if span.name == "send" else {"ph": "f", "bp": "e"}
             begin, end = round(span.start * NS), round(span.stop * NS)
             at = begin if span.name == "send" else max(begin, end - 1)

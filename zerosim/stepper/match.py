@@ -29,8 +29,8 @@ from zerosim.device.events import (
 from zerosim.device.work import EAGER_PARTS
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
+from zerosim.verbs import VERBS
 
-OPERATIONS = ("all_gather", "all_reduce", "barrier", "broadcast", "recv", "reduce", "reduce_scatter", "send")
 EVENTS = (
     "alloc", "copy", "free", "hostalloc", "hostfree", "kernel", "launch", "mark", "message", "refusal", "retag", "save",
     "wait",
@@ -92,7 +92,7 @@ class Match(NamedTuple):
             raise InputError(f"step {self.step}: this run has steps 0 to {steps - 1}")
         found: dict[str, str] = {}
         for name, value, known in (
-            ("what", self.what, [*OPERATIONS, *EVENTS, *MARKS, *KERNELS]),
+            ("what", self.what, [*sorted(VERBS), *EVENTS, *MARKS, *KERNELS]),
             ("phase", self.phase, [phase.value for phase in Phase]),
             ("unit", self.unit, [*units, "loss"]),
             ("kind", self.kind, [kind.value for kind in Kind]),

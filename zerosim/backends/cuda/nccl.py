@@ -1,10 +1,14 @@
 """NCCL's collectives for ranks of one process that each have a GPU of their own.
 
 The last rank to join a round calls NCCL for all of them, inside one group (groupStart, groupEnd): alone, the
-first call would wait for ever for the others. Each rank's part runs in its own stream. NCCL has no
-division: avg is its sum, divided by N afterwards.
+first call would wait for ever for the others. Each rank's part runs in its own stream.
 
-Source: NCCL User Guide, "Group Calls"; nccl.h for the numbers of types and operations.
+avg is NCCL's sum, divided by N afterwards: one rounding of the quotient, as in the other algorithms. NCCL's own average
+(ncclAvg, since 2.10) multiplies every part by 1/N, rounded to the format, before it adds. Unless N is a power of two
+these are other bits. What the sum costs: in fp16 it can overflow where the average would not.
+
+Source: NCCL User Guide, "Group Calls"; nccl.h for the numbers of types and operations; enqueue.cc (hostToDevRedOp)
+for ncclAvg.
 """
 
 from __future__ import annotations
@@ -31,6 +35,16 @@ TYPES: Mapping[np.dtype[Any], int] = MappingProxyType(
         BFLOAT16: 9,
     }
 )
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "all_gather": "allGather",
+        "reduce_scatter": "reduceScatter",
+        "all_reduce": "allReduce",
+        "broadcast": "broadcast",
+        "reduce": "reduce",
+    }
+)
+"""CuPy's methods, by verb."""
 SUM, MAX = 0, 2
 REDUCTIONS: Mapping[str, int] = MappingProxyType({"sum": SUM, "avg": SUM, "max": MAX})
 
@@ -44,9 +58,14 @@ class Nccl:
     def perform(
         self, streams: Sequence[CudaStream], op: str, inputs: Arrays, outputs: Arrays, reduction: str, root: int
     ) -> None:
-        """Queue inputs[r][i] to outputs[r][i] for every member r. Raises: InputError where two share a GPU."""
+        """Queue inputs[r][i] to outputs[r][i] for every member r.
+
+        Raises: InputError where two share a GPU, and for a verb that NCCL does not have.
+        """
         from cupy.cuda import nccl
 
+        if op not in NAMES:
+            raise InputError(f"collective native: NCCL has no {op!r}: expected one of {', '.join(NAMES)}")
         communicators = self._of(tuple(stream.gpu for stream in streams))
         for i in range(len(inputs[0])):
             nccl.groupStart()
@@ -76,15 +95,7 @@ class Nccl:
 
 
 def _call(communicator: Any, op: str, source: Array, target: Array, reduction: str, root: int, stream: int) -> None:
-    """One member's part of one collective; counts are of elements, of a rank's slice where there are slices."""
+    """One member's part of one collective. Counts are of elements: of a rank's slice where one side has N of them."""
     send, receive, dtype = source.data.ptr, target.data.ptr, TYPES[source.dtype]
-    if op == "reduce_scatter":
-        communicator.reduceScatter(send, receive, target.size, dtype, REDUCTIONS[reduction], stream)
-    elif op == "all_gather":
-        communicator.allGather(send, receive, source.size, dtype, stream)
-    elif op == "all_reduce":
-        communicator.allReduce(send, receive, source.size, dtype, REDUCTIONS[reduction], stream)
-    elif op == "broadcast":
-        communicator.broadcast(send, receive, source.size, dtype, root, stream)
-    else:
-        communicator.reduce(send, receive, source.size, dtype, REDUCTIONS[reduction], root, stream)
+    words = [*([REDUCTIONS[reduction]] if reduction else []), *([root] if root >= 0 else [])]
+    getattr(communicator, NAMES[op])(send, receive, min(source.size, target.size), dtype, *words, stream)

@@ -7,7 +7,7 @@ both, so that what does more never ends sooner.
     product, memory   seconds by floating-point operations of a matrix product, and by bytes of a copy: for kernels
                       that have no curve of their own
     kernels           by name: by operations where the kernel is a product, else by bytes read and written
-    collectives       by verb, by bytes of payload, between `ranks` ranks that run over `transport`
+    collectives       by verb (`verbs.MEASURED`), by bytes of payload, between `ranks` ranks that run over `transport`
     kernel_s          seconds of the host for each kernel: what a program does between two of them
 """
 
@@ -21,8 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from zerosim.errors import InputError, did_you_mean
-
-VERBS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "send")
+from zerosim.verbs import MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def read_machine(where: str, values: Any) -> Machine:
         tables[title] = {
             name: _read_curve(where, f"machine.{title}.{name}", points) for name, points in values[title].items()
         }
-    if missing := [verb for verb in VERBS if verb not in tables["collectives"]]:
+    if missing := [verb for verb in MEASURED if verb not in tables["collectives"]]:
         raise InputError(f"{where}: missing machine.collectives.{missing[0]}: measure again with zerosim calibrate")
     alone = {key: _read_curve(where, f"machine.{key}", values[key]) for key in ("product", "memory")}
     return Machine(**{**values, **tables, **alone})

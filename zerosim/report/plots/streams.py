@@ -18,6 +18,7 @@ from zerosim.ledger.clock import COMPUTE, Timeline, Track
 from zerosim.report.names import listed
 from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, inches, open_page, plain, settle
 from zerosim.report.plots.style import KIND_PAINTS, Paint, contrast
+from zerosim.verbs import MESSAGES
 
 MOST_RANKS = 8
 _PAINTS = {
@@ -113,7 +114,7 @@ def _pieces(track: Track, lane: str) -> Iterator[Bar]:
             words = f"{phase[0].upper()}{span.scope.slot}" if phase in ("forward", "backward") else ""
             words = f"c{words}" if phase != span.scope.phase else words  # of an estimate of curvature
             yield Bar(lane, phase if phase in _PAINTS else "optimizer", words, span.start, span.stop)
-        elif span.name in ("send", "recv"):
+        elif span.name in MESSAGES:
             yield Bar(lane, "message", "", span.start, span.stop)
         else:
             yield Bar(lane, "copy" if span.name == "copy" else "collective", "", span.start, span.stop)

@@ -65,25 +65,28 @@ class NativeCall:
             source = self._divided(source, out)
         kind = self._engine.datatype(self._dtype)
         given, taken = self._whole(source, kind), self._whole(out, kind)
-        if op == "broadcast":
-            return communicator.Ibcast(taken, root)
         overlap = _overlap(source, out, mpi)
-        if op == "all_gather":
-            parts = [bytes_of(out), out.size // len(self._group), kind]
-            return communicator.Iallgather(mpi.IN_PLACE if overlap else given, parts)
-        add = self._engine.reduction(self._native.reduction, self._dtype)
-        if op == "all_reduce":
-            return communicator.Iallreduce(mpi.IN_PLACE if overlap else given, taken, add)
-        if op == "reduce":
-            if communicator.Get_rank() != root:
+        own = mpi.IN_PLACE if overlap else given
+        add = self._engine.reduction(self._native.reduction, self._dtype) if self._native.reduction else None
+        match op:
+            case "broadcast":
+                return communicator.Ibcast(taken, root)
+            case "all_gather":
+                return communicator.Iallgather(own, [bytes_of(out), out.size // len(self._group), kind])
+            case "all_reduce":
+                return communicator.Iallreduce(own, taken, add)
+            case "reduce" if communicator.Get_rank() != root:
                 return communicator.Ireduce(given, None, add, root)
-            return communicator.Ireduce(mpi.IN_PLACE if overlap else given, taken, add, root)
-        assert op == "reduce_scatter", op
-        if overlap:
-            temporary = self._engine.backend.empty((out.size,), self._dtype)
-            self._late.append((temporary, out))
-            taken = self._whole(temporary, kind)
-        return communicator.Ireduce_scatter_block([bytes_of(source), out.size, kind], taken, add)
+            case "reduce":
+                return communicator.Ireduce(own, taken, add, root)
+            case "reduce_scatter":
+                if overlap:
+                    temporary = self._engine.backend.empty((out.size,), self._dtype)
+                    self._late.append((temporary, out))
+                    taken = self._whole(temporary, kind)
+                return communicator.Ireduce_scatter_block([bytes_of(source), out.size, kind], taken, add)
+            case _:
+                raise InputError(f"collective native: MPI has no {op!r}: choose direct or ring")
 
     def _divided(self, source: Any, out: Any) -> Any:
         """This member's part of an average; in place where the whole of it is overwritten anyway."""
