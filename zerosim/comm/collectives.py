@@ -3,7 +3,8 @@
 Every verb has two forms: `all_gather(...)` returns the result; `launch_all_gather(...)` returns a `Work` at once, and
 until that is waited for its inputs must not be written nor its outputs read. One buffer or, where the signature says
 so, several in one call. `src` and `dst` are indices in the group. How a call is made of rounds: `direct.py`,
-`ring.py`, `pairs.py`, `native.py`; how it is recorded: `group.py`; what is refused: `checks.py`.
+`ring.py`, `pairs.py`, `native.py`; messages between two ranks: `messages.py`; how a call is recorded: `group.py`; what
+is refused: `checks.py`.
 
 Legend: N group size, c elements of a rank's slice, L elements of a buffer.
 """
@@ -15,17 +16,14 @@ from typing import Any
 
 from zerosim.comm import checks
 from zerosim.comm.algorithms.execution import Execution, RangeCut, SliceCut, buckets, window
-from zerosim.comm.group import Buffers, Group, Work
+from zerosim.comm.group import Buffers, Work
+from zerosim.comm.messages import Messages
 from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Kind
-from zerosim.dtypes import DType
 from zerosim.errors import InputError
 
-SENDER, RECEIVER = 0, 1
-"""Members of the pair that a message makes."""
 
-
-class Comm(Group):
+class Comm(Messages):
     """One rank's membership in a group, with the verbs. `rank` is its index in the group, `ranks` are global."""
 
     def subgroup(self, ranks: Sequence[int], axis: str | None = None, number: int = 0) -> Comm:
@@ -83,25 +81,6 @@ class Comm(Group):
     def reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states") -> Buffer:
         """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
         return self.launch_reduce(buffer, dst, op, purpose).wait()
-
-    def send(self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = "") -> None:
-        """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order; what
-        both ends `name` otherwise is a mismatch."""
-        return self.launch_send(buffer, dst, purpose, tag=tag, name=name).wait()
-
-    def recv(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        src: int,
-        kind: Kind = Kind.ACTIVATION,
-        purpose: str = "states",
-        *,
-        tag: int = 0,
-        name: str = "",
-    ) -> Buffer:
-        """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
-        return self.launch_recv(shape, dtype, src, kind, purpose, tag=tag, name=name).wait()
 
     def barrier(self) -> None:
         """Return once every member is here."""
@@ -186,36 +165,6 @@ class Comm(Group):
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
             execution = self._algorithm.reduce(me, [array[lo:hi]], dst, op)
             self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
-        return work
-
-    def launch_send(
-        self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = ""
-    ) -> Work[None]:
-        checks.member(self.device, "send", "dst", dst, self.size)
-        checks.buffers_of(self.device, "send", buffer)
-        work: Work[None] = Work(self.device, None, [buffer])
-        execution = Execution([Exchange((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
-        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose, tag, name)
-        return work
-
-    def launch_recv(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        src: int,
-        kind: Kind = Kind.ACTIVATION,
-        purpose: str = "states",
-        *,
-        tag: int = 0,
-        name: str = "",
-    ) -> Work[Buffer]:
-        checks.member(self.device, "recv", "src", src, self.size)
-        buffer = self.device.alloc(shape, dtype, kind)
-        out, copy = buffer.array, self.device.backend.copy
-        work = Work(self.device, buffer, [])
-        exchange = Exchange(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
-        execution = Execution([exchange], [], buffer.nbytes)
-        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose, tag, name)
         return work
 
 

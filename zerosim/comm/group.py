@@ -158,24 +158,6 @@ class Group:
         """One call of the whole group."""
         self._join(work, call, call.op, self.ranks, execution, payload_bytes, purpose)
 
-    def _launch_pair(
-        self,
-        work: Work[T],
-        op: str,
-        src: int,
-        dst: int,
-        buffer: Buffer,
-        execution: Execution,
-        purpose: str,
-        tag: int,
-        name: str,
-    ) -> None:
-        """One side of a message between two members. Each ordered pair and tag counts its own."""
-        if src == dst:
-            raise InputError(f"rank {self.device.rank}: {op} to or from itself: a message has two ends")
-        call = Call("send/recv", buffer.dtype.name, (buffer.shape,), name, pair=1 + tag)
-        self._join(work, call, op, (self.ranks[src], self.ranks[dst]), execution, buffer.nbytes, purpose)
-
     def _join(
         self,
         work: Work[T],

@@ -1,0 +1,85 @@
+"""Messages between two members of a group: send and recv, to be waited for at once or later."""
+
+from __future__ import annotations
+
+from zerosim.comm import checks
+from zerosim.comm.algorithms.execution import Execution
+from zerosim.comm.group import Group, T, Work
+from zerosim.comm.transports.rounds import Call, Exchange
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import DType
+from zerosim.errors import InputError
+
+SENDER, RECEIVER = 0, 1
+"""Members of the pair that a message makes."""
+
+
+class Messages(Group):
+    """One rank's membership in a group, with the verbs of two members. `src` and `dst` are indices in the group."""
+
+    def send(self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = "") -> None:
+        """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order; what
+        both ends `name` otherwise is a mismatch."""
+        return self.launch_send(buffer, dst, purpose, tag=tag, name=name).wait()
+
+    def recv(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        src: int,
+        kind: Kind = Kind.ACTIVATION,
+        purpose: str = "states",
+        *,
+        tag: int = 0,
+        name: str = "",
+    ) -> Buffer:
+        """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
+        return self.launch_recv(shape, dtype, src, kind, purpose, tag=tag, name=name).wait()
+
+    def launch_send(
+        self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = ""
+    ) -> Work[None]:
+        checks.member(self.device, "send", "dst", dst, self.size)
+        checks.buffers_of(self.device, "send", buffer)
+        work: Work[None] = Work(self.device, None, [buffer])
+        execution = Execution([Exchange((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
+        self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose, tag, name)
+        return work
+
+    def launch_recv(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        src: int,
+        kind: Kind = Kind.ACTIVATION,
+        purpose: str = "states",
+        *,
+        tag: int = 0,
+        name: str = "",
+    ) -> Work[Buffer]:
+        checks.member(self.device, "recv", "src", src, self.size)
+        buffer = self.device.alloc(shape, dtype, kind)
+        out, copy = buffer.array, self.device.backend.copy
+        work = Work(self.device, buffer, [])
+        exchange = Exchange(sources=(SENDER,), move=lambda inbox: copy(inbox(SENDER)[0], out))
+        execution = Execution([exchange], [], buffer.nbytes)
+        self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose, tag, name)
+        return work
+
+    def _launch_pair(
+        self,
+        work: Work[T],
+        op: str,
+        src: int,
+        dst: int,
+        buffer: Buffer,
+        execution: Execution,
+        purpose: str,
+        tag: int,
+        name: str,
+    ) -> None:
+        """One side of a message between two members. Each ordered pair and tag counts its own."""
+        if src == dst:
+            raise InputError(f"rank {self.device.rank}: {op} to or from itself: a message has two ends")
+        call = Call("send/recv", buffer.dtype.name, (buffer.shape,), name, pair=1 + tag)
+        self._join(work, call, op, (self.ranks[src], self.ranks[dst]), execution, buffer.nbytes, purpose)
