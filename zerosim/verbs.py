@@ -21,6 +21,7 @@ class Verb:
     passes     how often the payload goes round a ring of N members: each sends passes (N-1)/N of it. 0: each sends all
                of it, along a chain or to one other member
     has_root   one member sends to all, or receives from all
+    pairwise   each member sends a part to each other one, not round a ring
     curve      the verb whose measured times it takes (`zerosim calibrate`): usually its own, '' for none
     """
 
@@ -28,6 +29,7 @@ class Verb:
     passes: int
     curve: str
     has_root: bool = False
+    pairwise: bool = False
 
     def share(self, members: int) -> float:
         """Return how much of a call's payload each of so many members sends."""
@@ -46,6 +48,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
             Verb("all_gather", 1, "all_gather"),
             Verb("reduce_scatter", 1, "reduce_scatter"),
             Verb("all_reduce", 2, "all_reduce"),
+            Verb("all_to_all", 1, "all_gather", pairwise=True),  # sends as much as an all_gather
             Verb("broadcast", 0, "broadcast", has_root=True),
             Verb("reduce", 0, "reduce", has_root=True),
             Verb("send", 0, "send"),

@@ -14,9 +14,12 @@ from same import assert_same_bits
 
 from zerosim.backends.cuda.nccl import Nccl
 from zerosim.cli.main import main
+from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
-from zerosim.device.events import Event, Pool
-from zerosim.errors import InputError
+from zerosim.device.device import Kind
+from zerosim.device.events import Event, Launch, Pool
+from zerosim.dtypes import dtype
+from zerosim.errors import InputError, Mismatch
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
@@ -138,7 +141,7 @@ def test_nccl_where_every_rank_has_its_gpu(stage: int, partition: str, train: An
     try:
         native = train(**fields, collective="native")
         with pytest.raises(InputError, match="NCCL has no 'scan': expected one of all_gather, "):
-            Nccl().perform([], "scan", [], [], "", -1)
+            Nccl().perform([], "scan", [], [], "", -1, [])
     finally:
         STANDIN.set_device_count(1)
     np.testing.assert_allclose(native.losses, direct.losses, rtol=1e-6)
@@ -148,6 +151,38 @@ def test_nccl_where_every_rank_has_its_gpu(stage: int, partition: str, train: An
             assert row.payload_bytes == modelled.payload_bytes
             assert (row.sent_bytes, row.received_bytes) == (None, None)
             assert row.modelled_bytes == modelled.sent_bytes
+
+
+@on_standin
+@pytest.mark.parametrize("case", ["even", "uneven"])
+def test_nccl_turns_parts_by_sends_and_receives(case: str) -> None:
+    """Bits of `direct`, what a ring sends beside them; parts that do not fit end the run before NCCL sees them."""
+    sent = [[5, 5, 5]] * 3 if case == "even" else [[2, 0, 3], [1, 4, 0], [0, 0, 5]]
+    received = [list(column) for column in zip(*sent, strict=True)]
+
+    def program(ctx: Context) -> Any:
+        found, r = [], ctx.rank
+        for fmt in ("fp32", "bf16", "int64"):
+            buffer = ctx.device.alloc((sum(sent[r]),), dtype(fmt), Kind.TEMP)
+            ctx.device.backend.from_host(np.arange(sum(sent[r]), dtype=np.float32) + 100 * r, buffer.array)
+            sizes = {} if case == "even" else dict(input_split_sizes=sent[r], output_split_sizes=received[r])
+            out = ctx.comm.all_to_all(buffer, **sizes)  # type: ignore[arg-type]
+            found.append(ctx.device.backend.to_host(out.array).tolist())
+        return found, [e.wire_bytes for e in ctx.device.recorder.events if isinstance(e, Launch)]
+
+    def unlike(ctx: Context) -> None:
+        buffer = ctx.device.alloc((3,), dtype("fp32"), Kind.TEMP)
+        ctx.comm.all_to_all(buffer, input_split_sizes=[1] * 3, output_split_sizes=[1, 1 + (ctx.rank == 0), 1])
+
+    STANDIN.set_device_count(3)
+    try:
+        worlds = [World(3, backend="cuda", algorithm=name) for name in ("native", "direct", "ring")]
+        native, direct, ring = (launch(program, world) for world in worlds)
+        with pytest.raises(Mismatch, match="member 1 of the group sends 1 elements to member 0, which expects 2"):
+            launch(unlike, worlds[0])
+    finally:
+        STANDIN.set_device_count(1)
+    assert native == direct == ring
 
 
 def test_native_without_a_gpu_each_is_refused(train: Any) -> None:

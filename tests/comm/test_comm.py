@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,16 @@ from hypothesis import strategies as st
 
 from zerosim import dtypes
 from zerosim.backends.numpy.backend import NumpyBackend
-from zerosim.comm.algorithms.execution import RangeCut, SliceCut, buckets, spans
+from zerosim.comm.algorithms.execution import RangeCut, SliceCut, SplitCut, buckets, spans
 from zerosim.comm.collectives import Comm
-from zerosim.comm.runtime import Context, World, launch
+from zerosim.comm.runtime import Context, World, launch, launch_alone
 from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.events import Alloc, Kernel, Launch, Message, Wait
-from zerosim.dtypes import DType, fp16, fp32, fp64, int64
-from zerosim.errors import InputError
+from zerosim.device.events import Alloc, Kernel, Launch, Message, Scope, Wait
+from zerosim.dtypes import DType, bf16, fp16, fp32, fp64, int64, uint8
+from zerosim.errors import InputError, Mismatch
+from zerosim.verbs import VERBS
 
 SIZES = (1, 2, 3, 4, 8)
 
@@ -134,6 +136,74 @@ def test_values(algorithm: str, dtype: DType, n: int, max_running: int) -> None:
             assert same(buffer.array, uneven[src])
 
     launch(program, World(n, max_running, algorithm=algorithm))
+
+
+PARTS: dict[str, Callable[[int, int], int]] = {
+    "even": lambda i, j: 6,
+    "uneven": lambda i, j: (3 * i + 5 * j + i * j) % 4,  # some are empty
+    "one sends": lambda i, j: j + 1 if i == 0 else 0,
+    "nothing": lambda i, j: 0,
+}
+"""Elements that go from rank i to rank j."""
+
+
+@pytest.mark.parametrize("case", PARTS)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "pairs"])
+def test_all_to_all_is_a_transpose(algorithm: str, n: int, case: str) -> None:
+    """Bits, bytes to the byte, and the same record on shapes alone; with and without split sizes and an `out`."""
+    sent = [[PARTS[case](i, j) for j in range(n)] for i in range(n)]
+    received = [list(column) for column in zip(*sent, strict=True)]
+    edges = [np.cumsum([0, *sizes]) for sizes in sent]
+    formats = (fp64, fp32, bf16, int64, uint8)
+    data = {d: np.random.default_rng(n).integers(0, 250, (n, 100)).astype(numpy_type(d)) for d in formats}
+
+    def program(ctx: Context) -> Any:
+        r, found = ctx.rank, []
+        sizes = dict(input_split_sizes=sent[r], output_split_sizes=received[r])
+        for dtype, values in data.items():
+            for named in ({}, sizes)[case in ("uneven", "one sends") :]:
+                for out in (None, ctx.device.alloc((sum(received[r]),), dtype, Kind.TEMP)):
+                    buffer = make(ctx, values[r, : sum(sent[r])], dtype)
+                    result = ctx.comm.launch_all_to_all(buffer, out, Kind.COMM, **named).wait()  # type: ignore[arg-type]
+                    assert result is out or out is None
+                    found.append((dtype, buffer.array, result.array))
+        events = [e for e in ctx.device.recorder.events if isinstance(e, Alloc | Launch | Message | Wait)]
+        return found, [event._replace(scope=Scope(0)) for event in events]
+
+    for r, (found, events) in enumerate(launch(program, World(n, 2, algorithm=algorithm))):
+        for dtype, buffer, result in found:
+            parts = [data[dtype][j, edges[j][r] : edges[j][r + 1]] for j in range(n)]
+            assert same(result, np.concatenate(parts))
+            assert same(buffer, data[dtype][r, : sum(sent[r])])  # the input is left alone
+        launches = [e for e in events if isinstance(e, Launch)]
+        for (dtype, _, _), e in zip(found, launches, strict=True):
+            out, into, own = sum(sent[r]), sum(received[r]), sent[r][r]
+            numels = max(out, into), out - own, into - own
+            assert (e.payload_bytes, e.sent_bytes, e.received_bytes) == tuple(m * dtype.itemsize for m in numels)
+            to = {m.peer: m.nbytes * m.count for m in events if isinstance(m, Message) and m.work == e.work}
+            peers = {j: size * dtype.itemsize for j, size in enumerate(sent[r]) if size and j != r}
+            each = {-1: sum(peers.values())} if len(peers) == n - 1 and len(set(peers.values())) == 1 else peers
+            assert to == (peers if algorithm == "ring" else each)
+        assert launch_alone(program, World(n, algorithm=algorithm, backend="meta"), r)[1] == events
+
+
+def test_split_sizes_that_do_not_fit_are_a_mismatch() -> None:
+    """Two ranks agree each with itself and not with the other; what is even on one and uneven on the other, too."""
+
+    def unlike(ctx: Context) -> None:
+        sizes = [[1, 2], [2, 1]][ctx.rank]
+        ctx.comm.all_to_all(make(ctx, np.zeros(3)), input_split_sizes=sizes, output_split_sizes=[1, 1])
+
+    def half(ctx: Context) -> None:
+        sizes = dict(input_split_sizes=[2, 2], output_split_sizes=[2, 2]) if ctx.rank else {}
+        ctx.comm.all_to_all(make(ctx, np.zeros(4)), **sizes)  # type: ignore[arg-type]
+
+    for algorithm in ("direct", "ring"):
+        with pytest.raises(Mismatch, match=r"member 1 of the group sends 2 elements to member 0, which expects 1"):
+            launch(unlike, World(2, algorithm=algorithm))
+        with pytest.raises(Mismatch, match=r"called all_to_all (uneven of fp32|of fp32 \(4,\)) in init but"):
+            launch(half, World(2, algorithm=algorithm))
 
 
 def test_any_shape_and_empty_buffers() -> None:
@@ -326,7 +396,7 @@ class Spy(NumpyBackend):
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-@pytest.mark.parametrize("verb", ["reduce_scatter", "all_gather", "all_reduce", "broadcast", "reduce", "send"])
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"recv", "barrier"}))
 def test_what_is_recorded_is_what_moves(monkeypatch: pytest.MonkeyPatch, verb: str, algorithm: str) -> None:
     n, spy = 4, Spy()
     monkeypatch.setattr("zerosim.comm.runtime.make_backend", lambda name: spy)
@@ -346,7 +416,7 @@ def test_what_is_recorded_is_what_moves(monkeypatch: pytest.MonkeyPatch, verb: s
         assert seen[r].launch.sent_bytes == sum(b for (src, _), b in spy.moved.items() if src == r)
         assert seen[r].launch.received_bytes == sum(b for (_, dst), b in spy.moved.items() if dst == r)
         assert sum(k for _, _, k in seen[r].messages) == sum(k for (src, _), k in spy.num_moves.items() if src == r)
-    if algorithm == "ring" and verb != "send":
+    if algorithm == "ring" and verb not in ("send", "all_to_all"):
         assert all(dst == (src + 1) % n for src, dst in spy.moved)
 
 
@@ -407,6 +477,12 @@ def test_buckets_never_change_results(
             )
         launches = [e for e in recorder.events[before:] if isinstance(e, Launch)]
         assert len(launches) == max(1, -(-n * sum(lengths) * item // (limit - limit % (n * item))))
+        c, before = lengths[0], len(recorder.events)
+        turned = comm.all_to_all(make(ctx, data[0][r]))
+        assert same(turned.array, data[0][:, r * c : (r + 1) * c].reshape(-1))
+        launches = [e for e in recorder.events[before:] if isinstance(e, Launch)]
+        assert all(e.payload_bytes <= limit for e in launches)
+        assert sum(e.sent_bytes for e in launches) == (n - 1) * c * item
         one = make(ctx, data[0][r])
         comm.broadcast(one, src=n - 1)
         assert same(one.array, data[0][n - 1])
@@ -463,6 +539,13 @@ def test_cuts_cover_everything_once(lengths: list[int], n: int, data: st.DataObj
     assert [ranges.size_of(j) for j in range(n)] == sizes
     for j in range(n):
         assert ranges.sizes_but(j) == list(Counter(size for size in sizes[:j] + sizes[j + 1 :] if size).items())
+    split = SplitCut(lengths)
+    assert [
+        *np.concatenate([*(part for j in range(len(lengths)) for part in split.chunk([np.arange(total)], j)), []])
+    ] == [*range(total)]
+    for j, length in enumerate(lengths):
+        assert split.size_of(j) == length
+        assert split.sizes_but(j) == list(Counter(lengths[:j] + lengths[j + 1 :]).items())
     tiled = [np.tile(a, n) for a in arrays]
     slices = SliceCut(lengths, n, lo, hi)
     for j in range(n):
@@ -642,6 +725,10 @@ def test_bad_calls_are_refused_before_joining() -> None:
     def program(ctx: Context) -> None:
         comm = ctx.comm
         eight = make(ctx, np.zeros(8))
+
+        def splits(buffer: Buffer, sent: list[int], received: list[int], out: Buffer | None = None) -> Buffer:
+            return comm.all_to_all(buffer, out, input_split_sizes=sent, output_split_sizes=received)
+
         cases: list[tuple[str, Any]] = [
             ("unknown op 'mean'", lambda: comm.all_reduce(eight, op="mean")),
             ("cannot hold a mean", lambda: comm.all_reduce(make(ctx, [1], int64))),
@@ -661,6 +748,19 @@ def test_bad_calls_are_refused_before_joining() -> None:
             ("dst -1", lambda: comm.reduce(eight, dst=-1)),
             ("dst 9", lambda: comm.send(eight, dst=9)),
             ("src 9", lambda: comm.recv((1,), fp32, src=9)),
+            ("pad it to 8", lambda: comm.all_to_all(eight[:7])),
+            ("expected one dimension", lambda: comm.all_to_all(eight.reshape(2, 4))),
+            ("out has shape", lambda: comm.all_to_all(eight, eight[:4])),
+            ("out is fp16", lambda: comm.all_to_all(eight, make(ctx, np.zeros(8), fp16))),
+            ("out overlaps the buffer", lambda: comm.all_to_all(eight, eight)),
+            ("out overlaps the buffer", lambda: comm.all_to_all(eight[:6], eight[2:])),
+            ("give both, or neither", lambda: comm.all_to_all(eight, input_split_sizes=[4, 4])),
+            ("expected 2 numbers", lambda: splits(eight, [8], [4, 4])),
+            ("none below 0", lambda: splits(eight, [4, 4], [9, -1])),
+            (r"add up to 7, and the buffer has shape \(8,\)", lambda: splits(eight, [4, 3], [4, 4])),
+            (r"shape \(2, 4\)", lambda: splits(eight.reshape(2, 4), [4, 4], [4, 4])),
+            ("sends itself", lambda: splits(eight, [3, 5], [5, 3])),
+            ("out has shape", lambda: splits(eight, [4, 4], [4, 4], eight[:4])),
             ("to or from itself", lambda: comm.send(eight, dst=comm.rank)),
         ]
         for match, call in cases:

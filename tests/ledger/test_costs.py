@@ -29,6 +29,8 @@ def seconds(op: str, group: Sequence[int], cluster: Cluster, nbytes: int = 8, al
         ("all_gather", range(8), 6.6 + 7 * 0.6),  # a ring of 8: 7 steps, none of them between nodes
         ("all_gather", range(16), 6.6 + 14 * 0.6 + 2.7),  # of 16 in two nodes: 15 steps, one of which crosses
         ("all_gather", range(24), 6.6 + 21 * 0.6 + 2 * 2.7),
+        ("all_to_all", range(8), 6.6 + 7 * 0.6),  # 7 members, one after the other
+        ("all_to_all", range(16), 6.6 + 8 * 2.7),  # 8 of them in the other node; those of its own meanwhile
         ("all_reduce", range(8), 6.6 + 14 * 0.6),  # twice as many steps
         ("all_reduce", (0, 8), 6.6 + 2 * 2.7),  # a tree crosses as often, at 5.0 each
         ("all_reduce", range(16), 6.8 + 14 * 0.6 + 2 * 5.0),  # a tree: 7 steps in a node, one across, there and back
@@ -50,6 +52,8 @@ def test_latencies_count_steps_and_crossings(op: str, group: Sequence[int], us: 
     ("op", "group", "nbytes", "us"),
     [
         ("all_gather", range(8), 8, 10.8 + 7 / 0.5),  # LL carries half of the bandwidth, with the lowest latency
+        ("all_to_all", range(8), 80, 8.4 + 7 * 3.4 + 70),
+        ("all_to_all", range(16), 160, 14 + 8 * 4 + 80 / 0.92),  # 8 parts of 10 bytes over a GPU's share of NICs
         ("all_gather", range(8), 24, 14 + 7 * 1.9 + 21 / 0.92),  # LL128
         ("all_gather", range(8), 80, 8.4 + 7 * 3.4 + 70),  # Simple
         ("all_reduce", range(0, 64, 8), 20, 14 + 6 * 8.5 + 35 / 0.92**2),  # LL128 on a tree
@@ -103,3 +107,4 @@ def test_a_measured_collective_moves_a_rings_bytes() -> None:
     slow = replace(cluster, nic=0.25)
     assert seconds("all_gather", range(4), slow) == pytest.approx(1 + 6 / 0.25)  # 6 bytes over the NIC and a latency
     assert seconds("recv", (0, 1), cluster) == pytest.approx(8)
+    assert seconds("all_to_all", range(4), cluster) == seconds("all_gather", range(4), cluster)  # whose curve it takes

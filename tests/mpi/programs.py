@@ -72,6 +72,13 @@ def collectives(ctx: Context) -> tuple[dict[str, bytes], list[Any], int | None]:
                 full = filled(ctx, numel * comm.size, fmt)
                 found[f"reduce_scatter {at}"] = values(comm.reduce_scatter(full))
                 found[f"all_gather {at}"] = values(comm.all_gather(filled(ctx, numel, fmt)))
+                found[f"all_to_all {at}"] = values(comm.all_to_all(full))
+                sent = [numel * ((comm.rank + 2 * other) % 3) for other in range(comm.size)]  # a third are empty
+                received = [numel * ((other + 2 * comm.rank) % 3) for other in range(comm.size)]
+                uneven = comm.all_to_all(
+                    filled(ctx, sum(sent), fmt), input_split_sizes=sent, output_split_sizes=received
+                )
+                found[f"all_to_all uneven {at}"] = values(uneven)
                 root = comm.size - 1
                 found[f"broadcast {at}"] = values(comm.broadcast(filled(ctx, numel, fmt), root))
                 found[f"reduce {at}"] = values(comm.reduce(filled(ctx, numel, fmt), 0))
@@ -154,6 +161,8 @@ def failing(ctx: Context, how: str = "") -> None:
         comm.recv((4,), dtype("fp32"), (ctx.rank + 1) % ctx.world_size)
     elif how == "roots":
         comm.broadcast(gradient, ctx.rank)
+    elif how == "sizes":
+        comm.all_to_all(gradient[:6], input_split_sizes=[2, 2, 2], output_split_sizes=[2 + last, 2, 2])
     elif how == "unknown":
         native = Execution([Exchange(native=Native("scan", [gradient.array], [gradient.array]))], [], 0)
         comm._launch(Work(ctx.device, None, []), Call("scan", "fp32", ((1000,),)), native, 0, "states")

@@ -64,6 +64,13 @@ def test_a_failure_is_told_once_with_its_exit_code(
     assert len((job.stdout + job.stderr).splitlines()) <= SCREEN
 
 
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "native"])
+def test_split_sizes_that_do_not_fit_are_a_mismatch(algorithm: str, tmp_path: Path) -> None:
+    job = fail("sizes", tmp_path, algorithm=algorithm)
+    assert "Mismatch: all_to_all: member 0 of the group sends 2 elements to member 2, which expects 3" in job.stderr
+    assert job.returncode == 4
+
+
 def test_a_verb_that_mpi_does_not_have_is_refused(tmp_path: Path) -> None:
     job = fail("unknown", tmp_path)
     assert "InputError: collective native: MPI has no 'scan': choose direct or ring" in job.stderr

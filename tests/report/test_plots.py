@@ -454,10 +454,12 @@ def test_colours_can_be_told_apart(theme: str) -> None:
             assert distance >= least, (eyes, one, other)
 
 
-def test_every_kind_has_a_paint() -> None:
+def test_every_kind_and_verb_has_a_paint() -> None:
     from zerosim.device.device import Kind
+    from zerosim.verbs import VERBS
 
     assert set(KIND_PAINTS) == {kind.value for kind in Kind}
+    assert set(OP_PAINTS) == set(VERBS) - {"recv", "barrier"}  # which send nothing
     assert mixed("#000000", "#ffffff") == "#7f7f7f"
 
 

@@ -474,6 +474,7 @@ def test_ranks_that_fit_stand_around_the_last() -> None:
 
 def test_until_has_the_grammar_of_the_world() -> None:
     assert parse_until("all_gather") == Match("all_gather")
+    assert parse_until("all-to-all").checked(2, [], 1) == Match("all_to_all")
     assert parse_until("rank=2 phase=backward, unit='h.1'") == Match(rank=2, phase="backward", unit="h.1")
     assert parse_until("alloc kind=unsharded_param step=3") == Match("alloc", kind="unsharded_param", step=3)
     with pytest.raises(InputError, match="did you mean phase"):

@@ -142,12 +142,20 @@ class Backend(Protocol):
         """The queue of one rank, or None where kernels run when they are called."""
 
     def native_collective(
-        self, streams: Sequence[Stream], op: str, inputs: Arrays, outputs: Arrays, reduction: str, root: int
+        self,
+        streams: Sequence[Stream],
+        op: str,
+        inputs: Arrays,
+        outputs: Arrays,
+        reduction: str,
+        root: int,
+        splits: Sequence[tuple[Sequence[int], Sequence[int]]],
     ) -> None:
         """One collective of a vendor's library (NCCL), for all members of a group at once, in its order.
 
-        op is reduce_scatter, all_gather, all_reduce, broadcast or reduce; inputs[r][i] goes to outputs[r][i].
-        Raises: InputError where there is no such library, or a member has no GPU of its own.
+        op is a verb of `verbs.py`; inputs[r][i] goes to outputs[r][i]. Of an all_to_all splits[r] are the elements that
+        member r sends to each member, and those that it receives from each.
+        Raises: InputError where there is no such library or verb, or a member has no GPU of its own.
         """
 
     # -- arrays -------------------------------------------------------------------------------

@@ -91,17 +91,53 @@ def in_place(device: Device, call: str, part: Buffer, full: Buffer, rank: int) -
     if part.storage is not full.storage or not part.numel:
         return False
     own = full.array[rank * part.numel : (rank + 1) * part.numel]
-    address, own_address, start = _address(part.array), _address(own), _address(full.array)
-    if address == own_address:
+    if _address(part.array) == _address(own):
         return True
-    if address is None or start is None:
-        return False
-    if address < start + full.nbytes and start < address + part.nbytes:
+    if _overlap(part, full):
         raise InputError(
             f"rank {device.rank}: {call}: the shard overlaps the whole buffer but is not its slice number {rank}: "
             f"in place, pass the window [{rank * part.numel}:{(rank + 1) * part.numel}]"
         )
     return False
+
+
+def apart(device: Device, call: str, out: Buffer, buffer: Buffer) -> None:
+    """`out` shares no memory with `buffer`."""
+    if out is buffer or _overlap(out, buffer):
+        raise InputError(
+            f"rank {device.rank}: {call}: out overlaps the buffer, which others still read while out is filled: "
+            "pass memory of its own, or no out"
+        )
+
+
+def split_sizes(
+    device: Device, call: str, rank: int, size: int, buffer: Buffer, inputs: Sequence[int], outputs: Sequence[int]
+) -> None:
+    """`inputs` add up to the buffer; both have one size per member, and agree on the part that stays."""
+    for name, sizes in (("input_split_sizes", inputs), ("output_split_sizes", outputs)):
+        if len(sizes) != size or any(part < 0 for part in sizes):
+            raise InputError(
+                f"rank {device.rank}: {call}: {name} {list(sizes)}: expected {size} numbers of elements, "
+                "one for each rank of the group and none below 0"
+            )
+    if buffer.shape != (sum(inputs),):
+        raise InputError(
+            f"rank {device.rank}: {call}: input_split_sizes {list(inputs)} add up to {sum(inputs)}, and the buffer has "
+            f"shape {buffer.shape}: expected ({sum(inputs)},)"
+        )
+    if inputs[rank] != outputs[rank]:
+        raise InputError(
+            f"rank {device.rank}: {call}: the rank sends itself {inputs[rank]} elements and expects {outputs[rank]}: "
+            f"input_split_sizes[{rank}] and output_split_sizes[{rank}] must be equal"
+        )
+
+
+def _overlap(a: Buffer, b: Buffer) -> bool:
+    """Return whether two buffers share memory; False for arrays without memory."""
+    start, other = _address(a.array), _address(b.array)
+    if a.storage is not b.storage or start is None or other is None:
+        return False
+    return start < other + b.nbytes and other < start + a.nbytes
 
 
 def _address(array: Array) -> int | None:

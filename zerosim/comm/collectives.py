@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerosim.comm import checks
-from zerosim.comm.algorithms.execution import Execution, RangeCut, SliceCut, buckets, window
+from zerosim.comm.algorithms.execution import Cut, Execution, RangeCut, SliceCut, SplitCut, buckets, others, window
 from zerosim.comm.group import Buffers, Work
 from zerosim.comm.messages import Messages
 from zerosim.comm.transports.rounds import Call, Exchange
@@ -73,6 +73,29 @@ class Comm(Messages):
         Without `out` a buffer of `kind` is allocated. `shard` may be the window of `out`'s own slice.
         """
         return self.launch_all_gather(shard, out, kind, purpose).wait()
+
+    def all_to_all(
+        self,
+        buffer: Buffer,
+        out: Buffer | None = None,
+        kind: Kind = Kind.ACTIVATION,
+        purpose: str = "states",
+        *,
+        input_split_sizes: Sequence[int] | None = None,
+        output_split_sizes: Sequence[int] | None = None,
+    ) -> Buffer:
+        """Part j of out = part `rank` of member j's buffer: each rank sends each other one a part of its own.
+
+        Both are flat, with one part per member, in rank order. By default parts are even: buffer (N*c), out (N*c).
+        Split sizes, given on every rank, make them uneven: `input_split_sizes[j]` elements go to member j and
+        `output_split_sizes[j]` come from it, 0 included (c10d's all_to_all_single). An uneven call is not cut into
+        buckets. Without `out` a buffer of `kind` is allocated. `out` must not overlap `buffer`.
+
+        Raises: InputError for sizes that do not fit this rank's buffer; Mismatch where two ranks' sizes differ.
+        """
+        return self.launch_all_to_all(
+            buffer, out, kind, purpose, input_split_sizes=input_split_sizes, output_split_sizes=output_split_sizes
+        ).wait()
 
     def broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Buffer:
         """Every rank's buffer becomes that of member `src`, in place. Any shape."""
@@ -149,6 +172,40 @@ class Comm(Messages):
             cut = SliceCut(lengths, self.size, lo, hi)
             execution = self._algorithm.all_gather(me, window(arrays, lo, hi), out_arrays, cut, all(in_place))
             self._launch(work, call, execution, (hi - lo) * self.size * me.itemsize, purpose)
+        return work
+
+    def launch_all_to_all(
+        self,
+        buffer: Buffer,
+        out: Buffer | None = None,
+        kind: Kind = Kind.ACTIVATION,
+        purpose: str = "states",
+        *,
+        input_split_sizes: Sequence[int] | None = None,
+        output_split_sizes: Sequence[int] | None = None,
+    ) -> Work[Buffer]:
+        name, inputs, outputs = "all_to_all", input_split_sizes, output_split_sizes
+        _, call = self._open(name, buffer)
+        if inputs is None or outputs is None:
+            if inputs is not outputs:
+                raise InputError(f"rank {self.device.rank}: {name} with split sizes of one side: give both, or neither")
+            length = checks.slice_numel(self.device, name, buffer, self.size)
+            [target] = self._outputs(name, out, [buffer.numel], buffer.dtype, kind)
+            limit = self._limit(buffer.dtype.itemsize, self.size)
+            even = [SliceCut([length], self.size, lo, hi) for lo, hi in buckets(length, limit)]
+            cuts: list[tuple[Cut, Cut]] = [(cut, cut) for cut in even]
+        else:
+            sent, received = [int(size) for size in inputs], [int(size) for size in outputs]
+            checks.split_sizes(self.device, name, self.rank, self.size, buffer, sent, received)
+            [target] = self._outputs(name, out, [sum(received)], buffer.dtype, kind)
+            cuts, call = [(SplitCut(sent), SplitCut(received))], call._replace(shapes=(), reduction="uneven")
+        checks.apart(self.device, name, target, buffer)
+        work = Work(self.device, target, [buffer])
+        me = self._member(work, buffer.dtype)
+        for pair in cuts:
+            execution = self._algorithm.all_to_all(me, [buffer.array], [target.array], *pair)
+            numel = max(cut.size_of(self.rank) + others(cut, self.rank) for cut in pair)
+            self._launch(work, call, execution, numel * me.itemsize, purpose)
         return work
 
     def launch_broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Work[Buffer]:

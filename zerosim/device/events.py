@@ -108,7 +108,8 @@ class Save(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """This rank joined a collective. Payload is the whole logical tensor, in bytes.
+    """This rank joined a collective. Payload is the whole logical tensor, in bytes; of an uneven all_to_all the larger
+    of the rank's two buffers.
 
     `sent_bytes` and `received_bytes` are what crosses this rank's links in it. None: the call was left to
     an engine that does not tell (MPI's, NCCL's own collective); then `modelled_bytes` is what a ring would

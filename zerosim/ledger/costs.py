@@ -5,7 +5,8 @@ size reaches (`config/presets/cluster.py`). A collective takes a latency and its
 ring; NCCL's own formulas and constants (NVIDIA/nccl 5067397, tuning.cc): three protocols, ring or, of an all-reduce,
 tree, the cheapest of which is taken. A node's NICs are shared by its GPUs, and a ring crosses them once: the members of
 a group on one node have their share of them together. In an all-reduce by all pairs each member sends the whole buffer
-to every other one in a single step: over the link within its node and, side by side, over its own NIC to the rest.
+to every other one in a single step: over the link within its node and, side by side, over its own NIC to the rest. An
+all-to-all goes the same ways with a part for each member, one member after the other.
 """
 
 from __future__ import annotations
@@ -93,9 +94,11 @@ def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> flo
     if launch.op in MESSAGES:
         ways = [_seconds(ring, launch.payload_bytes, 1, place.nodes - 1, speed, cluster.latency) for ring in RINGS]
         return min(ways)
-    if _is_by_pairs(launch):
-        return _pairs_seconds(launch.payload_bytes, place, cluster)
     n, verb = place.members, find_verb(launch.op)
+    if _is_by_pairs(launch):
+        return _pairs_seconds(launch.payload_bytes, 1, 1, place, cluster)
+    if verb.pairwise:
+        return _pairs_seconds(launch.payload_bytes / n, place.together - 1, n - place.together, place, cluster)
     steps, inter = verb.rounds * (n - 1), verb.rounds * (place.nodes - 1)
     nbytes = launch.payload_bytes * verb.share(n)
     ways = [_seconds(ring, nbytes, steps, inter, speed, cluster.latency) for ring in RINGS]
@@ -109,14 +112,14 @@ def _is_by_pairs(launch: Launch) -> bool:
     return launch.op == "all_reduce" and launch.algorithm == "pairs"
 
 
-def _pairs_seconds(nbytes: int, place: Topology, cluster: Cluster) -> float:
-    """Every member sends all bytes to each other one: over the link within its node, over its own NIC to the others."""
-    outside = place.members - place.together
-    ways = []
+def _pairs_seconds(nbytes: float, inside: int, outside: int, place: Topology, cluster: Cluster) -> float:
+    """Every member sends `nbytes` to each other one: over the link within its node, in `inside` steps, and side by side
+    over its own NIC to the rest, in `outside` steps."""
+    ways, away = [], place.members - place.together
     for ring in RINGS:
-        within = _seconds(ring, (place.together - 1) * nbytes, 1, 0, cluster.link, cluster.latency)
+        within = _seconds(ring, (place.together - 1) * nbytes, inside, 0, cluster.link, cluster.latency)
         nic = cluster.nic / cluster.node_gpus
-        across = _seconds(ring, outside * nbytes, 1, 1, nic, cluster.latency) if outside else 0.0
+        across = _seconds(ring, away * nbytes, outside, outside, nic, cluster.latency) if away else 0.0
         ways.append(max(within, across))
     return min(ways)
 

@@ -50,6 +50,7 @@ class World:
     size: int
     joined: dict[int, int] = field(default_factory=dict)
     queues: dict[int, list[Call]] = field(default_factory=dict)
+    messages: dict[tuple[int, int], list[Call]] = field(default_factory=dict)  # sends, or receives, without the other
     error: str = ""
     ready: threading.Condition = field(default_factory=lambda: threading.Condition(LOCK))
 
@@ -92,6 +93,9 @@ def arrive(world: World, call: Call) -> None:
     with LOCK:
         if world.error:
             raise NcclError(world.error)
+        if call.what[0] in ("send", "recv"):
+            _pair(world, call)
+            return
         world.queues.setdefault(call.rank, []).append(call)
         while len(world.queues) == world.size and all(world.queues.values()):
             calls = [world.queues[rank].pop(0) for rank in range(world.size)]
@@ -104,6 +108,36 @@ def arrive(world: World, call: Call) -> None:
             for done in calls:
                 done.done = True
             world.ready.notify_all()
+
+
+def _pair(world: World, call: Call) -> None:
+    """A message runs when both of its ends are there, in the order of each end's calls."""
+    name, count, datatype, _, peer = call.what
+    waiting = world.messages.setdefault((call.rank, peer) if name == "send" else (peer, call.rank), [])
+    if not waiting or waiting[0].what[0] == name:
+        waiting.append(call)
+        return
+    ends = {end.what[0]: end for end in (waiting.pop(0), call)}
+    if ends["send"].what[1:3] != ends["recv"].what[1:3]:
+        world.error = f"{ends['send'].what} meets {ends['recv'].what}: NCCL hangs or writes past the end"
+        world.ready.notify_all()
+        raise StandinError(world.error)
+    before, streams, memory = THREAD.device, [end.stream.seen for end in ends.values()], {}
+    try:
+        join(*streams)  # neither end's stream begins before both are there
+        join(*streams[::-1])
+        for side, end in ends.items():
+            THREAD.device = end.device
+            work = launch(end.stream, f"nccl {side}")
+            memory[side] = _view(work, end.send or end.recv, count, DTYPES[datatype], side == "recv")
+        memory["recv"][...] = memory["send"]
+        join(*streams)  # or goes on before all is copied
+        join(*streams[::-1])
+    finally:
+        THREAD.device = before
+    for end in ends.values():
+        end.done = True
+    world.ready.notify_all()
 
 
 def _run(calls: list[Call]) -> None:

@@ -7,8 +7,8 @@ avg is NCCL's sum, divided by N afterwards: one rounding of the quotient, as in 
 (ncclAvg, since 2.10) multiplies every part by 1/N, rounded to the format, before it adds. Unless N is a power of two
 these are other bits. What the sum costs: in fp16 it can overflow where the average would not.
 
-Source: NCCL User Guide, "Group Calls"; nccl.h for the numbers of types and operations; enqueue.cc (hostToDevRedOp)
-for ncclAvg.
+Source: NCCL User Guide, "Group Calls" and "Point-to-point communication" (all_to_all); nccl.h for the numbers of types
+and operations; enqueue.cc (hostToDevRedOp) for ncclAvg.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "all_gather": "allGather",
         "reduce_scatter": "reduceScatter",
         "all_reduce": "allReduce",
+        "all_to_all": "send",
         "broadcast": "broadcast",
         "reduce": "reduce",
     }
 )
-"""CuPy's methods, by verb."""
+"""CuPy's methods, by verb. An all_to_all is grouped calls of send and recv."""
+Splits = tuple[Sequence[int], Sequence[int]]
+"""Elements that a member sends to each one, and receives from each."""
 SUM, MAX = 0, 2
 REDUCTIONS: Mapping[str, int] = MappingProxyType({"sum": SUM, "avg": SUM, "max": MAX})
 
@@ -56,9 +59,16 @@ class Nccl:
         self._communicators: dict[tuple[int, ...], list[Any]] = {}
 
     def perform(
-        self, streams: Sequence[CudaStream], op: str, inputs: Arrays, outputs: Arrays, reduction: str, root: int
+        self,
+        streams: Sequence[CudaStream],
+        op: str,
+        inputs: Arrays,
+        outputs: Arrays,
+        reduction: str,
+        root: int,
+        splits: Sequence[Splits],
     ) -> None:
-        """Queue inputs[r][i] to outputs[r][i] for every member r.
+        """Queue inputs[r][i] to outputs[r][i] for every member r, all_to_all in parts of splits[r].
 
         Raises: InputError where two share a GPU, and for a verb that NCCL does not have.
         """
@@ -69,9 +79,13 @@ class Nccl:
         communicators = self._of(tuple(stream.gpu for stream in streams))
         for i in range(len(inputs[0])):
             nccl.groupStart()
-            for stream, communicator, sources, targets in zip(streams, communicators, inputs, outputs, strict=True):
+            for member, (stream, communicator) in enumerate(zip(streams, communicators, strict=True)):
+                source, target, queue = inputs[member][i], outputs[member][i], stream.cupy_stream.ptr
                 with stream.use():
-                    _call(communicator, op, sources[i], targets[i], reduction, root, stream.cupy_stream.ptr)
+                    if op == "all_to_all":
+                        _send_and_receive(communicator, source, target, splits[member], queue)
+                    else:
+                        _call(communicator, op, source, target, reduction, root, queue)
             nccl.groupEnd()
         if reduction == "avg":
             for member, (stream, targets) in enumerate(zip(streams, outputs, strict=True)):
@@ -99,3 +113,14 @@ def _call(communicator: Any, op: str, source: Array, target: Array, reduction: s
     send, receive, dtype = source.data.ptr, target.data.ptr, TYPES[source.dtype]
     words = [*([REDUCTIONS[reduction]] if reduction else []), *([root] if root >= 0 else [])]
     getattr(communicator, NAMES[op])(send, receive, min(source.size, target.size), dtype, *words, stream)
+
+
+def _send_and_receive(communicator: Any, source: Array, target: Array, splits: Splits, stream: int) -> None:
+    """Send and receive one member's parts of an all_to_all, within a group of calls. Empty parts are not sent."""
+    dtype, itemsize = TYPES[source.dtype], source.dtype.itemsize
+    for post, array, sizes in ((communicator.send, source, splits[0]), (communicator.recv, target, splits[1])):
+        start = array.data.ptr
+        for peer, size in enumerate(sizes):
+            if size:
+                post(start, size, dtype, peer, stream)
+            start += size * itemsize

@@ -9,6 +9,7 @@ What one rank sends (c elements per chunk, L per payload):
     reduce_scatter   (N-1) c     to each owner its chunk
     all_gather       (N-1) c     its chunk to everybody
     all_reduce     2 (N-1) c     both, in place; c = ceil(L/N), fewer where chunks are uneven
+    all_to_all       (N-1) c     to each its part; uneven: all of L but the own part
     broadcast        (N-1) L     by the source alone
     reduce               L       by everybody but the destination
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.algorithms.execution import EVERYBODY, Cut, Execution, Member, messages_of
+from zerosim.comm.algorithms.execution import EVERYBODY, Cut, Execution, Member, messages_of, others, take_parts
 from zerosim.comm.transports.rounds import Exchange, Inbox
 
 
@@ -55,7 +56,7 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
     return Execution(
         rounds=[Exchange(shards, None, everyone, everyone, move)],
         messages=messages_of(EVERYBODY, [(own, me.size - 1)], me.itemsize),
-        received_bytes=sum(size * count for size, count in cut.sizes_but(rank)) * me.itemsize,
+        received_bytes=others(cut, rank) * me.itemsize,
     )
 
 
@@ -64,6 +65,17 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execut
     mine = cut.chunk(arrays, me.rank)
     scatter = reduce_scatter(me, arrays, mine, cut, op)
     return scatter.then(all_gather(me, mine, arrays, cut, in_place=True))
+
+
+def all_to_all(me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_cut: Cut, output_cut: Cut) -> Execution:
+    everyone, sizes = range(me.size), input_cut.sizes_but(me.rank)
+    messages = messages_of(EVERYBODY, sizes, me.itemsize)
+    if len(sizes) > 1:  # parts of several sizes: each names its receiver
+        receivers = [peer for peer in everyone if peer != me.rank]
+        messages = [m for peer in receivers for m in messages_of(peer, [(input_cut.size_of(peer), 1)], me.itemsize)]
+    move = take_parts(me, outs, output_cut, everyone)
+    exchange = Exchange(fulls, lambda peer: input_cut.chunk(fulls, peer), everyone, everyone, move)
+    return Execution([exchange], messages, others(output_cut, me.rank) * me.itemsize)
 
 
 def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:

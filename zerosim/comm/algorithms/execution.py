@@ -8,6 +8,8 @@ part that member j of the group owns. With buckets a call carries only [lo, hi):
               does not depend on the bucket size.
     RangeCut  all_reduce: [lo, hi) of the arrays in N runs of ceil((hi - lo) / N) elements; the last
               runs are shorter or empty (no padding). Who adds a run does not change its bits.
+    SplitCut  all_to_all with uneven parts: chunk j has the j-th of N sizes, zero included. Even parts are a
+              SliceCut. Each rank has two cuts, of its input and of its output.
 
 An `Execution` is what an algorithm (`direct.py`, `ring.py`, `pairs.py`) makes of a call for one rank: its rounds, and
 what crosses its links and its adders in them. Legend: N group size, c elements per slice.
@@ -15,12 +17,14 @@ what crosses its links and its adders in them. Legend: N group size, c elements 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Array, Backend
-from zerosim.comm.transports.rounds import Exchange
+from zerosim.comm.transports.rounds import Exchange, Inbox, Move
+from zerosim.errors import Mismatch
 
 EVERYBODY = -1
 """As the peer of a message: one to each of `count` other members."""
@@ -128,6 +132,24 @@ class RangeCut:
         return [arrays[i][start:stop] for i, start, stop in parts]
 
 
+class SplitCut:
+    """Chunk j has the j-th of `sizes`, in elements; chunks lie one behind the other."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._edges = [0, *accumulate(sizes)]
+
+    def size_of(self, owner: int) -> int:
+        return self._sizes[owner]
+
+    def sizes_but(self, member: int) -> list[tuple[int, int]]:
+        return list(Counter(self._sizes[:member] + self._sizes[member + 1 :]).items())
+
+    def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
+        start, stop = self._edges[owner : owner + 2]
+        return [array[start:stop] for array in arrays if start < stop]
+
+
 class Member(NamedTuple):
     """The rank whose side is worked out: its index in the group, and what it works with."""
 
@@ -180,11 +202,43 @@ def messages_of(peer: int, sizes: Iterable[tuple[int, int]], itemsize: int) -> l
     return [(peer, size * itemsize, count) for size, count in sizes if size and count]
 
 
+def others(cut: Cut, member: int) -> int:
+    """Return how many elements all chunks but this member's have."""
+    return sum(size * count for size, count in cut.sizes_but(member))
+
+
+def take_parts(me: Member, outs: Sequence[Array], cut: Cut, peers: Iterable[int]) -> Move:
+    """Return a move of an all_to_all: copy what these members posted into their chunks of `outs`.
+
+    The move raises: Mismatch where a member posted another number of elements.
+    """
+
+    def move(inbox: Inbox) -> None:
+        for peer in peers:
+            parts = inbox(peer)
+            check_part(me, peer, sum(part.size for part in parts), cut.size_of(peer))
+            for part, out in zip(parts, cut.chunk(outs, peer), strict=True):
+                me.backend.copy(part, out)
+
+    return move
+
+
+def check_part(me: Member, peer: int, sent: int, expected: int) -> None:
+    """Raises: Mismatch where a member sends this one another number of elements than expected."""
+    if sent != expected:
+        raise Mismatch(
+            f"all_to_all: member {peer} of the group sends {sent} elements to member {me.rank}, which expects "
+            f"{expected}: input_split_sizes[{me.rank}] of the sender and output_split_sizes[{peer}] of the receiver "
+            "must be equal"
+        )
+
+
 class Algorithm(Protocol):
     """How a collective is made of rounds; `direct.py`, `ring.py`, `pairs.py` and `native.py` are four answers.
 
     Arrays are flat. `fulls` and `outs` of reduce_scatter and all_gather are whole buffers that
-    `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`.
+    `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`. In all_to_all
+    `input_cut` says what goes to each member, `output_cut` where the part of each member goes.
     """
 
     def reduce_scatter(
@@ -196,6 +250,10 @@ class Algorithm(Protocol):
     ) -> Execution: ...
 
     def all_reduce(self, me: Member, arrays: Sequence[Array], cut: RangeCut, op: str) -> Execution: ...
+
+    def all_to_all(
+        self, me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_cut: Cut, output_cut: Cut
+    ) -> Execution: ...
 
     def broadcast(self, me: Member, arrays: Sequence[Array], src: int) -> Execution: ...
 

@@ -6,7 +6,8 @@ in an order that the engine chooses, half types are rounded at each of its hops:
 of `direct.py` within that rounding, not to the bit. Several buffers in one call are as many native calls.
 
 What a ring sends (c elements of each rank's chunk, L of a payload): reduce_scatter and all_gather
-(N-1) c, all_reduce both, broadcast and reduce L from every rank but the last of the chain.
+(N-1) c, all_reduce both, all_to_all every part but the own, broadcast and reduce L from every rank but the last of
+the chain.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.algorithms.execution import Cut, Execution, Member
-from zerosim.comm.transports.rounds import Exchange, Native
+from zerosim.comm.algorithms.execution import Cut, Execution, Member, check_part, others
+from zerosim.comm.transports.rounds import Exchange, Inbox, Native
 
 
 def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Execution:
@@ -30,6 +31,29 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execut
     filled = _filled(arrays)
     sent = _but(me, cut, me.rank) + _but(me, cut, (me.rank + 1) % me.size)
     return _execution(me, Native("all_reduce", filled, filled, op), sent)
+
+
+def all_to_all(me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_cut: Cut, output_cut: Cut) -> Execution:
+    """With uneven parts, ranks first compare sizes in a round without bytes: an engine would hang or write too far."""
+    splits = [input_cut.size_of(peer) for peer in range(me.size)], [output_cut.size_of(peer) for peer in range(me.size)]
+    native = _execution(me, Native("all_to_all", fulls, outs, splits=splits), others(input_cut, me.rank))
+    if input_cut is output_cut:  # even: all ranks agree already
+        return native
+    return native._replace(rounds=[_sizes(me, fulls, input_cut, output_cut), *native.rounds])
+
+
+def _sizes(me: Member, fulls: Sequence[Array], input_cut: Cut, output_cut: Cut) -> Exchange:
+    """Tell each member how much it will receive, as the number of rows of an array without columns."""
+    everyone = range(me.size)
+
+    def part(peer: int) -> list[Array]:
+        return [chunk.reshape(-1, 1)[:, :0] for chunk in input_cut.chunk(fulls, peer)]
+
+    def move(inbox: Inbox) -> None:
+        for peer in everyone:
+            check_part(me, peer, sum(rows.shape[0] for rows in inbox(peer)), output_cut.size_of(peer))
+
+    return Exchange((), part, everyone, everyone, move)
 
 
 def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:
@@ -59,4 +83,4 @@ def _numel(arrays: Sequence[Array]) -> int:
 
 def _but(me: Member, cut: Cut, owner: int) -> int:
     """Elements of all chunks but the owner's."""
-    return cut.size_of(me.rank) + sum(size * count for size, count in cut.sizes_but(me.rank)) - cut.size_of(owner)
+    return cut.size_of(me.rank) + others(cut, me.rank) - cut.size_of(owner)

@@ -10,6 +10,7 @@ What one rank sends (c elements per chunk, L per payload):
     all_reduce       (N-1) L     its whole buffer to everybody; no chunks, so that every rank sends the same
     reduce_scatter   (N-1) c     as direct: each pair of ranks already exchanges a chunk, and needs no more
     all_gather       (N-1) c     as direct
+    all_to_all       (N-1) c     as direct
     broadcast        (N-1) L     as direct, by the source alone
     reduce               L       as direct, by everybody but the destination
 
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.comm.algorithms.direct import all_gather as all_gather
+from zerosim.comm.algorithms.direct import all_to_all as all_to_all
 from zerosim.comm.algorithms.direct import broadcast as broadcast
 from zerosim.comm.algorithms.direct import reduce as reduce
 from zerosim.comm.algorithms.direct import reduce_scatter as reduce_scatter

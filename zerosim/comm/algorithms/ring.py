@@ -1,4 +1,5 @@
-"""Ring collectives: N-1 rounds, in each of which a rank sends one message to its right neighbour.
+"""Ring collectives: N-1 rounds, in each of which a rank sends one message. It goes to the right neighbour, except in
+all_to_all.
 
 To study and to time; `direct.py` moves the same volume in one round. What differs besides the
 rounds: a partial sum is rounded to the wire's dtype at each hop, and chunk j is added in the order
@@ -7,6 +8,8 @@ j+1, j+2, ..., j, so that its bits are not those of rank order. avg divides at t
     reduce_scatter   hop h: send the partial sum of chunk rank-1-h, receive and add to that of rank-2-h
     all_gather       hop h: send chunk rank-h, receive chunk rank-1-h (all mod N)
     all_reduce       both, in place
+    all_to_all       hop h = 1 to N-1: send rank+h its part, receive from rank-h. So ranks talk at a distance h. If each
+                     part went from neighbour to neighbour, a rank would send N/2 times as much
     broadcast        a chain src, src+1, ...: each forwards the whole payload; N-1 hops
     reduce           a chain dst+1, dst+2, ..., dst, each adding its own
 
@@ -21,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.comm.algorithms.execution import Cut, Execution, Member, carve, messages_of
+from zerosim.comm.algorithms.execution import Cut, Execution, Member, carve, messages_of, others, take_parts
 from zerosim.comm.transports.rounds import Exchange, Inbox, Move
 
 
@@ -60,6 +63,18 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
         messages=messages_of((rank + 1) % size, Counter(sizes[:-1]).items(), me.itemsize),
         received_bytes=sum(sizes[1:]) * me.itemsize,
     )
+
+
+def all_to_all(me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_cut: Cut, output_cut: Cut) -> Execution:
+    rounds: list[Exchange] = []
+    messages: list[tuple[int, int, int]] = []
+    for hop in range(1, me.size):
+        to, source = (me.rank + hop) % me.size, (me.rank - hop) % me.size
+        own = [] if hop > 1 else [me.rank]  # the own part is copied in the first hop
+        move = take_parts(me, outs, output_cut, [*own, source])
+        rounds.append(Exchange(fulls, lambda peer: input_cut.chunk(fulls, peer), [*own, to], [*own, source], move))
+        messages += messages_of(to, [(input_cut.size_of(to), 1)], me.itemsize)
+    return Execution(rounds, messages, others(output_cut, me.rank) * me.itemsize)
 
 
 def broadcast(me: Member, arrays: Sequence[Array], src: int) -> Execution:

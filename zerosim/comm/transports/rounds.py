@@ -30,7 +30,7 @@ class Native(NamedTuple):
     """A collective that the transport's own engine performs (MPI, NCCL): `inputs[i]` to `outputs[i]`, one by one.
 
     `op` and `root` are the call's; `reduction` is sum, avg or max; `number` is the group's. Arrays are flat and
-    contiguous.
+    contiguous. Of an all_to_all `splits` are the elements that go to each member, and those that come from each.
     """
 
     op: str
@@ -39,6 +39,7 @@ class Native(NamedTuple):
     reduction: str = ""
     root: int = -1
     number: int = 0
+    splits: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
 class Exchange(NamedTuple):
@@ -69,7 +70,7 @@ class Call(NamedTuple):
     op: str
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
-    reduction: str = ""  # of a pair: what the message is called
+    reduction: str = ""  # of a pair: what the message is called; of an all_to_all: uneven or ''
     root: int = -1
     pair: int = 0
 
@@ -77,7 +78,7 @@ class Call(NamedTuple):
         """'all_reduce avg of fp32 (4, 8)'; of a pair, the first member sends and the second receives."""
         op = self.op if not self.pair else "send" if first else "recv"
         words = [op, self.reduction, f"root {self.root}" if self.root >= 0 else ""]
-        if self.shapes:
+        if self.dtype:
             words += ["of", self.dtype, " and ".join(str(shape) for shape in self.shapes)]
         return " ".join(word for word in words if word)
 

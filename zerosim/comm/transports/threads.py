@@ -144,12 +144,10 @@ class ThreadTransport:
         round.exchanges, round.events = [], []
         native = exchanges[0].native
         if native is not None:
-            inputs, outputs = zip(
-                *((exchange.native.inputs, exchange.native.outputs) for exchange in exchanges if exchange.native),
-                strict=True,
-            )
+            calls = [exchange.native for exchange in exchanges if exchange.native]
+            inputs, outputs, splits = zip(*((call.inputs, call.outputs, call.splits) for call in calls), strict=True)
             backend = self.devices[rank].backend
-            backend.native_collective(streams, native.op, inputs, outputs, native.reduction, native.root)
+            backend.native_collective(streams, native.op, inputs, outputs, native.reduction, native.root, splits)
         for member, exchange in enumerate(exchanges):
             if exchange.move is not None:
                 self.scheduler.check(rank)

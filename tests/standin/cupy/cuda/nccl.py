@@ -132,6 +132,12 @@ class NcclCommunicator:
     def allGather(self, sendbuf: int, recvbuf: int, count: int, datatype: int, stream: int) -> None:
         self._post(("allGather", count, datatype, NCCL_SUM, 0), sendbuf, recvbuf, stream)
 
+    def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        self._post(("send", count, datatype, NCCL_SUM, peer), sendbuf, 0, stream)
+
+    def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int) -> None:
+        self._post(("recv", count, datatype, NCCL_SUM, peer), 0, recvbuf, stream)
+
     def _post(self, what: tuple[Any, ...], send: int, recv: int, stream: int) -> None:
         self.check_async_error()
         if what[2] not in DTYPES or what[3] not in range(5) or not 0 <= what[4] < self._world.size:

@@ -1,4 +1,4 @@
-"""MPI's own collectives: Ireduce_scatter_block, Iallgather, Iallreduce, Ibcast, Ireduce.
+"""MPI's own collectives: Ireduce_scatter_block, Iallgather, Iallreduce, Ialltoallv, Ibcast, Ireduce.
 
 Before each, the members send each other what they call (as headers without parts): MPI itself would hang, or
 mix up bytes, where calls do not fit. Sums are in MPI's order. fp32 and fp64 are added by MPI; for the half
@@ -73,6 +73,9 @@ class NativeCall:
                 return communicator.Ibcast(taken, root)
             case "all_gather":
                 return communicator.Iallgather(own, [bytes_of(out), out.size // len(self._group), kind])
+            case "all_to_all":
+                sent, received = map(list, self._native.splits)
+                return communicator.Ialltoallv([bytes_of(source), sent, kind], [bytes_of(out), received, kind])
             case "all_reduce":
                 return communicator.Iallreduce(own, taken, add)
             case "reduce" if communicator.Get_rank() != root:
