@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, like
+from zerosim.functional.common import Grads, like, rows_of
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
@@ -66,3 +67,30 @@ def add_rows(x: Tensor, rows: Operand) -> Tensor:
     device, out = x.device, like(x)
     device.kernel(out.numel, device.backend.add, x.array, rows.array[: x.shape[-2]], out.array)
     return apply(AddRows(x.requires_grad, rows), out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
+
+
+@dataclass(frozen=True, slots=True)
+class AddRowRuns:
+    """Saves the handle of what was added; its gradient is summed over the rows of each position."""
+
+    x_requires_grad: bool
+    rows: Operand
+    runs: Sequence[tuple[slice, slice]]
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, drows, own = grad.device, self.rows.new_grad(), rows_of(grad.array)
+        device.kernel(0, device.backend.fill, drows.array, 0.0)
+        for here, there in self.runs:
+            into = drows.array[there]
+            device.kernel(into.size, device.backend.add, into, own[here], into)
+        return grad if self.x_requires_grad else None, drows
+
+
+def add_row_runs(x: Tensor, rows: Operand, runs: Sequence[tuple[slice, slice]]) -> Tensor:
+    """`add_rows` where x holds some rows of a whole. Each run is a slice of x's B T rows and one of `rows`, as long."""
+    device, out = x.device, like(x)
+    for here, there in runs:
+        arrays = rows_of(x.array)[here], rows.array[there], rows_of(out.array)[here]
+        device.kernel(arrays[2].size, device.backend.add, *arrays)
+    rule = AddRowRuns(x.requires_grad, rows, runs)
+    return apply(rule, out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})

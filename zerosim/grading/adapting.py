@@ -47,8 +47,8 @@ def borders(answer: Any) -> Own:
     made: type[Borders] = answer
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
-        assert isinstance(model.group, TensorParallel)  # by the exercise's cases
-        model.group.borders = made()
+        assert isinstance(model.group.maps, TensorParallel)  # by the exercise's cases
+        model.group.maps.borders = made()
         return build_strategy(config, model, comm, device, updater)
 
     return Own(strategy=make)

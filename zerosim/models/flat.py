@@ -21,8 +21,8 @@ from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, rows_of
 from zerosim.models.model import Model
-from zerosim.nn import Alone, Unit
-from zerosim.nn.group import ALONE
+from zerosim.nn import Group, Unit
+from zerosim.nn.group import ONE_RANK
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Operand, Parameter, Tensor, apply
 
@@ -60,7 +60,7 @@ class FlatConfig:
         return GAIN / max(1.0, self.params / self.vocab)
 
 
-def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DType, group: Alone = ALONE) -> Model:
+def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DType, group: Group = ONE_RANK) -> Model:
     """The units, declared and not yet placed: no memory is taken. A tensor-parallel `group` cuts each of them.
 
     A unit is one tensor, and so one module.
@@ -68,9 +68,9 @@ def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DTy
     units = []
     for i, size in enumerate(config.unit_sizes):
         flat = Flat(f"units.{i}", device, dtype, grad_dtype)
-        split = group.split((size,), 0, padding=-size % group.size)
+        split = group.maps.split((size,), 0, padding=-size % group.maps.size)
         weight = flat.declare(f"units.{i}.weight", (size,), std=STD, split=split)
-        part = Part(0, size) if split is None else Part(*split.span(group.index, group.size))
+        part = Part(0, size) if split is None else Part(*split.span(group.maps.index, group.maps.size))
         units.append(Unit(flat.name, flat, _unit(weight, part, config, group)))
     return Model(units, group, width=config.vocab)
 
@@ -82,7 +82,7 @@ class Part(NamedTuple):
     numel: int
 
 
-def _unit(weight: Parameter, part: Part, config: FlatConfig, group: Alone) -> Callable[[Tensor], Tensor]:
+def _unit(weight: Parameter, part: Part, config: FlatConfig, group: Group) -> Callable[[Tensor], Tensor]:
     return lambda x: add_columns(x, weight, config.vocab, config.scale, part, group)
 
 
@@ -109,7 +109,7 @@ class AddColumns:
 
 
 def add_columns(
-    x: Tensor, weight: Operand, vocab: int, scale: float, part: Part | None = None, group: Alone = ALONE
+    x: Tensor, weight: Operand, vocab: int, scale: float, part: Part | None = None, group: Group = ONE_RANK
 ) -> Tensor:
     """x (B, T, V) + scale * (sums of weight's columns); x may be token ids (B, T), which stand for zeros.
 
@@ -123,7 +123,7 @@ def add_columns(
     for run, first in rest:
         columns = total.array[first : first + run.size]
         device.kernel(run.size, k.add, columns, run, columns)
-    group.sum_over(total)
+    group.maps.sum_over(total)
     device.kernel(vocab, k.multiply, total.array, scale, total.array)
     starts = x.dtype.name == "int64"
     out = device.alloc((*x.shape, vocab) if starts else x.shape, dtype, Kind.ACTIVATION)

@@ -16,8 +16,8 @@ from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
-from zerosim.nn import ActivationPolicy, Alone, Block, Dropout, LayerNorm, Recompute, Tensors, Unit
-from zerosim.nn.group import ALONE
+from zerosim.nn import ActivationPolicy, Block, Dropout, Group, LayerNorm, Recompute, Tensors, Unit
+from zerosim.nn.group import ONE_RANK
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 
@@ -57,7 +57,7 @@ def build_gpt(
     grad_dtype: DType,
     keys: DropoutKeys,
     policy: ActivationPolicy = DEFAULT,
-    group: Alone = ALONE,
+    group: Group = ONE_RANK,
     padding: int = 0,
     *,
     by_module: bool = False,
@@ -74,14 +74,14 @@ def build_gpt(
     d = config.hidden
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     wte = flat("wte")
-    split = group.split((config.vocab, d), 0, padding=padding)
+    split = group.maps.split((config.vocab, d), 0, padding=padding)
     table = wte.declare("wte.weight", (config.vocab, d), std=std[0], split=split, embedding=True)
-    units = [Unit("wte", wte, lambda ids: group.embedding(ids.buffer, table, split))]
+    units = [Unit("wte", wte, lambda ids: group.maps.embedding(ids.buffer, table, split))]
 
     wpe = flat("wpe")
-    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0], summed=group.cuts_rows, embedding=True)
+    positions = wpe.declare("wpe.weight", (config.seq, d), std=std[0], summed=group.rows.is_cut, embedding=True)
     dropout = Dropout("embd", config.dropout, keys, group)
-    units.append(Unit("wpe", wpe, lambda x: dropout(group.add_rows(x, positions))))
+    units.append(Unit("wpe", wpe, lambda x: dropout(group.rows.add_positions(x, positions))))
 
     inner = config.ffn or 4 * d
     for i in range(config.layers):
@@ -103,11 +103,13 @@ def build_gpt(
         units.append(Recompute(unit) if policy.again.wraps(i) else unit)
 
     ln_f = flat("ln_f")
-    units.append(Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d, eps=config.eps, policy=policy, summed=group.cuts_rows)))
+    units.append(
+        Unit("ln_f", ln_f, LayerNorm(ln_f, "ln_f", d, eps=config.eps, policy=policy, summed=group.rows.is_cut))
+    )
 
     head = wte if config.tied else flat("lm_head")
     weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0], split=split)
     units.append(
-        Unit("lm_head", head, lambda x: group.column_linear(x, weight, transposed=True), reduces=not config.tied)
+        Unit("lm_head", head, lambda x: group.maps.column_linear(x, weight, transposed=True), reduces=not config.tied)
     )
     return Model(units, group, split, width=d, head_weight=weight)

@@ -17,8 +17,8 @@ from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.policy import DEFAULT
 from zerosim.models.model import Model
-from zerosim.nn import ActivationPolicy, Alone, Recompute, Tensors, Unit
-from zerosim.nn.group import ALONE
+from zerosim.nn import ActivationPolicy, Group, Recompute, Tensors, Unit
+from zerosim.nn.group import ONE_RANK
 from zerosim.nn.llama import LlamaBlock, RMSNorm
 from zerosim.tensor.flat import Flat
 
@@ -65,7 +65,7 @@ def build_llama(
     dtype: DType,
     grad_dtype: DType,
     policy: ActivationPolicy = DEFAULT,
-    group: Alone = ALONE,
+    group: Group = ONE_RANK,
     padding: int = 0,
     *,
     by_module: bool = False,
@@ -82,9 +82,9 @@ def build_llama(
     d = config.hidden
     std = (0.8 / d**0.5, 0.8 / (2 * config.layers * d) ** 0.5)
     embed = flat("embed_tokens")
-    split = group.split((config.vocab, d), 0, padding=padding)
+    split = group.maps.split((config.vocab, d), 0, padding=padding)
     table = embed.declare("model.embed_tokens.weight", (config.vocab, d), std=std[0], split=split, embedding=True)
-    units = [Unit("embed_tokens", embed, lambda ids: group.embedding(ids.buffer, table, split))]
+    units = [Unit("embed_tokens", embed, lambda ids: group.maps.embedding(ids.buffer, table, split))]
 
     for i in range(config.layers):
         layer = flat(f"layers.{i}")
@@ -105,12 +105,12 @@ def build_llama(
         units.append(Recompute(unit) if policy.again.wraps(i) else unit)
 
     norm = flat("norm")
-    last = RMSNorm(norm, "model.norm", d, config.norm_eps, policy, summed=group.cuts_rows)
+    last = RMSNorm(norm, "model.norm", d, config.norm_eps, policy, summed=group.rows.is_cut)
     units.append(Unit("norm", norm, last))
 
     head = embed if config.tied else flat("lm_head")
     weight = table if config.tied else head.declare("lm_head.weight", (config.vocab, d), std=std[0], split=split)
     units.append(
-        Unit("lm_head", head, lambda x: group.column_linear(x, weight, transposed=True), reduces=not config.tied)
+        Unit("lm_head", head, lambda x: group.maps.column_linear(x, weight, transposed=True), reduces=not config.tied)
     )
     return Model(units, group, split, width=d, head_weight=weight)

@@ -18,8 +18,8 @@ from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import sample_labels
 from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import MODES, MakeGrad
-from zerosim.nn import Alone, Unit
-from zerosim.nn.group import ALONE
+from zerosim.nn import Group, Unit
+from zerosim.nn.group import ONE_RANK, WHOLE_MAPS
 from zerosim.placement.spec import Split, WeightSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import LabelKeys, normal
@@ -31,7 +31,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Model:
     """Units in forward order. `flats` are the distinct buffers, in the order of their first use.
 
-    `group` is the tensor-parallel group that its weights are cut over, `head` how it cuts the rows of the head's, and
+    `group` is what its layers are divided over, `head` how it cuts the rows of the head's, and
     so the columns of the logits; None: every rank has all of them. `width` is that of what passes between units.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says what a training step holds of its logits (`functional/loss_modes.py`); `head_weight` (V, D) is
@@ -41,7 +41,7 @@ class Model:
     def __init__(
         self,
         units: Sequence[Unit],
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
         head: Split | None = None,
         *,
         width: int = 0,
@@ -76,7 +76,7 @@ class Model:
 
     def border(self, rows: int, tokens: int) -> tuple[int, int, int]:
         """The shape of what passes from unit to unit of one micro-batch."""
-        return rows, tokens // self.group.size if self.group.cuts_rows else tokens, self.width
+        return rows, self.group.rows.own(tokens), self.width
 
     @property
     def num_parameters(self) -> int:
@@ -88,12 +88,12 @@ class Model:
 
         The logits are taken out of the list, so that they can die.
         """
-        group = ALONE if self.head is None else self.group
+        maps = WHOLE_MAPS if self.head is None else self.group.maps
 
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
-            return group.cross_entropy_sum(own, targets, self.head, fused=self.loss_mode == "megatron-fused")
+            return maps.cross_entropy_sum(own, targets, self.head, fused=self.loss_mode == "megatron-fused")
 
-        return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *group.own_rows(self.head)))
+        return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *maps.vocabulary(self.head)))
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
         """Fill `labels`, int64, one for each row of logits: what the model itself draws there, y ~ softmax(logits).
@@ -111,20 +111,20 @@ class Model:
 
         `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
         """
-        weight, group = self.head_weight, ALONE if self.head is None else self.group
+        weight, maps = self.head_weight, WHOLE_MAPS if self.head is None else self.group.maps
         assert weight is not None
         loss = ChunkedLoss(
             weight,
-            lambda logits, ids: group.cross_entropy_sum(logits, ids, self.head),
-            LogitsGrad(targets, scale, count, *group.own_rows(self.head)),
+            lambda logits, ids: maps.cross_entropy_sum(logits, ids, self.head),
+            LogitsGrad(targets, scale, count, *maps.vocabulary(self.head)),
             [],
             partial(self.draw_labels, of=targets.numel) if drawn else None,
         )
-        return lambda x: group.columns(x, [weight], loss.run, loss.rule, "chunked_loss")
+        return lambda x: maps.columns(x, [weight], loss.run, loss.rule, "chunked_loss")
 
     def whole_logits(self, logits: Tensor) -> Buffer:
         """All columns of logits (B, T, V)."""
-        return logits.buffer if self.head is None else self.group.whole_logits(logits, self.head)
+        return logits.buffer if self.head is None else self.group.maps.whole_logits(logits, self.head)
 
     @property
     def tied_numel(self) -> int:
@@ -175,21 +175,21 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def load_flat(flat: Flat, weights: Mapping[str, Any], group: Alone = ALONE, *, exact_master: bool) -> None:
+def load_flat(flat: Flat, weights: Mapping[str, Any], group: Group = ONE_RANK, *, exact_master: bool) -> None:
     """Store whole host arrays by name in what this rank holds of one flat; see `Flat.write`."""
     for index, weight in enumerate(flat.spec.weights):
         flat.write(index, _own(weight, weights[weight.name], group), exact_master=exact_master)
 
 
-def draw_flat(flat: Flat, seed: int, group: Alone = ALONE, *, exact_master: bool) -> None:
+def draw_flat(flat: Flat, seed: int, group: Group = ONE_RANK, *, exact_master: bool) -> None:
     """Initial weights of one flat: a function of (seed, name) alone, one whole parameter at a time."""
     for index, weight in enumerate(flat.spec.weights):
         flat.write(index, _own(weight, initial_values(weight, seed), group), exact_master=exact_master)
 
 
-def _own(weight: WeightSpec, whole: Any, group: Alone) -> Any:
-    """What this member of a tensor-parallel group holds of a weight."""
-    return whole if weight.split is None else weight.split.take(whole, group.index, group.size)
+def _own(weight: WeightSpec, whole: Any, group: Group) -> Any:
+    """What this member of a group holds of a weight."""
+    return whole if weight.split is None else weight.split.take(whole, group.maps.index, group.maps.size)
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:

@@ -1,7 +1,7 @@
 """Layers, and the Unit that a model is a list of."""
 
 from zerosim.functional.policy import ActivationPolicy as ActivationPolicy
-from zerosim.nn.group import Alone as Alone
+from zerosim.nn.group import Group as Group
 from zerosim.nn.kept_inputs import KeptInputs as KeptInputs
 from zerosim.nn.layers import Attention as Attention
 from zerosim.nn.layers import Block as Block

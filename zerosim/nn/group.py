@@ -1,28 +1,29 @@
-"""What layers ask of their tensor-parallel group: how weights are cut, and the ops that exchange.
+"""The ranks among which a layer's work is divided, and what each of them does: linear maps, rows, attention.
 
-`Alone` is the group of one: nothing is cut and nothing is sent, every op is the plain one. Groups of several:
-`parallel/tensor.py`, `parallel/sequence.py`.
+A layer never knows that it is cut. It asks its group for a map, for a row's position, for attention. `Group()` is the
+group of one rank. Larger groups put `parallel/tensor.py` in the place of `WholeMaps`, and part of the rows in the
+place of all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from zerosim import functional as F
 from zerosim.device.device import Buffer
+from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Tensor, apply
 
 
-class Alone:
-    """One rank holds whole weights and whole activations."""
+class WholeMaps:
+    """Linear maps, the token table and the loss, on one rank: every weight is whole, every op the plain one."""
 
     size = 1
     index = 0
-    cuts_rows = False
-    """Whether what lies between the cut linear maps (norms, dropout, residuals) is cut by rows."""
 
     def split(
         self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
@@ -33,16 +34,6 @@ class Alone:
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
         """Rows of a token table that is cut by rows."""
         return F.embedding(ids, table)
-
-    def add_rows(self, x: Tensor, rows: Operand) -> Tensor:
-        """x + a row for each position; `rows` are whole."""
-        return F.add_rows(x, rows)
-
-    def dropout(
-        self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
-    ) -> Tensor:
-        """Dropout between the cut linear maps."""
-        return F.dropout(x, probability, key, op=op, keep_mask=keep_mask)
 
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
@@ -74,8 +65,8 @@ class Alone:
     def sum_over(self, buffer: Buffer) -> None:
         """Add up what every rank has, in place."""
 
-    def own_rows(self, split: Split | None) -> tuple[int, int | None]:
-        """Of a table that is cut by rows: where this rank's begin, and how many are no padding; None: all."""
+    def vocabulary(self, split: Split | None) -> tuple[int, int | None]:
+        """Of a table that is cut by rows: this rank's first row, and its rows without padding; None: all."""
         return 0, None
 
     def cross_entropy_sum(
@@ -89,4 +80,21 @@ class Alone:
         return logits.buffer
 
 
-ALONE = Alone()
+WHOLE_MAPS = WholeMaps()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a layer asks for, a part for each kind of division.
+
+    maps        linear maps and the vocabulary: whole, or cut over `tp`
+    rows        which rows this rank works on between the maps
+    attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
+    """
+
+    maps: WholeMaps = WHOLE_MAPS
+    rows: OwnRows = ALL_ROWS
+    attention: Callable[..., Tensor] = F.attention
+
+
+ONE_RANK = Group()

@@ -9,7 +9,7 @@ from operator import add
 
 from zerosim import functional as F
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.nn.group import ALONE, Alone
+from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.leaf import Tensors, leaf
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
@@ -34,28 +34,28 @@ class ColumnLinear:
     """`Linear` whose outputs are cut over a tensor-parallel group; `parts` of them, such as q|k|v, apart."""
 
     def __init__(
-        self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float, group: Alone, parts: int = 1
+        self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float, group: Group, parts: int = 1
     ) -> None:
         shape = width, wide
-        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 1, parts=parts))
-        self.bias = flat.declare(f"{name}.bias", (wide,), split=group.split((wide,), 0, parts=parts))
+        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.maps.split(shape, 1, parts=parts))
+        self.bias = flat.declare(f"{name}.bias", (wide,), split=group.maps.split((wide,), 0, parts=parts))
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.group.column_linear(x, self.weight, self.bias)
+        return self.group.maps.column_linear(x, self.weight, self.bias)
 
 
 class RowLinear:
     """`Linear` whose inputs are cut over a tensor-parallel group; the bias is whole."""
 
-    def __init__(self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float, group: Alone) -> None:
+    def __init__(self, flat: Flat | Tensors, name: str, width: int, wide: int, *, std: float, group: Group) -> None:
         shape = width, wide
-        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 0))
-        self.bias = flat.declare(f"{name}.bias", (wide,), summed=group.cuts_rows)
+        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.maps.split(shape, 0))
+        self.bias = flat.declare(f"{name}.bias", (wide,), summed=group.rows.is_cut)
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.group.row_linear(x, self.weight, self.bias)
+        return self.group.maps.row_linear(x, self.weight, self.bias)
 
 
 class LayerNorm:
@@ -87,7 +87,7 @@ class Dropout:
     """
 
     def __init__(
-        self, op: str, probability: float, keys: DropoutKeys, group: Alone = ALONE, *, keep_mask: bool = True
+        self, op: str, probability: float, keys: DropoutKeys, group: Group = ONE_RANK, *, keep_mask: bool = True
     ) -> None:
         self.op = op
         self.probability = probability
@@ -98,7 +98,7 @@ class Dropout:
     def __call__(self, x: Tensor) -> Tensor:
         if self.probability == 0.0 or not x.device.is_training:
             return x
-        return self.group.dropout(x, self.probability, self.keys(self.op), self.op, keep_mask=self.keep_mask)
+        return self.group.rows.dropout(x, self.probability, self.keys(self.op), self.op, keep_mask=self.keep_mask)
 
 
 class Attention:
@@ -119,7 +119,7 @@ class Attention:
         keys: DropoutKeys,
         *,
         policy: ActivationPolicy = DEFAULT,
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
     ) -> None:
         self.c_attn = leaf(
             flat,
@@ -130,15 +130,16 @@ class Attention:
             flat, "attn.c_proj", lambda own: RowLinear(own, f"{name}.c_proj", width, width, std=std[1], group=group)
         )
         self.whole_heads = num_heads
-        self.num_heads = num_heads // group.size
-        self.first_head = group.index * self.num_heads
+        self.num_heads = num_heads // group.maps.size
+        self.first_head = group.maps.index * self.num_heads
         self.dropout = dropout
         self.keys = keys
         self.policy = policy
+        self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
         dropout = self.dropout if x.device.is_training else 0.0
-        core = F.attention(
+        core = self.group.attention(
             self.c_attn(x),
             self.num_heads,
             first_head=self.first_head,
@@ -161,7 +162,7 @@ class FeedForward:
         inner: int,
         std: tuple[float, float],
         policy: ActivationPolicy = DEFAULT,
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
     ) -> None:
         self.policy = policy
         self.c_fc = leaf(
@@ -195,10 +196,10 @@ class Block:
         inner: int,
         eps: float = 1e-5,
         policy: ActivationPolicy = DEFAULT,
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
     ) -> None:
         def norm(which: str) -> Callable[[Tensor], Tensor]:
-            summed, whole = group.cuts_rows, f"{name}.{which}"
+            summed, whole = group.rows.is_cut, f"{name}.{which}"
             return leaf(flat, which, lambda own: LayerNorm(own, whole, width, eps=eps, policy=policy, summed=summed))
 
         self.ln_1 = norm("ln_1")

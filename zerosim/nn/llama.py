@@ -11,7 +11,7 @@ from operator import add
 
 from zerosim import functional as F
 from zerosim.functional.policy import ActivationPolicy
-from zerosim.nn.group import ALONE, Alone
+from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.leaf import Tensors, leaf
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
@@ -35,28 +35,30 @@ class PackedMaps:
     """Maps (wide, D) of one x (..., D), by name: (wide, pieces that it is cut into). Their results lie side by side."""
 
     def __init__(
-        self, flat: Flat | Tensors, width: int, maps: Mapping[str, tuple[int, int]], *, std: float, group: Alone
+        self, flat: Flat | Tensors, width: int, maps: Mapping[str, tuple[int, int]], *, std: float, group: Group
     ) -> None:
         self.weights = [
-            flat.declare(f"{name}.weight", (wide, width), std=std, split=group.split((wide, width), 0, pieces=pieces))
+            flat.declare(
+                f"{name}.weight", (wide, width), std=std, split=group.maps.split((wide, width), 0, pieces=pieces)
+            )
             for name, (wide, pieces) in maps.items()
         ]
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.group.packed_linear(x, self.weights)
+        return self.group.maps.packed_linear(x, self.weights)
 
 
 class RowMap:
     """A map (D, I) back to the width, cut by inputs. Shapes: x (..., I), y (..., D)."""
 
-    def __init__(self, flat: Flat | Tensors, name: str, width: int, inner: int, *, std: float, group: Alone) -> None:
+    def __init__(self, flat: Flat | Tensors, name: str, width: int, inner: int, *, std: float, group: Group) -> None:
         shape = width, inner
-        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.split(shape, 1))
+        self.weight = flat.declare(f"{name}.weight", shape, std=std, split=group.maps.split(shape, 1))
         self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.group.row_linear(x, self.weight, transposed=True)
+        return self.group.maps.row_linear(x, self.weight, transposed=True)
 
 
 class LlamaAttention:
@@ -76,10 +78,10 @@ class LlamaAttention:
         rope_base: float,
         std: tuple[float, float],
         policy: ActivationPolicy,
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
     ) -> None:
-        narrow, pieces = width // num_heads * num_kv_heads, min(num_kv_heads, group.size)
-        maps = {"q": (width, group.size), "k": (narrow, pieces), "v": (narrow, pieces)}
+        narrow, pieces = width // num_heads * num_kv_heads, min(num_kv_heads, group.maps.size)
+        maps = {"q": (width, group.maps.size), "k": (narrow, pieces), "v": (narrow, pieces)}
         named = {f"{name}.{part}_proj": sizes for part, sizes in maps.items()}
         self.qkv_proj = leaf(
             flat, "self_attn.qkv_proj", lambda own: PackedMaps(own, width, named, std=std[0], group=group)
@@ -89,14 +91,15 @@ class LlamaAttention:
             "self_attn.o_proj",
             lambda own: RowMap(own, f"{name}.o_proj", width, width, std=std[1], group=group),
         )
-        self.num_heads = num_heads // group.size
+        self.num_heads = num_heads // group.maps.size
         self.num_kv_heads = num_kv_heads // pieces
         self.rope_base = rope_base
         self.policy = policy
+        self.group = group
 
     def __call__(self, x: Tensor) -> Tensor:
         qkv = F.rotary(self.qkv_proj(x), self.num_heads, self.num_kv_heads, base=self.rope_base)
-        y = F.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
+        y = self.group.attention(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
         return self.policy.run("attn_proj", self.o_proj, y)
 
 
@@ -111,9 +114,9 @@ class LlamaFeedForward:
         wide: int,
         std: tuple[float, float],
         policy: ActivationPolicy,
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
     ) -> None:
-        named = {f"{name}.{part}_proj": (wide, group.size) for part in ("gate", "up")}
+        named = {f"{name}.{part}_proj": (wide, group.maps.size) for part in ("gate", "up")}
         self.gate_up_proj = leaf(
             flat, "mlp.gate_up_proj", lambda own: PackedMaps(own, width, named, std=std[0], group=group)
         )
@@ -142,11 +145,11 @@ class LlamaBlock:
         rope_base: float,
         std: tuple[float, float],
         policy: ActivationPolicy,
-        group: Alone = ALONE,
+        group: Group = ONE_RANK,
     ) -> None:
 
         def norm(which: str) -> Callable[[Tensor], Tensor]:
-            summed = group.cuts_rows
+            summed = group.rows.is_cut
             return leaf(
                 flat, which, lambda own: RMSNorm(own, f"{name}.{which}", width, norm_eps, policy, summed=summed)
             )

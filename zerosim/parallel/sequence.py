@@ -9,21 +9,16 @@ reduce-scatter of rows after a row-parallel one; in backward they change places.
     inputs kept whole            4 + 4, 8 b s h (t-1)/t, and 4 s b h (1 - 1/t) more bytes a layer in half types
     activations of a layer       s b h / t (34 + 5 a s / h) bytes, where tensor parallelism alone has 10 + 24/t + ...
 
-Gradients of the norms, the positions and the row-parallel biases are each rank's rows' share: they are added over t
-once a step (`across.add_shares`).
+It is two values: `TensorParallel` with the f and g below, and `OwnRows(t, index)` (`nn/rows.py`), from which follow
+positions, dropout masks and the shape between pipeline stages. Gradients of the norms, the positions and the
+row-parallel biases are shares of one gradient: they are added over t once a step (`across.add_shares`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from zerosim import functional as F
-from zerosim.backends.kernels import Window
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
-from zerosim.functional.common import Grads, rows_of
-from zerosim.parallel.tensor import PURPOSE, Borders, TensorParallel
-from zerosim.tensor.tensor import Operand, Tensor, apply, layer_of
+from zerosim.parallel.tensor import PURPOSE, Borders
 
 
 class RowBorders(Borders):
@@ -52,63 +47,3 @@ class RowBorders(Borders):
         own = whole.device.alloc((whole.shape[0], whole.shape[1] // comm.size, *whole.shape[2:]), whole.dtype, kind)
         comm.reduce_scatter(whole.reshape(-1), out=own.reshape(-1), op="sum", purpose=PURPOSE)
         return own
-
-
-class SequenceParallel(TensorParallel):
-    """`keeps_gathered`: column-parallel maps keep their whole input for backward, and gather it once."""
-
-    cuts_rows = True
-    borders = RowBorders()
-
-    def __init__(self, size: int, index: int, comm: Comm | None = None, *, keeps_gathered: bool = False) -> None:
-        super().__init__(size, index, comm)
-        self.keeps_gathered = keeps_gathered
-
-    # -- between the linear maps -----------------------------------------------------------------------
-    def dropout(
-        self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
-    ) -> Tensor:
-        """The rows' part of the whole's mask."""
-        numel = x.buffer.numel
-        window = Window(self.index * numel, numel, 0)
-        return F.dropout(x, probability, key, op=op, window=window, keep_mask=keep_mask)
-
-    def add_rows(self, x: Tensor, rows: Operand) -> Tensor:
-        """x's rows are number index B T/t and on of the whole's B T; row i has position i % T."""
-        batch, own, _ = x.shape
-        runs = position_runs(self.index * batch * own, batch * own, own * self.size)
-        out, device = x.device.alloc(x.shape, x.dtype, Kind.ACTIVATION), x.device
-        for here, there in runs:
-            arrays = rows_of(x.array)[here], rows.array[there], rows_of(out.array)[here]
-            device.kernel(arrays[2].size, device.backend.add, *arrays)
-        rule = AddPositions(x.requires_grad, rows, runs)
-        return apply(rule, out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
-
-
-def position_runs(first: int, count: int, period: int) -> list[tuple[slice, slice]]:
-    """Rows first .. first + count of a whole, whose row i has position i % period: runs of them, with positions."""
-    runs = []
-    at = 0
-    while at < count:
-        position = (first + at) % period
-        length = min(period - position, count - at)
-        runs.append((slice(at, at + length), slice(position, position + length)))
-        at += length
-    return runs
-
-
-@dataclass(frozen=True, slots=True)
-class AddPositions:
-    """Saves the handle of what was added; its gradient is summed over the rows of each position."""
-
-    x_requires_grad: bool
-    rows: Operand
-    runs: list[tuple[slice, slice]]
-
-    def backward(self, grad: Buffer) -> Grads:
-        device, drows, own = grad.device, self.rows.new_grad(), rows_of(grad.array)
-        device.kernel(0, device.backend.fill, drows.array, 0.0)
-        for here, there in self.runs:
-            into = drows.array[there]
-            device.kernel(into.size, device.backend.add, into, own[here], into)
-        return grad if self.x_requires_grad else None, drows

@@ -28,7 +28,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
-from zerosim.nn.group import Alone
+from zerosim.nn.group import WholeMaps
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held, held
@@ -62,18 +62,26 @@ class Borders:
         return dy
 
 
-class TensorParallel(Alone):
-    """Member `index` of a group of `size`. Without a `comm` it says how weights are cut, and runs nothing."""
+class TensorParallel(WholeMaps):
+    """Member `index` of a group of `size`. Without a `comm` it says how weights are cut, and runs nothing.
 
-    keeps_gathered = True
-    """Whether a column-parallel map keeps its input for backward as f gave it."""
+    `keeps_gathered`: a column-parallel map keeps its input for backward as f gave it; without, f gives it again.
+    """
 
-    borders = Borders()
-
-    def __init__(self, size: int, index: int, comm: Comm | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        index: int,
+        comm: Comm | None = None,
+        borders: Borders | None = None,
+        *,
+        keeps_gathered: bool = True,
+    ) -> None:
         self.size = size
         self.index = index
         self._comm = comm
+        self.borders = borders or Borders()
+        self.keeps_gathered = keeps_gathered
 
     @property
     def comm(self) -> Comm:
@@ -138,7 +146,7 @@ class TensorParallel(Alone):
 
     # -- the vocabulary ------------------------------------------------------------------------------
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
-        first, _ = self.own_rows(split)
+        first, _ = self.vocabulary(split)
         out = self.borders.g_forward(self.comm, embedding_result(ids, table, first))
         saved: Saved = {"ids": ids, "weight": table}
         rule = G(Embedding(ids, table, first), None, self)
@@ -149,7 +157,7 @@ class TensorParallel(Alone):
     ) -> tuple[Buffer, Buffer]:
         """Each rank's columns of the logits stay where they are: the maximum, the target's logit and the sum of
         exponentials of every row are exchanged, `fused` the latter two together. Padding is outside of the softmax."""
-        (first, columns), device = self.own_rows(split), logits.device
+        (first, columns), device = self.vocabulary(split), logits.device
         k, stats, ids = device.backend, compute_dtype(logits.dtype), targets.array.reshape(-1)
         own = rows_of(logits.array)[:, :columns]
         rows = own.shape[0]
@@ -184,8 +192,8 @@ class TensorParallel(Alone):
         device.kernel(0, device.backend.copy, flat.array.reshape(-1, rows)[:vocab].T, rows_of(whole.array))
         return whole
 
-    def own_rows(self, split: Split | None) -> tuple[int, int]:
-        """Of a table that is cut by rows: where this rank's begin, and how many are no padding."""
+    def vocabulary(self, split: Split | None) -> tuple[int, int]:
+        """Of a table that is cut by rows: this rank's first row, and its rows without padding."""
         assert split is not None
         return split.span(self.index, self.size)
 

@@ -20,11 +20,13 @@ from zerosim.models.gpt import GPTConfig, build_gpt
 from zerosim.models.llama import LlamaConfig, build_llama
 from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model
-from zerosim.nn import Alone, KeptInputs, Recompute
+from zerosim.nn import Group, KeptInputs, Recompute
+from zerosim.nn.group import ONE_RANK
+from zerosim.nn.rows import OwnRows
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
-from zerosim.parallel.sequence import SequenceParallel
+from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import TensorParallel, vocab_padding
 from zerosim.placement.mesh import DATA, STATES
 from zerosim.tensor.flat import Flat
@@ -38,7 +40,7 @@ from zerosim.train.build_strategy import (
 )
 
 
-def build_model(config: RunConfig, device: Device, group: Alone | None = None, *, first_micro_batch: int = 0) -> Model:
+def build_model(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Model:
     """The model of a run, declared on `device` and not yet placed.
 
     Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
@@ -47,7 +49,7 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
     keys = DropoutKeys(device, config.data.seed, first_micro_batch)
     memory = config.memory
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
-    group = group or tensor_group(config)
+    group = group or group_of(config)
     padding = vocab_padding(config.model.vocab, config.mesh.axes.tp, padded=config.parallel.pad_vocab)
     by_module = config.gathering.by_module
     model = _model(config.model, device, formats, keys, policy, group, padding, by_module=by_module)
@@ -59,15 +61,16 @@ def build_model(config: RunConfig, device: Device, group: Alone | None = None, *
     return model
 
 
-def tensor_group(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> Alone:
-    """A rank's tensor-parallel group; without `groups` it only says how weights are cut."""
-    mesh = config.mesh.axes
+def group_of(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> Group:
+    """What a rank's layers are divided over; without `groups` it only says how weights are cut."""
+    mesh, parallel = config.mesh.axes, config.parallel
     if mesh.tp == 1:
-        return Alone()
+        return ONE_RANK
     index, comm = mesh.index(rank, "tp"), None if groups is None else groups("tp")
-    if config.parallel.sequence_parallel:
-        return SequenceParallel(mesh.tp, index, comm, keeps_gathered=config.parallel.keep_gathered)
-    return TensorParallel(mesh.tp, index, comm)
+    if not parallel.sequence_parallel:
+        return Group(TensorParallel(mesh.tp, index, comm))
+    maps = TensorParallel(mesh.tp, index, comm, RowBorders(), keeps_gathered=parallel.keep_gathered)
+    return Group(maps, OwnRows(mesh.tp, index))
 
 
 def _model(
@@ -76,7 +79,7 @@ def _model(
     formats: tuple[DType, DType],
     keys: DropoutKeys,
     policy: ActivationPolicy,
-    group: Alone,
+    group: Group,
     padding: int,
     *,
     by_module: bool,
@@ -158,7 +161,7 @@ def build_rank(
     """
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
-    group = tensor_group(config, ctx.rank, groups)
+    group = group_of(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     _keep_inputs(whole, config, groups)
     mesh, parallel = config.mesh.axes, config.parallel
@@ -182,7 +185,7 @@ def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
             unit.inputs = inputs
 
 
-def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Alone], None]) -> None:
+def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Group], None]) -> None:
     """Take memory for the weights and the optimizer's state, and write the weights."""
     strategy.place(model.flats, lambda flat: write(flat, model.group))
     ctx.device.mark("after_init")

@@ -249,7 +249,7 @@ def generate(
     with device.phase(Phase.EVALUATE), device.no_grad():
         for _ in range(count):
             shown = ids[-context:]
-            padding = -len(shown) % model.group.size if model.group.cuts_rows else 0  # what follows changes nothing
+            padding = model.group.rows.padding(len(shown))  # what follows changes nothing
             window = np.array([[*shown, *[0] * padding]], np.int64)
             shape, chosen = model.border(1, window.shape[1]), None
             for chunk, units in enumerate(model.chunks):

@@ -9,7 +9,7 @@ from typing import Any
 from zerosim.comm.runtime import Context
 from zerosim.config import RunConfig
 from zerosim.models.model import Model
-from zerosim.nn import Alone
+from zerosim.nn import Group
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.base import Strategy
@@ -37,7 +37,7 @@ class Inputs:
 
     steps: int
     micro_batches: Callable[[Context, int], Sequence[Any]]
-    write: Callable[[Flat, Alone], None]
+    write: Callable[[Flat, Group], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from zerosim.device.events import Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat, load_flat
-from zerosim.nn import Alone
+from zerosim.nn import Group
 from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
 from zerosim.parallel.pipeline import Schedule
@@ -233,7 +233,7 @@ def _read_inputs(config: RunConfig, model: Model) -> Inputs:
     return Inputs(steps, micro_batches, _writer(config, weights))
 
 
-def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat, Alone], None]:
+def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat, Group], None]:
     exact = config.precision.master_init == "exact"
     if weights is None:
         return lambda flat, group: draw_flat(flat, config.data.seed, group, exact_master=exact)
