@@ -32,6 +32,10 @@ REFUSED: list[tuple[str, ...]] = [
     ("--sample=", "--sample '': expected at least one character to continue"),
     # -- models
     ("--heads 3", "--heads 3 do not divide hidden 64"),
+    ("--model llama --kv-heads 3", "--kv-heads 3 do not divide heads 4"),
+    ("--model llama --heads 64", "--heads 64: 1 columns a head cannot be rotated in pairs"),
+    ("--model flat --params 3 --units 4", "--units 4: more than params = 3"),
+    ("--norm-eps 0", "--norm-eps 0.0: expected more than 0 and at most 1"),
     ("--model gpt3-157b", "--model 'gpt3-157b' is not known; did you mean gpt3-175b?"),
     ("--model=", "--model '': expected a name"),
     ("--model /", "config.json"),

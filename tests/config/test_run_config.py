@@ -152,7 +152,8 @@ def test_every_field_is_declared_once_and_well() -> None:
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS.values() if o.high is not None], ids=lambda o: o.flat)
 def test_what_is_out_of_range_is_named_by_its_flat_name(option: Any) -> None:
-    with pytest.raises(InputError, match=f"^{option.flat} .*expected at least {option.low} and at most {option.high}"):
+    least = f"more than {option.above}" if option.low is None else f"at least {option.low}"
+    with pytest.raises(InputError, match=f"^{option.flat} .*expected {least} and at most {option.high}"):
         RunConfig(model="flat", **{option.flat: type(option.high)(option.high + option.high)})
 
 

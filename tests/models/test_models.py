@@ -8,40 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built import builder, gpt, place
 from same import no_garbage_collector
 
 from zerosim import functional as F
+from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import DType, bf16, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
-from zerosim.models.flat import FlatConfig
-from zerosim.models.gpt import GPTConfig, build_gpt
-from zerosim.models.llama import LlamaConfig
-from zerosim.models.mlp import MLPConfig, build_mlp
 from zerosim.models.model import Model, draw_flat, initial_values
 from zerosim.nn import Dropout, Unit
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.flat import Flat, slice_of, whole
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Tensor, cpu, tensor
-
-SMALL = GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11)
-
-
-def gpt(config: GPTConfig, device: Device | None = None, dtype: DType = fp64) -> Model:
-    device = device or cpu()
-    return build_gpt(config, device, dtype, dtype, DropoutKeys(device, 0, 0))
-
-
-def place(model: Model, seed: int = 0, *, master: bool = False) -> Model:
-    """All weights on one rank, drawn."""
-    for flat in model.flats:
-        flat.own, flat.padded_numel = whole(flat.numel), flat.numel
-        flat.param = flat.param_shard = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
-        if master:
-            flat.master = flat.device.alloc((flat.numel,), fp32, Kind.OPTIM)
-        draw_flat(flat, seed, exact_master=False)
-    return model
+from zerosim.train.build import build_model
 
 
 def token_ids(device: Device, batch: int, tokens: int, vocab: int, seed: int = 0) -> Tensor:
@@ -81,7 +62,7 @@ def block(i: int, d: int) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_gpt_has_gpt2s_names_and_shapes_in_order(tied: bool) -> None:
-    model = gpt(GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, tied=tied))
+    model = gpt(tie_embeddings=tied)
     expected = {"wte.weight": (11, 8), "wpe.weight": (6, 8), **block(0, 8), **block(1, 8)}
     expected |= {"ln_f.weight": (8,), "ln_f.bias": (8,)}
     if not tied:
@@ -94,7 +75,7 @@ def test_gpt_has_gpt2s_names_and_shapes_in_order(tied: bool) -> None:
 
 
 def test_mlp() -> None:
-    model = build_mlp(MLPConfig(layers=2, hidden=4, vocab=9), cpu(), fp32, fp32)
+    model = build_model(RunConfig(model="mlp", layers=2, hidden=4, vocab=9), cpu())
     assert model.shapes() == {
         "wte.weight": (9, 4),
         "layers.0.weight": (4, 4),
@@ -108,37 +89,14 @@ def test_mlp() -> None:
     assert model.num_parameters == 9 * 4 + 2 * (16 + 4) + 4 * 9 + 9
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong", "message"),
-    [
-        (GPTConfig, {"layers": 0}, "layers 0: expected at least 1"),
-        (GPTConfig, {"vocab": -1}, "vocab -1"),
-        (GPTConfig, {"hidden": 10, "heads": 4}, "heads 4 do not divide hidden 10"),
-        (GPTConfig, {"dropout": 1.0}, "dropout 1.0"),
-        (LlamaConfig, {"layers": 0}, "layers 0: expected at least 1"),
-        (LlamaConfig, {"heads": 5}, "heads 5 do not divide hidden 64"),
-        (LlamaConfig, {"heads": 64, "kv_heads": 64}, "1 columns each"),
-        (LlamaConfig, {"kv_heads": 3}, "kv_heads 3 do not divide heads 4"),
-        (LlamaConfig, {"norm_eps": 0.0}, "norm_eps 0.0: expected a number more than 0"),
-        (LlamaConfig, {"rope_base": float("nan")}, "rope_base nan"),
-        (FlatConfig, {"params": 0, "units": 1}, "params 0"),
-        (FlatConfig, {"params": 3, "units": 0}, "units 0"),
-        (FlatConfig, {"params": 3, "units": 4}, "units 4: expected at most params = 3"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(kind: Any, wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        kind(**wrong)
-
-
 # -- initial weights ---------------------------------------------------------------------------------------
 def test_initial_weights_depend_on_seed_and_name_only() -> None:
-    model = place(gpt(SMALL), seed=3).state_dict()
-    deeper = place(gpt(GPTConfig(layers=5, hidden=8, heads=4, seq=6, vocab=11, tied=False)), seed=3).state_dict()
+    model = place(gpt(), seed=3).state_dict()
+    deeper = place(gpt(layers=5, heads=4, tie_embeddings=False), seed=3).state_dict()
     for name in model:
         if not name.endswith("c_proj.weight"):  # their spread depends on the depth
             assert (model[name] == deeper[name]).all(), name
-    alone = gpt(SMALL)
+    alone = gpt()
     flat = alone.flats[3]
     flat.own, flat.padded_numel = whole(flat.numel), flat.numel
     flat.param = flat.param_shard = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
@@ -147,15 +105,15 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
 
 
 def test_seeds_and_names_differ() -> None:
-    one, other = place(gpt(SMALL), seed=0).state_dict(), place(gpt(SMALL), seed=1).state_dict()
+    one, other = place(gpt(), seed=0).state_dict(), place(gpt(), seed=1).state_dict()
     assert (one["wte.weight"] != other["wte.weight"]).all()
     assert (one["h.0.attn.c_attn.weight"] != one["h.1.attn.c_attn.weight"]).all()
 
 
 def test_initial_spreads() -> None:
     """normal 0.8 / sqrt(D), GPT-2's 0.02 at D = 1600; what ends in c_proj by sqrt(2 L) less; norms 1, biases 0."""
-    assert gpt(GPTConfig(hidden=1600, heads=25)).flats[0].spec.weights[0].std == 0.02
-    model = gpt(GPTConfig(layers=8, hidden=64, heads=4, seq=64, vocab=256, tied=False))
+    assert gpt(hidden=1600, heads=25).flats[0].spec.weights[0].std == 0.02
+    model = gpt(layers=8, hidden=64, vocab=256, tie_embeddings=False)
     for spec in (spec for flat in model.flats for spec in flat.spec.weights):
         values = initial_values(spec, 0)
         assert values.dtype == np.float32
@@ -172,8 +130,8 @@ def test_initial_spreads() -> None:
 # -- state_dict ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [fp64, fp32, bf16, fp16])
 def test_state_dict_round_trip(dtype: DType) -> None:
-    weights = place(gpt(SMALL, dtype=dtype), seed=5).state_dict()
-    other = place(gpt(SMALL, dtype=dtype), seed=6)
+    weights = place(gpt(dtype=dtype), seed=5).state_dict()
+    other = place(gpt(dtype=dtype), seed=6)
     other.load_state_dict(weights)
     assert list(other.state_dict()) == list(weights) == list(other.shapes())
     for name, values in other.state_dict().items():
@@ -181,7 +139,7 @@ def test_state_dict_round_trip(dtype: DType) -> None:
 
 
 def test_masters_are_what_state_dict_holds() -> None:
-    model = place(gpt(SMALL, dtype=fp16), master=True)
+    model = place(gpt(dtype=fp16), master=True)
     weights = {name: np.full(shape, 1 / 3, np.float32) for name, shape in model.shapes().items()}
     model.load_state_dict(weights)
     assert all((values == np.float32(np.float16(1 / 3))).all() for values in model.state_dict().values())
@@ -191,7 +149,7 @@ def test_masters_are_what_state_dict_holds() -> None:
 
 
 def test_weights_that_do_not_fit_are_named() -> None:
-    model = place(gpt(SMALL))
+    model = place(gpt())
     weights = model.state_dict()
     for change, message in [
         ({"wte.weight": None}, "missing wte.weight"),
@@ -206,7 +164,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
 
 
 def test_a_slice_has_no_state_dict() -> None:
-    model = place(gpt(SMALL))
+    model = place(gpt())
     model.flats[2].reshard()
     with pytest.raises(InputError, match=r"h\.0 is sharded on rank 0: gather it"):
         model.state_dict()
@@ -214,16 +172,16 @@ def test_a_slice_has_no_state_dict() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_slices_take_their_part_of_full_weights(ranks: int) -> None:
-    weights = place(gpt(SMALL), seed=2).state_dict()
+    weights = place(gpt(), seed=2).state_dict()
     pieces: list[list[Any]] = []
     for rank in range(ranks):
-        model = gpt(SMALL)
+        model = gpt()
         for flat in model.flats:
             flat.own = slice_of(flat.numel, rank, ranks)
             flat.param_shard = flat.device.alloc((flat.own.size,), flat.dtype, Kind.PARAM)
         model.load_state_dict(weights)
         pieces.append([flat.shard().array for flat in model.flats])
-    for i, flat in enumerate(gpt(SMALL).flats):
+    for i, flat in enumerate(gpt().flats):
         values = np.concatenate([own[i] for own in pieces])
         for spec, offset in zip(flat.spec.weights, flat.spec.offsets, strict=True):
             assert (values[offset : offset + spec.numel] == weights[spec.name].reshape(-1)).all()
@@ -232,7 +190,7 @@ def test_slices_take_their_part_of_full_weights(ranks: int) -> None:
 # -- what a model computes -----------------------------------------------------------------------------------
 def test_a_token_sees_no_later_one() -> None:
     device = cpu()
-    model = place(gpt(SMALL, device))
+    model = place(gpt(device))
     ids = token_ids(device, 2, 6, 11)
     before = forward(model, ids).numpy()
     ids.array[:, 3] = (ids.array[:, 3] + 1) % 11
@@ -246,7 +204,7 @@ def test_a_token_sees_no_later_one() -> None:
 def test_gradients_are_the_finite_differences(tied: bool) -> None:
     """The whole model at once: units in order, cut graphs, a table used at both ends."""
     device = cpu()
-    model = place(gpt(GPTConfig(layers=1, hidden=4, heads=2, seq=3, vocab=5, tied=tied), device))
+    model = place(gpt(device, layers=1, hidden=4, seq=3, vocab=5, tie_embeddings=tied))
     ids, targets = token_ids(device, 2, 3, 5, seed=1), token_ids(device, 2, 3, 5, seed=2)
     total, make_grad = model.loss([forward(model, ids).buffer], targets.buffer, scale=1.0, count=1)
     walk_back(model, [make_grad()])
@@ -340,7 +298,7 @@ def test_nothing_waits_without_gradients(device: Device, live: Callable[[], int]
 
 
 def test_resharding_frees_while_a_backward_waits(device: Device, live: Callable[[], int]) -> None:
-    model = place(gpt(SMALL, device))
+    model = place(gpt(device))
     unit = model.units[2]
     x = tensor(np.random.default_rng(0).standard_normal((1, 6, 8)), device, dtype="fp64")
     y = unit.forward(x)
@@ -364,7 +322,7 @@ def test_resharding_frees_while_a_backward_waits(device: Device, live: Callable[
 
 def test_a_step_frees_everything_by_reference_counts(device: Device, live: Callable[[], int]) -> None:
     def step() -> None:
-        model = place(gpt(GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, dropout=0.2), device, fp16))
+        model = place(gpt(device, fp16, dropout=0.2))
         states = live()
         ids = token_ids(device, 2, 6, 11)
         loss, make_grad = model.loss([forward(model, ids).buffer], ids.buffer, scale=8.0, count=12)
@@ -386,7 +344,7 @@ def test_dropout_stands_where_it_is_used() -> None:
     x = tensor(np.ones((8, 8)), device)
 
     def mask(op: str, *, seed: int = 0, first: int = 0, step: int = 0, slot: int = 0, unit: str = "h.0") -> bytes:
-        drop = Dropout(op, 0.5, DropoutKeys(device, seed, first))
+        drop = Dropout(builder(device, keys=DropoutKeys(device, seed, first), dropout=0.5).at("h.0"), op)
         with device.scope(step=step, unit=unit, slot=slot, phase=Phase.FORWARD):
             return bytes(drop(x).numpy().tobytes())
 
@@ -401,10 +359,11 @@ def test_dropout_stands_where_it_is_used() -> None:
     ]
     assert len({here, *others}) == 6
     assert mask("resid_1", first=4, slot=1) == mask("resid_1", first=5) == mask("resid_1", slot=5)
+    drop = Dropout(builder(device, dropout=0.5).at("h.0"), "resid_1")
     with device.phase(Phase.EVALUATE):
-        assert Dropout("resid_1", 0.5, DropoutKeys(device, 0, 0))(x) is x
+        assert drop(x) is x
     with device.no_grad():  # as a forward that will be recomputed runs: it must drop what its second run drops
-        assert Dropout("resid_1", 0.5, DropoutKeys(device, 0, 0))(x) is not x
+        assert drop(x) is not x
 
 
 def test_no_two_dropouts_of_a_step_share_a_mask() -> None:
@@ -416,7 +375,7 @@ def test_no_two_dropouts_of_a_step_share_a_mask() -> None:
             seen.append(super().__call__(op))
             return seen[-1]
 
-    model = place(build_gpt(GPTConfig(3, 8, 2, 6, 11, dropout=0.1), device, fp64, fp64, Listening(device, 0, 0)))
+    model = place(gpt(device, keys=Listening(device, 0, 0), layers=3, dropout=0.1))
     x = token_ids(device, 1, 6, 11)
     for unit in model.units:
         with device.scope(step=0, unit=unit.name):

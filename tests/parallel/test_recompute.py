@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built import gpt, place
 from same import assert_same_bits
 
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Kind, Phase
 from zerosim.device.events import Alloc, Kernel, Launch, Retag
 from zerosim.dtypes import fp64
-from zerosim.models.gpt import GPTConfig, build_gpt
-from zerosim.models.model import draw_flat
 from zerosim.nn import ActivationPolicy, Recompute, Unit
-from zerosim.tensor.flat import whole
-from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Tensor, cpu, tensor
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
@@ -164,14 +161,7 @@ def test_nothing_is_left_without_the_garbage_collector(stage: int, recompute: st
 
 # -- the unit ----------------------------------------------------------------------------------------------
 def blocks(device: Device, recompute: str = "full", dropout: float = 0.0) -> list[Unit]:
-    config = GPTConfig(layers=2, hidden=8, heads=2, seq=6, vocab=11, dropout=dropout)
-    policy = ActivationPolicy(recompute=recompute)
-    model = build_gpt(config, device, fp64, fp64, DropoutKeys(device, 0, 0), policy)
-    for flat in model.flats:
-        flat.own, flat.padded_numel = whole(flat.numel), flat.numel
-        flat.param = flat.param_shard = device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
-        draw_flat(flat, 0, exact_master=False)
-    return model.units
+    return place(gpt(device, policy=ActivationPolicy(recompute=recompute), dropout=dropout)).units
 
 
 def test_blocks_alone_are_wrapped() -> None:

@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from built import gpt, place
 
 from zerosim import functional as F
 from zerosim.comm.runtime import make_backend
-from zerosim.device.device import Device, Kind, Phase
+from zerosim.device.device import Device, Phase
 from zerosim.device.events import Alloc, Recorder, Save, Scope
 from zerosim.dtypes import DType, fp16, fp32, fp64
 from zerosim.errors import InputError
 from zerosim.ledger.activations import ActivationLedger, SavedRow
 from zerosim.ledger.memory import MemoryLedger
-from zerosim.models.gpt import GPTConfig, build_gpt
-from zerosim.models.model import Model, draw_flat
+from zerosim.models.model import Model
 from zerosim.nn import ActivationPolicy
-from zerosim.tensor.flat import whole
-from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Tensor, cpu, tensor
 
 s, b, h, a, L = 6, 3, 8, 2, 3
@@ -34,13 +32,8 @@ SAVES, ATTENTIONS, RECOMPUTES = ("lean", "megatron"), ("eager", "flash"), ("none
 def build(policy: ActivationPolicy, *, dtype: DType = fp16, dropout: float = 0.1, ffn: int | None = None) -> Any:
     memory, activations = MemoryLedger(), ActivationLedger()
     device = Device(0, make_backend("numpy"), recorder=Recorder((memory, activations), keep=True))
-    config = GPTConfig(layers=L, hidden=h, heads=a, seq=s, vocab=11, dropout=dropout, ffn=ffn)
-    model = build_gpt(config, device, dtype, dtype, DropoutKeys(device, 0, 0), policy)
-    for flat in model.flats:
-        flat.own, flat.padded_numel = whole(flat.numel), flat.numel
-        flat.param = flat.param_shard = device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
-        draw_flat(flat, 0, exact_master=False)
-    return model, device, memory, activations
+    model = gpt(device, dtype, policy=policy, layers=L, hidden=h, heads=a, seq=s, dropout=dropout, ffn=ffn)
+    return place(model), device, memory, activations
 
 
 def run_forward(model: Model, device: Device) -> tuple[Any, Any]:

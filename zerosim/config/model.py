@@ -36,7 +36,7 @@ class ModelConfig(Part):
     vocab: int = option(None, "token ids; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
     tie_embeddings: bool = option(None, "the head is the token table", shown=OF_MODEL)
     dropout: float = option(None, "chance that an activation is dropped", below=1, metavar="P", shown=OF_MODEL)
-    norm_eps: float = option(None, "added to a norm's variance", low=0, high=1, metavar="EPS", shown=OF_MODEL)
+    norm_eps: float = option(None, "added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL)
     rope_base: float = option(None, "llama: base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
     params: int | None = option(
         None, "flat: parameters, such as 7.5B", low=1, high=10**15, metavar="COUNT", shown=OF_MODEL, parse=parse_count

@@ -11,68 +11,41 @@ moves a logit by GAIN * lr, however many parameters there are. Units: units.0 ..
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Array
-from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import DType, compute_dtype
-from zerosim.errors import InputError
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
+from zerosim.models.builder import Builder
 from zerosim.models.model import Model
-from zerosim.nn import Group, Unit
-from zerosim.nn.group import ONE_RANK
+from zerosim.nn import Unit
+from zerosim.nn.group import WHOLE_MAPS, WholeMaps
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.tensor import Operand, Parameter, Tensor, apply
+from zerosim.tensor.tensor import Operand, Tensor, apply
 
 GAIN = 32.0
 STD = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class FlatConfig:
-    """`params` in `units` as equal as can be: the first ones hold one more where it does not divide.
-
-    Raises: InputError for sizes below 1, and for more units than parameters.
-    """
-
-    params: int = 1_000_000
-    units: int = 8
-    vocab: int = 256
-
-    def __post_init__(self) -> None:
-        for name in ("params", "units", "vocab"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}: expected at least 1")
-        if self.units > self.params:
-            raise InputError(f"units {self.units}: expected at most params = {self.params}, so that none is empty")
-
-    @property
-    def unit_sizes(self) -> list[int]:
-        """Parameters of each unit."""
-        size, more = divmod(self.params, self.units)
-        return [size + (i < more) for i in range(self.units)]
-
-    @property
-    def scale(self) -> float:
-        """What a column's sum is multiplied by."""
-        return GAIN / max(1.0, self.params / self.vocab)
-
-
-def build_flat(config: FlatConfig, device: Device, dtype: DType, grad_dtype: DType, group: Group = ONE_RANK) -> Model:
-    """The units, declared and not yet placed: no memory is taken. A tensor-parallel `group` cuts each of them.
-
-    A unit is one tensor, and so one module.
-    """
-    units = []
-    for i, size in enumerate(config.unit_sizes):
-        flat = Flat(f"units.{i}", device, dtype, grad_dtype)
-        split = group.maps.split((size,), 0, padding=-size % group.maps.size)
-        weight = flat.declare(f"units.{i}.weight", (size,), std=STD, split=split)
-        part = Part(0, size) if split is None else Part(*split.span(group.maps.index, group.maps.size))
-        units.append(Unit(flat.name, flat, _unit(weight, part, config, group)))
-    return Model(units, group, width=config.vocab)
+def build_flat(new: Builder) -> Model:
+    """The units of a flat model: `params` in `units` as equal as can be, the first ones longer by one where it does not
+    divide. A group cuts each of them. A unit is one tensor, and so one module."""
+    sizes, maps, units = new.sizes, new.group.maps, []
+    assert sizes.params is not None  # config has filled them in
+    assert sizes.units is not None
+    each, more = divmod(sizes.params, sizes.units)
+    for i in range(sizes.units):
+        numel, name = each + (i < more), f"units.{i}"
+        flat = Flat(name, new.device, new.dtype, new.grad_dtype)
+        split = maps.split((numel,), 0, padding=-numel % maps.size)
+        weight = flat.declare(f"{name}.weight", (numel,), std=STD, split=split)
+        part = Part(0, numel) if split is None else Part(*split.span(maps.index, maps.size))
+        scale = GAIN / max(1.0, sizes.params / sizes.vocab)
+        function = partial(add_columns, weight=weight, vocab=sizes.vocab, scale=scale, part=part, maps=maps)
+        units.append(Unit(name, flat, function))
+    return Model(units, new.group, width=sizes.vocab)
 
 
 class Part(NamedTuple):
@@ -80,10 +53,6 @@ class Part(NamedTuple):
 
     first: int
     numel: int
-
-
-def _unit(weight: Parameter, part: Part, config: FlatConfig, group: Group) -> Callable[[Tensor], Tensor]:
-    return lambda x: add_columns(x, weight, config.vocab, config.scale, part, group)
 
 
 class AddColumns:
@@ -109,11 +78,11 @@ class AddColumns:
 
 
 def add_columns(
-    x: Tensor, weight: Operand, vocab: int, scale: float, part: Part | None = None, group: Group = ONE_RANK
+    x: Tensor, weight: Operand, vocab: int, scale: float, part: Part | None = None, maps: WholeMaps = WHOLE_MAPS
 ) -> Tensor:
     """x (B, T, V) + scale * (sums of weight's columns); x may be token ids (B, T), which stand for zeros.
 
-    Shapes: weight (P), its element i in column i % V; result (B, T, V). Of a weight that `group` cuts, `part` is here.
+    Shapes: weight (P), its element i in column i % V; result (B, T, V). Of a weight that `maps` cut, `part` is here.
     """
     part = part or Part(0, weight.shape[0])
     device, k, dtype = x.device, x.device.backend, weight.dtype
@@ -123,7 +92,7 @@ def add_columns(
     for run, first in rest:
         columns = total.array[first : first + run.size]
         device.kernel(run.size, k.add, columns, run, columns)
-    group.maps.sum_over(total)
+    maps.sum_over(total)
     device.kernel(vocab, k.multiply, total.array, scale, total.array)
     starts = x.dtype.name == "int64"
     out = device.alloc((*x.shape, vocab) if starts else x.shape, dtype, Kind.ACTIVATION)

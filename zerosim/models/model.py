@@ -18,12 +18,12 @@ from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import sample_labels
 from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import MODES, MakeGrad
-from zerosim.nn import Group, Unit
-from zerosim.nn.group import ONE_RANK, WHOLE_MAPS
+from zerosim.nn import Group, TokenTable, Unit
+from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
 from zerosim.placement.spec import Split, WeightSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import LabelKeys, normal
-from zerosim.tensor.tensor import Operand, Tensor
+from zerosim.tensor.tensor import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -31,28 +31,26 @@ Shapes = dict[str, tuple[int, ...]]
 class Model:
     """Units in forward order. `flats` are the distinct buffers, in the order of their first use.
 
-    `group` is what its layers are divided over, `head` how it cuts the rows of the head's, and
-    so the columns of the logits; None: every rank has all of them. `width` is that of what passes between units.
+    `group` is what its layers are divided over. `head` is the table that makes the logits, where the last unit is one:
+    a group cuts its rows, and so the columns of the logits. `width` is that of what passes between units.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
-    `loss_mode` says what a training step holds of its logits (`functional/loss_modes.py`); `head_weight` (V, D) is
-    what makes them, where the last unit is such a map. `label_keys` say which random numbers labels are drawn with.
+    `loss_mode` says what a training step holds of its logits (`functional/loss_modes.py`), `label_keys` which
+    random numbers labels are drawn with.
     """
 
     def __init__(
         self,
         units: Sequence[Unit],
         group: Group = ONE_RANK,
-        head: Split | None = None,
+        head: TokenTable | None = None,
         *,
         width: int = 0,
-        head_weight: Operand | None = None,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
         self.group = group
         self.head = head
         self.width = width
-        self.head_weight = head_weight
         self.loss_mode = "lean"
         self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
@@ -62,7 +60,7 @@ class Model:
         stage is reduced here, too."""
         part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
         part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
-        part.loss_mode, part.head_weight, part.label_keys = self.loss_mode, self.head_weight, self.label_keys
+        part.loss_mode, part.label_keys = self.loss_mode, self.label_keys
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)
@@ -88,12 +86,12 @@ class Model:
 
         The logits are taken out of the list, so that they can die.
         """
-        maps = WHOLE_MAPS if self.head is None else self.group.maps
+        maps, split = self._of_logits
 
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
-            return maps.cross_entropy_sum(own, targets, self.head, fused=self.loss_mode == "megatron-fused")
+            return maps.cross_entropy_sum(own, targets, split, fused=self.loss_mode == "megatron-fused")
 
-        return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *maps.vocabulary(self.head)))
+        return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *maps.vocabulary(split)))
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
         """Fill `labels`, int64, one for each row of logits: what the model itself draws there, y ~ softmax(logits).
@@ -111,12 +109,12 @@ class Model:
 
         `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
         """
-        weight, maps = self.head_weight, WHOLE_MAPS if self.head is None else self.group.maps
-        assert weight is not None
+        assert self.head is not None
+        weight, (maps, split) = self.head.weight, self._of_logits
         loss = ChunkedLoss(
             weight,
-            lambda logits, ids: maps.cross_entropy_sum(logits, ids, self.head),
-            LogitsGrad(targets, scale, count, *maps.vocabulary(self.head)),
+            lambda logits, ids: maps.cross_entropy_sum(logits, ids, split),
+            LogitsGrad(targets, scale, count, *maps.vocabulary(split)),
             [],
             partial(self.draw_labels, of=targets.numel) if drawn else None,
         )
@@ -124,7 +122,13 @@ class Model:
 
     def whole_logits(self, logits: Tensor) -> Buffer:
         """All columns of logits (B, T, V)."""
-        return logits.buffer if self.head is None else self.group.maps.whole_logits(logits, self.head)
+        maps, split = self._of_logits
+        return maps.whole_logits(logits, split)
+
+    @property
+    def _of_logits(self) -> tuple[WholeMaps, Split | None]:
+        """What computes with logits, and how their columns are cut. Without a head every rank has all of them."""
+        return (WHOLE_MAPS, None) if self.head is None else (self.group.maps, self.head.split)
 
     @property
     def tied_numel(self) -> int:

@@ -9,6 +9,7 @@ from zerosim.nn.layers import Dropout as Dropout
 from zerosim.nn.layers import FeedForward as FeedForward
 from zerosim.nn.layers import LayerNorm as LayerNorm
 from zerosim.nn.layers import Linear as Linear
+from zerosim.nn.layers import TokenTable as TokenTable
 from zerosim.nn.leaf import Tensors as Tensors
 from zerosim.nn.leaf import led_by as led_by
 from zerosim.nn.recompute import Recompute as Recompute

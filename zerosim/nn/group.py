@@ -31,6 +31,10 @@ class WholeMaps:
         """How a weight of this whole shape is cut along `dim` (`placement.spec.Split`); None: it is whole."""
         return None
 
+    def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
+        """How a table of this whole shape is cut by its rows, one for each token."""
+        return None
+
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
         """Rows of a token table that is cut by rows."""
         return F.embedding(ids, table)

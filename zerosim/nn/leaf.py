@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from zerosim.device.device import Buffer, Device, Phase
 from zerosim.dtypes import DType
@@ -22,8 +22,6 @@ from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Node, Sink, backward
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Parameter, Tensor, apply
-
-Layer = TypeVar("Layer", bound=Callable[[Tensor], Tensor])
 
 
 class Turns(Protocol):
@@ -55,19 +53,17 @@ class Tensors:
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """As `Flat.declare`, in a new buffer that bears the parameter's name from the unit's on."""
-        own = name[name.index(unit_of(self.name)) :]
-        self.flats.append(Flat(own, self.device, *self.formats, module=self.name))
+        self.flats.append(Flat(self._own(name), self.device, *self.formats, module=self.name))
         return self.flats[-1].declare(name, shape, **how)
 
+    def leaf(self, name: str, make: Callable[[Tensors], Callable[[Tensor], Tensor]]) -> LeafModule:
+        """The layer that `make` declares in buffers of its own, as a leaf that bears its name from the unit's on."""
+        own = Tensors(self._own(name), self.device, *self.formats)
+        self.leaves.append(LeafModule(own.name, own, make(own)))
+        return self.leaves[-1]
 
-def leaf(within: Flat | Tensors, name: str, make: Callable[[Any], Layer]) -> Layer | LeafModule:
-    """The layer that `make` declares in what it is given: in its unit's flat buffer or, by module, as a leaf `name`."""
-    if isinstance(within, Flat):
-        return make(within)
-    own = Tensors(f"{within.name}.{name}", within.device, *within.formats)
-    module = LeafModule(own.name, own, make(own))
-    within.leaves.append(module)
-    return module
+    def _own(self, name: str) -> str:
+        return name[name.index(unit_of(self.name)) :]
 
 
 class LeafModule(Unit):

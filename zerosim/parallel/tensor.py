@@ -65,23 +65,20 @@ class Borders:
 class TensorParallel(WholeMaps):
     """Member `index` of a group of `size`. Without a `comm` it says how weights are cut, and runs nothing.
 
-    `keeps_gathered`: a column-parallel map keeps its input for backward as f gave it; without, f gives it again.
+    borders          f and g
+    keeps_gathered   a column-parallel map keeps its input for backward as f gave it; without, f gives it again
+    pads_vocab       the token table is padded as Megatron's (`vocab_padding`)
     """
 
     def __init__(
-        self,
-        size: int,
-        index: int,
-        comm: Comm | None = None,
-        borders: Borders | None = None,
-        *,
-        keeps_gathered: bool = True,
+        self, size: int, index: int, comm: Comm | None, borders: Borders, *, keeps_gathered: bool, pads_vocab: bool
     ) -> None:
         self.size = size
         self.index = index
         self._comm = comm
-        self.borders = borders or Borders()
+        self.borders = borders
         self.keeps_gathered = keeps_gathered
+        self.pads_vocab = pads_vocab
 
     @property
     def comm(self) -> Comm:
@@ -92,6 +89,9 @@ class TensorParallel(WholeMaps):
         self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
     ) -> Split | None:
         return Split(shape, dim, pieces or self.size, parts, padding)
+
+    def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
+        return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))
 
     def sum_over(self, buffer: Buffer) -> None:
         self.comm.all_reduce(buffer, op="sum", purpose=PURPOSE)

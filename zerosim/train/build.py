@@ -10,24 +10,24 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
 from zerosim.comm.runtime import Context, World
 from zerosim.config import RunConfig
-from zerosim.config.model import ModelConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
-from zerosim.dtypes import DType, dtype
+from zerosim.dtypes import dtype
 from zerosim.functional.policy import ActivationPolicy
-from zerosim.models.flat import FlatConfig, build_flat
-from zerosim.models.gpt import GPTConfig, build_gpt
-from zerosim.models.llama import LlamaConfig, build_llama
-from zerosim.models.mlp import MLPConfig, build_mlp
+from zerosim.models.builder import Builder
+from zerosim.models.flat import build_flat
+from zerosim.models.gpt import build_gpt
+from zerosim.models.llama import build_llama
+from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
 from zerosim.nn import Group, KeptInputs, Recompute
 from zerosim.nn.group import ONE_RANK
-from zerosim.nn.rows import OwnRows
+from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
 from zerosim.parallel.sequence import RowBorders
-from zerosim.parallel.tensor import TensorParallel, vocab_padding
+from zerosim.parallel.tensor import Borders, TensorParallel
 from zerosim.placement.mesh import DATA, STATES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
@@ -39,21 +39,27 @@ from zerosim.train.build_strategy import (
     stage_chunks,
 )
 
+BUILDERS = {"gpt": build_gpt, "llama": build_llama, "mlp": build_mlp, "flat": build_flat}
+
 
 def build_model(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Model:
     """The model of a run, declared on `device` and not yet placed.
 
     Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
     """
-    formats = dtype(config.precision.stored), dtype(config.precision.grad_dtype)
-    keys = DropoutKeys(device, config.data.seed, first_micro_batch)
-    memory = config.memory
-    policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute)
-    group = group or group_of(config)
-    padding = vocab_padding(config.model.vocab, config.mesh.axes.tp, padded=config.parallel.pad_vocab)
-    by_module = config.gathering.by_module
-    model = _model(config.model, device, formats, keys, policy, group, padding, by_module=by_module)
-    model.loss_mode = config.memory.loss
+    precision, memory = config.precision, config.memory
+    new = Builder(
+        config.model,
+        device,
+        dtype(precision.stored),
+        dtype(precision.grad_dtype),
+        DropoutKeys(device, config.data.seed, first_micro_batch),
+        ActivationPolicy(memory.saves, memory.attention, memory.recompute),
+        group or group_of(config),
+        config.gathering.by_module,
+    )
+    model = BUILDERS[config.model.family](new)
+    model.loss_mode = memory.loss
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
     if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
         for flat in model.flats:
@@ -67,55 +73,16 @@ def group_of(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> 
     if mesh.tp == 1:
         return ONE_RANK
     index, comm = mesh.index(rank, "tp"), None if groups is None else groups("tp")
-    if not parallel.sequence_parallel:
-        return Group(TensorParallel(mesh.tp, index, comm))
-    maps = TensorParallel(mesh.tp, index, comm, RowBorders(), keeps_gathered=parallel.keep_gathered)
-    return Group(maps, OwnRows(mesh.tp, index))
-
-
-def _model(
-    sizes: ModelConfig,
-    device: Device,
-    formats: tuple[DType, DType],
-    keys: DropoutKeys,
-    policy: ActivationPolicy,
-    group: Group,
-    padding: int,
-    *,
-    by_module: bool,
-) -> Model:
-    """Parameters and gradients are stored in `formats`."""
-    if sizes.family == "mlp":
-        return build_mlp(MLPConfig(sizes.layers, sizes.hidden, sizes.vocab), device, *formats, by_module=by_module)
-    if sizes.family == "flat":
-        assert sizes.params is not None  # config has filled them in
-        assert sizes.units is not None
-        return build_flat(FlatConfig(sizes.params, sizes.units, sizes.vocab), device, *formats, group)
-    if sizes.family == "llama":
-        llama = LlamaConfig(
-            sizes.layers,
-            sizes.hidden,
-            sizes.heads,
-            sizes.kv_heads,
-            sizes.ffn,
-            sizes.vocab,
-            sizes.tie_embeddings,
-            sizes.norm_eps,
-            sizes.rope_base,
-        )
-        return build_llama(llama, device, *formats, policy, group, padding, by_module=by_module)
-    gpt = GPTConfig(
-        sizes.layers,
-        sizes.hidden,
-        sizes.heads,
-        sizes.positions,
-        sizes.vocab,
-        sizes.tie_embeddings,
-        sizes.dropout,
-        sizes.ffn,
-        sizes.norm_eps,
+    by_rows = parallel.sequence_parallel
+    maps = TensorParallel(
+        mesh.tp,
+        index,
+        comm,
+        RowBorders() if by_rows else Borders(),
+        keeps_gathered=parallel.keep_gathered or not by_rows,
+        pads_vocab=parallel.pad_vocab,
     )
-    return build_gpt(gpt, device, *formats, keys, policy, group, padding, by_module=by_module)
+    return Group(maps, OwnRows(mesh.tp, index) if by_rows else ALL_ROWS)
 
 
 def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
