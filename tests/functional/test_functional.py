@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
+from zerosim.backends.kernels import Heads
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
+from zerosim.functional.attention import Attended, Core, eager, flash
 from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import lean
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
@@ -221,6 +223,29 @@ def attention_results(policy: ActivationPolicy, dtype: str, dropout: float = 0.3
     backward(out.node, [seed.buffer])
     assert qkv.grad is not None
     return [result, qkv.grad.numpy()]
+
+
+@pytest.mark.parametrize("core", [eager, flash])
+def test_blocks_of_keys_are_merged_by_their_log_sum_exp(core: Callable[[Tensor, Core], Attended]) -> None:
+    """The later half of the queries: the core on their own keys, and the earlier keys, which they see in full."""
+    heads, kv, half, columns = 4, 2, 5, 6
+    qkv = np.random.default_rng(3).standard_normal((2, 2 * half, (heads + 2 * kv) * columns))
+
+    def run(values: Any) -> tuple[Any, Any]:
+        found = core(tensor(values, cpu(), dtype="fp64"), Core(Heads(heads, kv), 0.0, KEY, DEFAULT))
+        assert found.lse.shape == (2, heads, values.shape[1])
+        return found.out.array.reshape(2, -1, heads, columns).swapaxes(1, 2), found.lse.array[..., None]
+
+    own, own_lse = run(qkv[:, half:])
+    apart = qkv.reshape(2, 2 * half, -1, columns).swapaxes(1, 2)
+    keys, values = (np.repeat(apart[:, at : at + kv, :half], heads // kv, axis=1) for at in (heads, heads + kv))
+    weights = np.exp(apart[:, :heads, half:] @ keys.swapaxes(2, 3) / np.sqrt(columns))
+    total = weights.sum(axis=-1, keepdims=True)
+    lse = np.logaddexp(own_lse, np.log(total))
+    merged = np.exp(own_lse - lse) * own + np.exp(-lse) * (weights @ values)
+    whole, whole_lse = run(qkv)
+    np.testing.assert_allclose(merged, whole[:, :, half:], rtol=1e-12)
+    np.testing.assert_allclose(lse, whole_lse[:, :, half:], rtol=1e-13)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

@@ -13,12 +13,16 @@ Declared beside them, as TEMP: what a kernel that materialises scores would hold
 the scores' gradient (B, H, T, T); eager forward its scores, under megatron only, whose kernel writes
 its softmax into another buffer (lean's writes it over the scores). Flash backward declares one row
 statistic (B, H, T), its `delta`.
+
+A core gives its result and the log-sum-exp of each query's scores, from which results over several blocks of keys are
+merged: with L = log(e^lse1 + e^lse2), out = e^(lse1 - L) out1 + e^(lse2 - L) out2 (2310.01889). Flash keeps the
+log-sum-exp for backward. Eager has none and makes it when asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Dropout, Heads, Window
 from zerosim.device.device import Buffer, Kind
@@ -55,9 +59,24 @@ class Core:
         return like(qkv, *qkv.shape[:2], qkv.shape[2] // self.heads.packed * self.heads.queries)
 
 
-class _Rule(Protocol):
+class CoreRule(Protocol):
+    """A core's backward rule: what it saves, and the log-sum-exp of each query's scores, (B, H, T), on demand."""
+
     def saved(self) -> Saved: ...
+    def log_sum_exp(self) -> Buffer: ...
     def backward(self, grad: Buffer) -> Grads: ...
+
+
+class Attended(NamedTuple):
+    """What a core gives: its result (B, T, H d) and its rule."""
+
+    out: Buffer
+    rule: CoreRule
+
+    @property
+    def lse(self) -> Buffer:
+        """log(sum(exp(scores))) of each query, (B, H, T) in the compute dtype, before dropout."""
+        return self.rule.log_sum_exp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +91,10 @@ class Eager:
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
+
+    def log_sum_exp(self) -> Buffer:
+        """Flash's, of the same scores: 4 more operations a product, and a result that is dropped."""
+        return flash(self.qkv, self.core).lse
 
     def backward(self, grad: Buffer) -> Grads:
         device, core = grad.device, self.core
@@ -93,7 +116,8 @@ class Eager:
         return (dqkv,)
 
 
-def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
+def eager(qkv: Tensor, core: Core) -> Attended:
+    """The core that materialises its scores (B, H, T, T)."""
     device, (batch, tokens, _) = qkv.device, qkv.shape
     shape = (batch, core.heads.queries, tokens, tokens)
     is_megatron = core.policy.saves == "megatron"
@@ -114,7 +138,7 @@ def _eager(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
         probs.array,
         None if dropped is None else dropped.array,
     )
-    return out, Eager(qkv, core, probs, mask, dropped)
+    return Attended(out, Eager(qkv, core, probs, mask, dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +152,9 @@ class Flash:
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "output": self.out, "log-sum-exp": self.lse}
+
+    def log_sum_exp(self) -> Buffer:
+        return self.lse
 
     def backward(self, grad: Buffer) -> Grads:
         """Ten operations a product where eager has eight: the scores are made again."""
@@ -149,7 +176,8 @@ class Flash:
         return (dqkv,)
 
 
-def _flash(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
+def flash(qkv: Tensor, core: Core) -> Attended:
+    """The core that never does."""
     device, (batch, tokens, _) = qkv.device, qkv.shape
     out = core.result(qkv)
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
@@ -162,7 +190,10 @@ def _flash(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
         out.array,
         lse.array,
     )
-    return out, Flash(qkv, core, out, lse)
+    return Attended(out, Flash(qkv, core, out, lse))
+
+
+CORES = {"eager": eager, "flash": flash}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +207,7 @@ class Again:
         return {"q, k, v": self.qkv}
 
     def backward(self, grad: Buffer) -> Grads:
-        return _run(self.qkv, self.core)[1].backward(grad)
-
-
-def _run(qkv: Tensor, core: Core) -> tuple[Buffer, _Rule]:
-    return (_flash if core.policy.attention == "flash" else _eager)(qkv, core)
+        return CORES[self.core.policy.attention](self.qkv, self.core).rule.backward(grad)
 
 
 def attention(
@@ -218,7 +245,8 @@ def attention(
         )
     check_chance(dropout)
     core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads), dropout, key, policy)
-    out, rule = _run(qkv, core)
+    rule: CoreRule | Again
+    out, rule = CORES[policy.attention](qkv, core)
     if "core_attn" in policy.again.parts:
         rule = Again(qkv, core)
     return apply(rule, out, qkv, op="attention", saved=rule.saved())
