@@ -66,6 +66,7 @@ class LlamaAttention:
         maps = {"q_proj": (sizes.hidden, ranks), "k_proj": (narrow, pieces), "v_proj": (narrow, pieces)}
         self.qkv_proj = here.leaf("qkv_proj", PackedMaps, maps)
         self.o_proj = here.leaf("o_proj", RowMap, sizes.hidden)
+        self.rows = here.group.rows
         self.core = here.group.attention
         self.num_heads = sizes.heads // ranks
         self.num_kv_heads = sizes.kv_heads // pieces
@@ -73,7 +74,7 @@ class LlamaAttention:
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        qkv = F.rotary(self.qkv_proj(x), self.num_heads, self.num_kv_heads, base=self.rope_base)
+        qkv = self.rows.rotary(self.qkv_proj(x), self.num_heads, self.num_kv_heads, base=self.rope_base)
         y = self.core(qkv, self.num_heads, num_kv_heads=self.num_kv_heads, policy=self.policy)
         return self.policy.run("attn_proj", self.o_proj, y)
 

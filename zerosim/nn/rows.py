@@ -1,7 +1,8 @@
 """The rows that a rank works on: B T of them between the linear maps, or a part (sequence parallelism).
 
 (B, T, D) is B T rows of D. Norms, dropout and residuals need one row at a time, so a group may divide the rows:
-Korthikanti et al., arXiv 2205.05198, section 4.2.2. Learned positions and dropout ask where a row stands in the whole.
+Korthikanti et al., arXiv 2205.05198, section 4.2.2. What depends on where a row stands in the whole goes through here:
+learned positions, rotary ones, dropout.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class OwnRows:
         if not self.is_cut:
             return F.add_rows(x, table)
         return F.add_row_runs(x, table, self.positions(*x.shape[:2]))
+
+    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float) -> Tensor:
+        """q and k turned by their positions. Between the maps of attention a rank has all rows of some heads."""
+        return F.rotary(qkv, num_heads, num_kv_heads, base=base)
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
