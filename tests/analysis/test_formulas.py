@@ -11,7 +11,6 @@ from zerosim.analysis.formulas import (
     FIGURE_1,
     TABLE_1,
     BytesPerParameter,
-    Volume,
     block_activations,
     block_parts,
     bytes_per_parameter,
@@ -21,12 +20,12 @@ from zerosim.analysis.formulas import (
     llama_parameters,
     megatron_parameters,
     model_states,
-    model_states_text,
     optimizer_step_states,
     printed,
     twelve_l_h_squared,
     volume,
 )
+from zerosim.analysis.formulas.form import Form, group, ring, symbol, symbols
 
 MIXED = BytesPerParameter(2, 2, 12)
 FP32 = BytesPerParameter(4, 4, 8)
@@ -34,7 +33,7 @@ GB = 10**9
 
 
 def total(stage: int, psi: int, ranks: int, cost: BytesPerParameter = MIXED) -> Fraction:
-    return sum(model_states(stage, psi, ranks, cost).values(), Fraction(0))
+    return formulas.total(model_states(stage, cost).values()).at(Ψ=psi, N=ranks)
 
 
 # -- model states -------------------------------------------------------------------------------------
@@ -101,12 +100,12 @@ def test_a_largest_model_fills_the_memory_exactly() -> None:
     [(0, "16Ψ", "16Ψ"), (1, "4Ψ + 12Ψ/N", "8Ψ + 8Ψ/N"), (2, "2Ψ + 14Ψ/N", "4Ψ + 12Ψ/N"), (3, "16Ψ/N", "16Ψ/N")],
 )
 def test_text(stage: int, mixed: str, fp32: str) -> None:
-    assert model_states_text(stage, MIXED) == mixed
-    assert model_states_text(stage, FP32) == fp32
+    assert str(formulas.total(model_states(stage, MIXED).values())) == mixed
+    assert str(formulas.total(model_states(stage, FP32).values())) == fp32
 
 
 def test_sgd_without_state_in_fp32_has_nothing_to_partition_in_stage_1() -> None:
-    assert model_states_text(1, BytesPerParameter(4, 4, 0)) == "8Ψ"
+    assert str(formulas.total(model_states(1, BytesPerParameter(4, 4, 0)).values())) == "8Ψ"
 
 
 def test_megatron_conventions() -> None:
@@ -120,7 +119,7 @@ def test_a_cast_shard_costs_no_bytes_of_its_own() -> None:
     """FSDP2's mixed precision: fp32 shard, fp32 gradient, two moments, 4 + 4 + 8."""
     cost = bytes_per_parameter(2, 4, 2, cast_shards=True)
     assert bytes_per_parameter_at(3, 8, cost) == Fraction(4 + 4 + 8, 8)
-    assert model_states(3, 800, 8, cost)["param"] == 0
+    assert model_states(3, cost)["param"] == Form()
     assert bytes_per_parameter(4, 4, 2, cast_shards=True) == FP32  # there is nothing to cast
 
 
@@ -129,7 +128,8 @@ def test_deepspeeds_fp32_copies_of_gradients() -> None:
     psi, ranks = 7_500_000_000, 64
 
     def states(stage: int) -> dict[str, Fraction]:
-        return optimizer_step_states(stage, psi, ranks, MIXED, upcast_grads=True)
+        forms = optimizer_step_states(stage, MIXED, upcast_grads=True)
+        return {kind: form.at(Ψ=psi, N=ranks) for kind, form in forms.items()}
 
     estimator = {c.name: c for c in formulas.calculators()}["DeepSpeed estimator, code"]
     assert sum(states(2).values()) == 2 * psi + Fraction(18 * psi, ranks) == estimator.model_states(2, psi, ranks)
@@ -137,33 +137,33 @@ def test_deepspeeds_fp32_copies_of_gradients() -> None:
     assert sum(states(3).values()) - states(3)["grad"] == estimator.model_states(3, psi, ranks)
     assert states(1)["upcast"] == Fraction(4 * psi, ranks)
     assert states(0)["upcast"] == 4 * psi
-    assert sum(optimizer_step_states(2, psi, ranks, MIXED).values()) == total(2, psi, ranks)
-    fp32_grads = optimizer_step_states(2, psi, ranks, BytesPerParameter(2, 4, 12), upcast_grads=True)
-    assert fp32_grads["upcast"] == 0
+    assert str(formulas.total(optimizer_step_states(2, MIXED, upcast_grads=True).values())) == "2Ψ + 18Ψ/N"
+    fp32_grads = optimizer_step_states(2, BytesPerParameter(2, 4, 12), upcast_grads=True)
+    assert fp32_grads["upcast"] == Form()
 
 
 # -- traffic ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stage", "text"), [(0, "2Ψ"), (1, "2Ψ"), (2, "2Ψ"), (3, "3Ψ")])
 def test_volume(stage: int, text: str) -> None:
     """Section 7 of the paper; one rank sends nothing."""
-    assert volume(stage).text() == text == formulas.VOLUME[stage]
-    assert volume(stage).sent_bytes(1000, 1, 2, 2) == 0
-    assert volume(stage).sent_bytes(1000, 4, 2, 2) == Fraction(3, 4) * int(text[0]) * 2000
+    assert str(volume(stage)) == text == formulas.VOLUME[stage]
+    assert volume(stage).total.at(Ψ=1000, N=1, w=2, g=2) == 0
+    assert volume(stage).total.at(Ψ=1000, N=4, w=2, g=2) == Fraction(3, 4) * int(text[0]) * 2000
 
 
 def test_volume_of_the_awkward_cases() -> None:
-    assert volume(3, tied=True).text() == "3Ψ + 2VD"
-    assert volume(2, micro_batches=4).text() == "5Ψ"
-    assert volume(3, micro_batches=4).text() == "12Ψ"
-    assert volume(1, micro_batches=4).text() == "2Ψ"
-    assert volume(3, tied=True, reshard_after_forward=False).text() == "2Ψ"
-    assert volume(2).sent_bytes(1000, 2, 2, 4) == Fraction(1, 2) * (2000 + 4000)
+    assert str(volume(3, tied=True)) == "3Ψ + 2VD"
+    assert str(volume(2, micro_batches=4)) == "5Ψ"
+    assert str(volume(3, micro_batches=4)) == "12Ψ"
+    assert str(volume(1, micro_batches=4)) == "2Ψ"
+    assert str(volume(3, tied=True, reshard_after_forward=False)) == "2Ψ"
+    assert volume(2).total.at(Ψ=1000, N=2, w=2, g=4) == Fraction(1, 2) * (2000 + 4000)
 
 
 @pytest.mark.parametrize(("stage", "batches", "text"), [(1, 1, "3Ψ"), (1, 4, "3Ψ"), (2, 1, "3Ψ"), (2, 4, "9Ψ")])
 def test_gradients_that_are_all_reduced(stage: int, batches: int, text: str) -> None:
     """2Ψ + Ψ, and 2AΨ + Ψ in stage 2; stages 0 and 3 do not ask."""
-    assert volume(stage, micro_batches=batches, grad_reduction="all_reduce").text() == text
+    assert str(volume(stage, micro_batches=batches, grad_reduction="all_reduce")) == text
     for other in (0, 3):
         assert volume(other, grad_reduction="all_reduce") == volume(other)
 
@@ -190,9 +190,9 @@ def test_units_that_stay_gathered(batches: int, keep_root: bool, threshold: int)
     persistent = sum(numel for numel, _ in units if numel < threshold)
     root = sum(numel for numel, where in units if where == "root" and numel >= threshold)
     form = volume(3, micro_batches=batches, keep_root_units=keep_root, persistent=bool(threshold))
-    sent = form.sent_param_bytes(psi, 2, 2, root_numel=root, persistent_numel=persistent)
+    sent = form.params.at(Ψ=psi, N=2, w=2, R=root, P=persistent)
     assert sent == gathered(units, batches, keep_root=keep_root, threshold=threshold)  # 2 bytes * (2-1)/2
-    assert form.sent_grad_bytes(psi, 2, 2) == batches * psi
+    assert form.grads.at(Ψ=psi, N=2, g=2) == batches * psi
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,30 @@ def test_units_that_stay_gathered(batches: int, keep_root: bool, threshold: int)
     ],
 )
 def test_volumes_of_kept_units_in_words(changes: dict[str, bool], text: str) -> None:
-    assert volume(3, **changes).text() == text  # type: ignore[arg-type]
+    assert str(volume(3, **changes)) == text  # type: ignore[arg-type]
 
 
-def test_positional_arguments_of_earlier_callers_hold() -> None:
-    form = Volume(Fraction(1), Fraction(2), 1, 1)
-    assert form.sent_param_bytes(100, 2, 2, 10, 7) == 200 + 10 - 7
+# -- forms --------------------------------------------------------------------------------------------
+def test_a_form_is_a_value_with_a_text_and_exact_numbers() -> None:
+    psi, n, p, m, v, i = symbols("Ψ N p m v i")
+    states = 2 * psi + 2 * psi / n + 12 * psi / n
+    assert str(states) == "2Ψ + 14Ψ/N"
+    assert states == 2 * psi + 14 * psi / n
+    assert states.at({"Ψ": 7_500_000_000}, N=64) == Fraction(2 * 64 + 14, 64) * 7_500_000_000
+    assert str(states.where(N=4)) == "5.5Ψ"
+    assert states.where(Ψ=2 * m, N=p) == 4 * m + 28 * m / p
+    assert states.symbols == {"Ψ", "N"}
+    assert str(psi - psi) == str(states.where(Ψ=0)) == "0"
+    assert str(3 * psi - 2 * symbol("VD") - 6) == "3Ψ - 2VD - 6"
+    bubble = group("sum", p - 1) / (v * m)
+    assert (str(bubble), str(bubble.where(v=1)), bubble.at(p=4, v=2, m=8)) == ("(p-1)/(vm)", "(p-1)/m", Fraction(3, 16))
+    live = group("least", m, p - i)
+    assert (str(live), live.at(m=8, p=4, i=1), live.at(m=2, p=4, i=1)) == ("min(m, p-i)", 3, 2)
+    sent = ring(n) * symbol("g") * 2 * psi + ring(n) * symbol("w") * psi
+    assert (str(sent.elements), sent.at(Ψ=100, N=4, g=4, w=2)) == ("3Ψ", 750)
+    assert str(5 * m * m * psi / n) == "5m²Ψ/N"
+    with pytest.raises(KeyError, match="no value for N, w"):
+        sent.at(Ψ=1, g=4)
 
 
 # -- activations --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import bubble, live_micro_batches
-from zerosim.analysis.shares import alike_stages, extra_of, gathers_of, itemsizes, shares_of
+from zerosim.analysis.shares import alike_stages, extra_of, itemsizes, letters_of, shares_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
@@ -121,7 +121,7 @@ def assert_gathers_are_those_of_the_text(result: RunResult) -> None:
         gathered = check.mean / itemsizes(result.config)[0] * Fraction(ranks, ranks - 1)
         saved = times * sum(share.whole.values()) - gathered
         assert check.agrees, (share.stage, check)
-        assert saved == gathers_of(result, share.stage, padded=True).last
+        assert saved == letters_of(result, share.stage, padded=True)["U"]
         assert check.text == (f"{times}Ψ - U" if saved else f"{times}Ψ")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states
+from zerosim.analysis.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states, total
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts import FLOATS
 from zerosim.config.presets.recipes import NAMES, find_recipe, recipes
@@ -26,14 +26,14 @@ def cost_of(name: str, stage: int) -> BytesPerParameter:
 
 def after_backward(name: str, stage: int) -> Fraction:
     held = RunConfig(recipe=name, stage=stage).states_stage
-    return sum(model_states(held, 1, RANKS, cost_of(name, stage)).values(), Fraction(0))
+    return total(model_states(held, cost_of(name, stage)).values()).at(Ψ=1, N=RANKS)
 
 
 def in_optimizer(name: str, stage: int) -> Fraction:
     config = RunConfig(recipe=name, stage=stage)
     upcast, cost = config.grads.upcast, cost_of(name, stage)
-    states = optimizer_step_states(config.states_stage, 1, RANKS, cost, upcast_grads=upcast)
-    return sum(states.values(), Fraction(0))
+    states = optimizer_step_states(config.states_stage, cost, upcast_grads=upcast)
+    return total(states.values()).at(Ψ=1, N=RANKS)
 
 
 def test_the_names() -> None:

@@ -64,8 +64,9 @@ def test_model_states_are_the_papers(tmp_path: Any, stage: int, ranks: int) -> N
     scale = {"loss_scale": 1.0} if precision == "fp16" else {}
     for partition in ("slices", "owner"):
         result = small(tmp_path, stage=stage, ranks=ranks, precision=precision, partition=partition, **scale)
-        expected = formulas.model_states(stage, result.num_parameters, ranks, COSTS[precision])
-        assert states_without_padding(result) == {kind: ranks * share for kind, share in expected.items()}
+        expected = formulas.model_states(stage, COSTS[precision])
+        held = {"Ψ": result.num_parameters, "N": ranks}
+        assert states_without_padding(result) == {kind: ranks * form.at(held) for kind, form in expected.items()}
         for memory in result.memory:  # nothing but model states is live when backward ends
             live = set(memory.marks["end_of_backward"].by_kind) - {"param", "grad", "optim"}
             assert live <= {"temp"}
@@ -119,7 +120,7 @@ def test_owners_move_the_same_total(tmp_path: Any, stage: int, collective: str) 
     result = small(tmp_path, stage=stage, ranks=ranks, partition="owner", collective=collective)
     sent = [result.sent_bytes(rank, 1) for rank in range(ranks)]
     form = formulas.volume(stage, tied=True)
-    assert sum(sent) == ranks * form.sent_bytes(result.num_parameters, ranks, 2, 2, result.tied_numel)
+    assert sum(sent) == ranks * form.total.at(Ψ=result.num_parameters, N=ranks, w=2, g=2, VD=result.tied_numel)
     if collective == "direct":
         gathers = {1: 1, 2: 1, 3: 2}[stage]
         for rank in range(ranks):

@@ -76,8 +76,9 @@ def test_a_sub_group_ends_with_what_fills_it() -> None:
     for name, held in (("groups", marks), ("all", whole)):
         assert held["gradients_upcast"].total_bytes - held["end_of_backward"].total_bytes == 4 * copied[name]
     cost = BytesPerParameter(2, 2, 12)
-    assert optimizer_step_states(3, 1000, 4, cost, upcast_grads=True, sub_group=100)["upcast"] == 4 * 100
-    assert optimizer_step_states(3, 1000, 4, cost, upcast_grads=True, sub_group=300)["upcast"] == 4 * 250
+    for sub_group, copied in ((100, 100), (300, 250)):
+        form = optimizer_step_states(3, cost, upcast_grads=True, sub_group=sub_group)["upcast"]
+        assert form.at(Ψ=1000, N=4) == 4 * copied
 
 
 @pytest.mark.parametrize(

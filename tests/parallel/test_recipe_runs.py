@@ -10,7 +10,7 @@ import pytest
 from same import assert_same_weights
 
 from zerosim.analysis.compare import check_states
-from zerosim.analysis.formulas import BytesPerParameter, after_step_states
+from zerosim.analysis.formulas import BytesPerParameter, after_step_states, total
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc
 from zerosim.stepper import debug
@@ -124,7 +124,8 @@ def test_bytes_per_parameter_of_a_recipe(recipe: str, stage: int, mark: str, exp
         config = result.config
         grad = 4 if config.precision.grad_dtype == "fp32" else 2
         cost, lasts = BytesPerParameter(0 if config.gathering.cast_shards else 2, grad, 12), config.grads.lasts
-        assert sum(after_step_states(stage, 1, N, cost, persistent_grads=lasts).values()) == expected
+        forms = after_step_states(stage, cost, persistent_grads=lasts)
+        assert total(forms.values()).at(Ψ=1, N=N) == expected
 
 
 @pytest.mark.parametrize("partition", ["slices", "owner"])

@@ -50,7 +50,8 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """param, grad, optim, then their total, of the ranks of a pipeline stage."""
     config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
     snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
-    formula = formulas.model_states(config.states_stage, share.num_parameters, config.mesh.shards, cost)
+    forms = formulas.model_states(config.states_stage, cost)
+    formula = {kind: form.at(Ψ=share.num_parameters, N=config.mesh.shards) for kind, form in forms.items()}
     expected = {kind: _expected(result, share, kind, cost) for kind in formulas.STATES}
     if config.optim.optimizer not in formulas.UNIFORM:
         kept = [_kept(result, rank) for rank in share.ranks]
@@ -62,7 +63,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
             counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
             padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
             formula=formula[kind],
-            text=formulas.state_text(config.states_stage, kind, cost),
+            text=str(forms[kind]),
             expected=expected[kind],
         )
         for kind in formulas.STATES
@@ -72,7 +73,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
         counted=_columns([check.counted for check in checks]),
         padding=_columns([check.padding for check in checks]),
         formula=sum((check.formula for check in checks), Fraction(0)),
-        text=formulas.model_states_text(config.states_stage, cost),
+        text=str(formulas.total(forms.values())),
         expected=_total([check.expected for check in checks]),
     )
     return [*checks, total]
@@ -106,7 +107,7 @@ def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParamete
         index = config.mesh.axes.index
         return tuple(Fraction(each * owned[index(rank, *STATES)]) for rank in share.ranks)
     psi = sum(share.whole.values())
-    held = formulas.model_states(config.states_stage, psi, config.mesh.shards, cost)[kind]
+    held = formulas.model_states(config.states_stage, cost)[kind].at(Ψ=psi, N=config.mesh.shards)
     return (held,) * len(share.ranks)
 
 

@@ -170,20 +170,6 @@ def all_reduce_times(config: RunConfig, ranks: int) -> int:
 
 
 # -- ZeRO's volume -------------------------------------------------------------------------------
-class Gathers(NamedTuple):
-    """Elements of the units that stage 3 gathers more or less often than the others, in `Volume`'s order.
-
-    `last` is the last unit or, in a pipeline, all that is saved in a step by units that stay gathered for the next use.
-    `again` are the leaf modules that backward runs a second time, and gathers for that.
-    """
-
-    tied: int
-    last: int
-    root: int
-    persistent: int
-    again: int
-
-
 PART_OF_LEAF: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("ln_1", "ln_2", "input_layernorm", "post_attention_layernorm"), "layernorm"),
@@ -202,29 +188,31 @@ def passes_of(result: RunResult, step: int) -> int:
 def volume_of(result: RunResult, stage: int = 0, *, passes: int = 1) -> Volume:
     """The elements that ranks of a pipeline stage move per step for ZeRO."""
     config, gathering, share = result.config, result.config.gathering, share_of(result, stage)
-    gathers, is_alone = gathers_of(result, stage=stage), config.mesh.pp == 1
-    keeps_last = gathering.keep_last_unit and gathers.last > 0
+    held, is_alone = letters_of(result, stage), config.mesh.pp == 1
+    keeps_last = gathering.keep_last_unit and held["U"] > 0
     volume = formulas.volume(
         config.parallel.zero_stage,
         micro_batches=config.data.accumulate,
-        tied=gathers.tied > 0,
+        tied=held["VD"] > 0,
         reshard_after_forward=gathering.reshard_after_forward,
         keep_last_unit=keeps_last and is_alone,
         grad_reduction="reduce_scatter" if is_owned(config) else config.reduction.grad_reduction,
         all_reduce=all_reduce_times(config, config.mesh.shards),
         keep_root_units=gathering.keep_root_units,
-        persistent=gathers.persistent > 0,
-        again=gathers.again > 0,
+        persistent=held["P"] > 0,
+        again=held["M"] > 0,
         last_is_root=not is_block(share.chunks[-1][-1]) or result.tied_numel > 0,
         passes=passes,
     )
     saves = keeps_last and not is_alone and config.parallel.zero_stage == 3 and gathering.reshard_after_forward
-    return replace(volume, kept=passes) if saves else volume
+    return volume.keeping(passes) if saves else volume
 
 
-def gathers_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> Gathers:
-    """The tied table, the last unit, the units outside the blocks, those that are never freed; with their padding or
-    without."""
+def letters_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> dict[str, int]:
+    """Values for the letters of a pipeline stage's volume, in elements with their padding or without, and in bytes.
+
+    U is the last unit or, in a pipeline, all that is saved in a step by units that stay gathered for the next use.
+    """
     share, gathering, flats = share_of(result, stage), result.config.gathering, result.layout.flats
     freed = {name for name, numel in share.numels.items() if not gathering.stays(numel)}
     numels = share.whole if padded else share.numels
@@ -240,13 +228,18 @@ def gathers_of(result: RunResult, stage: int = 0, *, padded: bool = False) -> Ga
     last = [share.chunks[-1][-1]]
     if result.config.mesh.pp > 1:
         last = [name for name in _used_twice(result, share) if is_block(name) or not gathering.keep_root_units]
-    return Gathers(
-        tied=total([share.tied]),
-        last=total(name for unit in last for name in of_unit(unit)),
-        root=total(name for name in freed if not is_block(flats[name].unit)),
-        persistent=sum(numels[name] for name in share.numels if name not in freed),
-        again=total(name for name in share.numels if runs_again(result.config, flats[name].module)),
-    )
+    param_bytes, grad_bytes = itemsizes(result.config)
+    return {
+        "Ψ": sum(numels.values()),
+        "N": result.config.mesh.shards,
+        "VD": total([share.tied]),
+        "U": total(name for unit in last for name in of_unit(unit)),
+        "R": total(name for name in freed if not is_block(flats[name].unit)),
+        "P": sum(numels[name] for name in share.numels if name not in freed),
+        "M": total(name for name in share.numels if runs_again(result.config, flats[name].module)),
+        "w": param_bytes,
+        "g": grad_bytes,
+    }
 
 
 def runs_again(config: RunConfig, module: str) -> bool:

@@ -6,23 +6,22 @@ and pipeline parallelism send: `exchanges.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
 from zerosim.analysis.shares import (
-    Gathers,
     Share,
     all_reduce_times,
     exchanged,
     exchanged_sent,
-    gathers_of,
     is_by_pairs,
     is_owned,
     is_sliced,
     itemsizes,
+    letters_of,
     passes_of,
     share_of,
     shared_grads,
@@ -74,7 +73,6 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
     not be there has a row too.
     """
     config, share, passes = result.config, share_of(result, stage), passes_of(result, step)
-    volume = volume_of(result, stage, passes=passes)
     ranks, replicas = config.mesh.shards, config.mesh.dp_replicate
     forms = _forms(result, share, passes)
     sent = sent_rows(result, step, share, "states")
@@ -99,7 +97,7 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
         for (op, use), form in forms.items()
     ]
     texts = [
-        volume.text(),
+        str(volume_of(result, stage, passes=passes)),
         *([f"{all_reduce_times(config, ranks)}F"] if exchanged(result, stage) else []),
         *(form.text for (_, use), form in forms.items() if use != "states" and form.text != "0"),
     ]
@@ -128,26 +126,18 @@ class Form(NamedTuple):
 def _forms(result: RunResult, share: Share, passes: int) -> dict[tuple[str, str], Form]:
     """By operation and what its group is for, what a rank of the stage sends for model states."""
     config, volume = result.config, volume_of(result, share.stage, passes=passes)
-    psi, ranks, replicas = share.num_parameters, config.mesh.shards, config.mesh.dp_replicate
-    padded = sum(share.whole.values())
-    param_bytes, grad_bytes = itemsizes(config)
+    ranks, replicas, grad_bytes = config.mesh.shards, config.mesh.dp_replicate, itemsizes(config)[1]
     grads_op, params_op = _operations(config)
     pairs = is_by_pairs(config)
+    held, padded = (letters_of(result, share.stage, padded=padded) for padded in (False, True))
 
-    def both(of: Callable[[int, Gathers], Fraction]) -> tuple[Fraction, Fraction]:
-        """A formula at Psi, and at Psi padded."""
-        return of(psi, gathers_of(result, share.stage)), of(padded, gathers_of(result, share.stage, padded=True))
+    def both(form: formulas.Form) -> Form:
+        """A closed form at Psi, and at Psi padded."""
+        return Form(form.at(held), form.at(padded), str(form.elements))
 
-    forms = {
-        (grads_op, "states"): Form(
-            *both(lambda numel, _: volume.sent_grad_bytes(numel, ranks, grad_bytes)), volume.grads_text()
-        )
-    }
+    forms = {(grads_op, "states"): both(volume.grads)}
     if params_op:
-        forms[params_op, "states"] = Form(
-            *both(lambda numel, gathers: volume.sent_param_bytes(numel, ranks, param_bytes, *gathers)),
-            volume.params_text(),
-        )
+        forms[params_op, "states"] = both(volume.params)
     if exchanged(result, share.stage):
         # Some recipes all-reduce gradients too.
         there = forms.get(("all_reduce", "states"), Form(Fraction(0), Fraction(0), ""))
@@ -156,12 +146,7 @@ def _forms(result: RunResult, share: Share, passes: int) -> dict[tuple[str, str]
         forms["all_reduce", "states"] = Form(there.formula + nbytes, there.with_padding + nbytes, text)
     if replicas > 1:
         num = num_replica_reductions(config, passes)
-        forms["all_reduce", "replicas"] = Form(
-            *both(
-                lambda numel, _: formulas.replica_bytes(numel, ranks, replicas, grad_bytes, reductions=num, pairs=pairs)
-            ),
-            formulas.replica_text(num, all_reduce_times(config, replicas)),
-        )
+        forms["all_reduce", "replicas"] = both(formulas.replica_bytes(replicas, reductions=num, pairs=pairs))
     parts = ranks if config.parallel.zero_stage else 1
     of_parts = "/N" if parts > 1 else ""
     if shared := shared_grads((result.layout.flats[name] for name in share.numels), config.mesh.tp):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, model_states_text, padded_numel
+from zerosim.analysis.formulas.form import total
+from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.record import Peak, Where, mark_number, peak, where
@@ -49,9 +50,10 @@ def norm(run: Comparison) -> Check:
 def states(run: Comparison) -> Check:
     """Bytes of model states on every rank when backward ends, to the byte."""
     result, stage, ranks = result_of(run.mine), run.exercise.stage, run.case.config.mesh.ranks
-    expected = sum(model_states(stage, psi_of(result, stage), ranks, COST).values())
+    held = total(model_states(stage, COST).values())
+    expected = held.at(Ψ=psi_of(result, stage), N=ranks)
     counted = [sum(memory.marks["end_of_backward"].by_kind.get(kind, 0) for kind in AT_END) for memory in result.memory]
-    words = f"{model_states_text(stage, COST)} = {int(expected):,} B on each rank when backward ends"
+    words = f"{held} = {int(expected):,} B on each rank when backward ends"
     wrong = next((rank for rank, nbytes in enumerate(counted) if nbytes != expected), None)
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")

@@ -46,7 +46,7 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
 
     def sent(config: RunConfig, psi: int, tied: int) -> Fraction:
         form = volume(stage, micro_batches=config.data.accumulate, tied=config.model.tie_embeddings)
-        return (form.grads + form.params) * psi + form.tied * tied
+        return form.total.elements.at(Ψ=psi, VD=tied)
 
     return sent
 
@@ -68,7 +68,7 @@ def exercise(
     usual = dict(
         cases=tuple(case(stage, **run) for run in runs),
         judges=SHARDED if stage == 3 else PLAIN,
-        volume=(sent or volume(stage).text(), _elements(stage)),
+        volume=(sent or str(volume(stage)), _elements(stage)),
         adapt=adapting.strategy,
         gathered=1 if stage == 3 else None,
     )

@@ -198,7 +198,7 @@ def _column(outcome: RunResult | OutOfMemory, rows: Sequence[str]) -> list[Cell]
     stages = [check_states(outcome, share.stage) for share in shares_of(outcome)]
     sent: list[Cell] = [None] * (4 if on_mesh else 3)
     if step is not None:
-        volume = volume_of(outcome, passes=passes_of(outcome, step)).text()
+        volume = str(volume_of(outcome, passes=passes_of(outcome, step)))
         states, exchanged, agrees = mesh.mean_sent(outcome, step)
         moved: list[Cell] = [local(volume), round(exchanged)] if on_mesh else [check_traffic(outcome, step)[-1].text]
         sent = [round(states), *moved, None if outcome.is_modelled else agrees]

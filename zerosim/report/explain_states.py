@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.formulas.form import Form, symbol
 from zerosim.analysis.question import Question, Shape
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.report.explain_terms import PRINTED, Section, Term, gigabytes
@@ -15,19 +15,24 @@ ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
 _OPERATIONS = {0: ("all_reduce", ""), 1: ("", "all_gather"), 2: ("", "all_gather"), 3: ("reduce_scatter", "all_gather")}
 
 
-def _local(asked: Question, text: str) -> str:
+def _local(asked: Question, form: Form) -> str:
     """A formula in words, of what a rank holds."""
-    return local(text) if asked.parts_of_model > 1 else text
+    return local(str(form)) if asked.parts_of_model > 1 else str(form)
+
+
+def _bytes(asked: Question, form: Form) -> Fraction:
+    """A formula's bytes; of what is not known from Psi there is nothing."""
+    unknown = dict.fromkeys(form.symbols, 0)
+    return form.at(unknown, Ψ=asked.held, N=asked.shards, w=asked.param_bytes, g=asked.grad_bytes)
 
 
 def states(asked: Question) -> Section:
     psi, ranks, cost = asked.held, asked.shards, asked.cost
-    values = formulas.model_states(asked.states_stage, psi, ranks, cost)
-    terms = [_state(asked, kind, values[kind]) for kind in formulas.STATES]
-    total = sum(values.values(), Fraction(0))
-    terms.append(
-        Term("total", _local(asked, formulas.model_states_text(asked.states_stage, cost)), "", total, is_sum=True)
-    )
+    forms = formulas.model_states(asked.states_stage, cost)
+    terms = [_state(asked, kind, form) for kind, form in forms.items()]
+    whole = formulas.total(forms.values())
+    total = _bytes(asked, whole)
+    terms.append(Term("total", _local(asked, whole), "", total, is_sum=True))
     notes = [_about_mesh(asked)] if asked.parts_of_model > 1 else []
     notes += [
         f"{cost.param} + {cost.grad} + {cost.optim} bytes per parameter (param + grad + optim)."
@@ -47,16 +52,11 @@ def states(asked: Question) -> Section:
     return Section("model_states", title, tuple(terms), tuple(filter(None, notes)), agrees if figures else None)
 
 
-def _state(asked: Question, kind: str, value: Fraction) -> Term:
+def _state(asked: Question, kind: str, form: Form) -> Term:
     each = {"param": asked.cost.param, "grad": asked.cost.grad, "optim": asked.cost.optim}[kind]
     divided = asked.states_stage >= formulas.first_partitioned(kind)
     numbers = f"{each} · {show(asked.held)}" + (f" / {asked.shards:,}" if divided else "")
-    return Term(
-        kind,
-        _local(asked, formulas.state_text(asked.states_stage, kind, asked.cost)),
-        numbers if each else "0",
-        value,
-    )
+    return Term(kind, _local(asked, form), numbers if each else "0", _bytes(asked, form))
 
 
 def _about_mesh(asked: Question) -> str:
@@ -84,38 +84,32 @@ def _about_masters(asked: Question) -> str:
 
 def _against_paper(asked: Question, total: Fraction) -> str:
     """Beside DDP, or, for another recipe than the paper's, beside the paper's rule."""
-    psi, ranks = asked.held, asked.shards
     cost = formulas.bytes_per_parameter(asked.param_bytes, asked.param_bytes, asked.moments)
     if asked.cost != cost:
-        paper = sum(formulas.model_states(asked.stage, psi, ranks, cost).values(), Fraction(0))
-        text = _local(asked, formulas.model_states_text(asked.stage, cost))
-        return f"The paper's own rule, {text}, gives {gigabytes(paper)}."
+        paper = formulas.total(formulas.model_states(asked.stage, cost).values())
+        return f"The paper's own rule, {_local(asked, paper)}, gives {gigabytes(_bytes(asked, paper))}."
     if asked.stage == 0:
         return ""
-    ddp = sum(formulas.model_states(0, psi, ranks, cost).values(), Fraction(0))
+    whole = formulas.total(formulas.model_states(0, cost).values())
+    ddp = _bytes(asked, whole)
     less = f"{float(ddp / total):.3g} times as much" if ddp > total else "as much"
-    return f"DDP's {_local(asked, formulas.model_states_text(0, cost))} is {gigabytes(ddp)}, {less}."
+    return f"DDP's {_local(asked, whole)} is {gigabytes(ddp)}, {less}."
 
 
 def optimizer_step(asked: Question) -> Section:
     psi, ranks, cost, group = asked.held, asked.shards, asked.cost, asked.config.optim.sub_group
-    values = formulas.optimizer_step_states(asked.states_stage, psi, ranks, cost, upcast_grads=True, sub_group=group)
-    held = _local(asked, formulas.model_states_text(asked.states_stage, cost))
-    # The copies are divided from stage 1 on, as the optimizer states are.
-    copies = BytesPerParameter(0, 0, formulas.MASTER_BYTES)
-    with_copies = BytesPerParameter(cost.param, cost.grad, cost.optim + formulas.MASTER_BYTES)
-    copied = _local(asked, formulas.state_text(asked.stage, "optim", copies))
+    is_cut = bool(group) and psi / ranks > group  # then a sub-group's copies are all
+    forms = formulas.optimizer_step_states(asked.states_stage, cost, upcast_grads=True)
+    held, copies = formulas.total(formulas.model_states(asked.states_stage, cost).values()), forms["upcast"]
     numbers = f"4 · {show(psi)}" + (f" / {ranks:,}" if asked.stage else "")
-    total = sum(values.values(), Fraction(0))
-    in_all = _local(asked, formulas.model_states_text(asked.states_stage, with_copies))
     note = "The reduced gradients and their fp32 copies, both alive: DeepSpeed edaa722, stage_1_and_2.py, stage3.py."
-    if group and psi / ranks > group:
-        copied, numbers, in_all = "4G", f"4 · {group:,}", f"{held} + 4G"
+    if is_cut:
+        copies, numbers = formulas.MASTER_BYTES * symbol("G"), f"4 · {group:,}"
         note += " G elements are copied and stepped at once (sub_group_size), and what the last tensor has beyond."
     terms = (
-        Term("states", held, "as above", total - values["upcast"]),
-        Term("upcast", copied, numbers, values["upcast"]),
-        Term("total", in_all, "", total, is_sum=True),
+        Term("states", _local(asked, held), "as above", _bytes(asked, held)),
+        Term("upcast", _local(asked, copies), numbers, _bytes(asked, copies.where(G=group))),
+        Term("total", _local(asked, held + copies), "", _bytes(asked, (held + copies).where(G=group)), is_sum=True),
     )
     return Section("optimizer_step", "While the optimizer steps", terms, (note,))
 
@@ -124,20 +118,19 @@ def traffic(asked: Question) -> Section:
     psi, ranks, moved = asked.held, asked.shards, asked.volume
     reduce_op, gather_op = _OPERATIONS[asked.stage]
     reduce_op = reduce_op or asked.config.reduction.grad_reduction
-    grads, params = moved.sent_grad_bytes(psi, ranks, asked.grad_bytes), Fraction(0)
-    sent = _sent(asked, moved.grads, asked.grad_bytes)
-    terms = [Term(reduce_op, _local(asked, moved.grads_text()), sent, grads)]
-    if gather_op:
-        params = moved.sent_param_bytes(psi, ranks, asked.param_bytes)
-        sent = _sent(asked, moved.params, asked.param_bytes)
-        terms.append(Term(gather_op, _local(asked, moved.params_text()), sent, params))
-    across, text = Fraction(0), moved.text()
+    sends = [(reduce_op, moved.grads, asked.grad_bytes), (gather_op, moved.params, asked.param_bytes)]
+    terms = [
+        Term(op, _local(asked, form.elements), _sent(asked, form, each), _bytes(asked, form))
+        for op, form, each in sends
+        if op
+    ]
+    whole, text = moved.total, moved.total.elements
     if asked.replicas > 1:
-        across = formulas.replica_bytes(psi, ranks, asked.replicas, asked.grad_bytes)
+        across = formulas.replica_bytes(asked.replicas)
         numbers = f"{asked.replicas - 1:,}/{asked.replicas:,} · 2 · {show(psi)} / {ranks:,} · {asked.grad_bytes}"
-        terms.append(Term("across replicas", _local(asked, formulas.replica_text()), numbers, across))
-        text += f" + {formulas.replica_text()}"
-    terms.append(Term("total", _local(asked, text), "", grads + params + across, is_sum=True))
+        terms.append(Term("across replicas", _local(asked, across.elements), numbers, _bytes(asked, across)))
+        whole, text = whole + across, text + across.elements
+    terms.append(Term("total", _local(asked, text), "", _bytes(asked, whole), is_sum=True))
     notes = [
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
         f"{asked.grad_bytes} of a gradient, {asked.param_bytes} of a parameter. {ZERO_PAPER}, section 7."
@@ -146,21 +139,21 @@ def traffic(asked: Question) -> Section:
         notes.append(f"Every {every}th step has a second forward and backward, for an estimate, which is not in these.")
     if asked.replicas > 1:
         notes.append("Across replicas an all_reduce of the own part, once a step: times (R-1)/R.")
-    if moved.root:
+    if "R" in moved.total.symbols:
         notes.append("R, the units outside the blocks, is not known from Ψ: the bytes are those for R = 0.")
-    if moved.persistent:
+    if "P" in moved.total.symbols:
         what = f"{asked.config.gathering.piece}s"
         notes.append(f"P, the {what} that stay gathered, is not known from Ψ: the bytes are those for P = 0.")
-    if moved.again:
+    if "M" in moved.total.symbols:
         notes.append("M, the modules that backward runs again, is not known from Ψ: the bytes are those for M = 0.")
     if asked.micro_batches > 1 and asked.stage >= 2:
         notes.append(f"Each of {asked.micro_batches:,} micro-batches is reduced (derived; the paper has one).")
     plain = formulas.volume(asked.stage, micro_batches=asked.micro_batches)
     agrees = None
-    if moved.text() != plain.text():
-        notes.append(f"The paper's own schedule moves {plain.text()}.")
+    if moved != plain:
+        notes.append(f"The paper's own schedule moves {plain}.")
     elif asked.micro_batches == 1:
-        agrees = moved.text() == formulas.VOLUME[asked.stage]
+        agrees = str(moved) == formulas.VOLUME[asked.stage]
         notes.append(f"{PRINTED} {formulas.VOLUME[asked.stage]} (section 7).")
     among = ", among data-parallel ranks" if asked.parts_of_model > 1 else ""
     return Section("volume", f"Sent per rank and step{among}", tuple(terms), tuple(notes), agrees)
@@ -190,6 +183,7 @@ def gathered(asked: Question, shape: Shape) -> Section:
     return Section("gathered", "Parameters gathered at a time, beside the slices", (term,), tuple(notes))
 
 
-def _sent(asked: Question, times: Fraction, each: int) -> str:
+def _sent(asked: Question, form: Form, each: int) -> str:
     share = f"{asked.shards - 1:,}/{asked.shards:,}" if asked.shards > 1 else "0"
+    times = form.elements.at(dict.fromkeys(form.symbols, 0), Ψ=1)
     return f"{share} · {f'{times} · ' if times != 1 else ''}{show(asked.held)} · {each}"

@@ -13,9 +13,9 @@ from zerosim.analysis.shares import (
     alike_stages,
     exchanged,
     extra_of,
-    gathers_of,
     is_mesh,
     is_owned,
+    letters_of,
     shared_grads,
     shares_of,
     volume_of,
@@ -182,7 +182,10 @@ def traffic_note(result: RunResult) -> str:
         )
     if table := next((share.numels[share.ends] for share in shares if share.ends), 0):
         said.append(f"E = {table:,}, the table that the first and the last stage add up the gradient of (1/2 of it)")
-    saved = [gathers_of(result, share.stage).last if volume_of(result, share.stage).kept else 0 for share in shares]
+    saved = [
+        letters_of(result, share.stage)["U"] if "U" in volume_of(result, share.stage).total.symbols else 0
+        for share in shares
+    ]
     if any(saved):
         said.append(f"U = {by_stage(saved)}, elements of units that stay gathered because they are used next again")
     if any(sums := [sum(exchanged(result, share.stage)) for share in shares]):

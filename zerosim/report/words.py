@@ -16,11 +16,10 @@ from zerosim.analysis.shares import (
     cost_of,
     exchanged,
     exchanged_sent,
-    gathers_of,
     is_by_pairs,
     is_mesh,
     is_owned,
-    itemsizes,
+    letters_of,
     passes_of,
     shares_of,
     volume_of,
@@ -145,32 +144,32 @@ def volume_note(result: RunResult, step: int) -> str:
     config, passes = result.config, passes_of(result, step)
     volume = volume_of(result, passes=passes)
     ranks = config.mesh.shards
-    note = f"Of a volume of {volume.text()} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
+    held, letters = letters_of(result), volume.total.symbols
+    note = f"Of a volume of {volume} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
     if is_by_pairs(config) and config.parallel.zero_stage == 0:
         note += f"; by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ"
-    if volume.tied:
+    if "VD" in letters:
         keeps = ", which stays gathered when forward ends" if config.gathering.keep_last_unit else ""
         note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
     if sums := exchanged(result):
         note += f", and of {all_reduce_times(config, ranks)}F more"
         note += f"; F = {sum(sums):,}, the sums that {config.optim.optimizer} exchanges"
-    gathers = gathers_of(result)
-    if volume.kept:
-        note += f"; U = {gathers.last:,}, the last unit, which stays gathered"
-    if volume.root:
-        note += f"; R = {gathers.root:,}, the units outside the blocks, which stay gathered until backward ends"
-    if volume.persistent:
+    if "U" in letters:
+        note += f"; U = {held['U']:,}, the last unit, which stays gathered"
+    if "R" in letters:
+        note += f"; R = {held['R']:,}, the units outside the blocks, which stay gathered until backward ends"
+    if "P" in letters:
         what = config.gathering.piece
-        note += f"; P = {gathers.persistent:,}, the small {what}s, which are never freed"
-    if volume.again:
-        note += f"; M = {gathers.again:,}, the modules that backward runs a second time"
+        note += f"; P = {held['P']:,}, the small {what}s, which are never freed"
+    if "M" in letters:
+        note += f"; M = {held['M']:,}, the modules that backward runs a second time"
     if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
         note += f"; each of {config.data.accumulate} micro-batches is reduced" + (
             " and gathers" if config.parallel.zero_stage == 3 else ""
         )
     if (count := config.mesh.dp_replicate) > 1:
-        text = formulas.replica_text(num_replica_reductions(config, passes), all_reduce_times(config, count))
-        note += f"; of {text} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
+        of = formulas.replica_bytes(count, reductions=num_replica_reductions(config, passes), pairs=is_by_pairs(config))
+        note += f"; of {of.elements} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
     return note + "."
 
 
@@ -180,8 +179,11 @@ def closing(result: RunResult) -> str:
     ranks, stage = config.mesh.shards, config.parallel.zero_stage
     if config.mesh.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
-    ddp = sum(formulas.model_states(0, result.num_parameters, ranks, cost).values())
-    mine = sum(formulas.model_states(config.states_stage, result.num_parameters, ranks, cost).values())
+    whole = formulas.total(formulas.model_states(0, cost).values())
+    ddp, mine = (
+        formulas.total(formulas.model_states(at, cost).values()).at(Ψ=result.num_parameters, N=ranks)
+        for at in (0, config.states_stage)
+    )
     if exchanged(result) and not is_mesh(config):
         mine = check_states(result)[-1].formula
     if stage == 0:
@@ -204,11 +206,10 @@ def closing(result: RunResult) -> str:
         3: f"{share} of every model state, and gathers a {config.gathering.gather}'s parameters "
         + ("only while it is used" if config.gathering.reshard_after_forward else "once, for forward and backward"),
     }[stage]
-    whole = formulas.model_states_text(0, cost)
-    whole = local(whole) if is_mesh(config) else whole
+    whole_text = local(str(whole)) if is_mesh(config) else str(whole)
     owned = " on average" if is_owned(config) else ""
     less = (
-        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {whole}"
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {whole_text}"
         if mine < ddp
         else "as many bytes as DDP, for this optimizer keeps nothing that could be divided"
     )
@@ -217,17 +218,15 @@ def closing(result: RunResult) -> str:
 
 def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
-    config, sizes = result.config, itemsizes(result.config)
+    config = result.config
     data_ranks, num = config.mesh.axes.size(*DATA), num_replica_reductions(config)
     ddp = sent = Fraction(0)
     for share in shares_of(result):
-        psi, stage = share.num_parameters, share.stage
-        gathers, volume = gathers_of(result, stage=stage), volume_of(result, stage)
-        ddp += formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).sent_bytes(psi, data_ranks, *sizes)
-        sent += volume.sent_bytes(psi, config.mesh.shards, *sizes, *gathers)
-        parts = (config.mesh.shards, config.mesh.dp_replicate, sizes[1])
-        sent += formulas.replica_bytes(psi, *parts, reductions=num, pairs=is_by_pairs(config))
-        sent += exchanged_sent(result, stage)
+        held = letters_of(result, share.stage)
+        plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks))
+        ddp += plain.total.at(held, N=data_ranks)
+        across = formulas.replica_bytes(config.mesh.dp_replicate, reductions=num, pairs=is_by_pairs(config))
+        sent += (volume_of(result, share.stage).total + across).at(held) + exchanged_sent(result, share.stage)
     ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""
     if ratio == 1:
         return f"It sends exactly as much as DDP{states}."

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from zerosim.analysis import formulas
 from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
-from zerosim.analysis.shares import cost_of, gathers_of, is_mesh, shares_of, volume_of
+from zerosim.analysis.shares import cost_of, is_mesh, letters_of, shares_of, volume_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -41,23 +41,20 @@ def _formula_states(asked: Asked) -> Fraction:
     if asked.pipeline_stage is not None:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
 
-    def states(psi: int) -> Fraction:
-        args = c.states_stage, psi, c.mesh.shards, cost_of(asked.result)
-        if asked.at == "gradients_upcast":
-            upcast, together = grads.upcast, c.optim.sub_group
-            of = formulas.optimizer_step_states(*args, upcast_grads=upcast, sub_group=together)
-        elif asked.at == "after_step":
-            of = formulas.after_step_states(*args, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast)
-        else:
-            of = formulas.model_states(*args)
-        return sum(of.values(), Fraction(0))
-
-    return max(map(states, held))
+    of = c.states_stage, cost_of(asked.result)
+    if asked.at == "gradients_upcast":
+        forms = formulas.optimizer_step_states(*of, upcast_grads=grads.upcast, sub_group=c.optim.sub_group)
+    elif asked.at == "after_step":
+        forms = formulas.after_step_states(*of, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast)
+    else:
+        forms = formulas.model_states(*of)
+    return max(formulas.total(forms.values()).at(Ψ=psi, N=c.mesh.shards) for psi in held)
 
 
 def _formula_volume(asked: Asked) -> Fraction:
     result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
-    return volume_of(result).sent_bytes(psi, asked.config.mesh.ranks, 1, 1, *gathers_of(result)) / share / psi
+    held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1}
+    return volume_of(result).total.at(held) / share / psi
 
 
 def _formula_largest(asked: Asked) -> Fraction:

@@ -28,6 +28,9 @@ from zerosim.analysis.formulas.efficiency import activation_intensity as activat
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
 from zerosim.analysis.formulas.efficiency import parameter_intensity as parameter_intensity
+from zerosim.analysis.formulas.form import Form as Form
+from zerosim.analysis.formulas.form import figure as figure
+from zerosim.analysis.formulas.form import total as total
 from zerosim.analysis.formulas.optimizers import UNIFORM as UNIFORM
 from zerosim.analysis.formulas.optimizers import exchanged as exchanged
 from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
@@ -66,17 +69,13 @@ from zerosim.analysis.formulas.states import after_step_states as after_step_sta
 from zerosim.analysis.formulas.states import blocked_numel as blocked_numel
 from zerosim.analysis.formulas.states import bytes_per_parameter as bytes_per_parameter
 from zerosim.analysis.formulas.states import bytes_per_parameter_at as bytes_per_parameter_at
-from zerosim.analysis.formulas.states import figure as figure
 from zerosim.analysis.formulas.states import first_partitioned as first_partitioned
 from zerosim.analysis.formulas.states import model_states as model_states
-from zerosim.analysis.formulas.states import model_states_text as model_states_text
 from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
-from zerosim.analysis.formulas.states import state_text as state_text
 from zerosim.analysis.formulas.traffic import Volume as Volume
 from zerosim.analysis.formulas.traffic import all_reduce_sent as all_reduce_sent
 from zerosim.analysis.formulas.traffic import all_reduce_volume as all_reduce_volume
 from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
-from zerosim.analysis.formulas.traffic import replica_text as replica_text
 from zerosim.analysis.formulas.traffic import volume as volume

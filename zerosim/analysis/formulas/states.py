@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from zerosim.analysis.formulas.form import Form, form, group, symbols, total
+
+PSI, N = symbols("Ψ N")
 STATES = ("param", "grad", "optim")
 MASTER_BYTES = 4
 """An fp32 number: what the optimizer computes in."""
@@ -62,29 +65,18 @@ def first_partitioned(kind: str) -> int:
     return {"optim": 1, "grad": 2, "param": 3}[kind]
 
 
-def model_states(
-    stage: int, num_parameters: int | Fraction, ranks: int, cost: BytesPerParameter
-) -> dict[str, Fraction]:
-    """Bytes per rank of each model state when backward ends (ZeRO paper, section 5 and Figure 1).
+def model_states(stage: int, cost: BytesPerParameter) -> dict[str, Form]:
+    """Bytes per rank of each model state when backward ends, in Psi and N (ZeRO paper, section 5 and Figure 1).
 
     Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters.
     """
-    return {
-        "param": Fraction(cost.param * num_parameters, ranks if stage >= 3 else 1),
-        "grad": Fraction(cost.grad * num_parameters, ranks if stage >= 2 else 1),
-        "optim": Fraction(cost.optim * num_parameters, ranks if stage >= 1 else 1),
-    }
+    each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}
+    return {kind: each[kind] * (PSI / N if stage >= first_partitioned(kind) else PSI) for kind in STATES}
 
 
 def optimizer_step_states(
-    stage: int,
-    num_parameters: int | Fraction,
-    ranks: int,
-    cost: BytesPerParameter,
-    *,
-    upcast_grads: bool = False,
-    sub_group: int = 0,
-) -> dict[str, Fraction]:
+    stage: int, cost: BytesPerParameter, *, upcast_grads: bool = False, sub_group: int = 0
+) -> dict[str, Form]:
     """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 
     Of those no more than of `sub_group` elements are there at once, and of what the last tensor has beyond; 0: of all.
@@ -94,54 +86,25 @@ def optimizer_step_states(
     16-bit + 4 grads 32-bit + 4 + 8), and stage 3 is 20Psi/N. Its stage 3 estimator says 18Psi/N: the same
     without the 2-byte gradients. Gradients of 4 bytes or more need no copy.
     """
-    states = model_states(stage, num_parameters, ranks, cost)
     each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
-    own = Fraction(num_parameters, ranks if stage >= 1 else 1)
-    return {**states, "upcast": each * (min(own, Fraction(sub_group)) if sub_group else own)}
+    own = PSI / N if stage >= 1 else PSI
+    return {**model_states(stage, cost), "upcast": each * (group("least", own, form(sub_group)) if sub_group else own)}
 
 
 def after_step_states(
-    stage: int,
-    num_parameters: int | Fraction,
-    ranks: int,
-    cost: BytesPerParameter,
-    *,
-    persistent_grads: bool = False,
-    keep_upcast: bool = False,
-) -> dict[str, Fraction]:
+    stage: int, cost: BytesPerParameter, *, persistent_grads: bool = False, keep_upcast: bool = False
+) -> dict[str, Form]:
     """Bytes per rank between two steps: gradients only where their buffer, or an fp32 copy of them, outlives the step.
 
     Megatron-LM with Adam: 18Psi, or 6Psi + 12Psi/N, in bf16; 4Psi + 16Psi/N in fp16. DeepSpeed's stage 3: 16Psi/N.
     """
-    states = optimizer_step_states(stage, num_parameters, ranks, cost, upcast_grads=keep_upcast)
-    return states if persistent_grads else {**states, "grad": Fraction(0)}
+    states = optimizer_step_states(stage, cost, upcast_grads=keep_upcast)
+    return states if persistent_grads else {**states, "grad": Form()}
 
 
 def bytes_per_parameter_at(stage: int, ranks: int, cost: BytesPerParameter) -> Fraction:
     """Bytes per parameter and rank when backward ends: 16, 4 + 12/N, 2 + 14/N, 16/N for Adam in mixed precision."""
-    return sum(model_states(stage, 1, ranks, cost).values(), Fraction(0))
-
-
-def model_states_text(stage: int, cost: BytesPerParameter) -> str:
-    """The formula in words of Psi and N, such as '4Psi + 12Psi/N'."""
-    kept = sum([cost.param] * (stage < 3) + [cost.grad] * (stage < 2)) + cost.optim * (stage < 1)
-    cut = cost.total - kept
-    terms = [f"{figure(kept)}Ψ"] if kept else []
-    terms += [f"{figure(cut)}Ψ/N"] if cut else []
-    return " + ".join(terms) or "0"
-
-
-def state_text(stage: int, kind: str, cost: BytesPerParameter) -> str:
-    """One model state's term of that formula, such as '12Psi/N'."""
-    each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
-    if not each:
-        return "0"
-    return f"{figure(each)}Ψ/N" if stage >= first_partitioned(kind) else f"{figure(each)}Ψ"
-
-
-def figure(each: int | Fraction) -> str:
-    """Bytes per parameter, of a mean four digits: 12, 6.031."""
-    return f"{each}" if isinstance(each, int) or each.denominator == 1 else f"{float(each):.4g}"
+    return total(model_states(stage, cost).values()).at(Ψ=1, N=ranks)
 
 
 def padded_numel(numels: Iterable[int], ranks: int) -> int:

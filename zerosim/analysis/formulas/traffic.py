@@ -11,82 +11,33 @@ With hybrid sharding N are the ranks of one replica, and R the replicas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
+
+from zerosim.analysis.formulas.form import Form, form, ring, symbols
+from zerosim.analysis.formulas.states import PSI, N
+
+_VD, _U, _R, _P, _M, _w, _g = symbols("VD U R P M w g")
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """Elements that cross the wire per rank and step, before the factor (N-1)/N.
+class Volume(NamedTuple):
+    """Bytes that a rank sends per step, the mean over ranks: of gradients, and of parameters. Their `elements` are the
+    paper's volume, without the factor (N-1)/N."""
 
-    `grads` and `params` are multiples of Psi, apart because gradients travel in their own dtype.
-    `tied` counts the extra gathers of a tied buffer of V*D elements, `again` those of modules that run again.
-    What is saved by units that stay gathered: `kept` gathers of the last unit, `root` gathers of the units
-    outside the blocks, `persistent` gathers of the units that are never freed.
-    """
+    grads: Form
+    params: Form = Form()
 
-    grads: Fraction
-    params: Fraction
-    tied: int
-    kept: int = 0
-    root: int = 0
-    persistent: int = 0
-    again: int = 0
+    def keeping(self, times: int) -> Volume:
+        """The same less so many gathers of U elements, which stay gathered."""
+        return self._replace(params=self.params - ring(N) * _w * times * _U)
 
-    def text(self) -> str:
-        """All of it, such as '3Psi + 2VD'."""
-        return self._terms(self.grads + self.params)
+    @property
+    def total(self) -> Form:
+        return self.grads + self.params
 
-    def grads_text(self) -> str:
-        return _times(self.grads, "Ψ") if self.grads else "0"
-
-    def params_text(self) -> str:
-        return self._terms(self.params)
-
-    def sent_bytes(
-        self,
-        num_parameters: int,
-        ranks: int,
-        param_bytes: int,
-        grad_bytes: int,
-        tied_numel: int = 0,
-        kept_numel: int = 0,
-        root_numel: int = 0,
-        persistent_numel: int = 0,
-        again_numel: int = 0,
-    ) -> Fraction:
-        """Bytes sent per rank and step, the mean over ranks: the volume times (N-1)/N."""
-        return self.sent_grad_bytes(num_parameters, ranks, grad_bytes) + self.sent_param_bytes(
-            num_parameters, ranks, param_bytes, tied_numel, kept_numel, root_numel, persistent_numel, again_numel
-        )
-
-    def sent_grad_bytes(self, num_parameters: int | Fraction, ranks: int, grad_bytes: int) -> Fraction:
-        """The part that reduces gradients."""
-        return Fraction(ranks - 1, ranks) * self.grads * num_parameters * grad_bytes
-
-    def sent_param_bytes(
-        self,
-        num_parameters: int | Fraction,
-        ranks: int,
-        param_bytes: int,
-        tied_numel: int = 0,
-        kept_numel: int = 0,
-        root_numel: int = 0,
-        persistent_numel: int = 0,
-        again_numel: int = 0,
-    ) -> Fraction:
-        """The part that gathers parameters."""
-        saved = self.kept * kept_numel + self.root * root_numel + self.persistent * persistent_numel
-        numel = self.params * num_parameters + self.tied * tied_numel + self.again * again_numel - saved
-        return Fraction(ranks - 1, ranks) * numel * param_bytes
-
-    def _terms(self, psi: Fraction) -> str:
-        text = _times(psi, "Ψ") if psi else "0"
-        for count, name in ((self.tied, "VD"), (self.again, "M")):
-            text += f" + {_times(count, name)}" if count else ""
-        for count, name in ((self.kept, "U"), (self.root, "R"), (self.persistent, "P")):
-            text += f" - {_times(count, name)}" if count else ""
-        return text
+    def __str__(self) -> str:
+        """All of its elements, such as '3Ψ + 2VD'."""
+        return str(self.total.elements)
 
 
 def volume(
@@ -127,47 +78,37 @@ def volume(
     `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     """
+    grads, params = ring(N) * _g, ring(N) * _w
     if stage == 0:
-        return Volume(Fraction(all_reduce * passes), Fraction(0), 0)
+        return Volume(grads * all_reduce * passes * PSI)
     reduction = all_reduce if grad_reduction == "all_reduce" else 1
     if stage == 1:
-        return Volume(Fraction(reduction * passes), Fraction(1), 0)
+        return Volume(grads * reduction * passes * PSI, params * PSI)
     micro_batches *= passes  # what is reduced and gathered in each of them
     if stage == 2:
-        return Volume(Fraction(reduction * micro_batches), Fraction(1), 0)
-    grads = Fraction(micro_batches)
+        return Volume(grads * reduction * micro_batches * PSI, params * PSI)
+    reduced = grads * micro_batches * PSI
     if not reshard_after_forward:
-        return Volume(grads, grads, 0, persistent=micro_batches - 1 if persistent else 0)
-    saved, more = 2 * micro_batches - 1 if persistent else 0, micro_batches if again else 0
+        return Volume(reduced, params * (micro_batches * PSI - persistent * (micro_batches - 1) * _P))
+    more, less = again * micro_batches * _M, persistent * (2 * micro_batches - 1) * _P
     if keep_root_units:
-        kept = micro_batches if keep_last_unit and not last_is_root else 0
-        return Volume(grads, 2 * grads, 0, kept, root=micro_batches, persistent=saved, again=more)
-    if not tied:
-        return Volume(grads, 2 * grads, 0, micro_batches if keep_last_unit else 0, persistent=saved, again=more)
-    return Volume(grads, 2 * grads, (1 if keep_last_unit else 2) * micro_batches, persistent=saved, again=more)
+        kept = (keep_last_unit and not last_is_root) * micro_batches * _U
+        return Volume(reduced, params * (2 * micro_batches * PSI + more - kept - micro_batches * _R - less))
+    if tied:
+        table = (1 if keep_last_unit else 2) * micro_batches * _VD
+        return Volume(reduced, params * (2 * micro_batches * PSI + table + more - less))
+    return Volume(reduced, params * (2 * micro_batches * PSI + more - keep_last_unit * micro_batches * _U - less))
 
 
-def replica_bytes(
-    num_parameters: int | Fraction,
-    ranks: int,
-    replicas: int,
-    grad_bytes: int,
-    *,
-    reductions: int = 1,
-    pairs: bool = False,
-) -> Fraction:
+def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False) -> Form:
     """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over R replicas.
 
     2 (Psi/N) (R-1)/R elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together. By all
     pairs (R-1) Psi/N.
     Source: derived from MiCS (arXiv 2205.00119) and PyTorch's fully_shard on a 2-D mesh.
     """
-    return all_reduce_sent(num_parameters, replicas, pairs=pairs) / ranks * grad_bytes * reductions
-
-
-def replica_text(reductions: int = 1, all_reduce: int = 2) -> str:
-    """That volume before the factor (R-1)/R, such as '2Psi/N'; `all_reduce` as in `volume`."""
-    return f"{all_reduce * reductions}Ψ/N"
+    share = ring(form(replicas)) if replicas > 1 else Form()
+    return share * _g * all_reduce_volume(replicas, pairs=pairs) * reductions * PSI / N
 
 
 def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:
@@ -182,7 +123,3 @@ def all_reduce_sent(numel: int | Fraction, ranks: int, *, pairs: bool = False) -
     """Elements that a rank sends of an all_reduce of `numel`, the mean over ranks: 2 (N-1)/N of them, by all pairs
     N-1 times all of them."""
     return Fraction(all_reduce_volume(ranks, pairs=pairs) * numel * (ranks - 1), ranks)
-
-
-def _times(count: Fraction | int, name: str) -> str:
-    return name if count == 1 else f"{count}{name}"

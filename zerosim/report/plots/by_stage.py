@@ -169,7 +169,8 @@ def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
     passes = max(passes_of(result, last_whole_step(result) or 0) for result in results.values())
     all_reduce = all_reduce_times(configs[0], size[1])
     volumes = [formulas.volume(stage, passes=passes, all_reduce=all_reduce) for stage in (0, 3)]
-    return [Reference(f"formula: {volume.text()}", volume.sent_bytes(*size)) for volume in volumes]
+    held = dict(zip(("Ψ", "N", "w", "g"), size, strict=True))
+    return [Reference(f"formula: {volume}", volume.total.at(held)) for volume in volumes]
 
 
 def traffic_figure(

@@ -1,0 +1,196 @@
+"""Closed forms as values: an ordered sum of terms, with a text, exact numbers, and a source.
+
+    PSI, N = symbols("Ψ N")
+    states = 4 * PSI + 12 * PSI / N
+    str(states)                               # '4Ψ + 12Ψ/N'
+    states.at({"Ψ": 7_500_000_000, "N": 64})  # Fraction(31406250000)
+    str(states.where(N=4))                    # '7Ψ'
+
+Terms are printed in the order in which they were written; like terms are added where the first of them stands. There
+is no other simplification. What is no product (a sum as a factor, the least of two) is a `Group`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Union
+
+BYTES = ("w", "g")
+"""Letters for the bytes of a parameter and of a gradient."""
+
+Number = int | Fraction
+Atom = Union[str, "Group"]
+Powers = tuple[tuple[Atom, int], ...]
+"""The factors of a term with their exponents, in the order of writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A factor that is no product of symbols: the 'sum' of its one part, the 'least' of several, or a 'ring' of one,
+    which is (n - 1) / n."""
+
+    kind: str
+    parts: tuple[Form, ...]
+
+    def where(self, values: Mapping[str, Number | Form]) -> Form:
+        """The group with symbols replaced; a number as soon as all of it is one."""
+        parts = tuple(part.where(values) for part in self.parts)
+        if any(part.symbols for part in parts):
+            return Form(((((Group(self.kind, parts), 1),), Fraction(1)),))
+        numbers = [part.at() for part in parts]
+        if self.kind == "ring":
+            return form((numbers[0] - 1) / numbers[0])
+        return form(min(numbers))
+
+    def __str__(self) -> str:
+        inside = ", ".join(str(part).replace(" ", "") for part in self.parts)
+        return {"sum": f"({inside})", "least": f"min({inside})", "ring": f"({inside}-1)/{inside}"}[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A sum of terms, each a product of powers and a number. `source` says where it is printed, and is not compared."""
+
+    terms: tuple[tuple[Powers, Fraction], ...] = ()
+
+    def __add__(self, other: Form | Number) -> Form:
+        found: dict[frozenset[tuple[Atom, int]], tuple[Powers, Fraction]] = {}
+        for powers, number in (*self.terms, *form(other).terms):
+            first, before = found.get(frozenset(powers), (powers, Fraction(0)))
+            found[frozenset(powers)] = first, before + number
+        return Form(tuple((powers, number) for powers, number in found.values() if number))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Form:
+        return self * -1
+
+    def __sub__(self, other: Form | Number) -> Form:
+        return self + -form(other)
+
+    def __rsub__(self, other: Number) -> Form:
+        return form(other) - self
+
+    def __mul__(self, other: Form | Number) -> Form:
+        product = Form()
+        for mine, number in self.terms:
+            for theirs, factor in form(other).terms:
+                powers = dict(mine)
+                for atom, power in theirs:
+                    powers[atom] = powers.get(atom, 0) + power
+                left = tuple((atom, power) for atom, power in powers.items() if power)
+                product += Form(((left, number * factor),))
+        return product
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Form | Number) -> Form:
+        """Divide by one term; a sum is put into brackets first (`group`)."""
+        [(powers, number)] = form(other).terms
+        return self * Form(((tuple((atom, -power) for atom, power in powers), 1 / number),))
+
+    def __rtruediv__(self, other: Number) -> Form:
+        return form(other) / self
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The letters that have no number yet."""
+        return frozenset(_letters(self))
+
+    @property
+    def elements(self) -> Form:
+        """A form in bytes that a rank sends, as the elements of a volume: without sizes of numbers (w, g) and without a
+        ring's (n - 1) / n, as papers print it."""
+        total = Form()
+        for powers, number in self.terms:
+            left = ((a, power) for a, power in powers if a not in BYTES and getattr(a, "kind", "") != "ring")
+            total += Form(((tuple(left), number),))
+        return total
+
+    def where(self, values: Mapping[str, Number | Form] | None = None, /, **more: Number | Form) -> Form:
+        """The form with symbols replaced by numbers or forms. What becomes 0 is gone."""
+        values = {**(values or {}), **more}
+        if not values:
+            return self
+        total = Form()
+        for powers, number in self.terms:
+            term = form(number)
+            for atom, power in powers:
+                one = atom.where(values) if isinstance(atom, Group) else form(values.get(atom, symbol(atom)))
+                for _ in range(abs(power)):
+                    term = term * one if power > 0 else term / one
+            total += term
+        return total
+
+    def at(self, values: Mapping[str, Number | Form] | None = None, /, **more: Number | Form) -> Fraction:
+        """The exact number, with a value for every symbol. Raises: KeyError naming the symbols without one."""
+        found = self.where(values, **more)
+        if found.symbols:
+            raise KeyError(f"no value for {', '.join(sorted(found.symbols))}")
+        return sum((number for _, number in found.terms), Fraction(0))
+
+    def __str__(self) -> str:
+        text = ""
+        for powers, number in self.terms:
+            sign = " - " if number < 0 else " + "
+            text += (sign if text else sign.strip(" +")) + _term(powers, abs(number))
+        return text or "0"
+
+
+def _letters(of: Form) -> Iterator[str]:
+    for powers, _ in of.terms:
+        for atom, _ in powers:
+            if isinstance(atom, str):
+                yield atom
+            else:
+                for part in atom.parts:
+                    yield from _letters(part)
+
+
+def _term(powers: Powers, number: Fraction) -> str:
+    above = "".join(_power(atom, power) for atom, power in powers if power > 0)
+    below = [_power(atom, -power) for atom, power in powers if power < 0]
+    under = f"/{below[0]}" if len(below) == 1 else f"/({''.join(below)})" if below else ""
+    return (figure(number) if number != 1 or not above else "") + above + under
+
+
+def _power(atom: Atom, power: int) -> str:
+    return str(atom) + ("" if power == 1 else "²" if power == 2 else f"^{power}")
+
+
+def figure(number: Number) -> str:
+    """A whole number as it is, of another one four digits: 12, 6.031."""
+    return f"{number}" if Fraction(number).denominator == 1 else f"{float(number):.4g}"
+
+
+def form(value: Form | Number) -> Form:
+    """A number as a form."""
+    if isinstance(value, Form):
+        return value
+    return Form((((), Fraction(value)),) if value else ())
+
+
+def symbol(letter: str) -> Form:
+    return Form(((((letter, 1),), Fraction(1)),))
+
+
+def symbols(letters: str) -> list[Form]:
+    """A form for each of these letters, with blanks between."""
+    return [symbol(letter) for letter in letters.split()]
+
+
+def group(kind: str, *parts: Form) -> Form:
+    """A `Group` as a form."""
+    return Form(((((Group(kind, parts), 1),), Fraction(1)),))
+
+
+def ring(ranks: Form) -> Form:
+    """(n - 1) / n: what a member of a group of n sends of a payload that goes round once."""
+    return group("ring", ranks)
+
+
+def total(forms: Iterable[Form]) -> Form:
+    """Their sum."""
+    return sum(forms, Form())
