@@ -62,8 +62,8 @@ def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck
 def _live_inputs(config: RunConfig, stage: int, blocks: int) -> int | None:
     """Inputs that a stage holds at most; None where chunks that keep unlike numbers are live."""
     parallel, pp = config.parallel, config.mesh.pp
-    chunks = parallel.num_chunks
-    sizes = config.layers_by_chunk(config.model.layers)[stage::pp]
+    chunks, layers = parallel.num_chunks, config.layers_by_chunk(config.model.layers)
+    sizes = [layers[number] for number in config.chunks.of_stage(stage)]
     if len(set(sizes)) > 1 or (chunks > 1 and config.memory.again.every > 1):
         return None
     schedule = parallel.pipeline_schedule

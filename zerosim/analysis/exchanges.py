@@ -64,7 +64,7 @@ def _tensor_forms(config: RunConfig, share: Share) -> dict[str, Form]:
         calls = share.layers * times
         nbytes = formulas.all_reduce_sent(calls * config.model.vocab, mesh.tp, pairs=pairs) * stats
         return {"all_reduce": Form(nbytes, nbytes, times_of(moved * calls, "V"))}
-    first, last = share.stage == 0, share.stage == mesh.pp - 1
+    first, last = share.stage == 0, share.stage == config.chunks.last_stage
     again, bsh = _run_again(config, share), border_numel(config)
     loss = formulas.LOSS_CALLS * times * last
     of_loss = formulas.all_reduce_sent(loss * bsh // config.model.hidden, mesh.tp, pairs=pairs) * stats

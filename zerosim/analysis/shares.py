@@ -68,10 +68,11 @@ def share_of(result: RunResult, stage: int) -> Share:
     tied = next(iter(layout.flats)) if result.tied_numel else ""
     if tied:
         units.append(layout.flats[tied].unit)
-    chunks = [range(len(units))]
+    runs, lie = [range(len(units))], config.chunks
     if pp > 1:
-        sizes = config.layers_by_chunk(sum(map(is_block, units)))
-        chunks = cut_units(units, sizes, is_block)[stage::pp]
+        runs = cut_units(units, config.layers_by_chunk(sum(map(is_block, units))), is_block)
+    chunks = [runs[number] for number in lie.of_stage(stage)]
+    is_alone = lie.last_stage == 0  # the table and the head are on one stage
     names = layout.stages[stage]
     return Share(
         stage=stage,
@@ -79,8 +80,8 @@ def share_of(result: RunResult, stage: int) -> Share:
         numels={name: layout.flats[name].num_parameters for name in names},
         whole={name: _padded(config, [weight.numel for weight in layout.flats[name].weights]) for name in names},
         units=tuple(dict.fromkeys(layout.flats[name].unit for name in names)),
-        tied=tied if pp == 1 else "",
-        ends=tied if pp > 1 and tied in names else "",
+        tied=tied if is_alone and tied in names else "",
+        ends="" if is_alone or tied not in names else tied,
         chunks=tuple(tuple(units[i] for i in chunk) for chunk in chunks),
     )
 
@@ -259,8 +260,8 @@ def _is_wrapped(config: RunConfig, unit: str) -> bool:
 def _used_twice(result: RunResult, share: Share) -> list[str]:
     """The unit of each forward whose last unit is used next once more, as the stage's schedule has it."""
     config = result.config
-    order, chunks = SCHEDULES[config.parallel.pipeline_schedule], config.parallel.num_chunks
-    actions = Pipeline(config.mesh.pp, share.stage, order=order, chunks=chunks).actions(config.data.accumulate)
+    order = SCHEDULES[config.parallel.pipeline_schedule]
+    actions = Pipeline(config.chunks, share.stage, order=order).actions(config.data.accumulate)
     by_module, flats, found = config.gathering.by_module, result.layout.flats, []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]

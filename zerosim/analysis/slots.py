@@ -11,9 +11,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.errors import InputError
-from zerosim.parallel.schedule import Action, Forward
-
-FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2
+from zerosim.parallel.schedule import Action, needs
+from zerosim.placement.stages import Chunks
 
 
 class Slot(NamedTuple):
@@ -24,36 +23,35 @@ class Slot(NamedTuple):
     stop: int
 
 
-def slots_of(lists: Sequence[Sequence[Action]]) -> list[list[Slot]]:
-    """By stage its actions in their order. Raises: InputError for lists that get stuck."""
-    waiting, stages = [list(actions)[::-1] for actions in lists], len(lists)
-    chunks = 1 + max(action.chunk for actions in lists for action in actions)
+def slots_of(lists: Sequence[Sequence[Action]], lie: Chunks | None = None) -> list[list[Slot]]:
+    """By stage its actions in their order; `lie`: where chunks lie, unless in rounds.
+
+    Raises: InputError for lists that get stuck.
+    """
+    waiting, chunks = [list(actions)[::-1] for actions in lists], lie or _in_rounds(lists)
     placed: list[list[Slot]] = [[] for _ in lists]
-    ends: dict[tuple[bool, int, int], int] = {}  # (forward, slot, place along the whole model): when it is over
+    ends: dict[tuple[str, int, int], int] = {}  # (letter, micro-batch, chunk of the model): when it is over
     while any(waiting):
         before = sum(map(len, placed))
         for stage, actions in enumerate(waiting):
             while actions:
-                needed = _needed(actions[-1], stage, stages, chunks)
-                if needed is not None and needed not in ends:
+                number = chunks.number(stage, actions[-1].chunk)
+                letters, other = needs(actions[-1], number, chunks.last) or ("", 0)
+                over = [ends[key] for letter in letters if (key := (letter, actions[-1].slot, other)) in ends]
+                if letters and not over:
                     break
                 action, own = actions.pop(), placed[stage]
-                start = max(own[-1].stop if own else 0, 0 if needed is None else ends[needed])
-                stop = start + (FORWARD_SLOTS if isinstance(action, Forward) else BACKWARD_SLOTS)
-                own.append(Slot(action, start, stop))
-                ends[isinstance(action, Forward), action.slot, action.chunk * stages + stage] = stop
+                start = max(over + [slot.stop for slot in own[-1:]], default=0)
+                own.append(Slot(action, start, start + action.length))
+                ends[action.letter, action.slot, number] = own[-1].stop
         if sum(map(len, placed)) == before:
             stuck = (f"stage {stage} before {actions[-1]}" for stage, actions in enumerate(waiting) if actions)
             raise InputError(f"every stage waits for another: {', '.join(stuck)}")
     return placed
 
 
-def _needed(action: Action, stage: int, stages: int, chunks: int) -> tuple[bool, int, int] | None:
-    """What has to be over first: the previous chunk's forward, the next one's backward, or the own forward."""
-    place, last = action.chunk * stages + stage, stages * chunks - 1
-    if isinstance(action, Forward):
-        return (True, action.slot, place - 1) if place else None
-    return (False, action.slot, place + 1) if place < last else (True, action.slot, place)
+def _in_rounds(lists: Sequence[Sequence[Action]]) -> Chunks:
+    return Chunks(len(lists), 1 + max(action.chunk for actions in lists for action in actions))
 
 
 def counted_bubble(slots: Sequence[Sequence[Slot]]) -> Fraction:

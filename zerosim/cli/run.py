@@ -74,8 +74,8 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     title = f"{STAGES[config.parallel.zero_stage]:6}"
     if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
-    stage = config.mesh.ranks // config.mesh.pp
-    reporting = max(0, here - (config.mesh.ranks - stage))  # losses come out on the last stage, the highest ranks
+    each, last = config.mesh.ranks // config.mesh.pp, config.chunks.last_stage
+    reporting = min(max(0, here - last * each), each)  # losses come out on the stage of the last chunk
     with progress_on(stream, reporting, steps, title, quiet=quiet) as progress:
         return run(config, progress=progress)
 

@@ -95,7 +95,8 @@ def check_pipeline(
     cut_layers(
         layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word
     )
-    if parallel.pipeline == "interleaved" and data.accumulate % pp:
+    least, step = parallel.micro_batches(pp)
+    if data.accumulate % step:
         near = max(1, round(data.accumulate / pp)) * pp
         raise wrong(
             "accumulate", f" {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
@@ -107,10 +108,11 @@ def check_pipeline(
 
 def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> str:
     """'pp 2': the most stages that are possible with the rest as it is; if none are, a model of more layers."""
-    ends, interleaves = 2 * parallel.balance_ends, parallel.pipeline == "interleaved"
+    ends = 2 * parallel.balance_ends
     for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
         uneven = mesh.ranks % replace(mesh.others, pp=pp).world_size, (layers + ends) % (pp * parallel.num_chunks)
-        if uneven == (0, 0) and not (interleaves and data.accumulate % pp):
+        least, step = parallel.micro_batches(pp)
+        if uneven == (0, 0) and data.accumulate >= least and not data.accumulate % step:
             return f"pp {pp}"
     chunks = mesh.pp * parallel.num_chunks
     return f"{word} {2 * chunks - ends if ends else chunks}"

@@ -151,6 +151,10 @@ class ParallelConfig(Part):
         """As given, or 1f1b."""
         return self.pipeline or "1f1b"
 
+    def micro_batches(self, stages: int) -> tuple[int, int]:
+        """The fewest micro-batches that the schedule takes, and the step to the next number that it takes."""
+        return (stages, stages) if self.pipeline == "interleaved" else (1, 1)
+
     @property
     def num_chunks(self) -> int:
         """Chunks of layers on each pipeline rank."""

@@ -23,7 +23,7 @@ from zerosim.config.parts import OPTIONS, PARTS, DataConfig, MemoryConfig, Preci
 from zerosim.config.zero import Gathering, GradMemory, Reduction
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
-from zerosim.placement.stages import cut_layers
+from zerosim.placement.stages import Chunks, cut_layers
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
@@ -72,12 +72,17 @@ class RunConfig:
         """Whether tp's ranks keep parts of blocks' inputs (Pa). Under sequence parallelism they have parts already."""
         return self.memory.partition_activations and not self.parallel.sequence_parallel
 
+    @property
+    def chunks(self) -> Chunks:
+        """Where a pipeline's chunks of layers lie."""
+        return Chunks(self.mesh.pp, self.parallel.num_chunks)
+
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
         parallel, is_flat = self.parallel, self.model.family == "flat"
         return cut_layers(
             layers,
-            self.mesh.pp * parallel.num_chunks,
+            self.chunks.last + 1,
             given=parallel.layers_given,
             balance_ends=parallel.balance_ends,
             has_ends=not is_flat,

@@ -25,6 +25,7 @@ from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
 from zerosim.parallel.schedule import Action, Backward, Forward, check_step, schedule
+from zerosim.placement.stages import Chunks
 
 PURPOSE = "activations"
 FORWARD, BACKWARD = 0, 1
@@ -62,65 +63,68 @@ def _one_by_one(forwards: list[Action], backwards: list[Action], warm_up: int) -
     return actions + backwards[len(forwards) - warm_up :]
 
 
+ONE_CHUNK = Chunks()
 Schedule = Callable[[int, int, int, int], list[Action]]
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved})
 
 
 class Pipeline:
-    """One rank's place in a pipeline of `size` ranks, and its borders with the next and the previous stage."""
+    """One rank's place in a pipeline: the stage `index` of those that hold `chunks`, and its borders with others."""
 
     def __init__(
-        self, size: int = 1, index: int = 0, comm: Comm | None = None, *, order: Schedule = one_f_one_b, chunks: int = 1
+        self, chunks: Chunks = ONE_CHUNK, index: int = 0, comm: Comm | None = None, *, order: Schedule = one_f_one_b
     ) -> None:
-        self.size = size
-        self.index = index
         self.chunks = chunks
+        self.index = index
         self._order = order
         self._comm = comm
-        self._sent: dict[int, Work[Any]] = {}
+        self._sent: dict[tuple[int, int], Work[Any]] = {}
 
     def actions(self, micro_batches: int) -> list[Action]:
         """This rank's step. Raises: InputError where its schedule's list is no step."""
-        if self.size == 1:
+        size, each = self.chunks.stages, self.chunks.each
+        if size == 1:
             return schedule(1, 0, micro_batches)
-        actions = self._order(self.size, self.index, micro_batches, self.chunks)
-        check_step(actions, f"stage {self.index} of {self.size}", micro_batches, self.chunks)
+        actions = self._order(size, self.index, micro_batches, each)
+        check_step(actions, f"stage {self.index} of {size}", micro_batches, each)
         return actions
 
     def is_first(self, chunk: int) -> bool:
         """Whether token ids come in here."""
-        return self.index == 0 and chunk == 0
+        return self._number(chunk) == 0
 
     def is_last(self, chunk: int) -> bool:
         """Whether the loss comes out here."""
-        return self.index == self.size - 1 and chunk == self.chunks - 1
+        return self._number(chunk) == self.chunks.last
 
     def receive(self, action: Action, shape: tuple[int, ...], dtype: DType) -> Buffer:
-        """What an action begins with: the previous stage's output, or the next one's gradient."""
-        direction, name = self._message(action, 0)
+        """What an action begins with: the previous chunk's output, or the gradient of the next one's input."""
+        number = self._number(action.chunk)
+        source, direction, name = self._message(action, number - action.sends, number)
         kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
-        return self.comm.recv(shape, dtype, self._neighbour(-1, direction), kind, PURPOSE, tag=direction, name=name)
+        return self.comm.recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
 
     def send(self, action: Action, buffer: Buffer) -> None:
         """Send on what an action ends with; the buffer lives until it has arrived."""
-        direction, name = self._message(action, 1)
-        self._wait(direction)
-        target = self._neighbour(1, direction)
-        self._sent[direction] = self.comm.launch_send(buffer, target, PURPOSE, tag=direction, name=name)
+        number = self._number(action.chunk) + action.sends
+        target, direction, name = self._message(action, number, number)
+        self._wait(target, direction)
+        work = self.comm.launch_send(buffer, target, PURPOSE, tag=direction, name=name)
+        self._sent[target, direction] = work
 
     def finish(self) -> None:
         """All that was sent has arrived."""
-        for direction in list(self._sent):
-            self._wait(direction)
+        for target, direction in list(self._sent):
+            self._wait(target, direction)
 
     def tell(self, token: int | None, device: Device) -> int:
         """The token that the last stage has chosen, on every stage."""
-        if self.size == 1:
+        if self.chunks.stages == 1:
             assert token is not None
             return token
         told = device.alloc((1,), int64, Kind.TEMP)
         device.kernel(0, device.backend.fill, told.array, float(token or 0))
-        self.comm.broadcast(told, self.size - 1, purpose="control")
+        self.comm.broadcast(told, self.chunks.last_stage, purpose="control")
         return int(device.backend.to_host(told.array)[0])
 
     @property
@@ -128,20 +132,19 @@ class Pipeline:
         assert self._comm is not None, "a pipeline of one stage has no borders"
         return self._comm
 
-    def _message(self, action: Action, after: int) -> tuple[int, str]:
-        """The direction of a message before (0) or `after` (1) an action, and what both ends call it: stages that are
-        not at the same micro-batch find out, rather than train on another one's."""
-        number = action.chunk * self.size + self.index  # of all chunks, in the model's order
-        if isinstance(action, Forward):
-            return FORWARD, f"micro-batch {action.slot} into chunk {number + after}"
-        return BACKWARD, f"micro-batch {action.slot} back into chunk {number - after}"
+    def _number(self, chunk: int) -> int:
+        return self.chunks.number(self.index, chunk)
 
-    def _wait(self, direction: int) -> None:
-        if direction in self._sent:
-            self._sent.pop(direction).wait()
+    def _message(self, action: Action, other: int, into: int) -> tuple[int, int, str]:
+        """The stage of the `other` chunk, the direction of a message between them, and what both ends call it: stages
+        that are not at the same micro-batch find out, rather than train on another one's."""
+        back = " back" if action.sends < 0 else ""
+        name = f"micro-batch {action.slot}{back} into chunk {into}"
+        return self.chunks.stage(other), BACKWARD if back else FORWARD, name
 
-    def _neighbour(self, step: int, direction: int) -> int:
-        return (self.index + (step if direction == FORWARD else -step)) % self.size
+    def _wait(self, target: int, direction: int) -> None:
+        if (target, direction) in self._sent:
+            self._sent.pop((target, direction)).wait()
 
 
 ONE_STAGE = Pipeline()

@@ -6,9 +6,11 @@ list (`train/engine.py`); a strategy sees the uses of units that follow from it,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from zerosim.errors import InputError
 
@@ -17,22 +19,83 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """All units of this stage, or of one `chunk` of its units, in order, on micro-batch `slot`."""
+class Action:
+    """One chunk of a pipeline stage's units, on micro-batch `slot`. Each kind of action is a class:
+
+    letter      its name in a list: F, B, I, W, as in PyTorch's
+    sends       1: the output goes to the next chunk; -1: the input's gradient goes to the previous one; 0: nothing
+    follows     letter of the action on the same slot and chunk that must come before it
+    length      slots that it takes
+    keeps       how many more are live after it: whole activations of a chunk, and the part that weight gradients read
+    gathers     it reads the parameters
+    completes   the weights' gradients of the micro-batch are complete when it ends
+    """
 
     slot: int
     chunk: int = 0
+    letter: ClassVar[str]
+    name: ClassVar[str]
+    sends: ClassVar[int]
+    follows: ClassVar[str]
+    length: ClassVar[int]
+    keeps: ClassVar[tuple[int, int]]
+    gathers: ClassVar[bool] = True
+    completes: ClassVar[bool] = False
+
+    @staticmethod
+    def turns(units: Sequence[Unit]) -> Iterator[Unit]:
+        """The units of a chunk, or their leaf modules, in the order in which this kind of action uses them."""
+        return (turn for unit in reversed(units) for turn in unit.turns_back())
 
 
-@dataclass(frozen=True, slots=True)
-class Backward:
-    """All units of this stage, or of one `chunk` of its units, in reverse order, on micro-batch `slot`."""
+class Forward(Action):
+    """Run a chunk of this stage's units, in order."""
 
-    slot: int
-    chunk: int = 0
+    letter, name, sends, follows, length, keeps = "F", "forward", 1, "", 1, (1, 0)
+
+    @staticmethod
+    def turns(units: Sequence[Unit]) -> Iterator[Unit]:
+        return (turn for unit in units for turn in unit.turns())
 
 
-Action = Forward | Backward
+class Backward(Action):
+    """Make all gradients of a chunk of this stage's units, in reverse order."""
+
+    letter, name, sends, follows, length, keeps = "B", "backward", -1, "F", 2, (-1, 0)
+    completes = True
+
+
+KINDS: Mapping[str, type[Action]] = MappingProxyType({kind.letter: kind for kind in (Forward, Backward)})
+
+
+def needs(action: Action, number: int, last: int) -> tuple[str, int] | None:
+    """What must be over before an action of chunk `number` of the whole model, which ends with chunk `last`.
+
+    Gives letters, any one of which will do, and the number of their chunk; None where nothing is needed.
+    """
+    if action.sends > 0:
+        return (action.letter, number - 1) if number else None
+    if action.sends < 0 and number < last:
+        return "BI", number + 1
+    return action.follows, number
+
+
+class Live(NamedTuple):
+    """Chunks of micro-batches that a stage holds: `whole` with all activations, M_B each; `weights` with those that
+    weight gradients read, M_W each."""
+
+    whole: int
+    weights: int
+
+    @property
+    def total(self) -> int:
+        return self.whole + self.weights
+
+
+def live(actions: Sequence[Action]) -> list[Live]:
+    """Count what is live after each action."""
+    whole, weights = zip(*(action.keeps for action in actions), strict=True)
+    return [Live(*counts) for counts in zip(accumulate(whole), accumulate(weights), strict=True)]
 
 
 class Use(NamedTuple):
@@ -64,7 +127,7 @@ def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1)
         raise InputError(f"{whose}: its schedule gave a {type(actions).__name__}, expected a list of actions")
     done: set[Action] = set()
     for action in actions:
-        if not isinstance(action, Forward | Backward):
+        if type(action) not in KINDS.values():
             raise InputError(f"{whose}: {action!r} is no action, expected Forward(slot) or Backward(slot)")
         if action.slot not in range(micro_batches) or action.chunk not in range(chunks):
             raise InputError(
@@ -72,11 +135,11 @@ def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1)
             )
         if action in done:
             raise InputError(f"{whose}: {action} comes twice")
-        if isinstance(action, Backward) and Forward(action.slot, action.chunk) not in done:
-            raise InputError(f"{whose}: {action} comes before its forward")
+        if action.follows and (before := KINDS[action.follows])(action.slot, action.chunk) not in done:
+            raise InputError(f"{whose}: {action} comes before its {before.name}")
         done.add(action)
     every = (
-        way(slot, chunk) for chunk in range(chunks) for slot in range(micro_batches) for way in (Forward, Backward)
+        kind(slot, chunk) for chunk in range(chunks) for slot in range(micro_batches) for kind in (Forward, Backward)
     )
     missing = next((action for action in every if action not in done), None)
     if missing is not None:
@@ -88,12 +151,7 @@ def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
 
     By leaf module the turns are those of the leaves; a block that runs again has its leaves' forward in a backward.
     """
-    return [
-        Use(turn, action)
-        for action in actions
-        for unit in (chunks[action.chunk] if isinstance(action, Forward) else reversed(chunks[action.chunk]))
-        for turn in (unit.turns() if isinstance(action, Forward) else unit.turns_back())
-    ]
+    return [Use(turn, action) for action in actions for turn in action.turns(chunks[action.chunk])]
 
 
 class Timetable:
@@ -103,16 +161,19 @@ class Timetable:
     def __init__(self) -> None:
         self.uses: Sequence[Use] = ()
         self.at = 0  # uses that have begun
-        self.last = True  # this is the step's last micro-batch
+        self.last = True  # this is the chunk's last micro-batch of the step
+        self._last: Mapping[int, int] = {}  # by chunk its slot
 
     def begin(self, uses: Sequence[Use]) -> None:
         """A step begins, in which units are used in this order, that of `uses_of`."""
         self.uses, self.at = uses, 0
+        self._last = {use.action.chunk: use.action.slot for use in uses if use.action.completes}
 
     def enter(self) -> None:
         """The next use begins."""
         if self.at < len(self.uses):
-            self.last = self.uses[self.at].action.slot == self.uses[-1].action.slot
+            action = self.uses[self.at].action
+            self.last = action.slot == self._last[action.chunk]
             self.at += 1
 
     @property

@@ -1,11 +1,51 @@
-"""Which layers each pipeline stage holds: runs of the model's units, in its order. Pure."""
+"""Which layers each pipeline stage holds: runs of the model's units, in its order; chunks of them, where a stage has
+several. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from zerosim.errors import wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Where the chunks of a model lie: `each` on every one of so many pipeline `stages`, numbered in the model's order.
+
+    in rounds        on stages 0 1 .. p-1, then 0 1 .. p-1 again   (interleaved 1F1B)
+    back and forth   on stages 0 1 .. p-1, then p-1 .. 1 0         (`turns_back`: ZB-V)
+    """
+
+    stages: int = 1
+    each: int = 1
+    turns_back: bool = False
+
+    @property
+    def last(self) -> int:
+        """The number of the model's last chunk."""
+        return self.stages * self.each - 1
+
+    @property
+    def last_stage(self) -> int:
+        """The stage with the loss. The first chunk is always on stage 0."""
+        return self.stage(self.last)
+
+    def number(self, stage: int, chunk: int) -> int:
+        """Of a stage's chunk, from 0."""
+        return chunk * self.stages + self._turned(chunk, stage)
+
+    def stage(self, number: int) -> int:
+        """The stage of a chunk of the model."""
+        return self._turned(*divmod(number, self.stages))
+
+    def of_stage(self, stage: int) -> list[int]:
+        """Numbers of a stage's chunks."""
+        return [self.number(stage, chunk) for chunk in range(self.each)]
+
+    def _turned(self, chunk: int, at: int) -> int:
+        return self.stages - 1 - at if self.turns_back and chunk % 2 else at
 
 
 def cut_layers(

@@ -136,7 +136,7 @@ def build_rank(
     if mesh.pp > 1:
         stage = mesh.index(ctx.rank, "pp")
         order = schedule or SCHEDULES[parallel.pipeline_schedule]
-        pipeline = Pipeline(mesh.pp, stage, groups("pp"), order=order, chunks=parallel.num_chunks)
+        pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order)
         model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     strategy.join(groups, layout_of(config, whole, strategy, is_trained), config.grads)

@@ -71,11 +71,11 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None, is_trained: IsT
 
 def stage_chunks(config: RunConfig, whole: Model) -> list[list[range]]:
     """For each pipeline stage the runs of the whole model's units that it holds."""
-    pp, chunks = config.mesh.pp, config.parallel.num_chunks
+    chunks = config.chunks
     names = [unit.name for unit in whole.units]
     sizes = config.layers_by_chunk(sum(is_block(name) for name in names))
     runs = cut_units(names, sizes, is_block)
-    return [[runs[chunk * pp + stage] for chunk in range(chunks)] for stage in range(pp)]
+    return [[runs[number] for number in chunks.of_stage(stage)] for stage in range(chunks.stages)]
 
 
 def layout_of(

@@ -1,9 +1,11 @@
 """A plan for many microbatches out of two short ones.
 
-In a pipeline of p stages, from p + 1 microbatches on (interleaved: 3p), one more adds its loss to 1F1B's memory, all
-that it keeps to GPipe's, and the same traffic to both: every figure of a moment grows by a constant. So plan p + 1 and
-p + 2 of them (interleaved: 3p and 4p) and extend the rest. Without a pipeline plan 3 and 4: the first microbatch fills
-gradient buffers, the second still finds what the first left in flight, and the third is like every later one.
+In a long step most microbatches are alike: one more adds its loss to 1F1B's memory, all that it keeps to GPipe's, and
+the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches for all that
+differ, those at the beginning of the schedule and those at its end, then one period more, and extend the rest. The
+schedule's list says how many that is (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved. Without a pipeline
+plan 3 and 4: the first microbatch fills gradient buffers, the second still finds what the first left in flight, and
+the third is like every later one.
 
 Another moment may be the highest when microbatches are many: under GPipe the optimizer's step with 3, a backward with
 128. So the line of every moment is extended, and the peak is the highest of them. A moment of an early microbatch has
@@ -17,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 from zerosim.config import RunConfig
 from zerosim.device.device import Phase
@@ -25,16 +28,53 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import Moment, Snapshot
 from zerosim.ledger.traffic import TrafficRow
+from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.parallel.schedule import Forward, live
 from zerosim.train.result import RankMemory, RunResult
 
 Key = TypeVar("Key")
 
 
+class Steady(NamedTuple):
+    """Where a pipeline's schedule is steady, read off its list: the fewest microbatches that have all of it, a period;
+    slots whose forwards, and whose backwards, are unlike later ones; whether more of them are live in a longer step."""
+
+    few: int
+    period: int
+    forwards: int
+    backwards: int
+    grows: bool
+
+
+def steady(config: RunConfig) -> Steady:
+    """An action is like that of the slot one period later if the same action comes before it, as many slots away; the
+    first backward fills gradient buffers besides. The first and the last stage have the most that are unlike."""
+    chunks, order = config.chunks, SCHEDULES[config.parallel.pipeline_schedule]
+    pp, period = chunks.stages, config.parallel.micro_batches(chunks.stages)[1]
+    if pp == 1:
+        return Steady(3, 1, 1, 1, grows=False)
+    count, few, first = 8 * pp, max(pp, 2) + 1, {True: 1, False: 1}
+    for stage in {0, pp - 1}:
+        actions, before = order(pp, stage, count, chunks.each), dict[tuple[str, int], list[object]]()
+        for last, action in pairwise([None, *actions]):
+            assert action is not None
+            of = before.setdefault((action.letter, action.chunk), [])
+            of.append(last and (last.letter, last.chunk, last.slot - action.slot))
+        for (letter, _), found in before.items():
+            unlike = [slot for slot in range(count - period) if found[slot] != found[slot + period]]
+            is_forward = letter == Forward.letter
+            front = max((slot + 1 for slot in unlike if slot < count // 2), default=0) + (not is_forward)
+            back = max((count - period - slot for slot in unlike if slot >= count // 2), default=0)
+            few = max(few, period * (-(-(front + back) // period) + 1))
+            first[is_forward] = max(first[is_forward], -(-front // period) * period)
+    longer = (live(order(pp, 0, times * count, chunks.each)) for times in (1, 2))
+    grows = len({max(counts.total for counts in of) for of in longer}) > 1
+    return Steady(few, period, first[True], first[False], grows)
+
+
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
     """Pairs of microbatch counts to plan in place of `accumulate`, the shortest first."""
-    pp, wanted = config.mesh.pp, config.data.accumulate
-    interleaved = config.parallel.pipeline_schedule == "interleaved"
-    few, step = (3 * pp, pp) if interleaved else (max(pp, 2) + 1, 1)
+    wanted, (few, step, *_) = config.data.accumulate, steady(config)
     counts_live = config.memory.allocator == "exact"  # what another one reserves need not grow by a constant
     while counts_live and wanted > few + step:
         yield few, few + step
@@ -53,7 +93,7 @@ def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult
         try:
             few, more = (planned(config.replace(accumulate=count)) for count in counts)
         except OutOfMemory:
-            if config.parallel.pipeline_schedule != "gpipe":
+            if not steady(config).grows:
                 raise
             return None  # more live microbatches may be refused at an earlier moment
         if (result := extended(config, few, more)) is not None:
@@ -133,10 +173,10 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
 def _twin(moment: Moment, config: RunConfig, steps: int) -> Moment:
     """Find a moment of a short plan in one with `steps` more microbatches, by its slot: from the first, or the last.
 
-    Of the first slots are those whose forward or backward is unlike later ones. The last ones begin behind them."""
-    pp, schedule = config.mesh.pp, config.parallel.pipeline_schedule if config.mesh.pp > 1 else "1f1b"
-    forwards, backwards = {"1f1b": (pp, 1), "gpipe": (pp, 2), "interleaved": (2 * pp, pp)}[schedule]
-    first = forwards if moment.phase in (Phase.FORWARD, Phase.CURVATURE_FORWARD) else backwards
+    Forwards and backwards of the first slots are unlike later ones. The last ones begin behind them."""
+    is_forward = moment.phase in (Phase.FORWARD, Phase.CURVATURE_FORWARD)
+    unlike = steady(config)
+    first = unlike.forwards if is_forward else unlike.backwards
     return moment if moment.slot < first else moment._replace(slot=moment.slot + steps)
 
 

@@ -175,7 +175,8 @@ class Experiment:
     ) -> RunResult:
         """What the ranks returned and their ledgers counted, as one."""
         mesh = self.layout.mesh
-        data_ranks = [mesh.group(rank, "pp")[-1] for rank in mesh.first_ranks(*DATA)]  # where losses come out
+        last = self.config.chunks.last_stage  # where losses come out
+        data_ranks = [mesh.group(rank, "pp")[last] for rank in mesh.first_ranks(*DATA)]
         return collect(
             self.config,
             self.model,
