@@ -11,12 +11,12 @@ import pytest
 
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.exchanges import check_exchanges
-from zerosim.analysis.formulas import bubble, live_micro_batches
+from zerosim.analysis.formulas import bubble, live_micro_batches, live_weights
 from zerosim.analysis.shares import alike_stages, extra_of, itemsizes, letters_of, shares_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
-from zerosim.parallel.schedule import Forward
+from zerosim.parallel.schedule import live
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
@@ -156,13 +156,11 @@ def test_stages_that_are_alike_stand_together() -> None:
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_live_micro_batches_follow_from_the_schedules(kind: str) -> None:
     """What is alive at once in each stage's list of actions is the closed form."""
-    chunks = 3 if kind == "interleaved" else 1
+    chunks = {"interleaved": 3, "zb-v": 2}.get(kind, 1)
     for stages in (2, 3, 4):
-        for micro_batches in (stages, 2 * stages, 4 * stages):
+        for micro_batches in (stages, 2 * stages, 4 * stages)[kind == "zb-v" :]:
             for stage in range(stages):
-                live = most = 0
-                for action in SCHEDULES[kind](stages, stage, micro_batches, chunks):
-                    live += 1 if isinstance(action, Forward) else -1
-                    most = max(most, live)
-                assert most == live_micro_batches(kind, stage, stages, micro_batches, chunks)
+                most = max(live(SCHEDULES[kind](stages, stage, micro_batches, chunks)))
+                assert most.whole == live_micro_batches(kind, stage, stages, micro_batches, chunks)
+                assert most.weights == live_weights(kind, stage)
     assert bubble(4, 8) == bubble(4, 4, 2)

@@ -6,21 +6,29 @@ from itertools import pairwise
 
 import pytest
 
-from zerosim.analysis.formulas import bubble
-from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.analysis.formulas import bubble, own_span_bubble
+from zerosim.analysis.slots import counted_bubble, counted_own_span, slots_of
 from zerosim.errors import InputError
 from zerosim.parallel.pipeline import SCHEDULES, one_f_one_b
 from zerosim.parallel.schedule import Backward, Forward
+from zerosim.placement.stages import Chunks
 
 
-@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
-@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("stages", [2, 3, 4, 5, 8])
 def test_the_bubble_is_that_of_the_papers(kind: str, stages: int) -> None:
-    for chunks in (2, 3) if kind == "interleaved" else (1,):
-        for micro_batches in (stages, 2 * stages, 3 * stages):
-            slots = slots_of([SCHEDULES[kind](stages, stage, micro_batches, chunks) for stage in range(stages)])
-            assert counted_bubble(slots) == bubble(stages, micro_batches, chunks)
-            assert all(len(own) == 2 * micro_batches * chunks for own in slots)
+    """By makespan, and by own span: zb-v has none of the latter, and H1 loses p-1-i slots on stage i."""
+    apart = kind in ("zb-h1", "zb-v")
+    for chunks in {"interleaved": (2, 3), "zb-v": (2,)}.get(kind, (1,)):
+        for micro_batches in (stages, 2 * stages, 3 * stages)[kind == "zb-v" :]:
+            lists = [SCHEDULES[kind](stages, stage, micro_batches, chunks) for stage in range(stages)]
+            slots = slots_of(lists, Chunks(stages, chunks, turns_back=kind == "zb-v"))
+            assert counted_bubble(slots) == bubble(stages, micro_batches, chunks, kind)
+            assert counted_own_span(slots) == own_span_bubble(stages, micro_batches, chunks, kind)
+            assert all(len(own) == (3 if apart else 2) * micro_batches * chunks for own in slots)
+            if kind == "zb-h1":
+                idle = [own[-1].stop - own[0].start - 3 * micro_batches for own in slots]
+                assert idle == [stages - 1 - stage for stage in range(stages)]
 
 
 def test_nothing_runs_before_what_it_needs() -> None:

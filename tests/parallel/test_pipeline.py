@@ -6,90 +6,101 @@ p stages, m micro-batches, v chunks of layers on each rank; stage i from 0.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from zerosim.config import RunConfig
+from zerosim.config.parallel import ParallelConfig
 from zerosim.device.events import Event, Free, Save
 from zerosim.errors import Deadlock, InputError, Mismatch
 from zerosim.parallel.pipeline import BACKWARD, FORWARD, SCHEDULES
-from zerosim.parallel.schedule import Action, Backward, Forward
+from zerosim.parallel.schedule import Action, Backward, Forward, InputGrad, Live, WeightGrad, live
+from zerosim.placement.stages import Chunks
 from zerosim.stepper import debug
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
 KINDS = list(SCHEDULES)
+APART = ("zb-h1", "zb-v")
+"""Input gradients first, weight gradients later."""
 
 
 def sizes(kind: str, stages: Sequence[int], slots: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """(p, m, v) that a schedule takes."""
     for p in stages:
+        fewest, step = ParallelConfig(pipeline=kind).micro_batches(p)
         for m in slots:
-            if kind != "interleaved":
-                yield p, m, 1
-            elif m % p == 0:
-                yield from ((p, m, v) for v in chunks)
+            if m >= fewest and m % step == 0:
+                yield from ((p, m, v) for v in {"interleaved": chunks, "zb-v": (2,)}.get(kind, (1,)))
 
 
 def lists(kind: str, p: int, m: int, v: int = 1) -> list[list[Action]]:
     return [SCHEDULES[kind](p, stage, m, v) for stage in range(p)]
 
 
-def peak_in(actions: Sequence[Action]) -> int:
-    """The most micro-batches (of chunks) that are forward and not yet backward."""
-    live = peak = 0
-    for action in actions:
-        live += 1 if isinstance(action, Forward) else -1
-        peak = max(peak, live)
-    return peak
+def chunks_of(kind: str, p: int, v: int) -> Chunks:
+    return Chunks(p, v, turns_back=kind == "zb-v")
 
 
-def expected_peak(kind: str, p: int, stage: int, m: int, v: int) -> int:
+def expected_peak(kind: str, p: int, stage: int, m: int, v: int) -> Live:
+    """The most micro-batches (of chunks) that are live, whole and with what their weight gradients read."""
     if kind == "gpipe":
-        return m
+        return Live(m, 0)
     if kind == "1f1b":
-        return min(m, p - stage)
-    return min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1)
+        return Live(min(m, p - stage), 0)
+    if kind == "zb-h1":
+        return Live(p - stage, stage)
+    if kind == "zb-v":
+        return Live(2 * p, 0)
+    return Live(min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1), 0)
 
 
 # -- the lists ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_slot_and_chunk_goes_forward_and_then_backward_once(kind: str) -> None:
+    ways = (Forward, InputGrad, WeightGrad) if kind in APART else (Forward, Backward)
     for p, m, v in sizes(kind, range(2, 9), range(1, 25), (1, 2, 3, 4)):
         for stage, actions in enumerate(lists(kind, p, m, v)):
-            assert len(actions) == len(set(actions)) == 2 * m * v
+            assert len(actions) == len(set(actions)) == len(ways) * m * v
             place = {action: at for at, action in enumerate(actions)}
             for chunk in range(v):
-                forward, backward = ([place[way(slot, chunk)] for slot in range(m)] for way in (Forward, Backward))
-                assert forward == sorted(forward)  # both in micro-batch order
-                assert backward == sorted(backward)
-                assert all(there < back for there, back in zip(forward, backward, strict=True))
-            assert peak_in(actions) == expected_peak(kind, p, stage, m, v)
+                turns = [[place[way(slot, chunk)] for slot in range(m)] for way in ways]
+                for turn in turns:
+                    assert turn == sorted(turn)  # each in micro-batch order
+                for one, other in pairwise(turns):
+                    assert all(there < back for there, back in zip(one, other, strict=True))
+            peak = expected_peak(kind, p, stage, m, v)
+            assert max(live(actions), key=lambda counts: (counts.total, counts.whole)) == peak
+            assert live(actions)[-1] == (0, 0)
 
 
 def test_first_stages_of_an_interleaved_pipeline_hold_most() -> None:
     """pv + p - 1 chunks from 2p micro-batches on: L (1 + (p-1)/(pv)) layers."""
     for p, m, v in sizes("interleaved", range(2, 9), range(4, 25), (2, 3, 4)):
         if m >= 2 * p:
-            assert peak_in(lists("interleaved", p, m, v)[0]) == p * v + p - 1
+            assert max(live(lists("interleaved", p, m, v)[0])) == (p * v + p - 1, 0)
 
 
 # -- a run of the lists ---------------------------------------------------------------------------------
-Cost = tuple[int, int]
-"""Slots that a forward and a backward of a chunk take."""
+Cost = Mapping[type[Action], int]
+"""Slots that each action of a chunk takes."""
+EQUAL: Cost = {Forward: 1, Backward: 1, InputGrad: 1, WeightGrad: 1}
+TWICE: Cost = {Forward: 1, Backward: 2, InputGrad: 1, WeightGrad: 1}
 
 
-def played(programs: Sequence[Sequence[Action]], v: int = 1, cost: Cost = (1, 1)) -> list[int] | None:
+def played(programs: Sequence[Sequence[Action]], chunks: Chunks | None = None, cost: Cost = TWICE) -> list[int] | None:
     """When each stage ends, by the executor's rule; None where they get stuck.
 
-    Each action receives, computes, waits until what it sent in this direction before has arrived, and sends.
+    Each action receives, computes, waits until what it sent to that stage in this direction before has arrived, and
+    sends.
     """
     p, clock = len(programs), [0] * len(programs)
-    steps = [_steps(stage, p, v, actions, cost) for stage, actions in enumerate(programs)]
+    steps = [_steps(stage, chunks or Chunks(p), actions, cost) for stage, actions in enumerate(programs)]
     todo = [next(each, None) for each in steps]
-    on_the_way: dict[tuple[int, int, int], deque[tuple[int, Action]]] = {}  # (from, to, direction)
+    on_the_way: dict[tuple[int, int, int], deque[tuple[int, Any]]] = {}  # (from, to, direction)
     arrived: dict[tuple[int, int, int], list[int]] = {}  # when, message by message
     sent: dict[tuple[int, int, int], int] = {}
     moved = True
@@ -118,23 +129,23 @@ def played(programs: Sequence[Sequence[Action]], v: int = 1, cost: Cost = (1, 1)
     return clock if not any(todo) else None
 
 
-def _steps(stage: int, p: int, v: int, actions: Sequence[Action], cost: Cost) -> Iterator[tuple[str, Any, Any]]:
-    """What the executor does: (verb, (from, to, direction), action as its sender names it, or slots)."""
+def _steps(stage: int, chunks: Chunks, actions: Sequence[Action], cost: Cost) -> Iterator[tuple[str, Any, Any]]:
+    """What the executor does: (verb, (from, to, direction), micro-batch and chunk that it goes into, or slots)."""
     keys = set()
     for action in actions:
-        way: type[Action] = type(action)
-        direction, step = (FORWARD, 1) if way is Forward else (BACKWARD, -1)
-        source, target = (stage - step) % p, (stage + step) % p
-        is_first, is_last = (stage, action.chunk) == (0, 0), (stage, action.chunk) == (p - 1, v - 1)
-        starts, ends = (is_first, is_last) if way is Forward else (is_last, is_first)
-        if not starts:
-            wraps = stage == (0 if way is Forward else p - 1)
-            yield "receive", (source, stage, direction), way(action.slot, action.chunk - step * wraps)
-        yield "compute", None, cost[direction]
-        if not ends:
-            keys.add(key := (stage, target, direction))
-            yield "wait", key, None
-            yield "send", key, action
+        number, ahead = chunks.number(stage, action.chunk), action.sends
+        direction = FORWARD if ahead > 0 else BACKWARD
+        for verb, other, into in (("receive", number - ahead, number), ("send", number + ahead, number + ahead)):
+            neighbour = chunks.stage(other) if ahead and 0 <= other <= chunks.last else stage
+            if verb == "send":
+                yield "compute", None, cost[type(action)]
+            if neighbour == stage:
+                continue  # an end of the model, a weight gradient, or the turn back
+            key = (neighbour, stage, direction) if verb == "receive" else (stage, neighbour, direction)
+            if verb == "send":
+                keys.add(key)
+                yield "wait", key, None
+            yield verb, key, (action.slot, into)
     for key in sorted(keys):
         yield "wait", key, None
 
@@ -143,17 +154,20 @@ def _steps(stage: int, p: int, v: int, actions: Sequence[Action], cost: Cost) ->
 def test_no_schedule_gets_stuck(kind: str) -> None:
     """Every message is also the one that its receiver expects: a border carries no names."""
     for p, m, v in sizes(kind, range(2, 9), range(1, 25), (1, 2, 3, 4)):
-        assert played(lists(kind, p, m, v), v) is not None, (p, m, v)
+        assert played(lists(kind, p, m, v), chunks_of(kind, p, v)) is not None, (p, m, v)
 
 
-@pytest.mark.parametrize("cost", [(1, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("cost", [EQUAL, TWICE], ids=["equal", "twice"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bubble(kind: str, cost: Cost) -> None:
-    """(p-1)/m of the time that the slots take; interleaved (p-1)/(v m), for a slot is then 1/v of a stage."""
+    """(p-1)/m of the time that the slots take; interleaved (p-1)/(v m), for a slot is then 1/v of a stage; where weight
+    gradients are apart, a third of that."""
     for p, m, v in sizes(kind, range(2, 9), range(1, 25), (1, 2, 4)):
-        ends, busy = played(lists(kind, p, m, v), v, cost), m * v * sum(cost)
+        apart = kind in APART
+        busy = m * v * (3 if apart else cost[Forward] + cost[Backward])
+        ends = played(lists(kind, p, m, v), chunks_of(kind, p, v), cost)
         assert ends is not None
-        assert (max(ends) - busy) * v * m == (p - 1) * busy, (p, m, v)
+        assert (max(ends) - busy) * v * m * (3 if apart else 1) == (p - 1) * busy, (p, m, v)
 
 
 WRONG = {
@@ -200,6 +214,13 @@ def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart() -> None:
         ([Forward(2)], "Forward(slot=2, chunk=0), where there are 2 micro-batches, 1 chunks, from 0"),
         ([Forward(0), Forward(0)], "Forward(slot=0, chunk=0) comes twice"),
         ([Backward(0)], "Backward(slot=0, chunk=0) comes before its forward"),
+        ([Forward(0), WeightGrad(0)], "WeightGrad(slot=0, chunk=0) comes before its input gradient"),
+        ([Forward(0), InputGrad(0), Backward(0)], "Backward(slot=0, chunk=0) comes twice"),
+        ([Forward(0), InputGrad(0), WeightGrad(0), Forward(1), InputGrad(1)], "WeightGrad(slot=1, chunk=0) is missing"),
+        (
+            [way(slot) for way in (Forward, InputGrad) for slot in (0, 1)] + [WeightGrad(1), WeightGrad(0)],
+            "weight gradients come in another order than input gradients; choose the same",
+        ),
         ([Forward(0), Forward(1), Backward(0)], "Backward(slot=1, chunk=0) is missing"),
     ],
     ids=lambda value: str(value)[-20:],
@@ -239,16 +260,31 @@ def most_live(events: Sequence[Event], units: set[str]) -> int:
     return most
 
 
-CASES = [("gpipe", 3, 5, 1), ("1f1b", 3, 5, 1), ("1f1b", 4, 2, 1), ("interleaved", 2, 4, 2), ("interleaved", 2, 2, 2)]
-MORE_CASES = [("1f1b", 4, 8, 1), ("gpipe", 4, 8, 1), ("interleaved", 4, 8, 2), ("interleaved", 2, 6, 3)]
+CASES = [
+    ("zb-h1", 3, 5, 1),
+    ("zb-v", 2, 4, 2),
+    ("gpipe", 3, 5, 1),
+    ("1f1b", 3, 5, 1),
+    ("1f1b", 4, 2, 1),
+    ("interleaved", 2, 4, 2),
+    ("interleaved", 2, 2, 2),
+]
+MORE_CASES = [
+    ("zb-h1", 4, 8, 1),
+    ("zb-v", 4, 8, 2),
+    ("1f1b", 4, 8, 1),
+    ("gpipe", 4, 8, 1),
+    ("interleaved", 4, 8, 2),
+    ("interleaved", 2, 6, 3),
+]
 
 
 @pytest.mark.parametrize(("kind", "p", "m", "v"), CASES + MORE_CASES)
 def test_so_many_micro_batches_are_live(kind: str, p: int, m: int, v: int) -> None:
     config = RunConfig(**{**SMALL, "layers": p * v, "tie_embeddings": False}, ranks=p, pp=p, accumulate=m, stage=1)
-    config = config.replace(pipeline=kind, virtual_stages=v if v > 1 else None)
+    config = config.replace(pipeline=kind, virtual_stages=v if kind == "interleaved" else None)
     keeps: dict[str, Any] = dict(keep_events=True)
     result = run(config, **keeps) if (kind, p, m, v) in CASES else plan(config, every_rank=True, **keeps)
     for stage in range(p):
-        units = {f"h.{chunk * p + stage}" for chunk in range(v)}
-        assert most_live(result.events[stage], units) == expected_peak(kind, p, stage, m, v)
+        units = {f"h.{number}" for number in config.chunks.of_stage(stage)}
+        assert most_live(result.events[stage], units) == expected_peak(kind, p, stage, m, v).total

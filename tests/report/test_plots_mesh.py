@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
+from zerosim.analysis.formulas import bubble
 from zerosim.analysis.slots import slots_of
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.placement.stages import Chunks
 from zerosim.report.plots import memory_figure, schedule_figure
 from zerosim.report.plots.by_stage import memory_bars, traffic_formulas
 from zerosim.report.plots.style import contrast
@@ -36,18 +38,20 @@ def test_memory_by_pipeline_stage() -> None:
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)])
 def test_a_schedule_is_drawn_slot_by_slot(kind: str, chunks: int, theme: str) -> None:
-    slots = slots_of([SCHEDULES[kind](4, stage, 8, chunks) for stage in range(4)])
+    lists = [SCHEDULES[kind](4, stage, 8, chunks) for stage in range(4)]
+    slots = slots_of(lists, Chunks(4, chunks, turns_back=kind == "zb-v"))
     figure = schedule_figure(slots, kind, theme=theme)
     drawn = {str(patch.get_gid()): (patch.get_x(), patch.get_width()) for patch in figure.axes[0].patches}  # type: ignore[attr-defined]
-    assert len(drawn) == 4 * 2 * 8 * chunks
+    assert len(drawn) == sum(map(len, lists))
     for stage, own in enumerate(slots):
         for action, start, stop in own:
-            name = f"stage{stage}.{type(action).__name__[0]}{action.slot}.{action.chunk}"
+            name = f"stage{stage}.{action.letter}{action.slot}.{action.chunk}"
             assert drawn[name] == (start, stop - start)
     text = " ".join(each.get_text() for each in figure.findobj(Text))  # type: ignore[attr-defined]
-    assert ("3/16" if chunks > 1 else "3/8") in text
+    assert f"= {bubble(4, 8, chunks, kind)}" in text
+    assert ("By own span: 0" in text) == (kind == "zb-v")
     assert "which it is not" not in text
     paper = "#ffffff" if theme == "light" else "#10151b"
     for patch in figure.axes[0].patches:
@@ -61,7 +65,7 @@ def test_the_command_writes_the_picture_and_its_numbers(tmp_path: Path, capsys: 
     flags = ["--pp", "4", "--ranks", "4", "--accumulate", "8"]
     assert main(["plot", "schedule", *flags, "-o", str(out), "--json", str(figures)]) == 0
     values = json.loads(figures.read_text(encoding="utf-8"))
-    assert values["bubble"] == {"counted": "3/8", "formula": "3/8"}
+    assert values["bubble"] == {"counted": "3/8", "formula": "3/8", "own_span": "3/8"}
     assert len(values["stages"]) == 4
     assert values["stages"][3][0] == {"what": "forward", "micro_batch": 0, "chunk": 0, "start": 3, "stop": 4}
     assert out.read_bytes().startswith(b"<?xml")

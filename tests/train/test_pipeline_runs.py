@@ -71,6 +71,15 @@ EXACT: list[dict[str, Any]] = [
     sizes(LLAMA, ranks=4, pp=2, stage=3, pipeline="interleaved", recompute="full", precision="bf16"),
     sizes(FLAT, ranks=5, pp=5, stage=0),
     sizes(FLAT, ranks=4, pp=2, stage=2, partition="owner", units=8, pipeline="interleaved", virtual_stages=4),
+    sizes(GPT, ranks=4, pp=4, stage=1, pipeline="zb-h1", dropout=0.1, precision="bf16", clip_norm=0.5),
+    sizes(
+        GPT, ranks=2, pp=2, stage=3, pipeline="zb-h1", initial_scale_power=18, hysteresis=1, precision="fp16", steps=4
+    ),
+    sizes(GPT, ranks=4, pp=2, stage=3, pipeline="zb-h1", gather="module", recompute="full", recipe="deepspeed"),
+    sizes(GPT, ranks=4, pp=2, stage=3, pipeline="zb-v", recipe="fsdp2", precision="bf16", prefetch=1),
+    sizes(GPT, ranks=8, pp=2, tp=2, stage=3, pipeline="zb-v", sequence_parallel=True, recompute="selective"),
+    sizes(LLAMA, ranks=4, pp=2, tp=2, stage=2, pipeline="zb-h1", loss="chunked"),
+    sizes(FLAT, ranks=4, pp=2, stage=2, partition="owner", pipeline="zb-v", stage_layers="1,1,2,1"),
 ]
 MORE_EXACT: list[dict[str, Any]] = [
     sizes(GPT, ranks=4, pp=4, stage=0, layers=6, balance_ends=True, optimizer="sgd", momentum=0.9, lr=0.1),
@@ -78,6 +87,9 @@ MORE_EXACT: list[dict[str, Any]] = [
     sizes(GPT, ranks=8, pp=2, stage=2, dp_replicate=2, replica_reduction="micro_batch"),
     sizes(LLAMA, ranks=4, pp=2, tp=2, stage=1, pipeline="gpipe", precision="fp64"),
     sizes(FLAT, ranks=6, pp=3, stage=3, stage_layers="1,1,3", pipeline="gpipe", precision="bf16"),
+    sizes(GPT, ranks=2, pp=2, stage=1, pipeline="zb-h1", optimizer="muon", overlap="reduce"),
+    sizes(GPT, ranks=4, pp=2, stage=2, pipeline="zb-v", optimizer="sophia", recompute="full"),
+    sizes(LLAMA, ranks=8, pp=2, dp_replicate=2, stage=3, pipeline="zb-v", overlap="all", precision="bf16"),
 ]
 
 
@@ -118,6 +130,9 @@ TIED: list[dict[str, Any]] = [
     dict(ranks=6, pp=3, stage=2, stage_layers="1,2,1"),
     dict(ranks=4, pp=2, tp=2, stage=1, sequence_parallel=True),
     dict(ranks=8, pp=2, dp_replicate=2, stage=3, replica_reduction="micro_batch"),
+    dict(ranks=2, pp=2, stage=1, pipeline="zb-h1"),
+    dict(ranks=4, pp=2, stage=3, pipeline="zb-v"),
+    dict(ranks=4, pp=2, stage=0, pipeline="zb-v", persistent_grads=True),
 ]
 
 
@@ -160,6 +175,9 @@ def sent(result: RunResult, rank: int, purpose: str) -> int:
         sizes(GPT, ranks=8, pp=2, tp=2, stage=1),
         sizes(GPT, ranks=8, pp=2, tp=4, heads=4, stage=1, sequence_parallel=True),
         sizes(GPT, ranks=8, pp=2, tp=2, sequence_parallel=True, stage=2, pipeline="interleaved", precision="bf16"),
+        sizes(GPT, ranks=4, pp=4, stage=1, pipeline="zb-h1"),
+        sizes(GPT, ranks=4, pp=2, stage=3, pipeline="zb-v", accumulate=5),
+        sizes(GPT, ranks=3, pp=3, stage=0, layers=6, pipeline="zb-v", accumulate=6),
     ],
     ids=named,
 )
@@ -172,11 +190,13 @@ def test_each_micro_batch_crosses_each_border_once_in_each_direction(fields: dic
     for rank in range(config.mesh.ranks):
         stage = config.mesh.axes.index(rank, "pp")
         forward, backward = v - (stage == p - 1), v - (stage == 0)
+        if config.chunks.turns_back:  # both ends of the model are on stage 0, and stage p - 1 hands on to itself
+            forward = backward = v - (stage in (0, p - 1))
         assert sent(result, rank, "activations") == m * border * (forward + backward)
         assert sent(result, rank, "states") == 0
     pipelines = config.mesh.ranks // p
     assert sum(sent(result, rank, "activations") for rank in range(config.mesh.ranks)) == (
-        2 * m * border * (p * v - 1) * pipelines
+        2 * m * border * (p * v - 1 - config.chunks.turns_back) * pipelines
     )
 
 
@@ -196,6 +216,8 @@ SHAPES: list[dict[str, Any]] = [
     dict(ranks=12, pp=2, tp=2, stage=2, collective="ring", hidden=12, accumulate=2),
     dict(ranks=8, pp=4, tp=2, stage=3, sequence_parallel=True, saves="megatron", dropout=0.1),
     dict(ranks=12, pp=4, stage=2, partition="owner", tie_embeddings=False, hidden=10),
+    dict(ranks=8, pp=4, stage=3, pipeline="zb-h1", precision="bf16", clip_norm=0.5),
+    dict(ranks=8, pp=2, tp=2, stage=3, pipeline="zb-v", sequence_parallel=True, recompute="full"),
 ]
 
 

@@ -50,7 +50,8 @@ def _forms(config: RunConfig, share: Share, passes: int) -> Iterator[tuple[tuple
             yield (op, "tp"), (form, _divides(config))
     if mesh.pp > 1:
         micro_batches = config.data.accumulate * passes
-        count = formulas.border_sends(share.stage, mesh.pp, config.parallel.num_chunks) * micro_batches
+        chunks, order = config.parallel.num_chunks, config.parallel.pipeline_schedule
+        count = formulas.border_sends(share.stage, mesh.pp, chunks, order) * micro_batches
         cut = mesh.tp if config.parallel.sequence_parallel else 1
         nbytes = Fraction(count * border_numel(config) * itemsizes(config)[0], cut)
         yield ("send", "pp"), (Form(nbytes, nbytes, times_of(count, "bsh/t" if cut > 1 else "bsh")), True)

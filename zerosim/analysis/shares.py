@@ -19,7 +19,6 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.parallel.pipeline import SCHEDULES, Pipeline
-from zerosim.parallel.schedule import Backward
 from zerosim.placement.spec import FlatSpec, WeightSpec, is_block, unit_of
 from zerosim.placement.stages import cut_units
 from zerosim.train.result import RunResult
@@ -266,10 +265,10 @@ def _used_twice(result: RunResult, share: Share) -> list[str]:
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]
         modules = {flats[name].module for name in share.numels if flats[name].unit in units}
-        turns = isinstance(following, Backward) or len(modules) == 1  # or forward begins again where it ended
+        turns = following.sends < 0 or len(modules) == 1  # or forward begins again where it ended
         if by_module and _is_wrapped(config, units[-1]):
             continue  # its second forward comes first
-        if not isinstance(action, Backward) and following.chunk == action.chunk and turns:
+        if action.sends > 0 and following.gathers and following.chunk == action.chunk and turns:
             found.append(units[-1])
     return found
 

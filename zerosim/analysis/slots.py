@@ -1,4 +1,5 @@
-"""A pipeline's schedule in slots: when each action runs where a forward takes one slot and a backward two.
+"""A pipeline's schedule in slots: when each action runs where a forward takes one slot and a backward two, or one for
+the input's gradient and one for the weights'.
 
 Read off lists such as the engine runs (`parallel/pipeline.py`): an action starts when its stage is free and what it
 needs is there, and sending takes no time. Not seconds.
@@ -55,7 +56,17 @@ def _in_rounds(lists: Sequence[Sequence[Action]]) -> Chunks:
 
 
 def counted_bubble(slots: Sequence[Sequence[Slot]]) -> Fraction:
-    """Idle slots of a stage until the last one is done, over the slots that its actions take; the same on each."""
+    """By makespan: idle slots of a stage until the last one is done, over the slots that its actions take; the same on
+    each."""
     end = max(own[-1].stop for own in slots)
-    busy = sum(slot.stop - slot.start for slot in slots[0])
-    return Fraction(end - busy, busy)
+    return Fraction(end - _busy(slots[0]), _busy(slots[0]))
+
+
+def counted_own_span(slots: Sequence[Sequence[Slot]]) -> Fraction:
+    """By own span: idle slots of a stage between its first action and its last; of the stage that has most."""
+    idle = max(own[-1].stop - own[0].start - _busy(own) for own in slots)
+    return Fraction(idle, _busy(slots[0]))
+
+
+def _busy(own: Sequence[Slot]) -> int:
+    return sum(slot.stop - slot.start for slot in own)

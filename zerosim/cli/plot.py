@@ -250,9 +250,8 @@ def _addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
 
 def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.analysis.formulas import bubble
-    from zerosim.analysis.slots import counted_bubble, slots_of
+    from zerosim.analysis.slots import counted_bubble, counted_own_span, slots_of
     from zerosim.parallel.pipeline import SCHEDULES
-    from zerosim.parallel.schedule import Forward
     from zerosim.report.plots import schedule_figure
 
     mesh, kind, chunks = config.mesh, config.parallel.pipeline_schedule, config.parallel.num_chunks
@@ -266,11 +265,11 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
             f" {batches}: {num_slots:,} forwards and backwards, one picture holds at most {MOST_SLOTS:,}; "
             f"choose {max(1, MOST_SLOTS // (2 * mesh.pp * chunks))} or fewer, or fewer stages",
         )
-    slots = slots_of([order(mesh.pp, stage, batches, chunks) for stage in range(mesh.pp)])
+    slots = slots_of([order(mesh.pp, stage, batches, chunks) for stage in range(mesh.pp)], config.chunks)
     rows = [
         [
             {
-                "what": "forward" if isinstance(slot.action, Forward) else "backward",
+                "what": slot.action.name,
                 "micro_batch": slot.action.slot,
                 "chunk": slot.action.chunk,
                 "start": slot.start,
@@ -280,7 +279,11 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
         ]
         for own in slots
     ]
-    share = {"counted": str(counted_bubble(slots)), "formula": str(bubble(mesh.pp, config.data.accumulate, chunks))}
+    share = {
+        "counted": str(counted_bubble(slots)),
+        "formula": str(bubble(mesh.pp, batches, chunks, kind)),
+        "own_span": str(counted_own_span(slots)),
+    }
     figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)
     return figure, {"schedule": kind, "bubble": share, "stages": rows}
 

@@ -85,7 +85,8 @@ def check_pipeline(
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
     chunks = pp * parallel.num_chunks
     if chunks > layers:
-        each = f" x virtual_stages {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
+        name = "virtual_stages" if parallel.pipeline == "interleaved" else "chunks"
+        each = f" x {name} {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
         raise wrong(
             "pp",
             f" {pp}{each}: more than the model's {word}, {layers}; choose "
@@ -95,11 +96,18 @@ def check_pipeline(
     cut_layers(
         layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word
     )
-    least, step = parallel.micro_batches(pp)
+    fewest, step = parallel.micro_batches(pp)
     if data.accumulate % step:
         near = max(1, round(data.accumulate / pp)) * pp
         raise wrong(
             "accumulate", f" {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
+        )
+    if data.accumulate < fewest:
+        times = "" if fewest == pp else f"{fewest // pp} x "
+        raise wrong(
+            "accumulate",
+            f" {data.accumulate}: {parallel.pipeline} wants at least {times}pp {pp} micro-batches; choose {fewest}, or "
+            "--pipeline 1f1b",
         )
     if parallel.partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
         right = "pass --no-tie-embeddings" if OPTIMIZERS[optim.optimizer].cut == "matrices" else "choose slices"
@@ -111,8 +119,8 @@ def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelCo
     ends = 2 * parallel.balance_ends
     for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
         uneven = mesh.ranks % replace(mesh.others, pp=pp).world_size, (layers + ends) % (pp * parallel.num_chunks)
-        least, step = parallel.micro_batches(pp)
-        if uneven == (0, 0) and data.accumulate >= least and not data.accumulate % step:
+        fewest, step = parallel.micro_batches(pp)
+        if uneven == (0, 0) and data.accumulate >= fewest and not data.accumulate % step:
             return f"pp {pp}"
     chunks = mesh.pp * parallel.num_chunks
     return f"{word} {2 * chunks - ends if ends else chunks}"

@@ -118,14 +118,14 @@ class ParallelConfig(Part):
         False, "with --sequence-parallel: gathered inputs are kept for backward, not gathered again"
     )
     pipeline: str | None = option(
-        None, "with --pp: the order of forwards and backwards", choices=("gpipe", "1f1b", "interleaved"),
-        shown="1f1b",
+        None, "with --pp: the order of forwards and backwards",
+        choices=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"), shown="1f1b",
     )  # fmt: skip
     virtual_stages: int | None = option(
         None, "with --pipeline interleaved: chunks of layers on each rank", low=1, high=4096, metavar="V", shown="2"
     )
     stage_layers: str | None = option(
-        None, "with --pp: layers of each stage (interleaved: of each chunk, in the model's order), such as 3,4,4,3",
+        None, "with --pp: layers of each stage (with several chunks: of each, in the model's order), such as 3,4,4,3",
         metavar="L,L,...", shown="as many on each",
     )  # fmt: skip
     balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
@@ -153,12 +153,13 @@ class ParallelConfig(Part):
 
     def micro_batches(self, stages: int) -> tuple[int, int]:
         """The fewest micro-batches that the schedule takes, and the step to the next number that it takes."""
-        return (stages, stages) if self.pipeline == "interleaved" else (1, 1)
+        fewest = {"interleaved": stages, "zb-h1": stages, "zb-v": 2 * stages}.get(self.pipeline_schedule, 1)
+        return fewest, stages if self.pipeline == "interleaved" else 1
 
     @property
     def num_chunks(self) -> int:
         """Chunks of layers on each pipeline rank."""
-        return (self.virtual_stages or 2) if self.pipeline == "interleaved" else 1
+        return {"interleaved": self.virtual_stages or 2, "zb-v": 2}.get(self.pipeline_schedule, 1)
 
     @property
     def layers_given(self) -> list[int] | None:

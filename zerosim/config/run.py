@@ -75,7 +75,7 @@ class RunConfig:
     @property
     def chunks(self) -> Chunks:
         """Where a pipeline's chunks of layers lie."""
-        return Chunks(self.mesh.pp, self.parallel.num_chunks)
+        return Chunks(self.mesh.pp, self.parallel.num_chunks, turns_back=self.parallel.pipeline == "zb-v")
 
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
-from zerosim.tensor.tensor import Tensor
+from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Grads = tuple[Buffer | None, ...]
+
+
+def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
+    """A weight's gradient, made now. None where a pipeline's action wants the input's alone: then it is made later, and
+    `make` holds on to what it reads."""
+    if isinstance(weight, Parameter) and weight.flat.later is not None:
+        weight.flat.postpone(weight.index, make)
+        return None
+    return make()
+
+
+def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:
+    """The gradient of a bias that was added to each row."""
+
+    def make() -> Buffer:
+        dbias, rows = bias.new_grad(), rows_of(grad.array)
+        grad.device.kernel(rows.size, grad.device.backend.column_sum, rows, dbias.array)
+        return dbias
+
+    return weight_grad(bias, make)
 
 
 def rows_of(array: Array) -> Array:

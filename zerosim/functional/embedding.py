@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, like, rows_of
+from zerosim.functional.common import Grads, like, rows_of, weight_grad
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
@@ -20,10 +20,13 @@ class Embedding:
     first: int = 0
 
     def backward(self, grad: Buffer) -> Grads:
-        dweight = self.weight.new_grad()
-        arrays = grad.array, self.ids.array, dweight.array
-        grad.device.kernel(grad.numel, grad.device.backend.embedding_backward, *arrays, self.first)
-        return (dweight,)
+        def make() -> Buffer:
+            dweight = self.weight.new_grad()
+            arrays = grad.array, self.ids.array, dweight.array
+            grad.device.kernel(grad.numel, grad.device.backend.embedding_backward, *arrays, self.first)
+            return dweight
+
+        return (weight_grad(self.weight, make),)
 
 
 def embedding(ids: Buffer, weight: Operand) -> Tensor:

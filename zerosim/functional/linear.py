@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, like, rows_of
+from zerosim.functional.common import Grads, bias_grad, like, rows_of, weight_grad
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
@@ -31,14 +32,15 @@ class Linear:
             dx = self.x.new_grad()
             across = weight if self.transposed else weight.T
             device.kernel(flops, k.matmul, rows, across, rows_of(dx.array))
-        dweight = self.weight.new_grad()
-        left, right = (rows.T, x) if self.transposed else (x.T, rows)
-        device.kernel(flops, k.matmul, left, right, dweight.array)
-        if self.bias is None:
-            return dx, dweight
-        dbias = self.bias.new_grad()
-        device.kernel(rows.size, k.column_sum, rows, dbias.array)
-        return dx, dweight, dbias
+
+        def make() -> Buffer:
+            dweight, x, rows = self.weight.new_grad(), rows_of(self.x.array), rows_of(grad.array)
+            left, right = (rows.T, x) if self.transposed else (x.T, rows)
+            device.kernel(flops, k.matmul, left, right, dweight.array)
+            return dweight
+
+        dweight = weight_grad(self.weight, make)
+        return (dx, dweight) if self.bias is None else (dx, dweight, bias_grad(self.bias, grad))
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Tensor:
@@ -85,14 +87,14 @@ class PackedLinear:
     weights: Sequence[Operand]
 
     def backward(self, grad: Buffer) -> Grads:
-        x = rows_of(self.x.array)
-        dweights = []
-        for weight, columns in _columns(self.weights, grad):
-            dweight = weight.new_grad()
-            flops = 2 * x.shape[0] * weight.array.size
-            grad.device.kernel(flops, grad.device.backend.matmul, columns.T, x, dweight.array)
-            dweights.append(dweight)
+        dweights = [weight_grad(weight, partial(self._grad_of, i, grad)) for i, weight in enumerate(self.weights)]
         return self._grad_of_x(grad) if self.x.requires_grad else None, *dweights
+
+    def _grad_of(self, index: int, grad: Buffer) -> Buffer:
+        x, (weight, columns) = rows_of(self.x.array), list(_columns(self.weights, grad))[index]
+        dweight = weight.new_grad()
+        grad.device.kernel(2 * x.size * columns.shape[1], grad.device.backend.matmul, columns.T, x, dweight.array)
+        return dweight
 
     def _grad_of_x(self, grad: Buffer) -> Buffer:
         """The maps' shares, added in their order: each is rounded as a map of its own would be."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
-from zerosim.functional.common import Grads, rows_of
+from zerosim.functional.common import Grads, rows_of, weight_grad
 from zerosim.models.builder import Builder
 from zerosim.models.model import Model
 from zerosim.nn import Unit
@@ -65,6 +65,10 @@ class AddColumns:
         self.part = part
 
     def backward(self, grad: Buffer) -> Grads:
+        dweight = weight_grad(self.weight, partial(self._grad_of_weight, grad))
+        return (dweight,) if self.starts else (grad, dweight)
+
+    def _grad_of_weight(self, grad: Buffer) -> Buffer:
         device, k = grad.device, grad.device.backend
         dweight = self.weight.new_grad()
         total = device.alloc(grad.shape[-1:], compute_dtype(grad.dtype), Kind.TEMP)
@@ -74,7 +78,7 @@ class AddColumns:
         for run, first in _runs(dweight.array, self.part, total.numel):
             columns = total.array[first : first + run.shape[-1]]
             device.kernel(run.size, k.multiply, columns, self.scale, run)
-        return (dweight,) if self.starts else (grad, dweight)
+        return dweight
 
 
 def add_columns(

@@ -19,7 +19,7 @@ from zerosim.device.device import Buffer, Device, Phase
 from zerosim.dtypes import DType
 from zerosim.nn.unit import Unit
 from zerosim.placement.spec import unit_of
-from zerosim.tensor.autograd import Node, Sink, backward
+from zerosim.tensor.autograd import Node, Sink
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Parameter, Tensor, apply
 
@@ -28,6 +28,8 @@ class Turns(Protocol):
     """What counts the turns of a step."""
 
     def enter(self) -> None: ...
+    @property
+    def defers(self) -> bool: ...
 
 
 class Hooks(Protocol):
@@ -38,6 +40,7 @@ class Hooks(Protocol):
     def pre_forward(self, unit: Unit) -> None: ...
     def post_forward(self, unit: Unit) -> None: ...
     def pre_backward(self, unit: Unit) -> None: ...
+    def post_input_grad(self, unit: Unit) -> None: ...
     def post_backward(self, unit: Unit) -> None: ...
 
 
@@ -107,10 +110,11 @@ class LeafRule:
             if hooks is not None:
                 hooks.timetable.enter()
                 hooks.pre_backward(module)
-            backward(self.node, [grad])
+            defers = hooks is not None and hooks.timetable.defers
+            module.walk(self.node, [grad], grad.device.where.slot, defers=defers)
             dx = self.sink.take()
             if hooks is not None:
-                hooks.post_backward(module)
+                (hooks.post_input_grad if defers else hooks.post_backward)(module)
         return (dx,)
 
 

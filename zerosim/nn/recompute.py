@@ -40,10 +40,13 @@ class Recompute(Unit):
         with device.no_grad():
             return self.unit.forward(x, slot)
 
-    def backward(self, grads: list[Buffer], slot: int = 0) -> None:
+    def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         """Forward once more, of which only the graph is wanted; then the unit's backward."""
         self.unit.forward(Tensor(self._kept.pop(slot)()), slot)
-        self.unit.backward(grads, slot)
+        self.unit.backward(grads, slot, defers=defers)
+
+    def backward_weights(self, slot: int = 0) -> None:
+        self.unit.backward_weights(slot)
 
     def forget(self) -> None:
         """Drop kept inputs, and graphs, that no backward will want."""

@@ -6,6 +6,7 @@ one micro-batch's forward and backward may lie apart.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -42,7 +43,9 @@ class Unit:
         self.leaves: Sequence[Unit] = () if isinstance(flat, Flat) else flat.leaves
         self.function = function
         self.reduces = reduces
+        self.defers = True  # a pipeline's schedule may make its weights' gradients apart from its input's
         self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
+        self._later: dict[int, deque[Callable[[], None]]] = {}
 
     @property
     def flat(self) -> Flat:
@@ -80,15 +83,32 @@ class Unit:
             self._under_way[slot] = (leaf, y.node)
         return Tensor(y.buffer)
 
-    def backward(self, grads: list[Buffer], slot: int = 0) -> None:
+    def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         """Collect the parameters' gradients; the output's gradient in `grads` gives way to the input's.
 
-        (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.)
+        (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.) `defers`: parameters'
+        gradients are left for `backward_weights`.
         """
         leaf, node = self._under_way.pop(slot)
-        backward(node, grads)
+        self.walk(node, grads, slot, defers=defers)
         if leaf is not None:
             grads.append(leaf.take())
+
+    def walk(self, node: Node | Sink, grads: list[Buffer], slot: int, *, defers: bool) -> None:
+        """Go back through a graph of this unit's layers."""
+        if defers:
+            self._later[slot] = deque()
+        for flat in self.flats:
+            flat.later = self._later[slot] if defers else None
+        backward(node, grads)
+        for flat in self.flats:
+            flat.later = None
+
+    def backward_weights(self, slot: int = 0) -> None:
+        """Make and collect the parameters' gradients that backward has left; each lets go of what it has read."""
+        later = self._later.pop(slot)
+        while later:
+            later.popleft()()
 
     def forget(self) -> None:
         """Drop graphs that no backward will walk."""

@@ -175,7 +175,7 @@ class Elements(Prefetch):
     _queue: deque[tuple[int, Use, Flat]] = field(default_factory=deque)  # the step's uses that were not looked at yet
 
     def begin(self, timetable: Timetable) -> None:
-        self._queue = deque((at, use, flat) for at, use in enumerate(timetable.uses) for flat in use.unit.flats)
+        self._queue = deque((at, use, flat) for at, use in enumerate(timetable.uses) for flat in use.gathers)
 
     def launch(self, gathered: Gathered) -> None:
         if not self._queue:

@@ -6,9 +6,19 @@ A schedule is a pure list of one stage's actions in a step (m micro-batches, p s
     1f1b          p-i-1 forwards, then one forward, one backward; min(m, p-i)  (PipeDream-flush, 2104.04473, 2.2.1)
     interleaved   a rank has v chunks of layers, stages i, p+i, 2p+i ...; chunks of a layer live at once, for m >= 2p:
                   2(p-i-1) + (v-1)p + 1                                        (2104.04473, 2.2.2)
+    zb-h1         1F1B whose weight gradients come i micro-batches later and fill the last stages' waits; live are
+                  (p-i) M_B + i M_W                                            (2401.10241, 2.2; m >= p)
+    zb-v          two chunks a rank, back and forth, stages i and 2p-1-i: 2p chunks on every stage
+                                                                               (2401.10241, 6; m >= 2p)
 
-    bubble, in slots        (p-1)/m of the time that the slots take; interleaved (p-1)/(v m)
-    volume per micro-batch  b s h elements over each border and direction; interleaved v times as many borders
+    bubble, in slots        (p-1)/m of the time that the slots take; interleaved (p-1)/(v m), zb-h1 (p-1)/(3m),
+                            zb-v (p-1)/(6m)
+    volume per micro-batch  b s h elements over each border and direction; v times as many borders with v chunks, save
+                            zb-v's turn on the last stage
+
+M_B are all activations of a chunk and micro-batch, M_W those that its weight gradients read: inputs of linear maps and
+gradients of their outputs. What recompute made again is among them: a weight gradient that comes later keeps it. The
+head's comes at once, in the input gradient: p - 1 pending ones would hold the logits' gradient each, b s V.
 
 A stage sends its output on and receives the next one's gradient. Of what it sends, at most one message in each
 direction is under way: it waits for that before it sends the next.
@@ -16,6 +26,7 @@ direction is under way: it waits for that before it sends the next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +35,15 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
-from zerosim.parallel.schedule import Action, Backward, Forward, check_step, schedule
+from zerosim.parallel.schedule import (
+    Action,
+    Backward,
+    Forward,
+    InputGrad,
+    WeightGrad,
+    check_step,
+    schedule,
+)
 from zerosim.placement.stages import Chunks
 
 PURPOSE = "activations"
@@ -55,6 +74,45 @@ def interleaved(num_stages: int, stage: int, micro_batches: int, chunks: int = 1
     return _one_by_one(forwards, backwards, warm_up)
 
 
+def zb_h1(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    """Weight gradients begin after `stage` input gradients; what is left of them comes at the end."""
+    actions: list[Action] = []
+    for action in one_f_one_b(num_stages, stage, micro_batches):
+        if isinstance(action, Forward):
+            actions.append(action)
+            continue
+        actions.append(InputGrad(action.slot))
+        if action.slot >= stage:
+            actions.append(WeightGrad(action.slot - stage))
+    return actions + [WeightGrad(slot) for slot in range(max(micro_batches - stage, 0), micro_batches)]
+
+
+def zb_v(num_stages: int, stage: int, micro_batches: int, chunks: int = 2) -> list[Action]:
+    """The list of PyTorch's ScheduleZBVZeroBubble (2.13). Forward warms up until chunk 1 has a gradient; then chunks
+    take turns, forward, input gradient and weight gradient; at the end input gradients go first."""
+    actions: list[Action] = []
+    counts: Counter[tuple[str, int]] = Counter()
+
+    def add(times: int, *turns: tuple[type[Action], int]) -> None:
+        for _ in range(times):
+            for kind, chunk in turns:
+                actions.append(kind(counts[kind.letter, chunk], chunk))
+                counts[kind.letter, chunk] += 1
+
+    (f0, i0, w0), (f1, i1, w1) = ([(kind, chunk) for kind in (Forward, InputGrad, WeightGrad)] for chunk in (0, 1))
+    rest = num_stages - stage
+    add(2 * rest - 1, f0)
+    add(stage, f1, f0)
+    add(rest, f1, i1, w1)
+    add(micro_batches - num_stages - rest + 1, f0, i0, w0, f1, i1, w1)
+    add(rest - 1, i0, w0, f1, i1, w1)
+    add(stage, i0, i1)
+    add(rest, i0, w0)
+    add(stage, w1)
+    add(stage, w0)
+    return actions
+
+
 def _one_by_one(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
     """`warm_up` forwards, then forward and backward in turns, then the backwards that are left."""
     actions = forwards[:warm_up]
@@ -65,7 +123,9 @@ def _one_by_one(forwards: list[Action], backwards: list[Action], warm_up: int) -
 
 ONE_CHUNK = Chunks()
 Schedule = Callable[[int, int, int, int], list[Action]]
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType({"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved})
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
+    {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zb-h1": zb_h1, "zb-v": zb_v}
+)
 
 
 class Pipeline:
@@ -79,6 +139,7 @@ class Pipeline:
         self._order = order
         self._comm = comm
         self._sent: dict[tuple[int, int], Work[Any]] = {}
+        self._kept: dict[str, Buffer] = {}  # what goes from one chunk of this stage to another, by its message's name
 
     def actions(self, micro_batches: int) -> list[Action]:
         """This rank's step. Raises: InputError where its schedule's list is no step."""
@@ -101,6 +162,8 @@ class Pipeline:
         """What an action begins with: the previous chunk's output, or the gradient of the next one's input."""
         number = self._number(action.chunk)
         source, direction, name = self._message(action, number - action.sends, number)
+        if source == self.index:
+            return self._kept.pop(name)
         kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
         return self.comm.recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
 
@@ -108,6 +171,9 @@ class Pipeline:
         """Send on what an action ends with; the buffer lives until it has arrived."""
         number = self._number(action.chunk) + action.sends
         target, direction, name = self._message(action, number, number)
+        if target == self.index:
+            self._kept[name] = buffer
+            return
         self._wait(target, direction)
         work = self.comm.launch_send(buffer, target, PURPOSE, tag=direction, name=name)
         self._sent[target, direction] = work

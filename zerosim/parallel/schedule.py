@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -16,6 +16,7 @@ from zerosim.errors import InputError
 
 if TYPE_CHECKING:
     from zerosim.nn import Unit
+    from zerosim.tensor.flat import Flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,26 @@ class Backward(Action):
     completes = True
 
 
-KINDS: Mapping[str, type[Action]] = MappingProxyType({kind.letter: kind for kind in (Forward, Backward)})
+class InputGrad(Action):
+    """The part of a backward that the previous chunk waits for: gradients of the inputs alone."""
+
+    letter, name, sends, follows, length, keeps = "I", "input gradient", -1, "F", 1, (-1, 1)
+
+
+class WeightGrad(Action):
+    """The rest of it, any time later: gradients of the weights. It reads what forward kept, and no parameters."""
+
+    letter, name, sends, follows, length, keeps = "W", "weight gradient", 0, "I", 1, (0, -1)
+    gathers, completes = False, True
+
+    @staticmethod
+    def turns(units: Sequence[Unit]) -> Iterator[Unit]:
+        return (turn for unit in reversed(units) for turn in reversed(unit.turns()) if turn.defers)
+
+
+KINDS: Mapping[str, type[Action]] = MappingProxyType(
+    {kind.letter: kind for kind in (Forward, Backward, InputGrad, WeightGrad)}
+)
 
 
 def needs(action: Action, number: int, last: int) -> tuple[str, int] | None:
@@ -104,6 +124,11 @@ class Use(NamedTuple):
     unit: Unit
     action: Action
 
+    @property
+    def gathers(self) -> Sequence[Flat]:
+        """Flats whose parameters it reads."""
+        return self.unit.flats if self.action.gathers else ()
+
 
 def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
     """The actions of one stage in one step. Every slot goes forward, then backward; backward in order.
@@ -122,28 +147,36 @@ def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
 
 def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1) -> None:
     """Raises: InputError for what is no list of actions, and unless every micro-batch goes forward through each chunk
-    once, and then backward once."""
+    once, and then backward once: all at once, or input gradients first and weight gradients later, in that order."""
     if not isinstance(actions, list):
         raise InputError(f"{whose}: its schedule gave a {type(actions).__name__}, expected a list of actions")
-    done: set[Action] = set()
+    done: dict[tuple[str, int, int], Action] = {}
+    orders: dict[tuple[str, int], list[int]] = {}
     for action in actions:
         if type(action) not in KINDS.values():
-            raise InputError(f"{whose}: {action!r} is no action, expected Forward(slot) or Backward(slot)")
-        if action.slot not in range(micro_batches) or action.chunk not in range(chunks):
+            raise InputError(
+                f"{whose}: {action!r} is no action, expected Forward(slot) or Backward(slot), or InputGrad(slot) and "
+                "WeightGrad(slot) in place of the latter"
+            )
+        slot, chunk = action.slot, action.chunk
+        if slot not in range(micro_batches) or chunk not in range(chunks):
             raise InputError(
                 f"{whose}: {action}, where there are {micro_batches} micro-batches, {chunks} chunks, from 0"
             )
-        if action in done:
+        if any((letter, slot, chunk) in done for letter in ("BI" if action.sends < 0 else action.letter)):
             raise InputError(f"{whose}: {action} comes twice")
-        if action.follows and (before := KINDS[action.follows])(action.slot, action.chunk) not in done:
-            raise InputError(f"{whose}: {action} comes before its {before.name}")
-        done.add(action)
-    every = (
-        kind(slot, chunk) for chunk in range(chunks) for slot in range(micro_batches) for kind in (Forward, Backward)
-    )
-    missing = next((action for action in every if action not in done), None)
-    if missing is not None:
-        raise InputError(f"{whose}: {missing} is missing")
+        if action.follows and (action.follows, slot, chunk) not in done:
+            raise InputError(f"{whose}: {action} comes before its {KINDS[action.follows].name}")
+        done[action.letter, slot, chunk] = action
+        orders.setdefault((action.letter, chunk), []).append(slot)
+    for slot, chunk in product(range(micro_batches), range(chunks)):
+        apart = ("I", slot, chunk) in done
+        for kind in (Forward, InputGrad, WeightGrad) if apart else (Forward, Backward):
+            if (kind.letter, slot, chunk) not in done:
+                raise InputError(f"{whose}: {kind(slot, chunk)} is missing")
+    for chunk in range(chunks):
+        if orders.get(("I", chunk)) != orders.get(("W", chunk)):
+            raise InputError(f"{whose}: weight gradients come in another order than input gradients; choose the same")
 
 
 def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
@@ -181,6 +214,11 @@ class Timetable:
         """The forward or backward that has begun last."""
         return self.uses[self.at - 1].action if self.at else None
 
+    @property
+    def defers(self) -> bool:
+        """Whether the action under way leaves its weights' gradients for another."""
+        return self.action is not None and self.action.sends < 0 and not self.action.completes
+
     def coming(self, count: int = 1) -> Sequence[Use]:
         """The next uses, `count` of them or as many as there are, after the one that has begun."""
         return self.uses[self.at : self.at + count]
@@ -193,7 +231,7 @@ class Timetable:
 
     def is_used_next(self, unit: Unit) -> bool:
         """Whether the next use is this unit's again, in another forward or backward."""
-        return self.ends_action and any(use.unit is unit for use in self.coming())
+        return self.ends_action and any(use.unit is unit and use.gathers for use in self.coming())
 
     def rest_of_action(self) -> Iterator[Use]:
         """The uses that follow in the forward or backward that has begun."""

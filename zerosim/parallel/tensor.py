@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
-from zerosim.functional.common import Grads, rows_of
+from zerosim.functional.common import Grads, bias_grad, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.group import WholeMaps
@@ -230,8 +230,4 @@ class G:
 
     def backward(self, grad: Buffer) -> Grads:
         results = self.rule.backward(self.group.borders.g_backward(self.group.comm, grad))
-        if self.bias is None:
-            return results
-        dbias, rows = self.bias.new_grad(), rows_of(grad.array)
-        grad.device.kernel(rows.size, grad.device.backend.column_sum, rows, dbias.array)
-        return *results, dbias
+        return results if self.bias is None else (*results, bias_grad(self.bias, grad))

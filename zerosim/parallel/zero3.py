@@ -49,11 +49,20 @@ class Zero3(Stage):
     def pre_backward(self, unit: Unit) -> None:
         self.gathered.unshard(unit)
 
+    def post_input_grad(self, unit: Unit) -> None:
+        self._done(unit)
+
     def post_backward(self, unit: Unit) -> None:
+        self._done(unit)
+
+    def _done(self, unit: Unit) -> None:
+        action = self.timetable.action
         for done in self.gathered.done(unit):  # this unit; a root's units only when all of backward is over
-            self.gathered.reshard(done)  # free it before the reduction: lower peak
-            for flat in done.completes:  # a tied flat: after its last use only
-                self.reducer.reduce(flat)
+            if action is None or action.gathers:
+                self.gathered.reshard(done)  # free it before the reduction: lower peak
+            if not (self.timetable.defers and done.defers):
+                for flat in done.completes:  # a tied flat: after its last use only
+                    self.reducer.reduce(flat)
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)

@@ -26,7 +26,7 @@ from zerosim.parallel.tensor import vocab_padding
 from zerosim.report.names import STAGES, counted
 from zerosim.train.result import RunResult
 
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B"}
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V"}
 
 
 def shape(config: RunConfig) -> str:
@@ -103,13 +103,26 @@ def _pipeline(config: RunConfig) -> str:
     sizes = config.layers_by_chunk(layers)
     each = counted(sizes[0], word) if len(set(sizes)) == 1 else f"{', '.join(map(str, sizes))} {word}s"
     of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
-    share, bubble = "(p-1)/(vm)" if chunks > 1 else "(p-1)/m", formulas.bubble(mesh.pp, times, chunks)
-    what = "chunks" if chunks > 1 else "micro-batches"
-    return (
+    bubble, own_span = (form(mesh.pp, times, chunks, kind) for form in (formulas.bubble, formulas.own_span_bubble))
+    said = (
         f"{SCHEDULES[kind]} over {of} of {each}: stage i from 0 holds the activations of up to "
-        f"{formulas.live_text(kind)} {what}, and waits {share} = {bubble} of the time that its slots take "
-        f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if chunks > 1 else ''})."
+        f"{formulas.LIVE[kind]}, and waits {formulas.BUBBLES[kind]} = {bubble} of the time that its slots take "
+        f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if kind == 'interleaved' else ''})."
     )
+    return f"{said} {_weights_later(config, own_span)}" if kind in ("zb-h1", "zb-v") else said
+
+
+def _weights_later(config: RunConfig, own_span: object) -> str:
+    """What zero bubble means, and what it costs."""
+    said = (
+        f"This is the bubble by makespan, until the last stage is done. By own span, from a stage's first action to "
+        f"its last, as the zero-bubble papers count it, it is {own_span}. Weight gradients run later than input "
+        "gradients, and keep inputs and output gradients of linear maps until then. The head's runs at once: no "
+        "logits' gradient is kept."
+    )
+    if config.memory.recompute != "none":
+        said += " A pending weight gradient keeps what was recomputed: recompute saves little here."
+    return said
 
 
 def _zero_in_a_pipeline(config: RunConfig) -> str:

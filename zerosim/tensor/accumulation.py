@@ -10,6 +10,9 @@ reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
@@ -54,6 +57,7 @@ class GradAccumulator:
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
         self._lasting: Buffer | None = None  # where gradients live always: what `grad_whole` or `grad_shard` points to
+        self.later: deque[Callable[[], None]] | None = None  # takes weights' gradients while inputs' alone are made
         self._given: set[int] = set()
         self._collected: set[int] = set()
 
@@ -126,10 +130,10 @@ class GradAccumulator:
     def grad_window(self, index: int) -> Buffer:
         """Where a gradient of parameter `index` is to be written; contents undefined.
 
-        The window itself at its first use in a micro-batch; after that, and where it is added at once or not wanted, a
-        buffer of its own.
+        The window itself at its first use in a micro-batch. After that, and where it is added at once, later or not at
+        all, a buffer of its own.
         """
-        if index in self._given or self.adds_at_once or not self.is_trained:
+        if index in self._given or self.adds_at_once or not self.is_trained or self.later is not None:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
@@ -137,6 +141,9 @@ class GradAccumulator:
     def collect_grad(self, index: int, grad: Buffer) -> None:
         """A gradient of parameter `index` is complete: it is in its window already, or is added there. What is not
         trained keeps none."""
+        if self.later is not None:
+            self.postpone(index, lambda: grad)
+            return
         if not self.is_trained:
             return
         whole = self._open_grad()
@@ -149,6 +156,12 @@ class GradAccumulator:
                 self.device.kernel(0, k.copy, grad.array, into)
         self._given.add(index)
         self._collected.add(index)
+
+    def postpone(self, index: int, make: Callable[[], Buffer]) -> None:
+        """Leave a gradient of parameter `index` to be made and collected later."""
+        assert self.later is not None
+        if self.is_trained:
+            self.later.append(lambda: self.collect_grad(index, make()))
 
     def _open_grad(self) -> Buffer:
         """The micro-batch's gradient buffer, made when backward reaches this flat; or the persistent one."""

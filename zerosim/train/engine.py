@@ -20,7 +20,7 @@ from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
-from zerosim.parallel.schedule import Action, Forward, uses_of
+from zerosim.parallel.schedule import Action, Forward, WeightGrad, uses_of
 from zerosim.tensor.tensor import Tensor
 
 
@@ -61,17 +61,32 @@ def forward_pass(
     return x
 
 
-def backward_pass(units: Sequence[Unit], grads: list[Buffer], strategy: Strategy, slot: int = 0) -> None:
-    """`grads` holds the gradient of the last unit's output, then that of the first unit's input (none for ids)."""
+def backward_pass(
+    units: Sequence[Unit], grads: list[Buffer], strategy: Strategy, slot: int = 0, *, defers: bool = False
+) -> None:
+    """`grads` holds the gradient of the last unit's output, then that of the first unit's input (none for ids).
+
+    `defers`: weights' gradients are left for a `weights_pass`, save those of units that make theirs at once.
+    """
     for unit in reversed(units):
         with strategy.device.scope(unit=unit.name, slot=slot), led_by(strategy, unit.leaves):
             if unit.leaves:
-                unit.backward(grads, slot)
+                unit.backward(grads, slot, defers=defers)
             else:
+                later = defers and unit.defers
                 strategy.timetable.enter()
                 strategy.pre_backward(unit)
-                unit.backward(grads, slot)
-                strategy.post_backward(unit)
+                unit.backward(grads, slot, defers=later)
+                (strategy.post_input_grad if later else strategy.post_backward)(unit)
+
+
+def weights_pass(units: Sequence[Unit], strategy: Strategy, slot: int = 0) -> None:
+    """The gradients that a `backward_pass` has left."""
+    for turn in WeightGrad.turns(units):
+        with strategy.device.scope(unit=turn.name, slot=slot):
+            strategy.timetable.enter()
+            turn.backward_weights(slot)
+            strategy.post_backward(turn)
 
 
 def forward_loss(
@@ -83,7 +98,7 @@ def forward_loss(
 
 def _loss(
     model: Model,
-    action: Forward,
+    action: Action,
     batch: Any,
     strategy: Strategy,
     scale: float,
@@ -112,7 +127,7 @@ def _loss(
         return model.loss(logits, targets, scale=scale, count=count)
 
 
-def _input(model: Model, action: Forward, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
+def _input(model: Model, action: Action, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
     """Token ids, or what the previous stage made of them."""
     if pipeline.is_first(action.chunk):
         return upload(batch[:, :-1], device)
@@ -175,7 +190,7 @@ def _run(
     for action in actions:
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
-        if isinstance(action, Forward):
+        if action.sends > 0:
             with device.scope(phase=of.forward, slot=slot):
                 if is_last:
                     sizes = scale, count, pipeline
@@ -189,9 +204,12 @@ def _run(
                     device.mark("end_of_forward")
             if is_last and not of.draws:
                 losses.append((loss, device.backend.to_host_later(loss.array)))
-        else:
-            with device.scope(phase=of.backward, slot=slot):
+            continue
+        completes = action.completes or not all(unit.defers for unit in units)
+        with device.scope(phase=of.backward, slot=slot):
+            if completes:
                 strategy.open_backward()
+            if action.sends:
                 if is_last:
                     with device.scope(unit="loss", slot=slot):
                         grad = [grads.pop(slot)()]  # a list: backward lets go of it as soon as it can
@@ -199,10 +217,13 @@ def _run(
                     shape = model.border(batch.shape[0], batch.shape[1] - 1)
                     with device.scope(unit=units[-1].name, slot=slot):
                         grad = [pipeline.receive(action, shape, model.dtype)]
-                backward_pass(units, grad, strategy, slot)
+                backward_pass(units, grad, strategy, slot, defers=not action.completes)
                 if not pipeline.is_first(action.chunk):
                     with device.scope(unit=units[0].name, slot=slot):
                         pipeline.send(action, grad.pop())
+            else:
+                weights_pass(units, strategy, slot)
+            if completes:
                 strategy.close_backward()
     return losses
 

@@ -17,6 +17,7 @@ Source: derived from the schedules (`parallel/pipeline.py`); tests hold it again
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -47,26 +48,31 @@ class Steady(NamedTuple):
 
 
 def steady(config: RunConfig) -> Steady:
-    """An action is like that of the slot one period later if the same action comes before it, as many slots away; the
-    first backward fills gradient buffers besides. The first and the last stage have the most that are unlike."""
+    """An action is like that of the slot one period later if the same action comes before it, as many slots away, and
+    once all chunks have gradients. The first and the last stage have the most that are unlike."""
     chunks, order = config.chunks, SCHEDULES[config.parallel.pipeline_schedule]
     pp, period = chunks.stages, config.parallel.micro_batches(chunks.stages)[1]
     if pp == 1:
         return Steady(3, 1, 1, 1, grows=False)
-    count, few, first = 8 * pp, max(pp, 2) + 1, {True: 1, False: 1}
+    count, few, first, ends = 8 * pp, max(pp, 2) + 1, {True: 1, False: 1}, {True: 0, False: 0}
     for stage in {0, pp - 1}:
         actions, before = order(pp, stage, count, chunks.each), dict[tuple[str, int], list[object]]()
         for last, action in pairwise([None, *actions]):
             assert action is not None
             of = before.setdefault((action.letter, action.chunk), [])
             of.append(last and (last.letter, last.chunk, last.slot - action.slot))
-        for (letter, _), found in before.items():
+        done = {action.chunk: at for at, action in reversed(list(enumerate(actions))) if action.completes}
+        early = Counter((action.letter, action.chunk) for action in actions[: max(done.values()) + 1])
+        for (letter, chunk), found in before.items():
             unlike = [slot for slot in range(count - period) if found[slot] != found[slot + period]]
             is_forward = letter == Forward.letter
             front = max((slot + 1 for slot in unlike if slot < count // 2), default=0) + (not is_forward)
+            front = max(front, early[letter, chunk] % count)  # GPipe's forwards all come before
             back = max((count - period - slot for slot in unlike if slot >= count // 2), default=0)
             few = max(few, period * (-(-(front + back) // period) + 1))
             first[is_forward] = max(first[is_forward], -(-front // period) * period)
+            ends[is_forward] = max(ends[is_forward], -(-back // period) * period)
+    few = max(few, *(first[way] + ends[way] for way in first))
     longer = (live(order(pp, 0, times * count, chunks.each)) for times in (1, 2))
     grows = len({max(counts.total for counts in of) for of in longer}) > 1
     return Steady(few, period, first[True], first[False], grows)

@@ -72,8 +72,10 @@ def plan(
         return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment, is_trained)
 
     # Under GPipe another stage may be the slowest one of a long step: a search within a capacity ranks by exact times.
-    ranked = cluster is not None and config.memory.capacity is not None and config.parallel.pipeline == "gpipe"
-    short = None if keep_events or ranked else from_short_plans(config, partial(planned, by_moment=True))
+    # Pending weight gradients are slack, which unequal stages use up over many micro-batches: no short step tells.
+    kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
+    timed = cluster is not None and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))
+    short = None if keep_events or timed else from_short_plans(config, partial(planned, by_moment=True))
     if short is not None:
         return short
     check_plan(config, config.data.accumulate, every_rank=every_rank)

@@ -100,7 +100,7 @@ def _block(model: ModelConfig, c: RunConfig, block: int = 0) -> Fraction:
 
 def _formula_bubble(asked: Asked) -> Fraction:
     c = asked.config
-    return formulas.bubble(c.mesh.pp, c.data.accumulate, c.parallel.num_chunks)
+    return formulas.bubble(c.mesh.pp, c.data.accumulate, c.parallel.num_chunks, c.parallel.pipeline_schedule)
 
 
 def _score_bytes(asked: Asked) -> Fraction:
@@ -117,6 +117,7 @@ def _attention_outputs(asked: Asked) -> Fraction:
     each = c.data.micro_batch * model.seq * model.hidden * _param_bytes(asked)
     order, chunks, stage = c.parallel.pipeline_schedule, c.parallel.num_chunks, asked.pipeline_stage or 0
     live = formulas.live_micro_batches(order, stage, c.mesh.pp, c.data.accumulate, chunks)
+    live += formulas.live_weights(order, stage)
     return Fraction(each * live * model.layers, c.mesh.axes.size(*MODEL) * chunks)
 
 
@@ -200,7 +201,9 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
             "the results of the attention cores of all micro-batches that are live at once, sbh L/(t p) elements each",
             takes=(PIPELINE_STAGE,),
         ),
-        "bubble": Quantity(_formula_bubble, "share", "(p-1)/m, interleaved (p-1)/(v m)"),
+        "bubble": Quantity(
+            _formula_bubble, "share", "(p-1)/m, interleaved (p-1)/(v m), zb-h1 (p-1)/(3m), zb-v (p-1)/(6m)"
+        ),
         "parameters": Quantity(lambda asked: _psi(asked.config), "count", "by the family's formula"),
         "largest_model": Quantity(
             _formula_largest, "count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",)

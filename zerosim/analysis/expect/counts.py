@@ -125,7 +125,7 @@ def _counted_bubble(asked: Asked) -> Fraction:
         raise InputError("pp 1: one stage waits for nobody; give two at least")
     order, batches = SCHEDULES[c.parallel.pipeline_schedule], c.data.accumulate
     lists = [order(c.mesh.pp, stage, batches, c.parallel.num_chunks) for stage in range(c.mesh.pp)]
-    return counted_bubble(slots_of(lists))
+    return counted_bubble(slots_of(lists, c.chunks))
 
 
 COUNTS: Mapping[str, Quantity] = MappingProxyType(

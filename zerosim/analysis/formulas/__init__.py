@@ -35,6 +35,8 @@ from zerosim.analysis.formulas.optimizers import UNIFORM as UNIFORM
 from zerosim.analysis.formulas.optimizers import exchanged as exchanged
 from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
 from zerosim.analysis.formulas.optimizers import state_bytes as state_bytes
+from zerosim.analysis.formulas.parallel import BUBBLES as BUBBLES
+from zerosim.analysis.formulas.parallel import LIVE as LIVE
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
 from zerosim.analysis.formulas.parallel import Again as Again
 from zerosim.analysis.formulas.parallel import border_sends as border_sends
@@ -44,7 +46,8 @@ from zerosim.analysis.formulas.parallel import gather_sent as gather_sent
 from zerosim.analysis.formulas.parallel import input_gathers as input_gathers
 from zerosim.analysis.formulas.parallel import inputs_moved as inputs_moved
 from zerosim.analysis.formulas.parallel import live_micro_batches as live_micro_batches
-from zerosim.analysis.formulas.parallel import live_text as live_text
+from zerosim.analysis.formulas.parallel import live_weights as live_weights
+from zerosim.analysis.formulas.parallel import own_span_bubble as own_span_bubble
 from zerosim.analysis.formulas.parallel import partition_share as partition_share
 from zerosim.analysis.formulas.parallel import sequence_calls as sequence_calls
 from zerosim.analysis.formulas.parallel import shared_sent as shared_sent

@@ -88,34 +88,66 @@ def gather_sent(numel: int, ranks: int) -> Fraction:
     return Fraction(numel * (ranks - 1), ranks)
 
 
-def border_sends(stage: int, stages: int, chunks: int = 1) -> int:
+def border_sends(stage: int, stages: int, chunks: int = 1, schedule: str = "1f1b") -> int:
     """Messages of bsh that a pipeline rank sends for each micro-batch (2104.04473, section 3.2).
 
     One forward and one backward for each of its chunks; the first chunk of all sends nothing back, the last nothing on.
+    zb-v has both on the first stage, and turns on the last one without a message (2401.10241, section 6).
     """
-    return 2 * chunks - (stage == 0) - (stage == stages - 1)
+    fewer = 2 if schedule == "zb-v" else 1
+    return 2 * chunks - fewer * ((stage == 0) + (stage == stages - 1))
 
 
 def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
-    """The most micro-batches whose activations a stage holds at once; of an interleaved schedule chunks of them.
+    """The most micro-batches whose activations a stage holds at once; of several chunks a stage chunks of them.
 
-    GPipe (arXiv 1811.06965) m; 1F1B min(m, p-i); interleaved 2(p-i-1) + (v-1)p + 1, of vm in all (2104.04473, 2.2).
+    GPipe (arXiv 1811.06965) m; 1F1B min(m, p-i); interleaved 2(p-i-1) + (v-1)p + 1, of vm in all (2104.04473, 2.2);
+    zb-h1 p-i, beside what the weight gradients of i others read; zb-v 2p, all included (2401.10241, 2.2 and 6).
     """
     if schedule == "gpipe":
         return micro_batches
-    if schedule == "1f1b":
+    if schedule in ("1f1b", "zb-h1"):
         return min(micro_batches, stages - stage)
+    if schedule == "zb-v":
+        return 2 * stages
     return min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, chunks * micro_batches)
 
 
-def live_text(schedule: str) -> str:
-    """That number in words of m, p, v and stage i from 0."""
-    return {"gpipe": "m", "1f1b": "min(m, p-i)", "interleaved": "2(p-i-1) + (v-1)p + 1"}[schedule]
+def live_weights(schedule: str, stage: int) -> int:
+    """Micro-batches of which a stage keeps beside those what their weight gradients read (2401.10241, section 2.2)."""
+    return stage if schedule == "zb-h1" else 0
 
 
-def bubble(stages: int, micro_batches: int, chunks: int = 1) -> Fraction:
-    """Idle time over the time that the slots take, where every slot takes as long: (p-1)/(v m) (2104.04473, 2.2)."""
-    return Fraction(stages - 1, chunks * micro_batches)
+LIVE = {
+    "gpipe": "m micro-batches",
+    "1f1b": "min(m, p-i) micro-batches",
+    "interleaved": "2(p-i-1) + (v-1)p + 1 chunks",
+    "zb-h1": "p-i micro-batches, and what the weight gradients of i more read",
+    "zb-v": "2p chunks",
+}
+"""By schedule what is live, in words of m, p, v and stage i from 0."""
+BUBBLES = {
+    "gpipe": "(p-1)/m",
+    "1f1b": "(p-1)/m",
+    "interleaved": "(p-1)/(vm)",
+    "zb-h1": "(p-1)/(3m)",
+    "zb-v": "(p-1)/(6m)",
+}
+
+
+def bubble(stages: int, micro_batches: int, chunks: int = 1, schedule: str = "1f1b") -> Fraction:
+    """Idle time until the last stage is done, over the time that a stage's slots take: the bubble by makespan.
+
+    (p-1)/(vm), where every slot takes as long (2104.04473, 2.2); a third of it where weight gradients, which take one
+    slot of three, fill the rest (2401.10241, sections 2.2 and 6).
+    """
+    return Fraction(stages - 1, chunks * micro_batches * (3 if schedule in ("zb-h1", "zb-v") else 1))
+
+
+def own_span_bubble(stages: int, micro_batches: int, chunks: int = 1, schedule: str = "1f1b") -> Fraction:
+    """The same as the zero-bubble papers count it: of the stage with the most, from its own first action to its own
+    last one. None in zb-v (2401.10241, sections 1 and 6)."""
+    return Fraction(0) if schedule == "zb-v" else bubble(stages, micro_batches, chunks, schedule)
 
 
 def shared_sent(shared: Mapping[int, int], parts: int, *, pairs: bool = False) -> Fraction:

@@ -13,14 +13,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from zerosim.analysis import formulas
-from zerosim.analysis.slots import Slot, counted_bubble
-from zerosim.parallel.schedule import Forward
+from zerosim.analysis.slots import Slot, counted_bubble, counted_own_span
+from zerosim.parallel.schedule import Backward, Forward, InputGrad, WeightGrad
 from zerosim.report.mesh_words import SCHEDULES
 from zerosim.report.names import counted
 from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, settle
 from zerosim.report.plots.style import KIND_PAINTS, Paint, contrast
 
-_FORWARD, _BACKWARD = KIND_PAINTS["param"], KIND_PAINTS["optim"]
+_PAINTS = {
+    Forward: KIND_PAINTS["param"],
+    Backward: KIND_PAINTS["optim"],
+    InputGrad: KIND_PAINTS["optim"],
+    WeightGrad: KIND_PAINTS["grad"],
+}
 _HEIGHT = 0.8  # of a row
 
 
@@ -38,11 +43,13 @@ def schedule_figure(
     of = f"{counted(stages, 'stage')}, {counted(batches, 'micro-batch', 'micro-batches')}"
     title = f"{SCHEDULES.get(kind, kind)}: {of}" + (f", {chunks} chunks" if chunks > 1 else "")
     key = [
-        (f"{name}{f', chunk {chunk}' if chunks > 1 else ''}", {"facecolor": _shade(page, paint, chunk, chunks)})
-        for name, paint in (("forward", _FORWARD), ("backward", _BACKWARD))
+        (f"{way.name}{f', chunk {chunk}' if chunks > 1 else ''}", {"facecolor": _shade(page, paint, chunk, chunks)})
+        for way, paint in _PAINTS.items()
+        if any(type(slot.action) is way for own in slots for slot in own)
         for chunk in range(chunks)
     ]
-    frame(page, title, bubble_words(slots), key, ["Slots, not seconds: a forward takes one, a backward two."])
+    two = "an input gradient one, a weight gradient one" if kind.startswith("zb") else "a backward two"
+    frame(page, title, bubble_words(slots, kind), key, [f"Slots, not seconds: a forward takes one, {two}."])
     axes = page.figure.add_subplot()
     dress(page, axes, grid="x")
     axes.set_xlim(0, max(own[-1].stop for own in slots))
@@ -56,21 +63,23 @@ def schedule_figure(
     return finish(page)
 
 
-def bubble_words(slots: Sequence[Sequence[Slot]]) -> str:
-    """The bubble as counted, beside its closed form."""
+def bubble_words(slots: Sequence[Sequence[Slot]], kind: str) -> str:
+    """The bubble as counted, beside its closed form; that by own span too, where it is another one."""
     stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
     batches = 1 + max(slot.action.slot for slot in slots[0])
-    text, share = "(p-1)/(v m)" if chunks > 1 else "(p-1)/m", counted_bubble(slots)
-    formula: Fraction = formulas.bubble(stages, batches, chunks)
-    verdict = f"{text} = {formula}" + ("" if formula == share else ", which it is not")
-    return f"Every stage waits {share} of the time that its slots take (the bubble): {verdict}"
+    known = kind if kind in formulas.BUBBLES else "interleaved" if chunks > 1 else "1f1b"
+    share, own_span = counted_bubble(slots), counted_own_span(slots)
+    formula: Fraction = formulas.bubble(stages, batches, chunks, known)
+    verdict = f"{formulas.BUBBLES[known]} = {formula}" + ("" if formula == share else ", which it is not")
+    words = f"Every stage waits {share} of the time that its slots take (the bubble): {verdict}"
+    return words if own_span == share else f"{words}. By own span: {own_span}"
 
 
 def _draw_row(page: Page, axes: Axes, stage: int, own: Sequence[Slot], chunks: int) -> None:
     scale = inches(page, axes)[0] / axes.get_xlim()[1]
     font = page.font(scale=0.85)
     for slot in own:
-        name, paint = ("F", _FORWARD) if isinstance(slot.action, Forward) else ("B", _BACKWARD)
+        name, paint = slot.action.letter, _PAINTS[type(slot.action)]
         color, length = _shade(page, paint, slot.action.chunk, chunks), slot.stop - slot.start
         (patch,) = axes.barh(
             stage, length, _HEIGHT, left=slot.start, color=color, edgecolor=page.theme.background, linewidth=0.8
