@@ -49,6 +49,8 @@ PIPELINES: list[dict[str, Any]] = [
     dict(stage=0, pp=2, precision="bf16", accumulate=3, sample="ab", sample_tokens=2),
     dict(stage=1, pp=2, precision="fp32", accumulate=4, pipeline="interleaved", layers=4, tie_embeddings=False),
     dict(stage=3, pp=2, precision="fp64", accumulate=2, pipeline="gpipe", clip_norm=0.1, recompute="full"),
+    dict(stage=2, pp=2, precision="bf16", accumulate=3, pipeline="zb-h1", sample="ab", sample_tokens=2),
+    dict(stage=3, pp=2, precision="fp32", accumulate=5, pipeline="zb-v", layers=4, sample="ab", sample_tokens=2),
 ]
 
 

@@ -16,14 +16,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from zerosim.placement.stages import Chunks
 
 from .gpt import GPT
 from .runs import Task
 from .worker import be_one_of
 
-SCHEDULES = {"gpipe": (ScheduleGPipe, 1), "1f1b": (Schedule1F1B, 1), "interleaved": (ScheduleInterleaved1F1B, 2)}
+SCHEDULES = {
+    "gpipe": (ScheduleGPipe, 1),
+    "1f1b": (Schedule1F1B, 1),
+    "interleaved": (ScheduleInterleaved1F1B, 2),
+    "zb-h1": (ScheduleInterleavedZeroBubble, 1),
+    "zb-v": (ScheduleZBVZeroBubble, 2),
+}
 """The class, and the chunks of layers on each rank."""
 RANKS, MICRO_BATCHES = 2, 4
 LR, MOMENTUM = 0.1, 0.9
@@ -71,9 +80,11 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def train(task: Task, name: str, rank: int) -> dict[str, Any]:
     model, (kind, chunks) = task.gpt().double(), SCHEDULES[name]
     count, device = RANKS * chunks, torch.device("cpu")
-    parts = [Part(model, chunk * RANKS + rank, count) for chunk in range(chunks)]
-    stages = [PipelineStage(part, chunk * RANKS + rank, count, device) for chunk, part in enumerate(parts)]
-    schedule = kind(stages if chunks > 1 else stages[0], MICRO_BATCHES, loss_fn=mean_loss)
+    numbers = Chunks(RANKS, chunks, turns_back=name == "zb-v").of_stage(rank)
+    parts = [Part(model, number, count) for number in numbers]
+    stages = [PipelineStage(part, number, count, device) for number, part in zip(numbers, parts, strict=True)]
+    is_alone = name in ("gpipe", "1f1b")  # a class for one chunk takes no list
+    schedule = kind(stages[0] if is_alone else stages, MICRO_BATCHES, loss_fn=mean_loss)
     named = {key: p for key, p in model.named_parameters() if any(p is q for part in parts for q in part.parameters())}
     optimizer = torch.optim.SGD(named.values(), LR, MOMENTUM)
     losses, sent = [], []
@@ -82,10 +93,9 @@ def train(task: Task, name: str, rank: int) -> dict[str, Any]:
         optimizer.zero_grad()
         of_slots: list[Tensor] = []
         with Sent() as seen:
-            if rank == 0:
-                schedule.step(batch[:, :-1])
-            else:
-                schedule.step(target=batch[:, 1:], losses=of_slots)
+            ids = (batch[:, :-1],) if 0 in numbers else ()
+            ends = dict(target=batch[:, 1:], losses=of_slots) if count - 1 in numbers else {}
+            schedule.step(*ids, **ends)
         if task.tied:  # PyTorch leaves that to its user
             dist.all_reduce(model.wte.weight.grad)
         gradients = gradients or {key: p.grad.numpy().copy() for key, p in named.items()}
@@ -97,7 +107,9 @@ def train(task: Task, name: str, rank: int) -> dict[str, Any]:
 
 
 def results_of(tasks: dict[bool, Task], rank: int) -> Any:
-    return {(name, tied): train(task, name, rank) for tied, task in tasks.items() for name in sys.argv[3:]}
+    # ZB-V has the table and the head on one rank, in two stages, each of which divides the shared gradient by m.
+    asked = [(name, tied) for tied in tasks for name in sys.argv[3:] if not (tied and name == "zb-v")]
+    return {(name, tied): train(tasks[tied], name, rank) for name, tied in asked}
 
 
 if __name__ == "__main__":

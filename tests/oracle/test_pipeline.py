@@ -1,4 +1,4 @@
-"""Pipelines beside PyTorch's own GPipe, 1F1B and interleaved 1F1B (`torch.distributed.pipelining`) on gloo, in float64.
+"""Pipelines beside PyTorch's own GPipe, 1F1B, interleaved 1F1B and two zero-bubble ones (`torch.distributed.pipelining`) on gloo, in float64.
 
 One start of two processes runs all of them. A tied table PyTorch leaves to its user: the worker adds its gradients up.
 """
@@ -57,9 +57,12 @@ def whole(parts: list[dict[str, Any]], what: str) -> dict[str, Any]:
 @HEADS
 @KINDS
 def test_same_training(pytorch: Results, kind: str, tied: bool, tmp_path: Path) -> None:
+    if (kind, tied) not in pytorch:
+        pytest.skip("PyTorch divides a gradient that two stages of one rank share twice")
     theirs, task = pytorch[kind, tied], TASKS[tied]
     ours = zerosim_run(task, tmp_path, kind, lr=worker.LR, momentum=worker.MOMENTUM)
-    within(f"{kind}, losses", ours.mean_losses, theirs[-1]["losses"], atol=CLOSE)
+    last = theirs[0 if kind == "zb-v" else -1]
+    within(f"{kind}, losses", ours.mean_losses, last["losses"], atol=CLOSE)
     weights_within(f"{kind}, weights", ours.weights, whole(theirs, "weights"), CLOSE)
     stepped = zerosim_run(task, tmp_path, kind, lr=1.0, steps=1)
     gradients = {name: np.float64(task.weights[name]) - after for name, after in stepped.weights.items()}
@@ -78,4 +81,4 @@ def test_same_bytes_over_the_borders(pytorch: Results, kind: str, tmp_path: Path
             assert {row.axis for row in rows} == {"pp"}
             payload = sum(row.payload_bytes for row in rows)
             assert sent == payload if step else 0 <= sent - payload < 1000
-            assert payload == ROWS * 16 * 32 * 8 * (3 if kind == "interleaved" else 1)
+            assert payload == ROWS * 16 * 32 * 8 * {"interleaved": 3, "zb-v": 2}.get(kind, 1)

@@ -80,9 +80,15 @@ def _fields(rng: random.Random) -> dict[str, Any]:
         fields |= dict(replica_reduction=rng.choice(("step", "micro_batch")))
     if pp > 1:
         fields |= rng.choice(
-            ({}, dict(pipeline="gpipe"), dict(pipeline="interleaved", virtual_stages=rng.choice((2, 2, 3))))
+            (
+                {},
+                dict(pipeline="gpipe"),
+                dict(pipeline="interleaved", virtual_stages=rng.choice((2, 2, 3))),
+                dict(pipeline="zb-h1", accumulate=pp + rng.choice((0, 1, 2, 5))),
+                dict(pipeline="zb-v", accumulate=2 * pp + rng.choice((0, 1, 4))),
+            )
         )
-    chunks = pp * fields.get("virtual_stages", 1)
+    chunks = pp * (2 if fields.get("pipeline") == "zb-v" else fields.get("virtual_stages", 1))
     layers = chunks * rng.choice((1, 1, 2) if chunks < 4 else (1,))
     if rng.random() < 0.4 and pp > 1:
         cut = [rng.choice((1, 1, 2) if 0 < chunk < chunks - 1 else (0, 1, 2)) for chunk in range(chunks)]
@@ -163,11 +169,12 @@ def run_cases(count: int, first: int = 0) -> dict[str, int]:
 @pytest.mark.slow
 def test_random_meshes_leave_what_they_should() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
-    words = [sys.executable, "-W", "error", __file__, "25"]
+    words = [sys.executable, "-W", "error", __file__, "30"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     seen = json.loads(done.stdout)
     assert set(seen) >= {"pp", "tp", "dp_shard", "dp_replicate", "gpipe", "1f1b", "interleaved", "sequence_parallel"}
+    assert set(seen) >= {"zb-h1", "zb-v"}
     assert set(seen) >= {"gpt", "llama", "flat", "fp64", "bf16", *(f"stage {stage}" for stage in range(4))}
 
 
@@ -175,5 +182,5 @@ if __name__ == "__main__":
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     began = time.monotonic()
     print(json.dumps(run_cases(count, first)))
-    if count > 25:
+    if count > 30:
         print(f"{time.monotonic() - began:.0f} s; refused before: {dict(REFUSED)}", file=sys.stderr)
