@@ -1,4 +1,4 @@
-"""Pipelines beside PyTorch's own GPipe, 1F1B, interleaved 1F1B and two zero-bubble ones (`torch.distributed.pipelining`) on gloo, in float64.
+"""Pipelines beside PyTorch's own on gloo, in float64: GPipe, 1F1B, interleaved 1F1B and two zero-bubble schedules.
 
 One start of two processes runs all of them. A tied table PyTorch leaves to its user: the worker adds its gradients up.
 """
