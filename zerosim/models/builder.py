@@ -69,4 +69,5 @@ class Builder:
             *between,
             Unit("lm_head", last.within, head.logits, reduces=not is_tied),
         ]
+        units[-1].defers = False  # the logits' gradient goes at once, and is not kept for a weight gradient to come
         return Model(units, self.group, head, width=self.sizes.hidden)

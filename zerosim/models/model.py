@@ -51,8 +51,6 @@ class Model:
         self.group = group
         self.head = head
         self.width = width
-        if head is not None:  # the logits' gradient goes at once, and is not kept for a weight gradient to come
-            self.units[-1].defers = False
         self.loss_mode = "lean"
         self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())

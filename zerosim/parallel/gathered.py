@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -97,16 +97,20 @@ class Gathered:
             if unit.reduces or flat.module not in self.residency.kept | self.residency.root:
                 self._reshard(flat)
 
-    def done(self, unit: Unit) -> list[Unit]:
-        """A unit's backward is over: the units that may go now. The root's wait until all of it is."""
-        if unit.name in self.residency.root:
+    def release(self, unit: Unit) -> Iterator[Flat]:
+        """After a unit's backward, or its input gradient: let go what may go now; gives each flat whose gradient is
+        complete then. The root's units wait until all of backward is over. A weight gradient has gathered nothing."""
+        done = [] if unit.name in self.residency.root else [unit]
+        if not done:
             self._waiting.append(unit)
-            done = []
-        else:
-            done = [unit]
         if self.timetable.ends_action:
             done, self._waiting = [*done, *self._waiting], []
-        return done
+        action = self.timetable.action
+        for one in done:
+            if action is None or action.gathers:
+                self.reshard(one)
+            if not (self.timetable.defers and one.defers):
+                yield from one.completes
 
     def publish(self, flat: Flat) -> None:
         """New parameters: those that stay for good are gathered again."""

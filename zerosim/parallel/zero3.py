@@ -49,20 +49,11 @@ class Zero3(Stage):
     def pre_backward(self, unit: Unit) -> None:
         self.gathered.unshard(unit)
 
-    def post_input_grad(self, unit: Unit) -> None:
-        self._done(unit)
-
     def post_backward(self, unit: Unit) -> None:
-        self._done(unit)
+        for flat in self.gathered.release(unit):  # frees the unit before the reduction: lower peak
+            self.reducer.reduce(flat)
 
-    def _done(self, unit: Unit) -> None:
-        action = self.timetable.action
-        for done in self.gathered.done(unit):  # this unit; a root's units only when all of backward is over
-            if action is None or action.gathers:
-                self.gathered.reshard(done)  # free it before the reduction: lower peak
-            if not (self.timetable.defers and done.defers):
-                for flat in done.completes:  # a tied flat: after its last use only
-                    self.reducer.reduce(flat)
+    post_input_grad = post_backward
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
