@@ -206,6 +206,14 @@ def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixtur
     kept = terms(plain, "activations_2205_05198")
     assert kept["a block keeps"] == 22 * sbh + 5 * 4 * 32 * 32 * 2 // 2
     assert kept["first stage"] == 2 * 2 * kept["a block keeps"]
+    for kind, live, sends in (("zb-h1", 2, 4), ("zb-v", 2, 2 * 4), ("gpipe", 4, 4)):
+        under = figures(capsys, ["explain", *MESH, *sizes, "--pipeline", kind])
+        first = terms(under, "activations_2205_05198")["first stage"]
+        assert (first, terms(under, "exchanges")["pp: send"]) == (2 * live * kept["a block keeps"], sends * sbh * 2)
+    words = flat(shown(capsys, ["explain", *MESH, *sizes, "--pipeline", "zb-v"]))
+    assert "Bubble by makespan: (p-1)/(6m) = 1/24. By own span, of the stage with the most: 0." in words
+    assert main(["explain", *MESH, *sizes, "--accumulate", "3", "--pipeline", "zb-v"]) == 2
+    assert "--accumulate 3: zb-v takes at least 4 micro-batches" in capsys.readouterr().err
     cut = figures(capsys, ["explain", *MESH, *sizes, "--sequence-parallel"])
     assert terms(cut, "exchanges") == {
         "tp: all_gather": 6 * 2 * 4 * sbh,

@@ -177,6 +177,16 @@ REFUSED: list[tuple[str, ...]] = [
         "--accumulate 5: an interleaved schedule wants a multiple of pp 2; choose 4",
         f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 4",
     ),
+    (
+        f"{GPT} --ranks 4 --pp 4 --layers 4 --pipeline zb-h1 --accumulate 3",
+        "--accumulate 3: zb-h1 wants at least pp 4 micro-batches; choose 4, or --pipeline 1f1b",
+    ),
+    (
+        f"{GPT} --ranks 2 --pp 2 --layers 4 --pipeline zb-v --accumulate 3",
+        "--accumulate 3: zb-v wants at least 2 x pp 2 micro-batches; choose 4, or --pipeline 1f1b",
+    ),
+    (f"{GPT} --ranks 2 --pp 2 --layers 3 --pipeline zb-v --accumulate 4", "--pp 2 x chunks 2: more than the model's"),
+    (f"{GPT} --ranks 2 --pp 2 --pipeline zb-v --virtual-stages 2 --accumulate 4", "pass --pipeline interleaved too"),
     ("--virtual-stages 2", "--virtual-stages 2: of the interleaved schedule; pass --pipeline interleaved too"),
     ("--virtual-stages 2 --pipeline interleaved", "--pipeline: without pp there are no stages; pass --pp 2"),
     ("--pipeline gpipe", "--pipeline: without pp there are no stages; pass --pp 2"),

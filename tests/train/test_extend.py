@@ -93,7 +93,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         recipe=("paper", "ddp", "deepspeed", "fsdp2", "megatron"),
         stage=(0, 1, 2, 3),
         micro_batch=(1, 2),
-        pipeline=("gpipe", "1f1b", "interleaved") if pp > 1 else (None,),
+        pipeline=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v") if pp > 1 else (None,),
         optimizer=("adam", "sgd", "adafactor", "muon", "sophia"),
         precision=("bf16", "fp16", "fp32"),
         keep_last_unit=(False, True),

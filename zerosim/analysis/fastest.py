@@ -173,8 +173,8 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
     of its backward: t seconds of kernels, over all pipeline stages. Stage i of p takes t_i of them, and m t_i for m
     micro-batches, while one of them has to come through the stages before it, both ways: m t_i + (t_1 + ... + t_(i-1)).
     However t is divided, for one i that is at least t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An
-    interleaved one begins sooner: m t / p, and t. Blocks are alike: t is that of a few, and as much more for each of
-    the others.
+    interleaved one begins sooner: m t / p, and t; so does one whose weight gradients run apart, for m >= p. Blocks are
+    alike: t is that of a few, and as much more for each of the others.
     """
 
     @cache
@@ -190,7 +190,7 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
         tp, stages, batches = config.mesh.tp, config.mesh.pp, config.data.accumulate
         one = arranged(config, tp, tp, 1, 0, accumulate=1, steps=1)
         assert one is not None  # a mesh of tp alone is one
-        if config.parallel.pipeline_schedule == "interleaved":
+        if config.parallel.pipeline_schedule in ("interleaved", "zb-h1", "zb-v"):
             return kernels(one) * max(1.0, batches / stages)
         return kernels(one) / (1 - (1 - 1 / batches) ** stages)
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.formulas import BytesPerParameter, Volume
 from zerosim.config import RunConfig
+from zerosim.config.parallel import ParallelConfig
 from zerosim.config.recompute import read_recompute
 from zerosim.dtypes import dtype
 from zerosim.placement.mesh import Mesh
@@ -47,6 +48,7 @@ class Question:
     replicas: int = 1
     tp: int = 1
     pp: int = 1
+    pipeline: ParallelConfig = ParallelConfig()  # noqa: RUF009  frozen; its schedule and chunks
     sequence_parallel: bool = False
     micro_batches: int = 1
     shape: Shape | None = None

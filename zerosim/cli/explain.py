@@ -10,7 +10,7 @@ from zerosim.cli.outputs import as_json, output, show, written
 from zerosim.cli.parser import Parser, count, flag_of, number, whole_number
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.option import known_word
-from zerosim.config.parallel import right_sizes
+from zerosim.config.parallel import ParallelConfig, right_sizes
 from zerosim.config.parts import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import NAMES
@@ -36,6 +36,8 @@ def add_arguments(parser: Parser) -> None:
     add("--dp-replicate", metavar="R", type=whole_number, default=1, help=copies)
     add("--tp", "--tensor-parallel", metavar="T", type=whole_number, default=1, help="tensor parallelism (default: 1)")
     add("--pp", "--pipeline-parallel", metavar="P", type=whole_number, default=1, help="pipeline stages (default: 1)")
+    orders = OPTIONS["pipeline"]
+    add("--pipeline", metavar="|".join(orders.choices), help=f"{orders.help} (default: 1f1b)")
     add("--sequence-parallel", "--sp", action="store_true", help="with --tp: activations are cut by rows as well")
     add("--recipe", metavar="|".join(NAMES), help="whose ZeRO (default: paper)")
     add("--gather", metavar="unit|module", help="stage 3: what is gathered at a time (default: the recipe's)")
@@ -106,6 +108,7 @@ def question(args: argparse.Namespace) -> Question:
         replicas=args.dp_replicate,
         tp=args.tp,
         pp=args.pp,
+        pipeline=_pipeline(args),
         sequence_parallel=args.sequence_parallel,
         micro_batches=args.accumulate,
         shape=_shape(args),
@@ -123,6 +126,20 @@ def _check_mesh(args: argparse.Namespace) -> None:
         raise InputError(f"{given} does not divide --ranks {args.ranks}: choose {right}")
     if args.sequence_parallel and args.tp == 1:
         raise InputError("--sequence-parallel: cut over tensor-parallel ranks, of which there is one; pass --tp too")
+
+
+def _pipeline(args: argparse.Namespace) -> ParallelConfig:
+    """The schedule of as many micro-batches as it takes. Raises: InputError."""
+    if args.pipeline is None:
+        return ParallelConfig()
+    if args.pp == 1:
+        raise InputError("--pipeline: without pp there are no stages; pass --pp 2 or more, or leave it out")
+    found = ParallelConfig(pipeline=_one_of("--pipeline", args.pipeline, OPTIONS["pipeline"].choices))
+    fewest, step = found.micro_batches(args.pp)
+    if args.accumulate < fewest or args.accumulate % step:
+        right = f"a multiple of {step}" if step > 1 else f"at least {fewest}"
+        raise InputError(f"--accumulate {args.accumulate}: {found.pipeline} takes {right} micro-batches")
+    return found
 
 
 def _shape(args: argparse.Namespace) -> Shape | None:

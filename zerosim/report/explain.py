@@ -92,6 +92,7 @@ def plan_command(asked: Question) -> str:
     words += [f"--dp-replicate {asked.replicas}"] if asked.replicas > 1 else []
     words += [f"--tp {asked.tp}"] if asked.tp > 1 else []
     words += [f"--pp {asked.pp}"] if asked.pp > 1 else []
+    words += [f"--pipeline {asked.pipeline.pipeline}"] if asked.pipeline.pipeline else []
     words += ["--sequence-parallel"] if asked.sequence_parallel else []
     given, usual = asked.config.given, {"recipe": "paper", "precision": "bf16", "optimizer": "adam", "momentum": 0}
     for name in ("recipe", "gather", "precision", "rounding", "optimizer", "momentum"):

@@ -8,8 +8,16 @@ from zerosim.analysis import formulas
 from zerosim.analysis.question import Question, Shape
 from zerosim.report.explain_states import ZERO_PAPER
 from zerosim.report.explain_terms import Section, Term
+from zerosim.report.mesh_words import SCHEDULES
 from zerosim.report.names import show
 
+_LIVE_FIRST = {
+    "gpipe": "m",
+    "1f1b": "min(m, p)",
+    "interleaved": "(2(p-1) + (v-1)p + 1)/v",
+    "zb-h1": "p",
+    "zb-v": "p",
+}
 RECOMPUTATION_PAPER = "arXiv 2205.05198 (Reducing Activation Recomputation)"
 
 
@@ -37,7 +45,7 @@ def exchanges(asked: Question, shape: Shape) -> list[Section]:
         terms.append(Term("tp: all_gather", "sbh(t-1)/t · L/p · m", f"{share} · {sbh} · {times}", value))
     if p > 1:
         cut = t if asked.sequence_parallel else 1
-        calls = formulas.border_sends(min(1, p - 2), p)
+        calls = formulas.border_sends(min(1, p - 2), p, asked.pipeline.num_chunks, asked.pipeline.pipeline_schedule)
         value = Fraction(calls * m * numel * each, cut)
         text = f"{calls} · sbh{'/t' if cut > 1 else ''} · m"
         terms.append(Term("pp: send", text, f"{calls} · {sbh}{f' / {cut:,}' if cut > 1 else ''} · {m:,}", value))
@@ -71,7 +79,7 @@ def copies(asked: Question, shape: Shape) -> list[Section]:
 
 def blocks(asked: Question, shape: Shape) -> Section:
     s, b, h, a, t, p = shape.seq, shape.micro_batch, shape.hidden, shape.heads, asked.tp, asked.pp
-    sequence = asked.sequence_parallel
+    sequence, kind, chunks = asked.sequence_parallel, asked.pipeline.pipeline_schedule, asked.pipeline.num_chunks
     kept = {"partitioned": asked.partitions_inputs, "on_host": shape.cpu_checkpointing}
     block = formulas.block_activations(
         s, b, h, a, recompute=shape.recompute, tensor_parallel=t, sequence_parallel=sequence, **kept
@@ -83,9 +91,9 @@ def blocks(asked: Question, shape: Shape) -> Section:
     if p == 1:
         terms += (Term("all blocks", "times L", f"{shape.layers:,} blocks", layers * block),)
     else:
-        live = formulas.live_micro_batches("1f1b", 0, p, asked.micro_batches)
-        numbers = f"{show(layers)} blocks · {live:,}"
-        terms += (Term("first stage", "times L/p · min(m, p)", numbers, layers * live * block),)
+        live = Fraction(formulas.live_micro_batches(kind, 0, p, asked.micro_batches, chunks), chunks)
+        numbers = f"{show(layers)} blocks · {show(live)}"
+        terms += (Term("first stage", f"times L/p · {_LIVE_FIRST[kind]}", numbers, layers * live * block),)
     again = {
         "none": "Nothing is computed again.",
         "selective": "With selective recompute backward computes the scores again.",
@@ -100,7 +108,15 @@ def blocks(asked: Question, shape: Shape) -> Section:
         note += " Inputs wait on the host."
     if shape.partition_activations and sequence:
         note += " Pa changes nothing here: under sequence parallelism a rank has 1/t of the input to begin with."
-    title = "Activations under 1F1B" if p > 1 else "Activations of one micro-batch"
+    if p > 1 and asked.pipeline.pipeline:
+        share, own_span = (
+            form(p, asked.micro_batches, chunks, kind) for form in (formulas.bubble, formulas.own_span_bubble)
+        )
+        note += (
+            f" Live on stage i: {formulas.LIVE[kind]}. Bubble by makespan: {formulas.BUBBLES[kind]} = {share}. By own "
+            f"span, of the stage with the most: {own_span}. arXiv 2104.04473, section 2.2; 2401.10241, section 2.2."
+        )
+    title = f"Activations under {SCHEDULES[kind]}" if p > 1 else "Activations of one micro-batch"
     return Section("activations_2205_05198", f"{title}, tensor by tensor", terms, (note,))
 
 
