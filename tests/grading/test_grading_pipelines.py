@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from grading_here import grade
 
-from zerosim.grading import Action, Backward, Forward, find_exercise
+from zerosim.grading import Action, Backward, Forward, InputGrad, WeightGrad, find_exercise
 from zerosim.parallel.pipeline import gpipe
 
 
@@ -91,3 +91,38 @@ def test_what_is_wrong_with_a_schedule_is_said(answer: Any, words: str, hint: st
     assert check.passed is False
     assert words in check.counted
     assert hint in check.hint
+
+
+def cut_in_two(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
+    """1F1B with input gradients alone."""
+    ahead = num_stages - stage - 1
+    actions: list[Action] = [Forward(slot) for slot in range(ahead)]
+    for slot in range(micro_batches):
+        actions += [Forward(slot + ahead)] if slot + ahead < micro_batches else []
+        actions += [InputGrad(slot)]
+    return actions
+
+
+def all_at_the_end(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    return cut_in_two(num_stages, stage, micro_batches) + [WeightGrad(slot) for slot in range(micro_batches)]
+
+
+def each_at_once(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    own = [[action] for action in cut_in_two(num_stages, stage, micro_batches)]
+    return [one for turn in own for one in (turn + [WeightGrad(turn[0].slot)] * isinstance(turn[0], InputGrad))]
+
+
+def one_short(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
+    return all_at_the_end(num_stages, stage, micro_batches)[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "failed", "counted"),
+    [(all_at_the_end, "live", "8, 8, 8, 8"), (each_at_once, "bubble", "1/4"), (one_short, "runs", "is missing")],
+)
+def test_weight_gradients_that_wait_too_long_or_not_at_all(answer: Any, failed: str, counted: str) -> None:
+    found = grade(answer, "zb_h1")
+    assert failed in [check.name for check in found.failures]
+    assert counted in found[failed].counted
+    assert found.points == 0

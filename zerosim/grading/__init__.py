@@ -31,6 +31,8 @@ from zerosim.parallel.base import Strategy as Strategy
 from zerosim.parallel.schedule import Action as Action
 from zerosim.parallel.schedule import Backward as Backward
 from zerosim.parallel.schedule import Forward as Forward
+from zerosim.parallel.schedule import InputGrad as InputGrad
+from zerosim.parallel.schedule import WeightGrad as WeightGrad
 from zerosim.parallel.tensor import Borders as Borders
 from zerosim.parallel.zero2 import Zero2 as Zero2
 from zerosim.parallel.zero3 import Zero3 as Zero3

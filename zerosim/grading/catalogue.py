@@ -390,6 +390,25 @@ EXERCISES: tuple[Exercise, ...] = (
         yours=("stochastic",),
         decisive=("bits",),
     ),
+    exercise(
+        (28, "zb_h1", skeletons.my_zb_h1, 0, "Weight gradients fill the bubble"),
+        "The stage before waits for gradients of inputs, and nobody for those of weights. This list is 1F1B, with "
+        "each backward cut in two: InputGrad(slot) and WeightGrad(slot), one slot each. WeightGrad is missing. Where "
+        "does it fill the bubble, while no stage holds more than the p micro-batches that 1F1B's first stage holds?",
+        (
+            "1F1B's stage i holds p-i micro-batches. How many may wait for their weight gradients there?",
+            "After InputGrad(slot) comes WeightGrad(slot - stage), from slot = stage on. The rest comes at the end.",
+        ),
+        (stages_of(4, 8) | dict(layers=8), stages_of(3, 3) | dict(layers=6)),
+        judges=(
+            ("losses", pipelines.losses),
+            ("live", pipelines.live("p", lambda p, i, m: p, pipelines.PENDING)),
+            ("bubble", pipelines.bubble("(p-1)/(3m)", lambda p, m: bubble(p, m, schedule="zb-h1"))),
+        ),
+        adapt=adapting.schedule,
+        yours=("_one_by_one",),
+        decisive=("losses", "live", "bubble"),
+    ),
 )
 
 

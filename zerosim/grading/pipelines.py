@@ -5,7 +5,7 @@ All is read off the run's records: the order that ranks went in, what each kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -16,13 +16,17 @@ from zerosim.grading.exercise import Check, Comparison, Judge
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Finding, where
 from zerosim.grading.trial import Trial, result_of
-from zerosim.parallel.schedule import Action, Backward, Forward
+from zerosim.parallel.schedule import Action, Backward, Forward, InputGrad, WeightGrad
 from zerosim.train.run import run as train
 from zerosim.verbs import MESSAGES
 
 GPIPE = (
     "all forwards first is GPipe, which keeps every micro-batch until the last one is forward: go back with the first "
     "as soon as the stage holds as many as it may"
+)
+PENDING = (
+    "a weight gradient that waits keeps its micro-batch: run one after each input gradient, from the first on that you "
+    "may wait for"
 )
 ORDER = "neighbours pass the same micro-batches on in the same order, forward and backward"
 
@@ -41,7 +45,7 @@ def losses(run: Comparison) -> Check:
     return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=hint)
 
 
-def live(text: str, most: Callable[[int, int, int], int]) -> Judge:
+def live(text: str, most: Callable[[int, int, int], int], hint: str = GPIPE) -> Judge:
     """On every stage at most `most(stages, stage, micro_batches)` micro-batches are live; `text` is that in letters."""
 
     def check(run: Comparison) -> Check:
@@ -55,7 +59,7 @@ def live(text: str, most: Callable[[int, int, int], int]) -> Judge:
             return Check("live", True, expected, _listed(found))
         number = next(number for number, count in enumerate(counts[wrong]) if count > allowed[wrong])
         at = where(wrong, run.mine.records[wrong], number)
-        return Check("live", False, expected, _listed(found), hint=GPIPE, where=at)
+        return Check("live", False, expected, _listed(found), hint=hint, where=at)
 
     return check
 
@@ -91,11 +95,26 @@ def _live_counts(record: Sequence[Event]) -> list[int]:
 
 
 def _ran(record: Sequence[Event]) -> list[Action]:
-    """The actions of step 0 in the order in which they computed."""
-    ways: dict[str, type[Action]] = {"forward": Forward, "backward": Backward}
-    scopes = (event.scope for event in record if isinstance(event, Kernel) and event.scope.unit)
-    turns = dict.fromkeys((scope.phase, scope.slot) for scope in scopes if scope.step == 0 and scope.phase in ways)
-    return [ways[phase](slot) for phase, slot in turns]
+    """The actions of step 0 in the order in which they computed. A backward that comes to a unit a second time makes
+    the weights' gradients apart."""
+    turns: dict[tuple[str, int, int], set[str]] = {}  # the units of a phase and micro-batch, the first and second time
+    last = None
+    for event in record:
+        step, phase, unit, slot = event.scope
+        if not isinstance(event, Kernel) or not unit or step or phase not in ("forward", "backward"):
+            continue
+        units = turns.setdefault((phase, slot, 0), set())
+        if (unit in units and unit != last) or (phase, slot, 1) in turns:
+            units = turns.setdefault((phase, slot, 1), set())
+        units.add(unit)
+        last = unit
+    return [_kind(turns, *turn)(turn[1]) for turn in turns]
+
+
+def _kind(turns: Collection[tuple[str, int, int]], phase: str, slot: int, again: int) -> type[Action]:
+    if phase == "forward":
+        return Forward
+    return WeightGrad if again else InputGrad if (phase, slot, 1) in turns else Backward
 
 
 def _listed(numbers: Sequence[int]) -> str:

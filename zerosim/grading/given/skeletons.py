@@ -15,7 +15,7 @@ from zerosim.nn import Unit
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.optim.precision import norm_partials, total_norm
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.schedule import Action
+from zerosim.parallel.schedule import Action, Forward, InputGrad
 from zerosim.parallel.tensor import Borders
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
@@ -140,6 +140,22 @@ def my_1f1b(
 ) -> list[Action]:
     """What a stage, from 0, does in a step. chunks is 1."""
     raise NotImplementedError("my_1f1b: return the list of actions")
+
+
+def my_zb_h1(
+    num_stages: int,
+    stage: int,
+    micro_batches: int,
+    chunks: int = 1,
+) -> list[Action]:
+    """1F1B with its backwards in two. chunks is 1."""
+    ahead = num_stages - stage - 1
+    actions: list[Action] = [Forward(slot) for slot in range(ahead)]
+    for slot in range(ahead, micro_batches):
+        actions += [Forward(slot), InputGrad(slot - ahead)]
+    for slot in range(micro_batches - ahead, micro_batches):
+        actions += [InputGrad(slot)]
+    raise NotImplementedError("my_zb_h1: add the weight gradients")
 
 
 class MyArena:
