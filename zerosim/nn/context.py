@@ -7,8 +7,7 @@ The field's `prefix`, `config` and process groups, which other code hands down o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from zerosim.config.model import ModelConfig
 from zerosim.functional.policy import ActivationPolicy
@@ -22,8 +21,7 @@ Layer = TypeVar("Layer", bound=Callable[[Tensor], Tensor])
 More = ParamSpec("More")
 
 
-@dataclass(frozen=True, slots=True)
-class LayerContext:
+class LayerContext(NamedTuple):
     """Where a layer stands in a model, while it is declared.
 
     sizes    the model's
@@ -43,11 +41,11 @@ class LayerContext:
 
     def __truediv__(self, name: str) -> LayerContext:
         """The same, for a layer of this layer."""
-        return replace(self, name=f"{self.name}.{name}")
+        return self._named(f"{self.name}.{name}", self.within)
 
     def beside(self, name: str) -> LayerContext:
         """The same under another last name: of attn.qkv_proj, `beside("q_proj")` is attn.q_proj."""
-        return replace(self, name=f"{self.name.rpartition('.')[0]}.{name}")
+        return self._named(f"{self.name.rpartition('.')[0]}.{name}", self.within)
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """A parameter of this layer; see `Flat.declare`."""
@@ -64,7 +62,10 @@ class LayerContext:
         here = self / name
         if isinstance(self.within, Flat):
             return layer(here, *more, **named)
-        return self.within.leaf(here.name, lambda own: layer(replace(here, within=own), *more, **named))
+        return self.within.leaf(here.name, lambda own: layer(here._named(here.name, own), *more, **named))
+
+    def _named(self, name: str, within: Flat | Tensors) -> LayerContext:
+        return LayerContext(self.sizes, within, name, self.group, self.policy, self.keys)
 
     @property
     def std(self) -> float:
