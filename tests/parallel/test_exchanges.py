@@ -12,6 +12,7 @@ from test_schedule import run_with
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
+from zerosim.comm.runtime import launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import fp32, uint8
@@ -26,8 +27,9 @@ from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
 from zerosim.tensor.flat import Flat
 from zerosim.train import build_strategy
+from zerosim.train.build import world_of
 from zerosim.train.plan import plan
-from zerosim.train.run import run
+from zerosim.train.run import Experiment, run
 
 SMALL: dict[str, Any] = dict(layers=3, hidden=16, heads=2, seq=8, vocab=256, micro_batch=1, steps=4, seed=5)
 BLOCK = 32
@@ -73,10 +75,9 @@ class Int8Blocks(Slices):
         super().__init__()
         self.residuals: dict[str, Buffer] = {}
 
-    def place(self, flats: Sequence[Flat]) -> None:
-        for flat in flats:
-            self.residuals[flat.name] = flat.device.alloc((flat.padded_numel,), fp32, Kind.OPTIM, name="residual")
-            flat.device.kernel(0, flat.device.backend.fill, self.residuals[flat.name].array, 0.0)
+    def place(self, flat: Flat, state: str) -> None:
+        self.residuals[flat.name] = flat.device.alloc((flat.padded_numel,), fp32, Kind.OPTIM, name=state)
+        flat.device.kernel(0, flat.device.backend.fill, self.residuals[flat.name].array, 0.0)
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Any:
         [flat], grad = flats, grads.pop()
@@ -149,6 +150,18 @@ def test_int8_blocks_give_the_same_bits_at_every_stage_whenever_they_are_reduced
         row.op: row.sent_bytes for row in results[Zero2, "each"].traffic[0] if (row.step, row.phase) == (0, "backward")
     }
     assert "reduce_scatter" not in by_op
+
+
+def test_only_what_is_trained_has_a_residual_and_a_strategys_own_stage_makes_its_rows() -> None:
+    """The run's stage is 0: what a ZeRO-3 of one's own holds and cuts is ZeRO-3's all the same."""
+    EXCHANGES.clear()
+    make, config = with_int8(Zero3, "each"), RunConfig(**SMALL, ranks=2, stage=0, precision="fp32")
+    experiment = Experiment(
+        config, lambda config, model, *parts: make(*parts), is_trained=lambda flat: flat.unit == "h.1"
+    )
+    kept = launch(lambda ctx: experiment.train_rank(ctx).pieces, world_of(config))
+    assert [set(exchange.residuals) for exchange in EXCHANGES] == [{"h.1"}, {"h.1"}]
+    assert all(2 * piece.part.size == experiment.layout.flats[piece.flat].numel for pieces in kept for piece in pieces)
 
 
 def test_what_int8_blocks_round_away_comes_with_the_next_gradient() -> None:

@@ -62,7 +62,7 @@ class Strategy:
         """Before a unit's backward: its whole parameters must be there again."""
 
     def post_input_grad(self, unit: Unit) -> None:
-        """In its place where the unit's weight gradients come later: the parameters may go."""
+        """In place of `post_backward`, where weight gradients come later: the parameters may go."""
 
     def post_backward(self, unit: Unit) -> None:
         """After it: where `unit.reduces`, the flat's gradient of this micro-batch is complete (`Flat.take_grad`)."""

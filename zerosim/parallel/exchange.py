@@ -56,8 +56,8 @@ class Slices:
             together.setdefault(self.group_of(flat), []).append(flat)
         return [*together.values()]
 
-    def place(self, flats: Sequence[Flat]) -> None:
-        """Take memory for `states`."""
+    def place(self, flat: Flat, state: str) -> None:
+        """Take memory for one of `states` of a flat whose rows name it."""
 
     # -- gradients: of what arrives for each flat this rank keeps its own part --------------------------------------
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:

@@ -194,7 +194,7 @@ class Timetable:
     def __init__(self) -> None:
         self.uses: Sequence[Use] = ()
         self.at = 0  # uses that have begun
-        self.last = True  # this is the chunk's last micro-batch of the step
+        self.last = True  # this is the step's last micro-batch for the chunk in use
         self._last: Mapping[int, int] = {}  # by chunk its slot
 
     def begin(self, uses: Sequence[Use]) -> None:

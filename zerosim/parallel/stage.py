@@ -34,7 +34,10 @@ class Stage(Strategy):
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
-        self.exchange.place(flats)
+        for flat in flats:
+            for state in self.exchange.states.keys() & flat.rows.keys():
+                with self.device.scope(unit=flat.module):
+                    self.exchange.place(flat, state)
         self.reducer.place(flats, self.memory)
 
     def open_backward(self) -> None:

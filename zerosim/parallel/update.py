@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from zerosim.comm.groups import Groups
 from zerosim.config.zero import GradMemory
@@ -32,7 +33,7 @@ def step(
         waiting = []
         with updater.temporaries(together):
             for flat in together:
-                updater.update(flat, scale, lambda sums, flat=flat: _add(groups, flat, sums))  # type: ignore[misc]
+                updater.update(flat, scale, partial(_add, groups, flat))
                 flat.store_param_shard()  # fp32 master -> own slice, no traffic
                 flat.drop_grads()
                 if isinstance(flat.rows["optim"].partition, WholeUnits):

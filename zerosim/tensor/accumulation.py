@@ -240,7 +240,7 @@ class GradAccumulator:
         if not self.keeps_whole_grad:
             return [self.take_grad()]
         whole = [self.whole_grad()]
-        self.grad_whole = self._lasting if self.keeps_whole_grad else None
+        self.grad_whole = self._lasting
         return whole
 
     def whole_grad(self) -> Buffer:

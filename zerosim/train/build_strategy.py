@@ -51,7 +51,8 @@ def all_trained(flat: FlatSpec) -> bool:
 
 def rows_of(config: RunConfig, strategy: Strategy | None = None, is_trained: IsTrained = all_trained) -> RowsOf:
     """The rows of each flat buffer in a run: those of its stage, and what a `strategy` of one's own says of them."""
-    exchange, stage = exchange_class(config), config.parallel.zero_stage
+    exchange = strategy.exchange if isinstance(strategy, Stage) else exchange_class(config)
+    stage = config.parallel.zero_stage
     if strategy is not None and strategy.stage is not None:
         stage = strategy.stage
     casts = stage == 3 and config.gathering.cast_shards and config.precision.has_masters
@@ -61,11 +62,9 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None, is_trained: IsT
         param="use" if casts else "always",
         grad="always" if config.grads.lasts else "step",
     )
-    states = exchange.states
     if strategy is not None:
         rows = rows_said(rows, keeps_params=strategy.keeps_params, keeps_grads=strategy.keeps_grads)
-        states = strategy.exchange.states if isinstance(strategy, Stage) else {}
-    trained, held = {**rows, **states}, frozen(rows)
+    trained, held = {**rows, **exchange.states}, frozen(rows)
     return lambda flat: trained if is_trained(flat) else held
 
 

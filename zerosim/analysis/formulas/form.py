@@ -1,4 +1,4 @@
-"""Closed forms as values: an ordered sum of terms, with a text, exact numbers, and a source.
+"""Closed forms as values: an ordered sum of terms, with a text and exact numbers.
 
     PSI, N = symbols("Ψ N")
     states = 4 * PSI + 12 * PSI / N
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A sum of terms, each a product of powers and a number. `source` says where it is printed, and is not compared."""
+    """A sum of terms, each a product of powers and a number."""
 
     terms: tuple[tuple[Powers, Fraction], ...] = ()
 
@@ -70,9 +70,6 @@ class Form:
     def __sub__(self, other: Form | Number) -> Form:
         return self + -form(other)
 
-    def __rsub__(self, other: Number) -> Form:
-        return form(other) - self
-
     def __mul__(self, other: Form | Number) -> Form:
         product = Form()
         for mine, number in self.terms:
@@ -90,9 +87,6 @@ class Form:
         """Divide by one term; a sum is put into brackets first (`group`)."""
         [(powers, number)] = form(other).terms
         return self * Form(((tuple((atom, -power) for atom, power in powers), 1 / number),))
-
-    def __rtruediv__(self, other: Number) -> Form:
-        return form(other) / self
 
     @property
     def symbols(self) -> frozenset[str]:
