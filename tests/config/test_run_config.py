@@ -93,6 +93,12 @@ def test_a_value_of_the_recipe_that_loses_is_set_aside_and_told(values: dict[str
         assert any(other in said for other in {*values, "muon", "prefetch_elements"} - {"recipe", "stage"})
 
 
+def test_a_wish_that_this_stage_cannot_grant_is_told() -> None:
+    asked = RunConfig(stage=1, overlap="gather")
+    assert asked.set_aside == {"overlap": "overlap 'gather', stage 1 gathers nothing ahead"}
+    assert asked.at_stage(3).set_aside == {} == RunConfig(stage=1, overlap="all").set_aside
+
+
 @pytest.mark.parametrize(
     ("wish", "values", "in_detail"),
     [

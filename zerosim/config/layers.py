@@ -70,6 +70,8 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         who, right = source[masters] or masters, "choose recipe paper" if source[masters] else f"leave out {masters}"
         raise wrong("precision", f" {PURE!r}: {who} works on fp32 masters, and here are none; {right}, or use bf16")
     _overlap(values, given, stage)
+    if given.get("overlap") == "gather" and stage != 3:
+        set_aside["overlap"] = f"overlap 'gather', stage {stage} gathers nothing ahead"
     return values, set_aside
 
 
