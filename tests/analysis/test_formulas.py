@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from zerosim.analysis.formulas import (
     volume,
 )
 from zerosim.analysis.formulas.form import Form, group, ring, symbol, symbols
+from zerosim.analysis.formulas.letters import LETTERS
 
 MIXED = BytesPerParameter(2, 2, 12)
 FP32 = BytesPerParameter(4, 4, 8)
@@ -199,7 +202,8 @@ def test_units_that_stay_gathered(batches: int, keep_root: bool, threshold: int)
     ("changes", "text"),
     [
         (dict(keep_root_units=True), "3Ψ - R"),
-        (dict(keep_root_units=True, tied=True, keep_last_unit=True), "3Ψ - R"),
+        (dict(keep_root_units=True, tied=True), "3Ψ - R"),
+        (dict(keep_root_units=True, keep_last_unit=True), "3Ψ - U - R"),
         (dict(keep_last_unit=True), "3Ψ - U"),
         (dict(keep_last_unit=True, micro_batches=2), "6Ψ - 2U"),
         (dict(keep_last_unit=True, tied=True), "3Ψ + VD"),
@@ -241,13 +245,73 @@ def test_a_form_is_a_value_with_a_text_and_exact_numbers() -> None:
 
 # -- activations --------------------------------------------------------------------------------------
 S, B, H, A = 1024, 32, 1600, 25
+SIZES = {"s": S, "b": B, "h": H, "a": A, "f": 4 * H, "t": 1}
 
 
 def test_the_parts_of_a_block_make_34sbh_and_the_scores() -> None:
-    parts = block_parts(S, B, H, A)
+    parts = {name: form.at(SIZES) for name, form in block_parts().items()}
     sbh = S * B * H
     assert parts == {"attention": 11 * sbh + 5 * A * S * S * B, "mlp": 19 * sbh, "layernorms": 4 * sbh}
-    assert block_activations(S, B, H, A) == 34 * sbh + 5 * A * S * S * B
+    assert block_activations().at(SIZES) == 34 * sbh + 5 * A * S * S * B
+
+
+@pytest.mark.parametrize(
+    ("options", "one", "many"),
+    [
+        ({}, "34sbh + 5as²b", "10sbh + 24sbh/t + 5as²b/t"),
+        ({"recompute": "selective"}, "34sbh", "10sbh + 24sbh/t"),
+        ({"recompute": "selective:op"}, "18sbh", "2sbh + 16sbh/t"),
+        ({"recompute": "selective:mlp,layernorm"}, "14sbh + 5as²b", "6sbh + 8sbh/t + 5as²b/t"),
+        ({"recompute": "full"}, "2sbh", "2sbh"),
+        ({"recompute": "full", "partitioned": True}, "2sbh", "2sbh/t"),
+        ({"recompute": "full", "on_host": True}, "0", "0"),
+        ({"sequence_parallel": True}, "34sbh + 5as²b", "34sbh/t + 5as²b/t"),
+        ({"sequence_parallel": True, "keep_gathered": True}, "34sbh + 5as²b", "4sbh + 30sbh/t + 5as²b/t"),
+    ],
+)
+def test_what_a_block_keeps_in_letters(options: dict[str, Any], one: str, many: str) -> None:
+    form = block_activations(**options).where(f=4 * symbol("h"))
+    assert (str(form.where(t=1)), str(form)) == (one, many)
+
+
+def test_traffic_of_parallel_layers_in_letters() -> None:
+    blocks = {"l": 24, "r": 24, "first": 1, "last": 1, "m": 2, "v": 2, "start": 1, "end": 0}
+    tensor, cut = formulas.tensor_parallel("full"), formulas.sequence_parallel("selective:mlp")
+    assert str(tensor["all_reduce"].elements.where(blocks)) == "584bsh + 12bs"
+    assert [str(form.elements.where(blocks)) for form in cut.values()] == ["342bsh", "196bsh", "12bs"]
+    assert tensor["all_reduce"].at(blocks, t=4, bsh=80, bs=10, w=2, c=4) == Fraction(3, 4) * (584 * 160 + 12 * 40)
+    assert str(formulas.border_sends("1f1b", divided=True).elements.where(blocks)) == "6bsh/t"
+    assert str(formulas.border_sends("zb-v").elements.where(blocks)) == "4bsh"
+    assert str(formulas.shared_grads(copies=2).elements) == "2S/N + 2C/N"
+    assert str(formulas.tied_grads(passes=2, divided=False).elements) == "4E"
+    assert str(formulas.inputs_moved(divided=True).elements) == "rmbsh/t"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "live", "bubble"),
+    [
+        ("gpipe", "m", "(p-1)/m"),
+        ("1f1b", "min(m, p-i)", "(p-1)/m"),
+        ("interleaved", "min(2(p-i-1)+(v-1)p+1, vm)", "(p-1)/(vm)"),
+        ("zb-h1", "min(m, p-i)", "(p-1)/(3m)"),
+        ("zb-v", "2p", "(p-1)/(6m)"),
+    ],
+)
+def test_pipelines_in_letters(schedule: str, live: str, bubble: str) -> None:
+    assert (str(formulas.live_micro_batches(schedule)), str(formulas.bubble(schedule))) == (live, bubble)
+
+
+def test_numbers_put_in() -> None:
+    held = {"Ψ": 7_500_000_000, "N": 64, "w": 2, "g": 2}
+    assert model_states(3, MIXED)["optim"].numbers(held) == "12 · 7,500,000,000 / 64"
+    assert volume(3).params.numbers(held) == "63/64 · 2 · 7,500,000,000 · 2"
+    assert formulas.bubble("interleaved").numbers({"p": 4, "v": 2, "m": 8}) == "3 / 2 / 8"
+
+
+@pytest.mark.parametrize("letter", [*LETTERS])
+def test_the_glossary_has_each_letter_with_its_words(letter: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/glossary.md").read_text(encoding="utf-8")
+    assert f"| {letter} | {LETTERS[letter].unit} | {LETTERS[letter].meaning} |" in page
 
 
 @pytest.mark.parametrize("t", [1, 8])
@@ -256,10 +320,7 @@ def test_rows_of_table_2_of_2205_05198(t: int) -> None:
     sbh, scores = S * B * H, Fraction(5 * A * S, H)
 
     def per(recompute: str = "none", sequence_parallel: bool = False) -> Fraction:
-        return Fraction(
-            block_activations(S, B, H, A, recompute=recompute, tensor_parallel=t, sequence_parallel=sequence_parallel),
-            sbh,
-        )
+        return block_activations(recompute, sequence_parallel=sequence_parallel).at(SIZES, t=t) / sbh
 
     assert per() == 10 + Fraction(24, t) + scores / t
     assert per(sequence_parallel=True) == Fraction(34, t) + scores / t
@@ -271,7 +332,7 @@ def test_rows_of_table_2_of_2205_05198(t: int) -> None:
 def test_another_width_of_the_mlp_is_megatrons_estimator() -> None:
     """(18 + 4 ffn/h) sbh without the scores (theoretical_memory_usage.py)."""
     for ffn in (4 * H, 3 * H, 5504):
-        kept = block_activations(S, B, H, A, ffn=ffn, recompute="selective")
+        kept = block_activations("selective").at(SIZES, f=ffn)
         assert kept == S * B * H * (18 + Fraction(4 * ffn, H))
 
 
@@ -282,17 +343,17 @@ def test_another_width_of_the_mlp_is_megatrons_estimator() -> None:
 )
 def test_what_selective_recompute_saves(heads: int, hidden: int, ratio: int, saved: str) -> None:
     """5as/h = 80 and 64; 70.2% and 65.3% of the activations."""
-    whole = block_activations(2048, 1, hidden, heads)
-    kept = block_activations(2048, 1, hidden, heads, recompute="selective")
+    sizes = {"s": 2048, "b": 1, "h": hidden, "a": heads, "f": 4 * hidden, "t": 1}
+    whole, kept = block_activations().at(sizes), block_activations("selective").at(sizes)
     assert (whole - kept) / (2048 * hidden) == ratio
     assert f"{float(1 - kept / whole):.3f}" == saved
 
 
 def test_the_zero_papers_estimate() -> None:
     """GPT-2 1.5B: about 60 GB; its 100B example: 33.55e9 elements of checkpoints, "around 60 GB" in fp16."""
-    assert 2 * formulas.zero_paper_elements(1024, 32, 1600, 48) == 60_397_977_600
-    assert 2 * formulas.checkpoint_elements(1024, 32, 8192, 125) == 67_108_864_000
-    assert 48 * block_activations(1024, 32, 1600, 25) > 4 * 60_397_977_600  # 286.9 GB: why a text is due
+    assert 2 * formulas.zero_paper_elements().at(SIZES, l=48) == 60_397_977_600
+    assert 2 * formulas.checkpoint_elements().at(s=1024, b=32, h=8192, l=125) == 67_108_864_000
+    assert 48 * block_activations().at(SIZES) > 4 * 60_397_977_600  # 286.9 GB: why a text is due
     assert "scores" in formulas.WHY_ESTIMATES_DIFFER
 
 

@@ -12,7 +12,8 @@ import pytest
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import bubble, live_micro_batches, live_weights
-from zerosim.analysis.shares import alike_stages, extra_of, itemsizes, letters_of, shares_of
+from zerosim.analysis.letters import letters_of
+from zerosim.analysis.shares import alike_stages, extra_of, itemsizes, shares_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
@@ -160,7 +161,8 @@ def test_live_micro_batches_follow_from_the_schedules(kind: str) -> None:
     for stages in (2, 3, 4):
         for micro_batches in (stages, 2 * stages, 4 * stages)[kind == "zb-v" :]:
             for stage in range(stages):
+                sizes = {"i": stage, "p": stages, "m": micro_batches, "v": chunks}
                 most = max(live(SCHEDULES[kind](stages, stage, micro_batches, chunks)))
-                assert most.whole == live_micro_batches(kind, stage, stages, micro_batches, chunks)
-                assert most.weights == live_weights(kind, stage)
-    assert bubble(4, 8) == bubble(4, 4, 2)
+                assert most.whole == live_micro_batches(kind).at(sizes)
+                assert most.weights == live_weights(kind).at(sizes)
+    assert bubble().at(p=4, m=8) == bubble("interleaved").at(p=4, m=4, v=2)

@@ -23,8 +23,9 @@ def test_the_bubble_is_that_of_the_papers(kind: str, stages: int) -> None:
         for micro_batches in (stages, 2 * stages, 3 * stages)[kind == "zb-v" :]:
             lists = [SCHEDULES[kind](stages, stage, micro_batches, chunks) for stage in range(stages)]
             slots = slots_of(lists, Chunks(stages, chunks, turns_back=kind == "zb-v"))
-            assert counted_bubble(slots) == bubble(stages, micro_batches, chunks, kind)
-            assert counted_own_span(slots) == own_span_bubble(stages, micro_batches, chunks, kind)
+            sizes = {"p": stages, "m": micro_batches, "v": chunks}
+            assert counted_bubble(slots) == bubble(kind).at(sizes)
+            assert counted_own_span(slots) == own_span_bubble(kind).at(sizes)
             assert all(len(own) == (3 if apart else 2) * micro_batches * chunks for own in slots)
             if kind == "zb-h1":
                 idle = [own[-1].stop - own[0].start - 3 * micro_batches for own in slots]

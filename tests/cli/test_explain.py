@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,14 +14,32 @@ from typing import Any
 import pytest
 
 import zerosim
+from zerosim.analysis.compare import check_states
+from zerosim.analysis.copies import check_copies
+from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import block_activations
+from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
-from zerosim.config import RunConfig
-from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
 
 ASKED = ["explain", "--stage", "2", "--params", "7.5B", "--ranks", "64"]
-SIZES = ["--hidden", "1600", "--layers", "48", "--heads", "25", "--seq", "1024", "--micro-batch", "32"]
+SIZED = [
+    "explain",
+    "--stage",
+    "2",
+    "--ranks",
+    "64",
+    "--hidden",
+    "1600",
+    "--layers",
+    "48",
+    "--heads",
+    "25",
+    "--seq",
+    "1024",
+]
+SIZED += ["--micro-batch", "32"]
 
 
 def shown(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
@@ -46,7 +65,7 @@ def test_the_papers_figure_term_by_term(capsys: pytest.CaptureFixture[str]) -> N
     text = flat(shown(capsys, ASKED))
     for part in (
         "Formulas with your numbers put in: nothing was run and nothing was counted.",
-        "zerosim plan --stage 2 --ranks 64",
+        "zerosim plan --stage 2 --params 7500000000 --ranks 64 --model flat",
         "optim 12Ψ/N 12 · 7,500,000,000 / 64 1,406,250,000 1.41 GB",
         "total 2Ψ + 14Ψ/N 16,640,625,000 16.6 GB",
         "✓ The paper prints 16.6 GB (Figure 1) and 16.6 GB (Table 1). Exact: 16.640625 GB.",
@@ -71,7 +90,7 @@ def test_json_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["counted"] is False
     grad = next(term for term in values["sections"]["model_states"]["terms"] if term["name"] == "grad")
     assert Fraction(grad["exact"]) == Fraction(15 * 10**9, 7)
-    assert values["question"]["recipe"] == "paper"
+    assert values["config"]["recipe"] == "paper"
 
 
 def test_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,13 +126,104 @@ def test_what_the_optimizer_keeps(capsys: pytest.CaptureFixture[str], words: lis
     assert f"The optimizer keeps {kept} ZeRO paper" in flat(shown(capsys, [*ASKED, *words]))
 
 
-@pytest.mark.parametrize("optimizer", [name for name, preset in PRESETS.items() if preset.cut == "elements"])
-def test_every_optimizer_costs_what_a_plan_counts(capsys: pytest.CaptureFixture[str], optimizer: str) -> None:
-    asked = ["explain", "--stage", "2", "--params", "6400", "--ranks", "64", "--optimizer", optimizer]
-    explained = terms(figures(capsys, asked), "model_states")
-    same = zerosim.plan_config(model="flat", params=6400, units=1, stage=2, ranks=64, optimizer=optimizer)
-    counted = zerosim.plan(same).memory[0].model_states()
-    assert explained == {**counted, "total": sum(counted.values())}
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--params", "6400", "--ranks", "64", "--optimizer", "adam-sage"],
+        ["--params", "6400", "--ranks", "4", "--tp", "2", "--stage", "1"],
+        ["--layers", "2", "--stage", "3", "--ranks", "4", "--accumulate", "3", "--keep-last-unit"],
+        ["--layers", "2", "--stage", "3", "--ranks", "4", "--partition", "owner", "--dp-replicate", "2"],
+        ["--layers", "2", "--stage", "3", "--ranks", "4", "--recipe", "deepspeed", "--persistent-numel", "500"],
+        ["--layers", "2", "--stage", "3", "--ranks", "4", "--recipe", "fsdp2", "--recompute", "full"],
+        ["--layers", "4", "--stage", "1", "--ranks", "8", "--pp", "2", "--tp", "2", "--sp", "--accumulate", "4"],
+        [
+            "--model",
+            "llama",
+            "--kv-heads",
+            "2",
+            "--layers",
+            "4",
+            "--stage",
+            "3",
+            "--ranks",
+            "8",
+            "--tp",
+            "4",
+            "--pp",
+            "2",
+        ],
+        ["--layers", "4", "--stage", "2", "--ranks", "4", "--pp", "2", "--pipeline", "zb-v", "--accumulate", "4"],
+        ["--layers", "2", "--ranks", "4", "--stage", "3", "--tp", "2", "--recompute", "full", "--cpu-checkpointing"],
+        ["scenarios/first.toml"],
+    ],
+    ids=lambda words: " ".join(words)[:60],
+)
+def test_it_says_what_a_plan_of_the_same_run_is_compared_with(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """3Ψ + 2VD here is 3Ψ + 2VD there: texts and numbers, and the printed command is that plan's."""
+    asked = ["explain", *words, *([] if "--stage" in words or "scenarios" in words[0] else ["--stage", "2"])]
+    values = figures(capsys, asked)
+    command = shlex.split(values["count_with"])
+    assert command[:2] == ["zerosim", "plan"]
+    assert figures(capsys, ["plan", *command[2:], "-q"])["config"] == values["config"]
+    result = plan(zerosim.plan_config(**values["config"]))
+    states = [(check.kind, local(check.text, result), check.formula) for check in check_states(result)]
+    assert lines(values, "model_states") == states
+    sent = [(local(check.text, result), check.formula) for check in check_traffic(result, 0)]
+    assert [(formula, value) for _, formula, value in lines(values, "volume")] == sent
+    exchanged = [(f"{check.axis}: {check.op}", check.text, check.formula) for check in check_exchanges(result, 0)]
+    assert exchanged == (lines(values, "exchanges") if exchanged else [])
+    if result.config.memory.cpu_checkpointing:
+        copied = [(check.name, check.text, check.formula) for check in check_copies(result, 0)][:2]
+        assert lines(values, "copies") == copied
+
+
+def lines(values: dict[str, Any], section: str) -> list[tuple[str, str, Fraction]]:
+    terms = values["sections"][section]["terms"]
+    return [(term["name"], term["formula"], Fraction(term.get("exact", term["bytes"]))) for term in terms]
+
+
+def local(text: str, result: RunResult) -> str:
+    is_part = result.config.mesh.tp * result.config.mesh.pp > 1
+    return text.replace("Ψ", "Ψ_r") if is_part else text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--stage", "3", "--ranks", "4"], "--params missing: how many parameters? Or pass --model NAME, sizes"),
+        (["--params", "7B", "--ranks", "4"], "--stage missing"),
+        (["--params", "7B"], "--stage and --ranks missing"),
+        (["--layers", "4", "--stage", "1"], "--ranks missing"),
+        (["--params", "22B", "--layers", "48", "--stage", "1", "--ranks", "4"], "leave out --params, or --layers"),
+        (["--model", "gpt2", "--params", "7B"], "params 7000000000: a size of model flat only"),
+        (["--params", "7B", "--stage", "3", "--ranks", "6", "--tp", "4"], "ranks"),
+        (["--params", "7B", "--stage", "3", "--ranks", "70000"], "--ranks 70000"),
+        (["--layers", "32", "--stage", "1", "--ranks", "6", "--pp", "3"], "--layers 32 do not divide into 3"),
+        (["--model", "gpt2-xxl"], "gpt2-xxl"),
+    ],
+)
+def test_it_refuses_what_a_run_refuses(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert main(["explain", *words]) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+def test_where_the_cost_depends_on_the_tensor_it_is_a_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", "--layers", "2", "--stage", "2", "--ranks", "3", "--optimizer", "adafactor"]
+    result = plan(zerosim.plan_config(layers=2, stage=2, ranks=3, optimizer="adafactor"))
+    counted = [(check.kind, check.text) for check in check_states(result)]
+    assert [(name, formula) for name, formula, _ in lines(figures(capsys, words), "model_states")] == counted
+    assert "4.142 is a mean: what Adafactor keeps depends on the tensor" in flat(shown(capsys, words))
+
+
+def test_models_and_recipes_have_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    text = flat(shown(capsys, ["explain", "--model", "llama2-7b", "--tp", "4", "--ranks", "8"]))
+    assert "llama2-7b: ZeRO-3 on 8 ranks: dp 2 x tp 4, Ψ = 6,738,415,616 parameters" in text
+    assert "Ψ_r = 1,684,803,584" in text
 
 
 def test_one_rank_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,13 +232,12 @@ def test_one_rank_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None:
-    values = figures(capsys, [*ASKED, *SIZES, "--recompute", recompute])
-    block = block_activations(1024, 32, 1600, 25, recompute=recompute)
+    values = figures(capsys, [*SIZED, "--recompute", recompute])
+    block = block_activations(recompute).at(s=1024, b=32, h=1600, a=25, f=6400, t=1)
     assert terms(values, "activations_2205_05198")["a block keeps"] == block
     assert terms(values, "activations_2205_05198")["all blocks"] == 48 * block
     assert terms(values, "activations_1910_02054") == {"all kept": 60_397_977_600, "inputs only": 5_033_164_800}
     assert "activations_2205_05198" not in figures(capsys, ASKED)["sections"]
-    assert "--layers 48 --hidden 1600 --heads 25 --seq 1024 --micro-batch 32" in values["count_with"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -136,8 +245,8 @@ def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None
     "words",
     [
         ASKED,
-        [*ASKED[:-1], "7", "--recipe", "deepspeed", *SIZES],
-        ["explain", "--stage", "3", "--params", "999T", "--ranks", "999983", "--recipe", "fsdp2", *SIZES],
+        [*SIZED, "--ranks", "7", "--recipe", "deepspeed"],
+        ["explain", "--stage", "3", "--params", "999T", "--ranks", "65521", "--recipe", "fsdp2"],
     ],
     ids=["paper", "deepspeed", "large"],
 )
@@ -163,70 +272,29 @@ def run_apart(words: list[str], **environment: str) -> str:
 
 
 def test_ascii_has_names_for_every_letter() -> None:
-    text = run_apart([sys.executable, "-m", "zerosim", *ASKED, *SIZES], PYTHONIOENCODING="ascii")
+    text = run_apart([sys.executable, "-m", "zerosim", *SIZED], PYTHONIOENCODING="ascii")
     assert text.isascii()
     assert "?" not in text
     assert "2Psi + 14Psi/N" in text
     assert "5as^2b" in text
 
 
-MESH = ["--stage", "2", "--params", "1M", "--ranks", "16", "--tp", "2", "--pp", "2"]
-
-
-def test_a_mesh_has_the_bytes_that_are_counted_where_all_divides(capsys: pytest.CaptureFixture[str]) -> None:
-    values = figures(capsys, ["explain", *MESH])
-    result = plan(RunConfig(model="flat", params=10**6, stage=2, ranks=16, tp=2, pp=2))
-    kept = result.memory[0].marks["end_of_backward"].by_kind
-    states = terms(values, "model_states")
-    assert {kind: kept[kind] for kind in ("param", "grad", "optim")} == {
-        k: v for k, v in states.items() if k != "total"
-    }
-    assert result.sent_bytes(0, 0) == terms(values, "volume")["total"]
-    assert values["sections"]["volume"]["agrees_with_printed"] is True
-
-
-def test_what_a_mesh_sends_and_keeps_of_activations(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = [
-        "--hidden",
-        "64",
-        "--layers",
-        "4",
-        "--heads",
-        "4",
-        "--seq",
-        "32",
-        "--micro-batch",
-        "2",
-        "--accumulate",
-        "4",
-    ]
-    sbh = 32 * 2 * 64
-    plain = figures(capsys, ["explain", *MESH, *sizes])
-    assert terms(plain, "exchanges") == {"tp: all_reduce": 4 * 2 * 4 * sbh * 2, "pp: send": 4 * sbh * 2}
-    kept = terms(plain, "activations_2205_05198")
-    assert kept["a block keeps"] == 22 * sbh + 5 * 4 * 32 * 32 * 2 // 2
-    assert kept["first stage"] == 2 * 2 * kept["a block keeps"]
-    for kind, live, sends in (("zb-h1", 2, 4), ("zb-v", 2, 2 * 4), ("gpipe", 4, 4)):
-        under = figures(capsys, ["explain", *MESH, *sizes, "--pipeline", kind])
+def test_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a rank of the first pipeline stage sends and keeps of activations."""
+    words = "explain --stage 2 --ranks 16 --tp 2 --pp 2 --hidden 64 --layers 4 --heads 4 --seq 32 --micro-batch 2"
+    asked, sbh = [*words.split(), "--accumulate", "4"], 32 * 2 * 64
+    plain = figures(capsys, asked)
+    assert terms(plain, "exchanges") == {"tp: all_reduce": (4 * 2 + 1) * 4 * sbh * 2, "pp: send": 4 * sbh * 2}
+    block = terms(plain, "activations_2205_05198")["a block keeps"]
+    assert block == 22 * sbh + 5 * 4 * 32 * 32 * 2 // 2
+    for kind, live, sends in (("1f1b", 2, 4), ("zb-h1", 2, 4), ("gpipe", 4, 4)):
+        under = figures(capsys, [*asked, "--pipeline", kind])
         first = terms(under, "activations_2205_05198")["first stage"]
-        assert (first, terms(under, "exchanges")["pp: send"]) == (2 * live * kept["a block keeps"], sends * sbh * 2)
-    words = flat(shown(capsys, ["explain", *MESH, *sizes, "--pipeline", "zb-v"]))
-    assert "Bubble by makespan: (p-1)/(6m) = 1/24. By own span, of the stage with the most: 0." in words
-    assert main(["explain", *MESH, *sizes, "--accumulate", "3", "--pipeline", "zb-v"]) == 2
-    assert "--accumulate 3: zb-v takes at least 4 micro-batches" in capsys.readouterr().err
-    cut = figures(capsys, ["explain", *MESH, *sizes, "--sequence-parallel"])
-    assert terms(cut, "exchanges") == {
-        "tp: all_gather": 6 * 2 * 4 * sbh,
-        "tp: reduce_scatter": 4 * 2 * 4 * sbh,
-        "pp: send": 4 * sbh,
-    }
-    assert terms(cut, "activations_2205_05198")["a block keeps"] == 17 * sbh + 5 * 4 * 32 * 32 * 2 // 2
-    parts = ["--recompute", "full", "--partition-activations"]
-    kept = figures(capsys, ["explain", *MESH, *sizes, *parts])
-    sent = terms(kept, "exchanges")
-    assert sent["tp: all_gather"] * 12 == sent["tp: all_reduce"] == 6 * 2 * 4 * sbh * 2
-    assert terms(kept, "activations_2205_05198")["a block keeps"] == sbh
-    on_host = figures(capsys, ["explain", *MESH, *sizes, *parts, "--cpu-checkpointing"])
-    assert terms(on_host, "copies") == dict.fromkeys(("device to host", "host to device"), 2 * 4 * sbh)
-    assert terms(on_host, "activations_2205_05198")["a block keeps"] == 0
-    assert "Ψ_r = Ψ / (t · p) = 1,000,000 / (2 · 2)" in flat(shown(capsys, ["explain", *MESH, *sizes]))
+        assert (first, terms(under, "exchanges")["pp: send"]) == (2 * live * block, sends * sbh * 2)
+    said = flat(shown(capsys, [*asked, "--pipeline", "zb-v"]))
+    assert "Bubble by makespan: (p-1)/(6m) = 1/24. By own span, of the stage with the most: 0." in said
+    assert "Ψ_r = " in said
+    assert "pipeline stage 0" in said
+    parts = figures(capsys, [*asked, "--recompute", "full", "--partition-activations", "--cpu-checkpointing"])
+    assert terms(parts, "copies") == dict.fromkeys(("device to host", "host to device"), 2 * 4 * sbh)
+    assert terms(parts, "activations_2205_05198")["a block keeps"] == 0

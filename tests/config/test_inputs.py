@@ -350,5 +350,5 @@ def test_what_is_open_already_is_written_to(folder: Path) -> None:
     for shell in (f"{command} /dev/stdout > out", f"{command} /dev/stderr 2>&1 >/dev/null | cat > out"):
         assert os.system(f"bash -c '{shell}'") == 0
         with Path("out").open() as file:
-            assert json.loads(file.readline())["schema"] == 1
+            assert json.loads(file.readline())["schema"] == 2
     assert os.system(f"bash -c '{command} >(cat > sub) > /dev/null; wait'") == 0

@@ -185,7 +185,7 @@ def test_equal_forwards_and_backwards_on_free_links_wait_p_minus_1_over_m(name: 
     timeline = simulate(entries, range(stages), Mesh(pp=stages), free)
     for track in timeline.tracks.values():
         ideal = 3 * batches * chunks
-        assert Fraction(round(timeline.seconds) - ideal, ideal) == bubble(stages, batches, chunks, name)
+        assert Fraction(round(timeline.seconds) - ideal, ideal) == bubble(name).at(p=stages, m=batches, v=chunks)
         assert track.compute == ideal
 
 

@@ -203,8 +203,8 @@ def test_a_verb_without_a_world_is_itself_in_every_process(tmp_path: Path) -> No
     out = tmp_path / "out.json"
     job = run(3, "-m", "zerosim", "explain", "--stage", "2", "--params", "7.5B", "--ranks", "64", "--json", str(out))
     assert job.returncode == 0
-    assert job.stdout.count("ZeRO-2 on N = 64 ranks") == 3  # as of any program that mpirun starts
-    assert json.loads(out.read_text("utf-8"))["schema"] == 1
+    assert job.stdout.count("ZeRO-2 on 64 ranks") == 3  # as of any program that mpirun starts
+    assert json.loads(out.read_text("utf-8"))["schema"] == 2
     assert os.listdir(tmp_path) == ["out.json"]
 
 

@@ -46,7 +46,7 @@ def pytorch_lists(kind: Any, p: int, m: int, chunks: Chunks) -> list[list[Action
 def test_zb_h1_is_pytorchs_list(p: int, m: int) -> None:
     theirs = pytorch_lists(ScheduleInterleavedZeroBubble, p, m, Chunks(p))
     assert [SCHEDULES["zb-h1"](p, stage, m, 1) for stage in range(p)] == theirs
-    assert counted_bubble(slots_of(theirs)) == bubble(p, m, schedule="zb-h1")
+    assert counted_bubble(slots_of(theirs)) == bubble("zb-h1").at(p=p, m=m)
     assert [max(live(actions), key=lambda counts: (counts.total, counts.whole)) for actions in theirs] == [
         (p - stage, stage) for stage in range(p)
     ]
@@ -57,5 +57,5 @@ def test_zb_v_is_pytorchs_list(p: int, m: int) -> None:
     chunks = Chunks(p, 2, turns_back=True)
     theirs = pytorch_lists(ScheduleZBVZeroBubble, p, m, chunks)
     assert [SCHEDULES["zb-v"](p, stage, m, 2) for stage in range(p)] == theirs
-    assert counted_bubble(slots_of(theirs, chunks)) == bubble(p, m, 2, "zb-v")
+    assert counted_bubble(slots_of(theirs, chunks)) == bubble("zb-v").at(p=p, m=m)
     assert [max(counts.total for counts in live(actions)) for actions in theirs] == [2 * p] * p

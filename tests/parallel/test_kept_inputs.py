@@ -82,7 +82,7 @@ def test_parts_are_kept_and_gathered_once(t: int) -> None:
         )
         for op in ("all_gather", "all_reduce")
     }
-    assert Fraction(of_blocks["all_gather"], of_blocks["all_reduce"]) == Fraction(1, 12) == partition_share(t)
+    assert Fraction(of_blocks["all_gather"], of_blocks["all_reduce"]) == Fraction(1, 12) == partition_share().at(t=t)
     rest = [row for row in parts.traffic[0] if row.op != "all_gather"]
     assert rest == whole.traffic[0]
     assert parts.memory[0].peak.total_bytes < whole.memory[0].peak.total_bytes

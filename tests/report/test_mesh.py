@@ -86,7 +86,7 @@ def test_zero_2_and_3_in_a_pipeline_say_what_they_cost(stage: int) -> None:
 def test_interleaved_pipelines_are_told_in_chunks() -> None:
     text = about(RunConfig(**SIZES, ranks=2, pp=2, stage=1, accumulate=4, pipeline="interleaved"))
     assert "Interleaved 1F1B over 2 stages x 2 chunks of 1 layer" in text
-    assert "2(p-i-1) + (v-1)p + 1 chunks" in text
+    assert "min(2(p-i-1)+(v-1)p+1, vm) chunks" in text
     assert "(p-1)/(vm) = 1/8" in text
 
 

@@ -50,7 +50,7 @@ def test_a_schedule_is_drawn_slot_by_slot(kind: str, chunks: int, theme: str) ->
             name = f"stage{stage}.{action.letter}{action.slot}.{action.chunk}"
             assert drawn[name] == (start, stop - start)
     text = " ".join(each.get_text() for each in figure.findobj(Text))  # type: ignore[attr-defined]
-    assert f"= {bubble(4, 8, chunks, kind)}" in text
+    assert f"= {bubble(kind).at(p=4, m=8, v=chunks)}" in text
     assert ("By own span: 0" in text) == (kind == "zb-v")
     assert "which it is not" not in text
     paper = "#ffffff" if theme == "light" else "#10151b"

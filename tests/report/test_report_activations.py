@@ -21,6 +21,7 @@ from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
 
 PAPER: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=16, micro_batch=2, dropout=0.1, saves="megatron")
+SIZES = {"s": 16, "b": 2, "h": 32, "a": 4, "f": 128, "t": 1}
 
 
 def one_step(config: RunConfig) -> ActivationLedger:
@@ -52,7 +53,7 @@ def test_count_and_formula_agree_under_the_papers_premises(recompute: str, preci
     config = RunConfig(ranks=1, stage=0, recompute=recompute, precision=precision, **PAPER)
     saved = one_step(config).saved()
     check = check_block(config, saved["h.0"])
-    assert check.formula == block_activations(16, 2, 32, 4, recompute=recompute) == check.counted
+    assert check.formula == block_activations(recompute).at(SIZES) == check.counted
     assert check.agrees
     assert not check.because
     assert check_block(config, saved["h.1"]).counted == check.counted
@@ -92,7 +93,7 @@ def test_full_recompute_needs_a_half_type_only() -> None:
 def test_every_second_block_is_named() -> None:
     config = RunConfig(ranks=1, stage=0, **{**PAPER, "recompute": "full:2"})
     saved = one_step(config).saved()
-    assert check_block(config, saved["h.0"], "h.0").formula == block_activations(16, 2, 32, 4) != 2 * 16 * 2 * 32
+    assert check_block(config, saved["h.0"], "h.0").formula == block_activations().at(SIZES) != 2 * 16 * 2 * 32
     assert check_block(config, saved["h.1"], "h.1").agrees
     shown = " ".join(printed(config).split())
     assert "Of h.1 the input alone is kept. Backward makes" in shown

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zerosim.analysis import formulas
-from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.analysis.shares import Share, cost_of, is_owned, kept_bytes, kept_padding, share_of
+from zerosim.analysis import forms, formulas
+from zerosim.analysis.formulas import Form
+from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, share_of
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
@@ -50,9 +50,9 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """param, grad, optim, then their total, of the ranks of a pipeline stage."""
     config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
     snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
-    forms = formulas.model_states(config.states_stage, cost)
-    formula = {kind: form.at(Ψ=share.num_parameters, N=config.mesh.shards) for kind, form in forms.items()}
-    expected = {kind: _expected(result, share, kind, cost) for kind in formulas.STATES}
+    states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost), "states").items()}
+    formula = {kind: form.at(Ψ=share.num_parameters, N=config.mesh.shards) for kind, form in states.items()}
+    expected = {kind: _expected(result, share, kind, form) for kind, form in states.items()}
     if config.optim.optimizer not in formulas.UNIFORM:
         kept = [_kept(result, rank) for rank in share.ranks]
         formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept))
@@ -63,7 +63,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
             counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
             padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
             formula=formula[kind],
-            text=str(forms[kind]),
+            text=str(states[kind]),
             expected=expected[kind],
         )
         for kind in formulas.STATES
@@ -73,7 +73,7 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
         counted=_columns([check.counted for check in checks]),
         padding=_columns([check.padding for check in checks]),
         formula=sum((check.formula for check in checks), Fraction(0)),
-        text=str(formulas.total(forms.values())),
+        text=str(formulas.total(states.values())),
         expected=_total([check.expected for check in checks]),
     )
     return [*checks, total]
@@ -97,18 +97,15 @@ def peak_rank(result: RunResult) -> int:
     return peaks.index(max(peaks))
 
 
-def _expected(result: RunResult, share: Share, kind: str, cost: BytesPerParameter) -> tuple[Fraction, ...]:
+def _expected(result: RunResult, share: Share, kind: str, form: Form) -> tuple[Fraction, ...]:
     config = result.config
-    each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}[kind]
-    if is_owned(config) and config.states_stage >= formulas.first_partitioned(kind):
+    if forms.is_owned(config) and config.states_stage >= formulas.first_partitioned(kind):
         owned: Counter[int | None] = Counter()
         for name, numel in share.whole.items():
             owned[result.layout.owner(name)] += numel
         index = config.mesh.axes.index
-        return tuple(Fraction(each * owned[index(rank, *STATES)]) for rank in share.ranks)
-    psi = sum(share.whole.values())
-    held = formulas.model_states(config.states_stage, cost)[kind].at(Ψ=psi, N=config.mesh.shards)
-    return (held,) * len(share.ranks)
+        return tuple(form.at(Ψ=owned[index(rank, *STATES)], N=1) for rank in share.ranks)
+    return (form.at(Ψ=sum(share.whole.values()), N=config.mesh.shards),) * len(share.ranks)
 
 
 def _kept(result: RunResult, rank: int) -> tuple[int, int]:

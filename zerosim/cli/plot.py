@@ -281,7 +281,7 @@ def _schedule(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     ]
     share = {
         "counted": str(counted_bubble(slots)),
-        "formula": str(bubble(mesh.pp, batches, chunks, kind)),
+        "formula": str(bubble(kind).at(p=mesh.pp, m=batches, v=chunks)),
         "own_span": str(counted_own_span(slots)),
     }
     figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.analysis.formulas.parallel import LOSS_CALLS, tensor_calls
+from zerosim.analysis.formulas.parallel import tensor_parallel
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype
@@ -32,8 +32,8 @@ elements."""
 def elements(config: RunConfig, psi: int, tied: int) -> Fraction:
     """Elements sent per rank and step, times t/(t-1): an all-reduce is twice its elements."""
     tokens = config.data.micro_batch * config.model.seq
-    calls = tensor_calls(config.model.layers, first=True, last=True)
-    return Fraction(2 * config.data.accumulate * tokens * (calls * config.model.hidden + LOSS_CALLS))
+    sizes = {"bs": tokens, "bsh": tokens * config.model.hidden, "m": config.data.accumulate}
+    return tensor_parallel()["all_reduce"].elements.at(sizes, l=config.model.layers, first=1, last=1)
 
 
 def losses(run: Comparison) -> Check:

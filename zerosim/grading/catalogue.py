@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from fractions import Fraction
 
+from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.parallel import bubble, live_micro_batches
 from zerosim.errors import InputError
 from zerosim.grading import (
@@ -235,8 +236,8 @@ EXERCISES: tuple[Exercise, ...] = (
         (stages_of(4, 8), stages_of(3, 2)),
         judges=(
             ("losses", pipelines.losses),
-            ("live", pipelines.live("min(m, p-i)", lambda p, i, m: live_micro_batches("1f1b", i, p, m))),
-            ("bubble", pipelines.bubble("(p-1)/m", bubble)),
+            ("live", pipelines.live(live_micro_batches("1f1b"))),
+            ("bubble", pipelines.bubble(bubble("1f1b"))),
         ),
         adapt=adapting.schedule,
         yours=("_one_by_one",),
@@ -253,8 +254,8 @@ EXERCISES: tuple[Exercise, ...] = (
         (stages_of(2, 4), stages_of(3, 6)),
         judges=(
             ("losses", pipelines.losses),
-            ("live", pipelines.live("min(m, p)", lambda p, i, m: min(m, p))),
-            ("bubble", pipelines.bubble("(p-1)/p", lambda p, m: Fraction(p - 1, p))),
+            ("live", pipelines.live(live_micro_batches("1f1b").where(i=0))),
+            ("bubble", pipelines.bubble(bubble("1f1b").where(m=symbol("p")))),
         ),
         adapt=adapting.schedule,
         yours=("_one_by_one",),
@@ -402,8 +403,8 @@ EXERCISES: tuple[Exercise, ...] = (
         (stages_of(4, 8) | dict(layers=8), stages_of(3, 3) | dict(layers=6)),
         judges=(
             ("losses", pipelines.losses),
-            ("live", pipelines.live("p", lambda p, i, m: p, pipelines.PENDING)),
-            ("bubble", pipelines.bubble("(p-1)/(3m)", lambda p, m: bubble(p, m, schedule="zb-h1"))),
+            ("live", pipelines.live(symbol("p"), pipelines.PENDING)),
+            ("bubble", pipelines.bubble(bubble("zb-h1"))),
         ),
         adapt=adapting.schedule,
         yours=("_one_by_one",),

@@ -5,11 +5,11 @@ All is read off the run's records: the order that ranks went in, what each kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from fractions import Fraction
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from zerosim.analysis.formulas import Form
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.device.events import Event, Free, Kernel, Launch, Save, Wait
 from zerosim.grading.exercise import Check, Comparison, Judge
@@ -45,13 +45,13 @@ def losses(run: Comparison) -> Check:
     return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=hint)
 
 
-def live(text: str, most: Callable[[int, int, int], int], hint: str = GPIPE) -> Judge:
-    """On every stage at most `most(stages, stage, micro_batches)` micro-batches are live; `text` is that in letters."""
+def live(most: Form, hint: str = GPIPE) -> Judge:
+    """On every stage i at most so many micro-batches are live, a form in m, p and i."""
 
     def check(run: Comparison) -> Check:
         stages, batches = _sizes(run)
-        allowed = [most(stages, stage, batches) for stage in range(stages)]
-        expected = f"at most {text} micro-batches live: {_listed(allowed)} on stages 0 to {stages - 1}"
+        allowed = [int(most.at(p=stages, i=stage, m=batches)) for stage in range(stages)]
+        expected = f"at most {most} micro-batches live: {_listed(allowed)} on stages 0 to {stages - 1}"
         counts = [_live_counts(record) for record in run.mine.records]
         found = [max(count) for count in counts]
         wrong = next((stage for stage in range(stages) if found[stage] > allowed[stage]), None)
@@ -64,13 +64,14 @@ def live(text: str, most: Callable[[int, int, int], int], hint: str = GPIPE) -> 
     return check
 
 
-def bubble(text: str, share: Callable[[int, int], Fraction]) -> Judge:
-    """The bubble, in slots, is at most `share(stages, micro_batches)`; `text` is that in letters."""
+def bubble(most: Form) -> Judge:
+    """The bubble, in slots, is at most this form in m and p."""
 
     def check(run: Comparison) -> Check:
-        allowed = share(*_sizes(run))
+        stages, batches = _sizes(run)
+        allowed = most.at(p=stages, m=batches)
         found = counted_bubble(slots_of([_ran(record) for record in run.mine.records]))
-        expected = f"a bubble of at most {text} = {allowed} of a stage's work, in slots"
+        expected = f"a bubble of at most {most} = {allowed} of a stage's work, in slots"
         hint = "" if found <= allowed else "some stage waits although its next micro-batch could have come: draw it"
         return Check("bubble", found <= allowed, expected, str(found), hint=hint)
 

@@ -14,7 +14,10 @@ from fractions import Fraction
 
 from rich.console import RenderableType
 
-from zerosim.analysis.formulas import block_activations, block_text, keeps_scores, zero_paper_elements
+from zerosim.analysis.forms import block_form
+from zerosim.analysis.formulas import keeps_scores, zero_paper_elements
+from zerosim.analysis.formulas.form import symbol
+from zerosim.analysis.letters import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -43,25 +46,12 @@ class BlockCheck:
 
 def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") -> BlockCheck:
     """What one block's forward left, beside 2205.05198's count under the same recompute. `unit`: which block."""
-    recompute, model = _of_block(config, unit), config.model
+    recompute = _of_block(config, unit)
     because = tuple(_other_premises(config, recompute))
-    sizes = (model.seq, config.data.micro_batch, model.hidden, model.heads)
-    rows_cut, whole = config.parallel.sequence_parallel, config.parallel.keep_gathered
-    kept = {"partitioned": config.partitions_inputs, "on_host": config.memory.cpu_checkpointing}
-    tp = config.mesh.tp
-    formula = None
-    if not because:
-        formula = block_activations(
-            *sizes,
-            ffn=model.ffn,
-            recompute=recompute,
-            tensor_parallel=tp,
-            sequence_parallel=rows_cut,
-            keep_gathered=whole,
-            **kept,
-        )
-    text = block_text(recompute, tensor_parallel=tp > 1, sequence_parallel=rows_cut, keep_gathered=whole, **kept)
-    return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, text, because)
+    form = block_form(config, int(unit.rpartition(".")[2]))
+    text = form.where(f=4 * symbol("h"), **({"t": 1} if config.mesh.tp == 1 else {}))
+    formula = None if because else form.at(sizes(config))
+    return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, str(text), because)
 
 
 def _of_block(config: RunConfig, unit: str) -> str:
@@ -187,7 +177,7 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     """All blocks and the whole model as counted, and what the ZeRO paper says of them."""
     by_unit = {name: sum(row.nbytes for row in rows) for name, rows in saved.items()}
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
-    elements = zero_paper_elements(config.model.seq, config.data.micro_batch, config.model.hidden, config.model.layers)
+    elements = int(zero_paper_elements().at(sizes(config), l=config.model.layers))
     nbytes = elements * dtype(config.precision.stored).itemsize
     if config.mesh.axes.pp > 1 or config.mesh.axes.tp > 1:
         of = f"the {len(blocks)} blocks of stage 0 keep" if config.mesh.pp > 1 else f"all {len(blocks)} blocks keep"

@@ -12,7 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.shares import is_mesh, passes_of, shares_of, volume_of
+from zerosim.analysis.letters import passes_of, volume_of
+from zerosim.analysis.shares import is_mesh, shares_of
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 
 from zerosim.analysis.compare import last_whole_step
 from zerosim.analysis.copies import check_copies
-from zerosim.analysis.exchanges import border_numel
+from zerosim.analysis.letters import sizes
 from zerosim.analysis.shares import alike_stages
 from zerosim.report.look import Adaptive, Grid, right, spread, titled
 from zerosim.report.mesh_words import stage_name
@@ -27,7 +27,7 @@ def copies_table(result: RunResult) -> RenderableType | None:
             grid.add(where, check.name, check.calls, spread(check.counted), check.text, check.formula, check.agrees)
         grid.rule()
     note = (
-        f"bsh = {border_numel(result.config):,} elements, one micro-batch's input of a block. On the host: the most at "
+        f"bsh = {sizes(result.config)['bsh']:,} elements, one micro-batch's input of a block. On the host: the most at "
         "once; the device's bytes above have none of it. Copies pass over PCIe, and are no part of what ranks send."
     )
     body = Adaptive(grid, grid.without("calls"), grid.without("calls", "volume"))

@@ -1,7 +1,7 @@
-"""The closed forms with one's own numbers put in: what `zerosim explain` prints.
+"""A run's closed forms with its numbers put in: what `zerosim explain` prints.
 
-Which terms there are is in `explain_states.py` and `explain_activations.py`. Nothing here was counted: a run's own
-tables are in `tables.py`.
+The forms are those that a plan of the same run is compared with (`analysis/forms.py`), the numbers are the
+configuration's and its layout's. Nothing here was counted.
 """
 
 from __future__ import annotations
@@ -11,43 +11,32 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
-from zerosim.analysis import formulas
-from zerosim.analysis.question import Question, Shape
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.report.explain_activations import blocks, copies, exchanges, paper_activations
-from zerosim.report.explain_states import gathered, optimizer_step, states, traffic
-from zerosim.report.explain_terms import PRINTED, Section, gigabytes
+from zerosim.report import words
+from zerosim.report.explain_sections import PRINTED, SECTIONS, Asked, Section, gigabytes
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import OPTIMIZERS, STAGES, counted, show
+from zerosim.report.names import OPTIMIZERS, show
 from zerosim.report.notebook import InNotebook
+from zerosim.report.tables import set_aside_text
 
 
 class Explanation(InNotebook):
-    """A question and the sections that answer it."""
+    """A configuration's closed forms, on the ranks of the first pipeline stage. Raises: InputError."""
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.sections = _sections(question)
+    def __init__(self, config: RunConfig) -> None:
+        self.asked = Asked(config)
+        found = (section(self.asked) for section in SECTIONS)
+        self.sections = tuple(section for section in found if section is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; `counted` is false, for nothing was run."""
-        asked = self.question
-        names = ("stage", "num_parameters", "ranks", "replicas", "tp", "pp", "sequence_parallel", "micro_batches")
-        optim = asked.config.optim
-        shape = {name: getattr(asked.shape, name) for name in Shape.__slots__} if asked.shape else None
         return {
-            "schema": 1,
+            "schema": 2,
             "counted": False,
-            "question": {
-                **{name: getattr(asked, name) for name in names},
-                "precision": asked.config.precision.param_dtype,
-                "optimizer": optim.optimizer,
-                "momentum": optim.momentum,
-                "recipe": asked.config.parallel.recipe,
-                "gather": asked.config.gathering.gather,
-                "shape": shape,
-            },
-            "count_with": plan_command(asked),
+            "config": self.asked.config.to_dict(),
+            "num_parameters": self.asked.placed.num_parameters,
+            "count_with": plan_command(self.asked.config),
             "sections": {
                 part.key: {
                     "terms": [term.to_dict() for term in part.terms],
@@ -59,78 +48,48 @@ class Explanation(InNotebook):
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        asked = self.question
+        config = self.asked.config
+        optim = config.optim
+        optimizer = OPTIMIZERS[optim.optimizer] + (f" with momentum {optim.momentum:g}" if optim.momentum else "")
+        headline = (
+            f"{words.model_name(config)}: {words.headline(config)}, Ψ = {self.asked.placed.num_parameters:,} "
+            f"parameters, {config.precision.param_dtype}, {optimizer}, recipe {config.parallel.recipe}"
+        )
         yield Stack(
             Stack(
-                prose(_headline(asked), "bold"),
+                prose(headline, "bold"),
                 prose("Formulas with your numbers put in: nothing was run and nothing was counted.", "yellow"),
-                prose(f"To have a model's bytes counted: {plan_command(asked)}"),
+                prose(f"To have the bytes counted: {plan_command(config)}"),
                 close=True,
             ),
-            _recipe(asked),
+            set_aside_text(config),
+            _recipe(config),
             *(_shown(section) for section in self.sections),
         )
 
 
-def _sections(question: Question) -> tuple[Section, ...]:
-    """Every formula that answers the question."""
-    found = [states(question)]
-    if question.config.grads.upcast and question.grad_bytes < formulas.MASTER_BYTES:
-        found.append(optimizer_step(question))
-    found.append(traffic(question))
-    if question.shape is not None and question.stage == 3:
-        found.append(gathered(question, question.shape))
-    if question.shape is not None:
-        found += exchanges(question, question.shape) + copies(question, question.shape)
-        found += [blocks(question, question.shape), paper_activations(question, question.shape)]
-    return tuple(found)
+def plan_command(config: RunConfig) -> str:
+    """The command that counts what these formulas say: every value that was given."""
+    said = ["zerosim plan"]
+    for name, value in config.given.items():
+        if value == PLAN_DEFAULTS.get(name, ...) or (name == "steps" and value == 1):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            said.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, (tuple, list)):
+            said.append(f"{flag} {(' ' if name == 'betas' else ',').join(map(str, value))}")
+        else:
+            said.append(f"{flag} {'none' if value is None else value}")
+    return " ".join(said)
 
 
-def plan_command(asked: Question) -> str:
-    """The command that counts what this question's formulas say."""
-    words = [f"zerosim plan --stage {asked.stage} --ranks {asked.ranks}"]
-    words += [f"--dp-replicate {asked.replicas}"] if asked.replicas > 1 else []
-    words += [f"--tp {asked.tp}"] if asked.tp > 1 else []
-    words += [f"--pp {asked.pp}"] if asked.pp > 1 else []
-    words += [f"--pipeline {asked.pipeline.pipeline}"] if asked.pipeline.pipeline else []
-    words += ["--sequence-parallel"] if asked.sequence_parallel else []
-    given, usual = asked.config.given, {"recipe": "paper", "precision": "bf16", "optimizer": "adam", "momentum": 0}
-    for name in ("recipe", "gather", "precision", "rounding", "optimizer", "momentum"):
-        words += [f"--{name} {given[name]}"] if given.get(name, usual.get(name)) != usual.get(name) else []
-    words += [f"--accumulate {asked.micro_batches}"] if asked.micro_batches > 1 else []
-    shape = asked.shape
-    if shape is None:
-        words.append(f"--model flat --params {asked.num_parameters}")
-    else:
-        words.append(f"--layers {shape.layers} --hidden {shape.hidden} --heads {shape.heads}")
-        words.append(f"--seq {shape.seq} --micro-batch {shape.micro_batch} --dropout 0.1")
-        words += [f"--recompute {shape.recompute}"] if shape.recompute != "none" else []
-        words += ["--partition-activations"] if shape.partition_activations else []
-        words += ["--cpu-checkpointing"] if shape.cpu_checkpointing else []
-    return " ".join(words)
-
-
-def _headline(asked: Question) -> str:
-    ranks = f"N = {counted(asked.ranks, 'rank')}"
-    if asked.replicas > 1:
-        ranks = f"{asked.ranks:,} ranks, {asked.replicas:,} replicas of N = {asked.shards:,}"
-    if asked.parts_of_model > 1:
-        ranks = f"{asked.ranks:,} ranks, pp {asked.pp} x dp {asked.shards * asked.replicas} x tp {asked.tp}"
-        ranks += f" in {asked.replicas:,} replicas" if asked.replicas > 1 else ""
-    optim, precision = asked.config.optim, asked.config.precision.param_dtype
-    optimizer = OPTIMIZERS[optim.optimizer] + (f" with momentum {optim.momentum:g}" if optim.momentum else "")
-    return (
-        f"{STAGES[asked.stage]} on {ranks}: Ψ = {asked.num_parameters:,} parameters, {precision}, "
-        f"{optimizer}, recipe {asked.config.parallel.recipe}"
-    )
-
-
-def _recipe(asked: Question) -> RenderableType | None:
+def _recipe(config: RunConfig) -> RenderableType | None:
     """What the recipe stands for; the paper's needs no words."""
-    recipe = find_recipe(asked.config.parallel.recipe)
+    recipe = find_recipe(config.parallel.recipe)
     if recipe.name == "paper":
         return None
-    note = recipe.note(asked.stage, asked.config.precision.stored)
+    note = recipe.note(config.parallel.zero_stage, config.precision.stored)
     return Stack(
         prose(recipe.models),
         prose(f"Approximations: {recipe.approximations}", "dim"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.analysis import formulas
+from zerosim.analysis.letters import sizes
 from zerosim.analysis.meshes import MOST_TENSOR, Fitting
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -47,15 +48,14 @@ def meshes_report(
     for one in found:
         mesh, asked = one.config.mesh.axes, one.config
         stage = STAGES[asked.parallel.zero_stage] if mesh.shards > 1 else "-"
-        chunks, order = asked.parallel.num_chunks, asked.parallel.pipeline_schedule
-        bubble = str(formulas.bubble(mesh.pp, asked.data.accumulate, chunks, order))
+        bubble = str(formulas.bubble(asked.parallel.pipeline_schedule).at(sizes(asked)))
         cells: list[Cell] = [stage, asked.memory.recompute, one.peak_bytes, round(one.sent_per_token), bubble]
         values = one.time and step_values(asked, one.time, cluster)
         cells += [] if cluster is None else [round(values["tokens_per_s"]) if values else None]
         grid.add(*map(str, (mesh.tp, mesh.pp, mesh.shards)), *cells, style="bold" if one is found[0] else "")
     note = (
         "Sent: by all ranks, of model states and activations. With one data rank every ZeRO stage is the same. The "
-        f"bubble is what a pipeline's ranks wait, {formulas.BUBBLES[best.parallel.pipeline_schedule]} of the time of "
+        f"bubble is what a pipeline's ranks wait, {formulas.bubble(best.parallel.pipeline_schedule)} of the time of "
         "their slots."
     )
     if cluster is not None:

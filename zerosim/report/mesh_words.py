@@ -8,18 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.analysis import formulas
-from zerosim.analysis.exchanges import border_numel
-from zerosim.analysis.shares import (
-    alike_stages,
-    exchanged,
-    extra_of,
-    is_mesh,
-    is_owned,
-    letters_of,
-    shared_grads,
-    shares_of,
-    volume_of,
-)
+from zerosim.analysis.forms import is_owned
+from zerosim.analysis.letters import exchanged, letters_of, sizes, volume_of
+from zerosim.analysis.shares import alike_stages, extra_of, is_mesh, shared_grads, shares_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.parallel.tensor import vocab_padding
@@ -100,13 +91,18 @@ def _pipeline(config: RunConfig) -> str:
     mesh, kind, chunks = config.mesh.axes, config.parallel.pipeline_schedule, config.parallel.num_chunks
     model, times = config.model, config.data.accumulate
     layers, word = (model.layers, "layer") if model.has_blocks else (model.units or 0, "unit")
-    sizes = config.layers_by_chunk(layers)
-    each = counted(sizes[0], word) if len(set(sizes)) == 1 else f"{', '.join(map(str, sizes))} {word}s"
+    each_chunk = config.layers_by_chunk(layers)
+    each = counted(each_chunk[0], word)
+    if len(set(each_chunk)) > 1:
+        each = f"{', '.join(map(str, each_chunk))} {word}s"
     of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
-    bubble, own_span = (form(mesh.pp, times, chunks, kind) for form in (formulas.bubble, formulas.own_span_bubble))
+    bubble, own_span = formulas.bubble(kind), formulas.own_span_bubble(kind).at(sizes(config))
+    live = f"{formulas.live_micro_batches(kind)} {'micro-batches' if chunks == 1 else 'chunks'}"
+    if kind == "zb-h1":
+        live += ", and what the weight gradients of i more read"
     said = (
         f"{SCHEDULES[kind]} over {of} of {each}: stage i from 0 holds the activations of up to "
-        f"{formulas.LIVE[kind]}, and waits {formulas.BUBBLES[kind]} = {bubble} of the time that its slots take "
+        f"{live}, and waits {bubble} = {bubble.at(sizes(config))} of the time that its slots take "
         f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if kind == 'interleaved' else ''})."
     )
     return f"{said} {_weights_later(config, own_span)}" if kind in ("zb-h1", "zb-v") else said
@@ -180,7 +176,7 @@ def traffic_note(result: RunResult) -> str:
     n, r, t, shares = mesh.shards, mesh.dp_replicate, mesh.tp, shares_of(result)
     if config.model.has_blocks or mesh.pp > 1:
         width = "h" if config.model.has_blocks else "V"
-        said.append(f"bs{width} = {border_numel(config):,} elements, one micro-batch between two layers")
+        said.append(f"bs{width} = {sizes(config)['bsh']:,} elements, one micro-batch between two layers")
     elif t > 1:
         said.append(f"V = {config.model.vocab:,}")
     factors = [("N", "dp_shard", n), ("R", "dp_replicate", r), ("t", "tp", t)]

@@ -12,8 +12,9 @@ from rich.console import RenderableType
 from rich.table import Column
 
 from zerosim.analysis.compare import peak_rank
+from zerosim.analysis.forms import is_owned
 from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
-from zerosim.analysis.shares import is_mesh, is_owned
+from zerosim.analysis.shares import is_mesh
 from zerosim.comm.runtime import make_backend
 from zerosim.config import MemoryConfig, RunConfig
 from zerosim.config.presets.cluster import Cluster

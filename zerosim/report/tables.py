@@ -14,7 +14,8 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis.compare import StateCheck, check_states, control_bytes, last_whole_step, peak_rank
-from zerosim.analysis.shares import is_mesh, is_owned
+from zerosim.analysis.forms import is_owned
+from zerosim.analysis.shares import is_mesh
 from zerosim.analysis.traffic import TrafficCheck, check_traffic
 from zerosim.config import RunConfig
 from zerosim.report import mesh, mesh_words, words

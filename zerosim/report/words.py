@@ -9,22 +9,11 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from zerosim.analysis import formulas
+from zerosim.analysis import forms, formulas
 from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.shares import (
-    all_reduce_times,
-    cost_of,
-    exchanged,
-    exchanged_sent,
-    is_by_pairs,
-    is_mesh,
-    is_owned,
-    letters_of,
-    passes_of,
-    shares_of,
-    volume_of,
-)
-from zerosim.analysis.traffic import num_replica_reductions
+from zerosim.analysis.forms import all_reduce_times, is_by_pairs, is_owned
+from zerosim.analysis.letters import exchanged, letters_of, passes_of, volume_of
+from zerosim.analysis.shares import cost_of, is_mesh, shares_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.placement.mesh import DATA
@@ -168,7 +157,7 @@ def volume_note(result: RunResult, step: int) -> str:
             " and gathers" if config.parallel.zero_stage == 3 else ""
         )
     if (count := config.mesh.dp_replicate) > 1:
-        of = formulas.replica_bytes(count, reductions=num_replica_reductions(config, passes), pairs=is_by_pairs(config))
+        of = forms.forms(config, passes=passes)[forms.Key("sent", "all_reduce", "replicas")]
         note += f"; of {of.elements} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
     return note + "."
 
@@ -219,14 +208,15 @@ def closing(result: RunResult) -> str:
 def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
     config = result.config
-    data_ranks, num = config.mesh.axes.size(*DATA), num_replica_reductions(config)
+    data_ranks = config.mesh.axes.size(*DATA)
+    sends = forms.of(forms.forms(config), "sent")
+    zero = formulas.total(form for (_, use), form in sends.items() if use in ("states", "replicas"))
     ddp = sent = Fraction(0)
     for share in shares_of(result):
         held = letters_of(result, share.stage)
         plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks))
         ddp += plain.total.at(held, N=data_ranks)
-        across = formulas.replica_bytes(config.mesh.dp_replicate, reductions=num, pairs=is_by_pairs(config))
-        sent += (volume_of(result, share.stage).total + across).at(held) + exchanged_sent(result, share.stage)
+        sent += zero.at(held)
     ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""
     if ratio == 1:
         return f"It sends exactly as much as DDP{states}."

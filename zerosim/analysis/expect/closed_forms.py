@@ -13,7 +13,9 @@ from types import MappingProxyType
 from zerosim.analysis import formulas
 from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
-from zerosim.analysis.shares import cost_of, is_mesh, letters_of, shares_of, volume_of
+from zerosim.analysis.forms import block_form, forms, of
+from zerosim.analysis.letters import letters_of, sizes, volume_of
+from zerosim.analysis.shares import cost_of, is_mesh, shares_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -36,19 +38,13 @@ def _psi(config: RunConfig) -> int:
 
 
 def _formula_states(asked: Asked) -> Fraction:
-    c, grads = asked.config, asked.config.grads
+    c = asked.config
     held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
     if asked.pipeline_stage is not None:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
-
-    of = c.states_stage, cost_of(asked.result)
-    if asked.at == "gradients_upcast":
-        forms = formulas.optimizer_step_states(*of, upcast_grads=grads.upcast, sub_group=c.optim.sub_group)
-    elif asked.at == "after_step":
-        forms = formulas.after_step_states(*of, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast)
-    else:
-        forms = formulas.model_states(*of)
-    return max(formulas.total(forms.values()).at(Ψ=psi, N=c.mesh.shards) for psi in held)
+    subject = {"gradients_upcast": "upcast", "after_step": "between"}.get(asked.at, "states")
+    whole = formulas.total(of(forms(c, cost_of(asked.result)), subject).values())
+    return max(whole.at(Ψ=psi, N=c.mesh.shards) for psi in held)
 
 
 def _formula_volume(asked: Asked) -> Fraction:
@@ -69,38 +65,18 @@ def _with_blocks(asked: Asked) -> ModelConfig:
 
 
 def _formula_block(asked: Asked) -> Fraction:
-    return _block(_with_blocks(asked), asked.config)
+    _with_blocks(asked)
+    return block_form(asked.config).at(sizes(asked.config))
 
 
 def _formula_share(asked: Asked) -> Fraction:
-    whole = asked.config.replace(**WHOLE)
-    blocks = range(whole.model.layers)
-    return sum((_block(_with_blocks(asked), asked.config, i) for i in blocks), Fraction(0)) / (
-        len(blocks) * _block(whole.model, whole)
-    )
-
-
-def _block(model: ModelConfig, c: RunConfig, block: int = 0) -> Fraction:
-    """What a block keeps; where every K-th one runs again, block 0 is one that keeps all."""
-    again = c.memory.again
-    return formulas.block_activations(
-        model.seq,
-        c.data.micro_batch,
-        model.hidden,
-        model.heads,
-        ffn=model.ffn,
-        recompute=again.of_block(block) if again.every else c.memory.recompute,
-        tensor_parallel=c.mesh.tp,
-        sequence_parallel=c.parallel.sequence_parallel,
-        keep_gathered=c.parallel.keep_gathered,
-        partitioned=c.partitions_inputs,
-        on_host=c.memory.cpu_checkpointing,
-    )
+    c, whole, blocks = asked.config, asked.config.replace(**WHOLE), range(_with_blocks(asked).layers)
+    kept = formulas.total(block_form(c, block) for block in blocks).at(sizes(c))
+    return kept / (len(blocks) * block_form(whole).at(sizes(whole)))
 
 
 def _formula_bubble(asked: Asked) -> Fraction:
-    c = asked.config
-    return formulas.bubble(c.mesh.pp, c.data.accumulate, c.parallel.num_chunks, c.parallel.pipeline_schedule)
+    return formulas.bubble(asked.config.parallel.pipeline_schedule).at(sizes(asked.config))
 
 
 def _score_bytes(asked: Asked) -> Fraction:
@@ -114,28 +90,25 @@ def _mask_bytes(asked: Asked) -> int:
 
 def _attention_outputs(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
-    each = c.data.micro_batch * model.seq * model.hidden * _param_bytes(asked)
-    order, chunks, stage = c.parallel.pipeline_schedule, c.parallel.num_chunks, asked.pipeline_stage or 0
-    live = formulas.live_micro_batches(order, stage, c.mesh.pp, c.data.accumulate, chunks)
-    live += formulas.live_weights(order, stage)
-    return Fraction(each * live * model.layers, c.mesh.axes.size(*MODEL) * chunks)
+    order, held = c.parallel.pipeline_schedule, sizes(c) | {"i": asked.pipeline_stage or 0}
+    live = (formulas.live_micro_batches(order) + formulas.live_weights(order)).at(held)
+    return held["bsh"] * held["w"] * live * model.layers / (c.mesh.axes.size(*MODEL) * held["v"])
 
 
-def _twelve_bytes(asked: Asked) -> int:
-    model, rows = _with_blocks(asked), asked.config.data.micro_batch
-    return formulas.zero_paper_elements(model.seq, rows, model.hidden, model.layers) * _param_bytes(asked)
+def _twelve_bytes(asked: Asked) -> Fraction:
+    elements = formulas.zero_paper_elements().at(sizes(asked.config), l=_with_blocks(asked).layers)
+    return elements * _param_bytes(asked)
 
 
 def _checkpoint_elements(asked: Asked) -> Fraction:
-    model, rows = _with_blocks(asked), asked.config.data.micro_batch
     parts = asked.config.mesh.tp if asked.config.partitions_inputs else asked.mp
-    return Fraction(formulas.checkpoint_elements(model.seq, rows, model.hidden, model.layers), parts)
+    return formulas.checkpoint_elements().at(sizes(asked.config), l=_with_blocks(asked).layers) / parts
 
 
 def _partition_share(asked: Asked) -> Fraction:
     if not asked.config.partitions_inputs:
         raise InputError("partition_share: blocks' inputs are not cut; give partition_activations, tp and recompute")
-    return formulas.partition_share(asked.config.mesh.tp)
+    return formulas.partition_share().at(t=asked.config.mesh.tp)
 
 
 def _checkpoint_bytes(asked: Asked) -> Fraction:
@@ -217,7 +190,7 @@ FORMULAS: Mapping[str, Quantity] = MappingProxyType(
         ),
         "partition_share": Quantity(_partition_share, "share", "an all-gather of bsh over 6 all-reduces of bsh"),
         "checkpoints_and_block_bytes": Quantity(
-            lambda asked: _checkpoint_bytes(asked) + Fraction(_twelve_bytes(asked), asked.config.model.layers),
+            lambda asked: _checkpoint_bytes(asked) + _twelve_bytes(asked) / asked.config.model.layers,
             "bytes",
             "hbsL elements and the 12 hbs of one live block",
         ),

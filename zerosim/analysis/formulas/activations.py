@@ -4,7 +4,7 @@ The accounting of "Reducing Activation Recomputation in Large Transformer Models
 2205.05198, section 4) and the ZeRO paper's estimate (arXiv 1910.02054, sections 3.2 and 6.1). Neither
 is what zerosim's own model keeps: that is counted.
 
-s tokens per row, b rows of a micro-batch, h width, a heads, L blocks, t tensor-parallel ranks.
+s tokens per row, b rows of a micro-batch, h width, f width of the MLP, a heads, l blocks, t tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
+
+from zerosim.analysis.formulas.form import Form, symbols
+from zerosim.analysis.formulas.states import ZERO_PAPER
+
+RECOMPUTATION = "arXiv 2205.05198 (Reducing Activation Recomputation), section 4"
+_s, _b, _h, _a, _f, _t, _l = symbols("s b h a f t l")
+_sbh, _scores = _s * _b * _h, 5 * _a * _s * _s * _b
 
 NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -35,35 +42,28 @@ WHY_ESTIMATES_DIFFER = (
 )
 
 
-def block_parts(seq: int, micro_batch: int, hidden: int, heads: int, ffn: int | None = None) -> dict[str, int]:
-    """Bytes that one block keeps, by part: attention 11sbh + 5as²b, mlp 19sbh, layernorms 4sbh (2205.05198, 4.1).
+def block_parts() -> dict[str, Form]:
+    """Bytes that one block keeps, by part: attention 11sbh + 5as²b, mlp 3sbh + 4sbf, layernorms 4sbh (2205.05198, 4.1).
 
-    The MLP keeps its input (2sbh), the input and the output of its activation (2 bytes * ffn each per
-    token) and a dropout mask (1sbh): 3sbh + 4sb*ffn, 19sbh where ffn = 4h (the default).
+    The MLP keeps its input (2sbh), the input and the output of its activation (2 bytes * f each per token) and a
+    dropout mask (1sbh): 19sbh where f = 4h.
     """
-    tokens = seq * micro_batch
     return {
-        "attention": 11 * tokens * hidden + 5 * heads * seq * tokens,
-        "mlp": 3 * tokens * hidden + 4 * tokens * (4 * hidden if ffn is None else ffn),
-        "layernorms": 4 * tokens * hidden,
+        "attention": (11 * _sbh + _scores).by(RECOMPUTATION),
+        "mlp": (3 * _sbh + 4 * _s * _b * _f).by(RECOMPUTATION),
+        "layernorms": (4 * _sbh).by(RECOMPUTATION),
     }
 
 
 def block_activations(
-    seq: int,
-    micro_batch: int,
-    hidden: int,
-    heads: int,
-    *,
-    ffn: int | None = None,
     recompute: str = "none",
-    tensor_parallel: int = 1,
+    *,
     sequence_parallel: bool = False,
     keep_gathered: bool = False,
     partitioned: bool = False,
     on_host: bool = False,
-) -> Fraction:
-    """Bytes that one block keeps on one rank (2205.05198, Table 2).
+) -> Form:
+    """Bytes that one block keeps on one of t ranks (2205.05198, Table 2).
 
     Tensor parallelism leaves 10sbh whole on every rank: the inputs of attention and MLP (4sbh), their
     dropout masks (2sbh) and the norms' inputs (4sbh). Sequence parallelism divides those too; where inputs are
@@ -74,19 +74,15 @@ def block_activations(
     `selective` computes the attention scores again (5as²b), `selective:PART,...` what is named (`NOT_KEPT`), `full` the
     whole block from its input (2sbh; that sequence parallelism divides it follows from the rest).
     """
-    t = tensor_parallel
-    tokens = seq * micro_batch
     if recompute == "full":
-        return Fraction(0 if on_host else 2 * tokens * hidden, t if sequence_parallel or partitioned else 1)
+        kept = Form() if on_host else 2 * _sbh / _t if sequence_parallel or partitioned else 2 * _sbh
+        return kept.by(RECOMPUTATION)
     less_whole, less_divided = _not_kept(recompute)
-    scores = 5 * heads * seq * tokens
-    divided = sum(block_parts(seq, micro_batch, hidden, heads, ffn).values()) - 10 * tokens * hidden - scores
-    divided -= less_divided * tokens * (4 * hidden if ffn is None else ffn) // 4
-    whole = (10 - less_whole) * tokens * hidden
-    kept_scores = Fraction(scores, t) if keeps_scores(recompute) else 0
-    gathered = 4 * tokens * hidden if sequence_parallel and keep_gathered else 0
-    shared = gathered + Fraction(whole - gathered, t if sequence_parallel else 1)
-    return shared + Fraction(divided, t) + kept_scores
+    whole, gathered = (10 - less_whole) * _sbh, 4 * _sbh if sequence_parallel and keep_gathered else Form()
+    divided = 8 * _sbh + 4 * _s * _b * _f - Fraction(less_divided, 4) * _s * _b * _f
+    shared = gathered + (whole - gathered) / _t if sequence_parallel else whole
+    scores = _scores / _t if keeps_scores(recompute) else Form()
+    return (shared + divided / _t + scores).by(RECOMPUTATION)
 
 
 def parts_again(recompute: str) -> list[str]:
@@ -106,42 +102,18 @@ def _not_kept(recompute: str) -> tuple[int, int]:
     return sum(whole for whole, _ in pairs), sum(divided for _, divided in pairs)
 
 
-def block_text(
-    recompute: str = "none",
-    *,
-    tensor_parallel: bool = False,
-    sequence_parallel: bool = False,
-    keep_gathered: bool = False,
-    partitioned: bool = False,
-    on_host: bool = False,
-) -> str:
-    """One block's formula with ffn = 4h, on one rank or on each of t."""
-    if recompute == "full":
-        return "0" if on_host else "2sbh/t" if sequence_parallel or partitioned else "2sbh"
-    scores = "" if not keeps_scores(recompute) else " + 5as²b/t" if tensor_parallel else " + 5as²b"
-    less_whole, less_divided = _not_kept(recompute)
-    whole, divided = 10 - less_whole, 24 - less_divided
-    if not tensor_parallel:
-        return f"{whole + divided}sbh{scores}"
-    if not sequence_parallel:
-        return f"{whole}sbh + {divided}sbh/t{scores}"
-    if keep_gathered:
-        return f"4sbh + {whole - 4 + divided}sbh/t{scores}"
-    return f"{whole + divided}sbh/t{scores}"
-
-
-def zero_paper_elements(seq: int, micro_batch: int, hidden: int, layers: int) -> int:
-    """12 * h * b * s * L ELEMENTS, twice as many bytes in fp16 (ZeRO paper, section 3.2).
+def zero_paper_elements() -> Form:
+    """12hbsl ELEMENTS, twice as many bytes in fp16 (ZeRO paper, section 3.2).
 
     GPT-2 of 1.5B parameters at b = 32, s = 1024: 30.2e9 elements, 60.4 GB, the paper's "about 60 GB".
     """
-    return 12 * hidden * micro_batch * seq * layers
+    return (12 * _h * _b * _s * _l).by(f"{ZERO_PAPER}, section 3.2")
 
 
-def checkpoint_elements(seq: int, micro_batch: int, hidden: int, layers: int) -> int:
-    """One input per block, h * b * s * L elements: all that is kept when every block is recomputed.
+def checkpoint_elements() -> Form:
+    """One input per block, hbsl elements: all that is kept when every block is recomputed.
 
     The ZeRO paper's 100B example (section 6.1: 33 GB, 2 GB with Pa over 16 ranks) counts 1 byte for each of
     them; section 3.2 of the same paper says about 60 GB, which is 2.
     """
-    return hidden * micro_batch * seq * layers
+    return (_h * _b * _s * _l).by(f"{ZERO_PAPER}, section 3.2")

@@ -12,13 +12,15 @@ is no other simplification. What is no product (a sum as a factor, the least of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Union
 
-BYTES = ("w", "g")
-"""Letters for the bytes of a parameter and of a gradient."""
+BYTES = ("w", "g", "c")
+"""Letters for the bytes of a parameter, of a gradient and of a number that is computed."""
+
+_RAISED = {2: "²", 3: "³"}
 
 Number = int | Fraction
 Atom = Union[str, "Group"]
@@ -35,32 +37,40 @@ class Group:
     parts: tuple[Form, ...]
 
     def where(self, values: Mapping[str, Number | Form]) -> Form:
-        """The group with symbols replaced; a number as soon as all of it is one."""
+        """The group with symbols replaced; a number as soon as all of it is one, but for a ring, which is shown."""
         parts = tuple(part.where(values) for part in self.parts)
-        if any(part.symbols for part in parts):
+        if self.kind == "ring" or any(part.symbols for part in parts):
             return Form(((((Group(self.kind, parts), 1),), Fraction(1)),))
-        numbers = [part.at() for part in parts]
-        if self.kind == "ring":
-            return form((numbers[0] - 1) / numbers[0])
-        return form(min(numbers))
+        return form(min(part.at() for part in parts))
+
+    def at(self, values: Mapping[str, Number]) -> Fraction:
+        """Its number."""
+        numbers = [part.at(values) for part in self.parts]
+        return (numbers[0] - 1) / numbers[0] if self.kind == "ring" else min(numbers)
 
     def __str__(self) -> str:
         inside = ", ".join(str(part).replace(" ", "") for part in self.parts)
         return {"sum": f"({inside})", "least": f"min({inside})", "ring": f"({inside}-1)/{inside}"}[self.kind]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Form:
-    """A sum of terms, each a product of powers and a number."""
+    """A sum of terms, each a product of powers and a number; `source` is where it was read."""
 
     terms: tuple[tuple[Powers, Fraction], ...] = ()
+    source: str = field(default="", compare=False)
+
+    def by(self, source: str) -> Form:
+        """Name the source, such as 'arXiv 1910.02054, section 7'. A sum has that of its first form with one."""
+        return Form(self.terms, source)
 
     def __add__(self, other: Form | Number) -> Form:
         found: dict[frozenset[tuple[Atom, int]], tuple[Powers, Fraction]] = {}
         for powers, number in (*self.terms, *form(other).terms):
             first, before = found.get(frozenset(powers), (powers, Fraction(0)))
             found[frozenset(powers)] = first, before + number
-        return Form(tuple((powers, number) for powers, number in found.values() if number))
+        left = tuple((powers, number) for powers, number in found.values() if number)
+        return Form(left, self.source or form(other).source)
 
     __radd__ = __add__
 
@@ -71,7 +81,7 @@ class Form:
         return self + -form(other)
 
     def __mul__(self, other: Form | Number) -> Form:
-        product = Form()
+        product = Form((), self.source)
         for mine, number in self.terms:
             for theirs, factor in form(other).terms:
                 powers = dict(mine)
@@ -97,7 +107,7 @@ class Form:
     def elements(self) -> Form:
         """A form in bytes that a rank sends, as the elements of a volume: without sizes of numbers (w, g) and without a
         ring's (n - 1) / n, as papers print it."""
-        total = Form()
+        total = Form((), self.source)
         for powers, number in self.terms:
             left = ((a, power) for a, power in powers if a not in BYTES and getattr(a, "kind", "") != "ring")
             total += Form(((tuple(left), number),))
@@ -108,7 +118,7 @@ class Form:
         values = {**(values or {}), **more}
         if not values:
             return self
-        total = Form()
+        total = Form((), self.source)
         for powers, number in self.terms:
             term = form(number)
             for atom, power in powers:
@@ -118,18 +128,33 @@ class Form:
             total += term
         return total
 
-    def at(self, values: Mapping[str, Number | Form] | None = None, /, **more: Number | Form) -> Fraction:
+    def at(self, values: Mapping[str, Number] | None = None, /, **more: Number) -> Fraction:
         """The exact number, with a value for every symbol. Raises: KeyError naming the symbols without one."""
-        found = self.where(values, **more)
-        if found.symbols:
-            raise KeyError(f"no value for {', '.join(sorted(found.symbols))}")
-        return sum((number for _, number in found.terms), Fraction(0))
+        values = {**(values or {}), **more}
+        if missing := self.symbols - values.keys():
+            raise KeyError(f"no value for {', '.join(sorted(missing))}")
+        value = Fraction(0)
+        for powers, number in self.terms:
+            for atom, power in powers:
+                number *= Fraction(values[atom] if isinstance(atom, str) else atom.at(values)) ** power
+            value += number
+        return value
+
+    def __repr__(self) -> str:
+        return f"Form({self})"
+
+    def numbers(self, values: Mapping[str, Number]) -> str:
+        """The text with these numbers in the place of symbols, such as '63/64 · 2 · 7,500,000,000'."""
+        return self._joined(lambda powers, number: _numbers(powers, number, values))
 
     def __str__(self) -> str:
+        return self._joined(_term)
+
+    def _joined(self, shown: Callable[[Powers, Fraction], str]) -> str:
         text = ""
         for powers, number in self.terms:
             sign = " - " if number < 0 else " + "
-            text += (sign if text else sign.strip(" +")) + _term(powers, abs(number))
+            text += (sign if text else sign.strip(" +")) + shown(powers, abs(number))
         return text or "0"
 
 
@@ -146,17 +171,36 @@ def _letters(of: Form) -> Iterator[str]:
 def _term(powers: Powers, number: Fraction) -> str:
     above = "".join(_power(atom, power) for atom, power in powers if power > 0)
     below = [_power(atom, -power) for atom, power in powers if power < 0]
+    if above and number.numerator == 1 and number.denominator > 1:  # (p-1)/(3m), not 0.3333(p-1)/m
+        number, below = Fraction(1), [str(number.denominator), *below]
     under = f"/{below[0]}" if len(below) == 1 else f"/({''.join(below)})" if below else ""
     return (figure(number) if number != 1 or not above else "") + above + under
 
 
+def _numbers(powers: Powers, number: Fraction, values: Mapping[str, Number]) -> str:
+    """Rings first, then the number, the factors (bytes of a number last) and what divides them."""
+
+    def value(atom: Atom) -> str:
+        found = Fraction(values[atom]) if isinstance(atom, str) else atom.at(values)
+        return str(found) if getattr(atom, "kind", "") == "ring" else figure(found)
+
+    rings = [value(atom) for atom, _ in powers if getattr(atom, "kind", "") == "ring"]
+    rest = sorted(
+        ((a, power) for a, power in powers if getattr(a, "kind", "") != "ring"), key=lambda one: one[0] in BYTES
+    )
+    above = [value(atom) + ("" if power == 1 else _RAISED.get(power, f"^{power}")) for atom, power in rest if power > 0]
+    below = [value(atom) for atom, power in rest if power < 0]
+    factors = [*rings, *([figure(number)] if number != 1 or not (rings or above) else []), *above]
+    return " / ".join([" · ".join(factors), *below])
+
+
 def _power(atom: Atom, power: int) -> str:
-    return str(atom) + ("" if power == 1 else "²" if power == 2 else f"^{power}")
+    return str(atom) + ("" if power == 1 else _RAISED.get(power, f"^{power}"))
 
 
 def figure(number: Number) -> str:
-    """A whole number as it is, of another one four digits: 12, 6.031."""
-    return f"{number}" if Fraction(number).denominator == 1 else f"{float(number):.4g}"
+    """A whole number with thousands apart, of another one four digits: 12, 1,024, 6.031."""
+    return f"{int(number):,}" if Fraction(number).denominator == 1 else f"{float(number):,.4g}"
 
 
 def form(value: Form | Number) -> Form:

@@ -3,8 +3,9 @@
 Megatron-LM (arXiv 1909.08053, section 3), sequence parallelism (2205.05198, section 4.2.2), pipelines (2104.04473,
 sections 2.2 and 3.2). Not time.
 
-b rows of a micro-batch, s tokens, h width, m micro-batches; t tensor-parallel ranks, p pipeline stages, v chunks of
-layers on each. A rank that holds `layers` blocks, with the token table (`first`) or the head and the loss (`last`):
+A rank holds l blocks, of which r run again whole (the letters: `letters.py`). `first` is 1 for a rank with the token
+table, `last` for one with the head and the loss, `start` and `end` for the first and the last pipeline stage; each is 0
+for the others. Per micro-batch:
 
                           in a block                          table    head         loss, of bs numbers
     tensor parallel       4 all-reduces of bsh; recompute 6   1        1            3 all-reduces
@@ -18,149 +19,149 @@ layers on each. A rank that holds `layers` blocks, with the token table (`first`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.activations import parts_again
-from zerosim.analysis.formulas.traffic import all_reduce_sent
+from zerosim.analysis.formulas.form import Form, group, ring, symbols
+from zerosim.analysis.formulas.states import N
+
+_l, _r, _first, _last, _start, _end = symbols("l r first last start end")
+_m, _p, _v, _i, _t = symbols("m p v i t")
+_w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
 """Numbers per token that are all-reduced: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
+_TENSOR, _SEQUENCE, _PIPELINE = "arXiv 1909.08053, section 3", "arXiv 2205.05198, section 4.2.2", "arXiv 2104.04473"
+_ZERO_BUBBLE, _ZERO_R = "arXiv 2401.10241", "arXiv 1910.02054"
 
 
 class Again(NamedTuple):
     """How often the blocks of a rank run f and g, forward, once more for recompute."""
 
-    f: int = 0
-    g: int = 0
+    f: Form
+    g: Form
 
 
-KEPT = Again()
-
-
-def borders_again(recompute: str, layers: int) -> Again:
-    """Of so many blocks that all run the same again: both f and both g of `full`, those of the parts of `selective`."""
+def borders_again(recompute: str) -> Again:
+    """Both f and both g of each block that runs again whole; of the others those of the parts of `selective`."""
+    if recompute.partition(":")[0] == "full":
+        return Again(2 * _r, 2 * _r)
     parts = parts_again(recompute)
-    f, g = (2, 2) if recompute == "full" else (parts.count("mlp"), parts.count("attn_proj") + parts.count("op"))
-    return Again(f * layers, g * layers)
+    return Again(parts.count("mlp") * _l, (parts.count("attn_proj") + parts.count("op")) * _l)
 
 
-def tensor_calls(layers: int, *, first: bool, last: bool, again: Again = KEPT) -> int:
-    """All-reduces of bsh per micro-batch: f in backward and g in forward, of attention and of the feed-forward."""
-    return 4 * layers + again.g + first + last
+def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2) -> dict[str, Form]:
+    """Bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
-
-def sequence_calls(
-    layers: int, *, first: bool, last: bool, again: Again = KEPT, keep_gathered: bool = False
-) -> tuple[int, int]:
-    """All-gathers and reduce-scatters of bsh per micro-batch (2205.05198, section 4.2.2).
-
-    f gathers in forward and scatters in backward, g the other way round: 4 and 4 in a block. Unless they are kept,
-    inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block and 1 of the head.
+    `all_reduce` is what an all_reduce moves of its payload (`traffic.all_reduce_volume`).
     """
-    twice = 0 if keep_gathered else 1
-    gathers = (4 + 2 * twice) * layers + again.f + first + (1 + twice) * last
-    return gathers, 4 * layers + again.g + first + last
+    calls = 4 * _l + borders_again(recompute).g + _first + _last
+    return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
 
 
-def input_gathers(layers: int) -> int:
-    """All-gathers of bsh per micro-batch, where t ranks keep parts of what full recompute keeps (Pa): one of each
-    block's input, before it runs again (1910.02054, sections 6.1 and 8)."""
-    return layers
+def sequence_parallel(recompute: str = "none", *, all_reduce: int = 2, keep_gathered: bool = False) -> dict[str, Form]:
+    """Bytes per operation: f gathers in forward and scatters in backward, g the other way round.
+
+    Unless they are kept, inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block
+    and 1 of the head.
+    """
+    twice, again = 0 if keep_gathered else 1, borders_again(recompute)
+    each = ring(_t) * _w * _m * _bsh
+    return {
+        "all_gather": (each * ((4 + 2 * twice) * _l + again.f + _first + (1 + twice) * _last)).by(_SEQUENCE),
+        "reduce_scatter": (each * (4 * _l + again.g + _first + _last)).by(_SEQUENCE),
+        "all_reduce": _loss(all_reduce).by(_TENSOR),
+    }
 
 
-def partition_share(ranks: int) -> Fraction:
+def _loss(all_reduce: int) -> Form:
+    return all_reduce * LOSS_CALLS * ring(_t) * _c * _last * _m * _bs
+
+
+def flat_parallel(*, all_reduce: int = 2) -> dict[str, Form]:
+    """Bytes of the flat model: each of its units adds up one number for each of V columns. Source: derived."""
+    return {"all_reduce": all_reduce * ring(_t) * _c * _l * _m * _V}
+
+
+def input_gathers() -> Form:
+    """Bytes of all-gathers where t ranks keep parts of what full recompute keeps (Pa): of each block's input, before it
+    runs again."""
+    return (ring(_t) * _w * _r * _m * _bsh).by(f"{_ZERO_R}, sections 6.1 and 8")
+
+
+def partition_share() -> Form:
     """What Pa adds to the traffic of a recomputed block, over what tensor parallelism sends there: 1/12, however many
     ranks there are (1910.02054, section 8: under 10 %)."""
-    calls = tensor_calls(1, first=False, last=False, again=borders_again("full", 1))
-    return gather_sent(input_gathers(1), ranks) / all_reduce_sent(calls, ranks)
+    one = {"l": 1, "r": 1, "first": 0, "last": 0}
+    return (input_gathers().where(one) / tensor_parallel("full")["all_reduce"].where(one)).by(f"{_ZERO_R}, section 8")
 
 
-def inputs_moved(layers: int, micro_batches: int, numel: int, parts: int = 1) -> Fraction:
-    """Elements that a rank copies to the host in a step, and as many back, where inputs of `numel` wait there: all of
-    each or, with Pa, one of t `parts` (1910.02054, section 6.1: Pa+cpu)."""
-    return Fraction(layers * micro_batches * numel, parts)
+def inputs_moved(*, divided: bool = False) -> Form:
+    """Bytes that a rank copies to the host in a step, and as many back, where inputs wait there: all of each or, with
+    Pa, one of t parts (Pa+cpu)."""
+    return (_w * _r * _m * (_bsh / _t if divided else _bsh)).by(f"{_ZERO_R}, section 6.1")
 
 
-def gather_sent(numel: int, ranks: int) -> Fraction:
-    """Of an all_gather or a reduce_scatter of `numel` elements: (t-1)/t of them."""
-    return Fraction(numel * (ranks - 1), ranks)
+def border_sends(schedule: str = "1f1b", *, divided: bool = False) -> Form:
+    """Bytes that a pipeline rank sends: one message on and one back of each of its v chunks and m micro-batches.
 
-
-def border_sends(stage: int, stages: int, chunks: int = 1, schedule: str = "1f1b") -> int:
-    """Messages of bsh that a pipeline rank sends for each micro-batch (2104.04473, section 3.2).
-
-    One forward and one backward for each of its chunks; the first chunk of all sends nothing back, the last nothing on.
-    zb-v has both on the first stage, and turns on the last one without a message (2401.10241, section 6).
+    The first chunk of all sends nothing back, the last nothing on. zb-v has both on the first stage, and turns on the
+    last one without a message (2401.10241, section 6). `divided`: sequence parallelism sends 1/t of each.
     """
     fewer = 2 if schedule == "zb-v" else 1
-    return 2 * chunks - fewer * ((stage == 0) + (stage == stages - 1))
+    each = _w * _m * (_bsh / _t if divided else _bsh)
+    return (each * (2 * _v - fewer * _start - fewer * _end)).by(f"{_PIPELINE}, section 3.2")
 
 
-def live_micro_batches(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
-    """The most micro-batches whose activations a stage holds at once; of several chunks a stage chunks of them.
+def live_micro_batches(schedule: str) -> Form:
+    """The most micro-batches whose activations stage i of p holds at once; of v chunks a stage chunks of them.
 
     GPipe (arXiv 1811.06965) m; 1F1B min(m, p-i); interleaved 2(p-i-1) + (v-1)p + 1, of vm in all (2104.04473, 2.2);
-    zb-h1 p-i, beside what the weight gradients of i others read; zb-v 2p, all included (2401.10241, 2.2 and 6).
+    zb-h1 min(m, p-i), beside what the weight gradients of i others read; zb-v 2p, all included (2401.10241, 2.2 and 6).
     """
     if schedule == "gpipe":
-        return micro_batches
+        return _m
     if schedule in ("1f1b", "zb-h1"):
-        return min(micro_batches, stages - stage)
+        return group("least", _m, _p - _i)
     if schedule == "zb-v":
-        return 2 * stages
-    return min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, chunks * micro_batches)
+        return 2 * _p
+    return group("least", 2 * group("sum", _p - _i - 1) + group("sum", _v - 1) * _p + 1, _v * _m)
 
 
-def live_weights(schedule: str, stage: int) -> int:
-    """Micro-batches of which a stage keeps beside those what their weight gradients read (2401.10241, section 2.2)."""
-    return stage if schedule == "zb-h1" else 0
+def live_weights(schedule: str) -> Form:
+    """Micro-batches of which stage i keeps beside those what their weight gradients read (2401.10241, section 2.2)."""
+    return _i if schedule == "zb-h1" else Form()
 
 
-LIVE = {
-    "gpipe": "m micro-batches",
-    "1f1b": "min(m, p-i) micro-batches",
-    "interleaved": "2(p-i-1) + (v-1)p + 1 chunks",
-    "zb-h1": "p-i micro-batches, and what the weight gradients of i more read",
-    "zb-v": "2p chunks",
-}
-"""By schedule what is live, in words of m, p, v and stage i from 0."""
-BUBBLES = {
-    "gpipe": "(p-1)/m",
-    "1f1b": "(p-1)/m",
-    "interleaved": "(p-1)/(vm)",
-    "zb-h1": "(p-1)/(3m)",
-    "zb-v": "(p-1)/(6m)",
-}
-
-
-def bubble(stages: int, micro_batches: int, chunks: int = 1, schedule: str = "1f1b") -> Fraction:
+def bubble(schedule: str = "1f1b") -> Form:
     """Idle time until the last stage is done, over the time that a stage's slots take: the bubble by makespan.
 
     (p-1)/(vm), where every slot takes as long (2104.04473, 2.2); a third of it where weight gradients, which take one
     slot of three, fill the rest (2401.10241, sections 2.2 and 6).
     """
-    return Fraction(stages - 1, chunks * micro_batches * (3 if schedule in ("zb-h1", "zb-v") else 1))
+    each = {"interleaved": _v * _m, "zb-h1": 3 * _m, "zb-v": 6 * _m}.get(schedule, _m)
+    source = f"{_ZERO_BUBBLE}, section 2.2" if schedule.startswith("zb") else f"{_PIPELINE}, section 2.2"
+    return (group("sum", _p - 1) / each).by(source)
 
 
-def own_span_bubble(stages: int, micro_batches: int, chunks: int = 1, schedule: str = "1f1b") -> Fraction:
+def own_span_bubble(schedule: str = "1f1b") -> Form:
     """The same as the zero-bubble papers count it: of the stage with the most, from its own first action to its own
     last one. None in zb-v (2401.10241, sections 1 and 6)."""
-    return Fraction(0) if schedule == "zb-v" else bubble(stages, micro_batches, chunks, schedule)
+    return Form() if schedule == "zb-v" else bubble(schedule)
 
 
-def shared_sent(shared: Mapping[int, int], parts: int, *, pairs: bool = False) -> Fraction:
-    """Elements sent per rank and step to add up gradients of which several ranks hold shares, the mean over ranks.
+def shared_grads(*, copies: int = 1, divided: bool = True, pairs: bool = False) -> Form:
+    """Bytes to add up gradients of which several tensor-parallel ranks hold shares, the mean over ranks.
 
-    `shared` are a rank's elements by the number of ranks k that share their gradient (2205.05198, section 4.2.2, for
-    norms and biases: k = t; copied key-value heads: the ranks that hold one), of which it updates one of `parts` parts.
+    S elements that all t share: under sequence parallelism norms and biases (2205.05198, section 4.2.2). C elements of
+    key-value heads that `copies` neighbours hold. `divided`: each updates one of N parts.
     """
-    return sum((all_reduce_sent(numel, ranks, pairs=pairs) / parts for ranks, numel in shared.items()), Fraction(0))
+    parts = N if divided else 1
+    all_t = ring(_t) * (_t if pairs else 2) * _g * _S / parts
+    return all_t + (ring(Form() + copies) * (copies if pairs else 2) * _g * _C / parts if copies > 1 else 0)
 
 
-def tied_sent(numel: int, parts: int) -> Fraction:
-    """Elements sent by the first and by the last stage to add up a tied table's gradient, of which each updates one of
-    `parts` parts: an all_reduce of two ranks, which is the same by all pairs (2104.04473; Megatron-LM's embedding
-    group)."""
-    return all_reduce_sent(numel, 2) / parts
+def tied_grads(*, passes: int = 1, divided: bool = True) -> Form:
+    """Bytes sent by the first and by the last stage to add up the gradient of a tied table of E elements: an all_reduce
+    of two ranks, which is the same by all pairs (2104.04473; Megatron-LM's embedding group)."""
+    return ring(Form() + 2) * 2 * passes * _g * _E / (N if divided else 1)

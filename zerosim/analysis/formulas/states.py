@@ -14,6 +14,7 @@ from zerosim.analysis.formulas.form import Form, form, group, symbols, total
 
 PSI, N = symbols("Ψ N")
 STATES = ("param", "grad", "optim")
+ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
 MASTER_BYTES = 4
 """An fp32 number: what the optimizer computes in."""
 
@@ -71,7 +72,8 @@ def model_states(stage: int, cost: BytesPerParameter) -> dict[str, Form]:
     Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters.
     """
     each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}
-    return {kind: each[kind] * (PSI / N if stage >= first_partitioned(kind) else PSI) for kind in STATES}
+    source = f"{ZERO_PAPER}, sections 3.1 and 5"
+    return {kind: (each[kind] * (PSI / N if stage >= first_partitioned(kind) else PSI)).by(source) for kind in STATES}
 
 
 def optimizer_step_states(
@@ -88,7 +90,8 @@ def optimizer_step_states(
     """
     each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
     own = PSI / N if stage >= 1 else PSI
-    return {**model_states(stage, cost), "upcast": each * (group("least", own, form(sub_group)) if sub_group else own)}
+    copies = each * (group("least", own, form(sub_group)) if sub_group else own)
+    return {**model_states(stage, cost), "upcast": copies.by("DeepSpeed edaa722, stage_1_and_2.py, stage3.py")}
 
 
 def after_step_states(

@@ -3,21 +3,18 @@
 The ZeRO paper's communication analysis (arXiv 1910.02054, section 7) and what schedules of
 frameworks change about it. Not the traffic of tensor or pipeline parallelism, not time.
 
-Psi is all parameters and N the ranks. Of Psi, V*D are a tied table, U the last unit, R the units
-outside the blocks (tables, last norm, head), P the units that stay gathered for good, M the leaf modules that
-backward runs a second time where they are gathered one by one; A micro-batches.
-With hybrid sharding N are the ranks of one replica, and R the replicas.
+Psi is all parameters and N the ranks, with hybrid sharding those of one replica; the other letters: `letters.py`.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.form import Form, form, ring, symbols
-from zerosim.analysis.formulas.states import PSI, N
+from zerosim.analysis.formulas.states import PSI, ZERO_PAPER, N
 
-_VD, _U, _R, _P, _M, _w, _g = symbols("VD U R P M w g")
+_VD, _U, _R, _P, _M, _F, _w, _g, _c = symbols("VD U R P M F w g c")
+ZERO_VOLUME = f"{ZERO_PAPER}, section 7"
 
 
 class Volume(NamedTuple):
@@ -51,7 +48,6 @@ def volume(
     all_reduce: int = 2,
     keep_root_units: bool = False,
     persistent: bool = False,
-    last_is_root: bool = True,
     again: bool = False,
     passes: int = 1,
 ) -> Volume:
@@ -64,11 +60,11 @@ def volume(
     reshard_after_forward=False) saves all of backward's: 2 Psi.
 
     `grad_reduction="all_reduce"` (stages 1 and 2) moves whole reduced gradients to every rank, as early
-    and default DeepSpeed do: 3 Psi in stage 1, 2A Psi + Psi in stage 2.
+    and default DeepSpeed do: 3 Psi in stage 1, 2m Psi + Psi in stage 2 with m micro-batches.
     `all_reduce` is what an all_reduce moves of Psi (`all_reduce_volume`): 2, or N by all pairs.
     `keep_root_units` (stage 3): the units outside the blocks, R elements that hold the tied table once, are
     gathered once per micro-batch and freed when backward ends (FSDP2's root): R less, and tying is free.
-    `last_is_root`: the last unit, a head, is one of them; a model of blocks alone has it apart.
+    A last unit that is one of them, a head, makes U = 0.
     `persistent` (stage 3): P elements stay gathered through the step and are gathered once, after the
     optimizer step (DeepSpeed's stage3_param_persistence_threshold). R then counts none of them, and
     where the tied buffer is among them, leave `tied` False.
@@ -92,7 +88,7 @@ def volume(
         return Volume(reduced, params * (micro_batches * PSI - persistent * (micro_batches - 1) * _P))
     more, less = again * micro_batches * _M, persistent * (2 * micro_batches - 1) * _P
     if keep_root_units:
-        kept = (keep_last_unit and not last_is_root) * micro_batches * _U
+        kept = keep_last_unit * micro_batches * _U
         return Volume(reduced, params * (2 * micro_batches * PSI + more - kept - micro_batches * _R - less))
     if tied:
         table = (1 if keep_last_unit else 2) * micro_batches * _VD
@@ -101,10 +97,10 @@ def volume(
 
 
 def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False) -> Form:
-    """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over R replicas.
+    """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over n replicas.
 
-    2 (Psi/N) (R-1)/R elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together. By all
-    pairs (R-1) Psi/N.
+    2 (Psi/N) (n-1)/n elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together. By all
+    pairs (n-1) Psi/N.
     Source: derived from MiCS (arXiv 2205.00119) and PyTorch's fully_shard on a 2-D mesh.
     """
     share = ring(form(replicas)) if replicas > 1 else Form()
@@ -119,7 +115,6 @@ def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:
     return ranks if pairs else 2
 
 
-def all_reduce_sent(numel: int | Fraction, ranks: int, *, pairs: bool = False) -> Fraction:
-    """Elements that a rank sends of an all_reduce of `numel`, the mean over ranks: 2 (N-1)/N of them, by all pairs
-    N-1 times all of them."""
-    return Fraction(all_reduce_volume(ranks, pairs=pairs) * numel * (ranks - 1), ranks)
+def optimizer_sums(*, all_reduce: int = 2) -> Form:
+    """Bytes of the all-reduces in which ranks with slices add up F sums of an optimizer (`optimizers.exchanged`)."""
+    return ring(N) * all_reduce * _c * _F

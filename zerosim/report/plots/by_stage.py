@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
-from zerosim.analysis.shares import alike_stages, all_reduce_times, is_mesh, itemsizes, passes_of, shares_of
+from zerosim.analysis.forms import all_reduce_times
+from zerosim.analysis.letters import passes_of
+from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, shares_of
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS

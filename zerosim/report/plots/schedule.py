@@ -6,7 +6,6 @@ Along x are slots, not seconds: a forward takes one, a backward two. What stays 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from zerosim.analysis import formulas
 from zerosim.analysis.slots import Slot, counted_bubble, counted_own_span
+from zerosim.parallel.pipeline import SCHEDULES as ORDERS
 from zerosim.parallel.schedule import Backward, Forward, InputGrad, WeightGrad
 from zerosim.report.mesh_words import SCHEDULES
 from zerosim.report.names import counted
@@ -67,10 +67,11 @@ def bubble_words(slots: Sequence[Sequence[Slot]], kind: str) -> str:
     """The bubble as counted, beside its closed form; that by own span too, where it is another one."""
     stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
     batches = 1 + max(slot.action.slot for slot in slots[0])
-    known = kind if kind in formulas.BUBBLES else "interleaved" if chunks > 1 else "1f1b"
+    known = kind if kind in ORDERS else "interleaved" if chunks > 1 else "1f1b"
     share, own_span = counted_bubble(slots), counted_own_span(slots)
-    formula: Fraction = formulas.bubble(stages, batches, chunks, known)
-    verdict = f"{formulas.BUBBLES[known]} = {formula}" + ("" if formula == share else ", which it is not")
+    form = formulas.bubble(known)
+    formula = form.at(p=stages, m=batches, v=chunks)
+    verdict = f"{form} = {formula}" + ("" if formula == share else ", which it is not")
     words = f"Every stage waits {share} of the time that its slots take (the bubble): {verdict}"
     return words if own_span == share else f"{words}. By own span: {own_span}"
 

@@ -1,0 +1,54 @@
+"""The letters of the closed forms: what each stands for, and its unit. The one table that notes and glossary read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Letter(NamedTuple):
+    """What a letter stands for, with the unit of its value ('' for a plain number)."""
+
+    meaning: str
+    unit: str = "elements"
+
+
+LETTERS: Mapping[str, Letter] = MappingProxyType(
+    {
+        "Ψ": Letter("parameters of the whole model; a tied table counts once", "parameters"),
+        "Ψ_r": Letter("parameters that a rank holds on a mesh, copies and padding for tp included", "parameters"),
+        "N": Letter("ranks that model states are divided among, of one replica with hybrid sharding", "ranks"),
+        "K": Letter("bytes of optimizer states per parameter", "bytes"),
+        "G": Letter("elements that the optimizer copies and steps at once (DeepSpeed's sub_group_size)"),
+        "VD": Letter("a tied table, which the first unit and the head both use"),
+        "U": Letter("units that stay gathered because their next use follows"),
+        "R": Letter("units outside the blocks, which stay gathered through a microbatch (FSDP2's root)"),
+        "P": Letter("parameters that stay gathered through the step (DeepSpeed's persistence threshold)"),
+        "M": Letter("modules that recompute runs a second time, where each is gathered alone"),
+        "S": Letter("weights whose gradients all t ranks hold shares of"),
+        "C": Letter("copied key-value heads, whose gradients neighbours hold shares of"),
+        "E": Letter("a table that the first and the last pipeline stage hold, and add up the gradient of"),
+        "F": Letter("sums that an optimizer exchanges", "numbers"),
+        "V": Letter("vocabulary; of the flat model its columns", ""),
+        "s": Letter("tokens of a row", ""),
+        "b": Letter("rows of a microbatch", ""),
+        "h": Letter("width", ""),
+        "f": Letter("width of the MLP", ""),
+        "a": Letter("attention heads", ""),
+        "bsh": Letter("the activation of one microbatch between two layers"),
+        "bs": Letter("tokens of one microbatch", ""),
+        "l": Letter("blocks that a rank holds", "blocks"),
+        "r": Letter("blocks of which backward keeps the input alone, and runs them again", "blocks"),
+        "m": Letter("microbatches of a step", ""),
+        "t": Letter("tensor-parallel ranks", ""),
+        "p": Letter("pipeline stages", ""),
+        "i": Letter("a pipeline stage's number, from 0", ""),
+        "v": Letter("chunks of layers on a pipeline stage", ""),
+        "w": Letter("bytes of a parameter", "bytes"),
+        "g": Letter("bytes of a gradient", "bytes"),
+        "c": Letter("bytes of a number in which sums are computed", "bytes"),
+    }
+)
+COUNTS = ("l", "r", "m", "v", "first", "last", "start", "end")
+"""Put in as numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""
