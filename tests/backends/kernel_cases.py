@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads
+from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Probs
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.dtypes import FLOATING, DType, compute_dtype, int64, uint8
 
@@ -362,16 +362,16 @@ def attention_cases(name: str, sizes: tuple[int, int, int, int, int], blocks: bo
     probs = attention(qkv, *n[:2])[1]
 
     def run(k: Any, q: Any, o: Any, p: Any) -> None:
-        k.attention(q, n, None, 1.0, o, p, None)
+        k.attention(q, n, Probs(p), o)
 
     def run_dropout(k: Any, q: Any, m: Any, o: Any, p: Any, d: Any) -> None:
-        k.attention(q, n, m, 0.8, o, p, d)
+        k.attention(q, n, Probs(p, m, 0.8, d), o)
 
     def back(k: Any, g: Any, q: Any, p: Any, d: Any) -> None:
-        k.attention_backward(g, q, n, p, None, None, 1.0, room_for(k, p), d)
+        k.attention_backward(g, q, n, Probs(p), room_for(k, p), d)
 
     def back_dropout(k: Any, g: Any, q: Any, p: Any, m: Any, d: Any) -> None:
-        k.attention_backward(g, q, n, p, m, None, 0.8, room_for(k, p), d)
+        k.attention_backward(g, q, n, Probs(p, m, 0.8), room_for(k, p), d)
 
     def dropout_formula(q: Values, m: Values) -> list[Values]:
         out, p = attention(q, *n[:2], m, 0.8)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from kernel_cases import ADAM, CASES, FLASH_KEY, Case, Values, bits, check, every_case, every_dtype, place, put
 
-from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Window
+from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Probs, Rule, Window
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
 from zerosim.optim.elementwise import Now
 from zerosim.optim.sgd import SGD
@@ -200,7 +200,7 @@ def test_a_slice_gets_the_bits_of_the_whole(backend: Backend, dtype: DType) -> N
         for start, end in zip((0, *cuts), (*cuts, size), strict=True):
             s = slice(start, end)
             backend.adam(p[s], g[s], m[s], v[s], AdamStep(**ADAM, decoupled=True))
-            backend.elementwise(SGD(0.9).rule, Now(0.1, 2, 0.01), 0.5, g[s], p[s], m[s])
+            backend.elementwise(Rule(SGD(0.9).rule, Now(0.1, 2, 0.01), 0.5), g[s], p[s], m[s])
             backend.reduce([x[s], g[s], x[s]], "avg", out[0, s])
             backend.copy(p[s], out[1, s])
             backend.add(x[s], g[s], out[2, s])
@@ -277,7 +277,7 @@ def test_attention_sees_no_future(backend: Backend, dtype: DType) -> None:
         sent = put(backend, changed, dtype)
         out, flash = (place(backend, (2, 150, 8), dtype) for _ in range(2))
         probs, lse = place(backend, (2, 4, 150, 150), dtype), place(backend, (2, 4, 150), compute_dtype(dtype))
-        backend.attention(sent, Heads(4, 4), None, 1.0, out, probs, None)
+        backend.attention(sent, Heads(4, 4), Probs(probs), out)
         assert not np.triu(backend.to_host(probs), 1).any()
         backend.flash_attention(sent, Heads(4, 4), Dropout(FLASH_KEY, 0.0), flash, lse)
         outs.append([bits(backend, a) for a in (out[:, :90], flash[:, :90], lse[:, :, :90])])
@@ -300,10 +300,10 @@ def test_a_kept_dropped_softmax_changes_no_bit(backend: Backend, dtype: DType, n
         place(backend, qkv.shape, dtype),
         place(backend, qkv.shape, dtype),
     )
-    backend.attention(qkv, heads, mask, 0.7, out, probs, dropped)
+    backend.attention(qkv, heads, Probs(probs, mask, 0.7, dropped), out)
     assert (backend.to_host(dropped) == backend.to_host(probs) * backend.to_host(mask)).all()
-    backend.attention_backward(grad, qkv, heads, probs, mask, None, 0.7, room, plain)
-    backend.attention_backward(grad, qkv, heads, probs, mask, dropped, 0.7, room, kept)
+    backend.attention_backward(grad, qkv, heads, Probs(probs, mask, 0.7), room, plain)
+    backend.attention_backward(grad, qkv, heads, Probs(probs, mask, 0.7, dropped), room, kept)
     assert bits(backend, plain) == bits(backend, kept)
 
 
@@ -496,7 +496,7 @@ def test_nothing_is_something_too(backend: Backend) -> None:
     """A rank beyond the last parameter owns an empty shard."""
     p, g, m, v = (backend.empty((0,), fp32) for _ in range(4))
     backend.adam(p, g, m, v, AdamStep(**ADAM, decoupled=True))
-    backend.elementwise(SGD(0.9).rule, Now(0.1, 1, 0.01), 0.5, g, p, m)
+    backend.elementwise(Rule(SGD(0.9).rule, Now(0.1, 1, 0.01), 0.5), g, p, m)
     backend.reduce([p, g], "avg", m)
     backend.add(p, g, m)
     x, weight, stats = (backend.empty(shape, fp32) for shape in ((0, 4), (4,), (0,)))

@@ -13,6 +13,7 @@ import pytest
 from same import assert_same_bits
 
 from zerosim.backends.cuda.nccl import Nccl
+from zerosim.backends.kernels import Native
 from zerosim.cli.main import main
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
@@ -141,7 +142,7 @@ def test_nccl_where_every_rank_has_its_gpu(stage: int, partition: str, train: An
     try:
         native = train(**fields, collective="native")
         with pytest.raises(InputError, match="NCCL has no 'scan': expected one of all_gather, "):
-            Nccl().perform([], "scan", [], [], "", -1, [])
+            Nccl().perform([], [Native("scan", [], [])])
     finally:
         STANDIN.set_device_count(1)
     np.testing.assert_allclose(native.losses, direct.losses, rtol=1e-6)

@@ -15,7 +15,7 @@ from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import flash as cuda_flash
 from zerosim.backends.cuda import fused as cuda_fused
 from zerosim.backends.cuda.backend import CudaBackend
-from zerosim.backends.kernels import Dropout, Heads
+from zerosim.backends.kernels import Dropout, Heads, Probs
 from zerosim.backends.numpy import fused as numpy_fused
 from zerosim.dtypes import DType, fp16, fp32
 
@@ -91,7 +91,7 @@ def test_no_sequences_and_no_tokens(shape: tuple[int, int]) -> None:
         to_device(np.empty(s, np.float32))
         for s in ((batch, tokens, 24), (batch, tokens, 8), (batch, 2, tokens), (batch, 2, tokens, tokens))
     )
-    cuda_attention.attention(qkv, Heads(2, 2), None, 1.0, out, probs, None)
-    cuda_attention.attention_backward(out, qkv, Heads(2, 2), probs, None, None, 1.0, probs, qkv)
+    cuda_attention.attention(qkv, Heads(2, 2), Probs(probs), out)
+    cuda_attention.attention_backward(out, qkv, Heads(2, 2), Probs(probs), probs, qkv)
     cuda_flash.flash_attention(qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse)
     cuda_flash.flash_attention_backward(out, qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse, lse, qkv)

@@ -17,7 +17,7 @@ import pytest
 
 from zerosim.backends.cuda.backend import CudaBackend
 from zerosim.backends.cuda.host import Transfers
-from zerosim.backends.kernels import AdamStep, Storing
+from zerosim.backends.kernels import AdamStep, Coded, Rule, Storing
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Device, Kind
 from zerosim.dtypes import FLOATING, DType, bf16, compute_dtype, fp16, fp32, fp64, int64, uint8
@@ -495,7 +495,7 @@ def test_adam8bit_has_numpys_bits_and_blocks_the_wholes(dtype: DType, half: DTyp
         scales = [place(backend, np.abs(draw((4,), 3 + i)), fp32) for i in range(2)]
         for start, stop in pairwise(cuts):
             here, blocks = slice(start, stop), slice(start // 256, -(-stop // 256))
-            kept = [*(code[here] for code in codes), *(scale[blocks] for scale in scales)]
+            kept = [Coded(code[here], scale[blocks]) for code, scale in zip(codes, scales, strict=True)]
             backend.adam8bit(param[here], grad[here], *kept, hyper)
         results.append([backend.to_host(array) for array in (param, *codes, *scales)])
     for numpys, whole, cut in zip(*results, strict=True):
@@ -517,7 +517,7 @@ def test_element_wise_rules_have_numpys_bits(dtype: DType, half: DType, rule: El
         for backend in (CUDA, NUMPY):
             param, grad, *_ = states(backend, 500, dtype, half)
             kept = [place(backend, draw((500,), 3 + i) ** 2, dtype) for i in range(len(rule.states))]
-            backend.elementwise(rule.rule, Now(0.01, step, rule.weight_decay), 0.3, grad, param, *kept)
+            backend.elementwise(Rule(rule.rule, Now(0.01, step, rule.weight_decay), 0.3), grad, param, *kept)
             results.append([backend.to_host(array) for array in (param, *kept)])
         for pair in zip(*results, strict=True):
             same(pair)
@@ -539,7 +539,7 @@ def test_weights_stored_in_bf16_have_numpys_bits(rule: Elementwise, kind: str) -
                 storing = Storing(kind, (2**64 - 5, 9), first + at.start, c[at] if kind == "kahan" else None, counter)
                 arrays = grad[at], param[at], *(state[at] for state in kept)
                 now = Now(2e-3, step, rule.weight_decay)
-                backend.elementwise(rule.rule, now, 0.3, *arrays, storing=storing)
+                backend.elementwise(Rule(rule.rule, now, 0.3), *arrays, storing=storing)
             lost += float(backend.to_host(counter)[0])
         results.append([np.array(lost), *(backend.to_host(array) for array in (param, c, *kept))])
     for pair in zip(*results, strict=True):
@@ -557,14 +557,15 @@ def test_a_part_of_a_matrix_has_numpys_bits(dtype: DType) -> None:
             rows, columns = (place(backend, draw((n,), n) ** 2, dtype) for n in (9, 20))
             u, g, w, m = (place(backend, draw((158,), n), dtype) for n in range(4))
             by_row, by_column = (place(backend, np.zeros(n), dtype) for n in (9, 20))
-            backend.elementwise(square, o.tiny, 0.5, g, u)
+            backend.elementwise(Rule(square, o.tiny, 0.5), g, u)
             add_to(backend, part, u, by_row, by_column)
-            backend.elementwise(o.average, Average(0.3, 20.0), 1.0, place(backend, draw((9,), 1) ** 2, dtype), rows)
+            fresh = place(backend, draw((9,), 1) ** 2, dtype)
+            backend.elementwise(Rule(o.average, Average(0.3, 20.0), 1.0), fresh, rows)
             outer(backend, part, rows, columns, u)
-            backend.elementwise(o.direction, Estimate(True, 0.7, 1e-7), 0.5, g, u)
-            backend.elementwise(o.move, o.rates(Step(1.0, 0.1, 3), 0.5, 2.0, decays=True), 1.0, u, w, m)
+            backend.elementwise(Rule(o.direction, Estimate(True, 0.7, 1e-7), 0.5), g, u)
+            backend.elementwise(Rule(o.move, o.rates(Step(1.0, 0.1, 3), 0.5, 2.0, decays=True), 1.0), u, w, m)
             sums.append(np.concatenate([backend.to_host(by_row), backend.to_host(by_column)]))
-            backend.elementwise(inverse_root, 0.7, 1.0, columns, by_column)
+            backend.elementwise(Rule(inverse_root, 0.7, 1.0), columns, by_column)
             results.append([backend.to_host(array) for array in (rows, by_column, u, w, m)])
         for pair in zip(*results, strict=True):
             same(pair)
@@ -590,7 +591,7 @@ def test_a_matrix_takes_muons_step(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("half", [fp32, bf16], ids=str)
 def test_an_average_of_squares_has_numpys_bits(half: DType) -> None:
-    inputs, call = [(draw((500,)), half)], lambda b, g, h: b.elementwise(SophiaG.average, 0.99, 0.3, g, h)
+    inputs, call = [(draw((500,)), half)], lambda b, g, h: b.elementwise(Rule(SophiaG.average, 0.99, 0.3), g, h)
     for stored in (fp32, half):
         same(run(call, inputs, [((500,), stored)])[0])
 

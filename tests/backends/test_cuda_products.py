@@ -169,7 +169,7 @@ def test_a_product_is_scaled_and_added_to_what_was_there(dtype: DType) -> None:
     a, b, before = (rounded(numbers(*s), dtype) for s in ((2, 6, 5), (2, 5, 7), (2, 6, 7)))
     for place in (to_device, strided):
         out = place(before)
-        cuda_products.multiply(place(a), place(b), out, scale=0.3, add=True)
+        cuda_products.product(place(a), place(b), out, scale=0.3, add=True)
         wanted = before.astype(float) + 0.3 * (a.astype(float) @ b.astype(float))
         got = from_device(out).astype(float)
         assert_close(got, wanted, dtype, slack(a, b, dtype) + 4 * compute_dtype(dtype).eps * np.abs(wanted))

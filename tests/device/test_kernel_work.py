@@ -10,7 +10,7 @@ import pytest
 from kernel_cases import CASES, Case
 
 from zerosim import functional as F
-from zerosim.backends.kernels import AdamStep
+from zerosim.backends.kernels import AdamStep, Coded
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Kind
@@ -66,11 +66,15 @@ def test_the_table_says_which_arrays_a_kernel_fills(case: Case) -> None:
 
 def test_adam8bit_reads_all_and_fills_all_but_the_gradient() -> None:
     spy, arrays = Spy(), [np.full(512, 0.5, np.float32), np.ones(512, np.float32)]
-    arrays += [np.full(512, 99, np.uint8), np.full(512, 99, np.uint8), np.ones(2, np.float32), np.ones(2, np.float32)]
+    states = [Coded(np.full(512, 99, np.uint8), np.ones(2, np.float32)) for _ in range(2)]
+    before = [array.tobytes() for state in states for array in state]
     hyper = AdamStep(1.0, 0.1, 0.9, 0.999, 1e-8, 0.0, True, 1)
-    spy.adam8bit(*arrays, hyper)
-    assert spy.calls == [("adam8bit", set(range(6)), {0, 2, 3, 4, 5})]
-    assert work_of("adam8bit", 0, (*arrays, hyper))[3:] == (512 * (4 + 4 + 2) + 16, 512 * (4 + 2) + 16)
+    spy.adam8bit(*arrays, *states, hyper)
+    assert spy.calls == [("adam8bit", {0, 1}, {0})]
+    after = [array.tobytes() for state in states for array in state]
+    assert all(a != b for a, b in zip(after, before, strict=True))
+    assert UPDATES["adam8bit"] == (0, 2, 3)
+    assert work_of("adam8bit", 0, (*arrays, *states, hyper))[3:] == (512 * (4 + 4 + 2) + 16, 512 * (4 + 2) + 16)
 
 
 def test_every_kernel_is_listed_or_has_a_rule_of_its_own() -> None:

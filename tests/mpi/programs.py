@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.backends.kernels import Native
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.ops import array_over
 from zerosim.comm.algorithms.execution import Execution
@@ -26,7 +27,7 @@ from zerosim.comm.group import Work
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.comm.transports.mpi import session as mpi_session_module
 from zerosim.comm.transports.mpi.session import mpi_session
-from zerosim.comm.transports.rounds import Call, Exchange, Native
+from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, dtype
 from zerosim.errors import ZerosimError

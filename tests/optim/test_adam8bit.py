@@ -11,7 +11,7 @@ import pytest
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.analysis.traffic import check_traffic
-from zerosim.backends.kernels import AdamStep
+from zerosim.backends.kernels import AdamStep, Coded
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.quantize import dequantize, dynamic_map, nearest, quantize
 from zerosim.config import RunConfig
@@ -125,7 +125,7 @@ def test_a_step_is_adams_on_what_codes_stand_for() -> None:
     moments = dequantize(m, m_scale, dynamic_map(True)), dequantize(v, v_scale, dynamic_map(False))
     expected, hyper = w.copy(), AdamStep(0.5, 0.01, 0.9, 0.95, 1e-8, 0.1, True, 5)
     backend.adam(expected, g, *moments, hyper)
-    backend.adam8bit(w, g, m, v, m_scale, v_scale, hyper)
+    backend.adam8bit(w, g, Coded(m, m_scale), Coded(v, v_scale), hyper)
     np.testing.assert_array_equal(w, expected)
     for codes, scale, moment, signed in ((m, m_scale, moments[0], True), (v, v_scale, moments[1], False)):
         np.testing.assert_array_equal(codes, quantize(moment, dynamic_map(signed))[0])

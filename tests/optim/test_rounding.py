@@ -12,7 +12,7 @@ import pytest
 from zerosim import RunConfig, plan, run
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.per_parameter import bytes_per_parameter
-from zerosim.backends.kernels import AdamStep, Storing
+from zerosim.backends.kernels import AdamStep, Rule, Storing
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.rounding import stochastic, words16
 from zerosim.optim.adam import Adam
@@ -52,7 +52,7 @@ def test_steps_are_those_of_an_independent_loop(optimizer: Elementwise, kind: st
         grad = (random.standard_normal(numel) * 10.0 ** random.uniform(-6, 0, numel)).astype(BF16)
         storing = Storing(kind, (7, t), 5, compensation, lost)
         now = Now(lr, t, optimizer.weight_decay)
-        backend.elementwise(optimizer.rule, now, 0.5, grad, param, *states, storing=storing)
+        backend.elementwise(Rule(optimizer.rule, now, 0.5), grad, param, *states, storing=storing)
         moved, g = w.copy(), grad.astype(np.float32) * np.float32(0.5)
         optimizer.rule(np, moved, g, now, *mine)
         mine = [bf16(state) for state in mine]
@@ -83,7 +83,7 @@ def test_adams_rule_has_its_kernels_bits() -> None:
             grad = random.standard_normal(500).astype(np.float32)
             hyper = AdamStep(0.3, 1e-2, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.decoupled, step)
             backend.adam(one[0], grad, one[1], one[2], hyper)
-            backend.elementwise(adam.rule, Now(1e-2, step, adam.weight_decay), 0.3, grad, *two)
+            backend.elementwise(Rule(adam.rule, Now(1e-2, step, adam.weight_decay), 0.3), grad, *two)
             assert all((a == b).all() for a, b in zip(one, two, strict=True))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from zerosim.backends.kernels import Storing
+from zerosim.backends.kernels import Rule, Storing
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.optim.adam import Adam
 from zerosim.optim.elementwise import Now
@@ -36,7 +36,7 @@ def train(adam: Adam, implementation: dict[str, bool]) -> list[tuple[Any, Any]]:
         param.grad = torch.tensor(grad.astype(np.float32)).to(torch.bfloat16)
         optimizer.step()
         storing = Storing("nearest", (0, 0), 0, None, np.zeros(1))
-        backend.elementwise(adam.rule, Now(LR, step, adam.weight_decay), 1.0, grad, *ours, storing=storing)
+        backend.elementwise(Rule(adam.rule, Now(LR, step, adam.weight_decay), 1.0), grad, *ours, storing=storing)
     state = optimizer.state[param]
     theirs = [param.detach(), state["exp_avg"], state["exp_avg_sq"]]
     return [(mine.astype(np.float32), one.float().numpy()) for mine, one in zip(ours, theirs, strict=True)]

@@ -11,20 +11,23 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from zerosim.dtypes import DType
 
+T = TypeVar("T")
 Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
 QUANT_BLOCK = 256
 """Elements of a tensor that share one scale, where states are quantised."""
 
-Arrays = Sequence[Sequence[Array]]
-"""Of each member of a group, its arrays."""
+Splits = tuple[Sequence[int], Sequence[int]]
+"""Of an all_to_all: the elements that go to each member of the group, and those that come from each."""
 
 GpuBytes = tuple[int, str, int]
 """A GPU: its number, its name, and the bytes in use on it, whoever uses them."""
@@ -72,6 +75,32 @@ class Dropout(NamedTuple):
     chance: float
 
 
+class Probs(NamedTuple):
+    """Eager attention's probabilities (B, H, T, T), and what dropout makes of them.
+
+    probs     the softmax BEFORE dropout, 0 above the diagonal
+    mask      dropout's, uint8 of the same shape: probabilities become probs * mask / keep. None: no dropout
+    dropped   probs * mask, not divided yet, where it is kept
+    """
+
+    probs: Array
+    mask: Array | None = None
+    keep: float = 1.0
+    dropped: Array | None = None
+
+
+class Coded(NamedTuple):
+    """A state in 8 bits: uint8 codes (n) of blocks of QUANT_BLOCK elements, the last block perhaps shorter, and each
+    block's largest magnitude (blocks), fp32. See numpy/quantize.py."""
+
+    codes: Array
+    absmax: Array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.codes.nbytes + self.absmax.nbytes)
+
+
 class AdamStep(NamedTuple):
     """The numbers of one step of Adam, steps counted from 1; `decoupled` makes it AdamW."""
 
@@ -83,6 +112,24 @@ class AdamStep(NamedTuple):
     weight_decay: float
     decoupled: bool
     step: int
+
+    @property
+    def step_size(self) -> float:
+        """The learning rate, with the first average's correction for its start at 0."""
+        return self.lr / (1.0 - self.beta1**self.step)
+
+    @property
+    def correction(self) -> float:
+        """Divide the root of the second average by this: it starts at 0 too."""
+        return math.sqrt(1.0 - self.beta2**self.step)
+
+
+class Rule(NamedTuple):
+    """One step of an elementwise rule: run(xp, param, grad * grad_scale, now, *states). See optim/elementwise.py."""
+
+    run: Callable[..., None]
+    now: object
+    grad_scale: float
 
 
 class Storing(NamedTuple):
@@ -99,6 +146,22 @@ class Storing(NamedTuple):
     first: int
     compensation: Array | None
     lost: Array
+
+
+class Native(NamedTuple):
+    """A collective that an engine of its own performs (MPI, NCCL): `inputs[i]` to `outputs[i]`, one by one.
+
+    `op` and `root` are the call's; `reduction` is sum, avg or max; `number` is the group's. Arrays are flat and
+    contiguous. Only an all_to_all has `splits`.
+    """
+
+    op: str
+    inputs: Sequence[Array]
+    outputs: Sequence[Array]
+    reduction: str = ""
+    root: int = -1
+    number: int = 0
+    splits: Splits = ((), ())
 
 
 StreamEvent = Any
@@ -141,20 +204,9 @@ class Backend(Protocol):
     def open_stream(self, rank: int) -> Stream | None:
         """The queue of one rank, or None where kernels run when they are called."""
 
-    def native_collective(
-        self,
-        streams: Sequence[Stream],
-        op: str,
-        inputs: Arrays,
-        outputs: Arrays,
-        reduction: str,
-        root: int,
-        splits: Sequence[tuple[Sequence[int], Sequence[int]]],
-    ) -> None:
-        """One collective of a vendor's library (NCCL), for all members of a group at once, in its order.
+    def native_collective(self, streams: Sequence[Stream], calls: Sequence[Native]) -> None:
+        """One collective of a vendor's library (NCCL), for all members of a group at once: each member's part of it.
 
-        op is a verb of `verbs.py`; inputs[r][i] goes to outputs[r][i]. Of an all_to_all splits[r] are the elements that
-        member r sends to each member, and those that it receives from each.
         Raises: InputError where there is no such library or verb, or a member has no GPU of its own.
         """
 
@@ -238,32 +290,19 @@ class Backend(Protocol):
 
     def gelu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
 
-    def attention(
-        self, qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
-    ) -> None:
-        """Causal self-attention.
+    def attention(self, qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
+        """Causal self-attention. Fills `kept.probs` and, where it is kept, `kept.dropped`.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
-        (B, T, H d); scale 1/sqrt(d). probs (B, H, T, T) receives the softmax BEFORE dropout (0 above
-        the diagonal). mask, uint8 of the same shape or None, is dropout's: probabilities become
-        probs * mask / keep. dropped, like probs or None, receives probs * mask, not divided yet.
+        (B, T, H d); scale 1/sqrt(d).
         """
 
     def attention_backward(
-        self,
-        grad: Array,
-        qkv: Array,
-        heads: Heads,
-        probs: Array,
-        mask: Array | None,
-        dropped: Array | None,
-        keep: float,
-        workspace: Array,
-        dqkv: Array,
+        self, grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array
     ) -> None:
         """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
-        the compute dtype. dropped, where it was kept, is read in place of probs * mask. workspace has the shape
-        of probs: room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
+        the compute dtype. `kept.dropped` is read in place of probs * mask. workspace has the shape of probs:
+        room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
 
     def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
@@ -368,34 +407,36 @@ class Backend(Protocol):
         grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
         """
 
-    def adam8bit(
-        self,
-        param: Array,
-        grad: Array,
-        exp_avg: Array,
-        exp_avg_sq: Array,
-        exp_avg_absmax: Array,
-        exp_avg_sq_absmax: Array,
-        hyper: AdamStep,
-    ) -> None:
-        """`adam` on (n), n >= 1, whose states are uint8 codes (n) of blocks of QUANT_BLOCK elements, the last one
-        perhaps shorter, and each block's largest magnitude (blocks), fp32; see numpy/quantize.py. In place.
+    def adam8bit(self, param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+        """`adam` on (n), n >= 1, whose states are in 8 bits. In place.
 
         A part that begins at a block gives the whole's bits.
         """
 
     def elementwise(
-        self,
-        rule: Callable[..., None],
-        now: object,
-        grad_scale: float,
-        grad: Array,
-        param: Array,
-        *states: Array,
-        storing: Storing | None = None,
+        self, rule: Rule, grad: Array, param: Array, *states: Array, storing: Storing | None = None
     ) -> None:
-        """rule(xp, param, grad * grad_scale, now, *states) on flat arrays of one length, in place.
+        """Run a rule on flat arrays of one length, in place.
 
-        The rules: optim/elementwise.py. `xp` has NumPy's functions for these arrays. Any may be a half type: the rule
-        sees fp32 values, which are rounded once; with `storing` all are bf16, and it says how the weights are.
+        `xp` has NumPy's functions for these arrays. Any may be a half type: the rule sees fp32 values, which are
+        rounded once; with `storing` all are bf16, and it says how the weights are.
         """
+
+
+def made_of(
+    *modules: ModuleType, method: Callable[[Callable[..., None]], object] = staticmethod
+) -> Callable[[type[T]], type[T]]:
+    """Give a backend's class each kernel of the contract that it does not define itself, from the module that does.
+
+    Raises: ValueError where a kernel is in none of the modules, or in several.
+    """
+
+    def complete(backend: type[T]) -> type[T]:
+        for name in vars(Backend).keys() - vars(backend).keys():
+            if not name.startswith("_"):
+                found = [vars(module)[name] for module in modules if name in vars(module)]
+                [kernel] = {run for run in found if run.__module__ in {module.__name__ for module in modules}}
+                setattr(backend, name, method(kernel))
+        return backend
+
+    return complete

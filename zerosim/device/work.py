@@ -36,7 +36,7 @@ FILLS: dict[str, tuple[int, ...]] = {
     "flash_attention_backward": (6, 7),
 }
 # Those that it reads and fills.
-UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3, 4, 5)}
+UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3)}
 
 
 class KernelWork(NamedTuple):

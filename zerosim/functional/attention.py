@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from zerosim.backends.kernels import Dropout, Heads, Window
+from zerosim.backends.kernels import Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward
 from zerosim.dtypes import compute_dtype
@@ -48,12 +48,6 @@ class Core:
         """Multiply-adds of one product of scores with a head, over all heads: B H T² d."""
         batch, tokens, columns = qkv.shape
         return batch * tokens * tokens * self.heads.queries * columns // self.heads.packed
-
-    def work(self, qkv: Tensor, probs: Buffer, mask: Buffer | None) -> tuple[int, int, int, int, int]:
-        """Flops of one product; bytes of q, of k, of the scores and of dropout's mask."""
-        each = qkv.buffer.nbytes // self.heads.packed
-        head, shared = each * self.heads.queries, each * self.heads.keys
-        return 2 * self.products(qkv), head, shared, probs.nbytes, 0 if mask is None else mask.nbytes
 
     def result(self, qkv: Tensor) -> Buffer:
         return like(qkv, *qkv.shape[:2], qkv.shape[2] // self.heads.packed * self.heads.queries)
@@ -92,6 +86,17 @@ class Eager:
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
 
+    def arrays(self) -> Probs:
+        mask, dropped = (None if kept is None else kept.array for kept in (self.mask, self.dropped))
+        return Probs(self.probs.array, mask, 1.0 - self.core.dropout, dropped)
+
+    def work(self) -> tuple[int, int, int, int, int, bool]:
+        """Flops of one product; bytes of q, of k, of the scores and of dropout's mask; whether `dropped` is kept."""
+        heads = self.core.heads
+        each, mask = self.qkv.buffer.nbytes // heads.packed, 0 if self.mask is None else self.mask.nbytes
+        head, shared = each * heads.queries, each * heads.keys
+        return 2 * self.core.products(self.qkv), head, shared, self.probs.nbytes, mask, self.dropped is not None
+
     def log_sum_exp(self) -> Buffer:
         """Flash's, of the same scores: 4 more operations a product, and a result that is dropped."""
         return flash(self.qkv, self.core).lse
@@ -100,19 +105,8 @@ class Eager:
         device, core = grad.device, self.core
         dqkv = self.qkv.new_grad()
         workspace = device.alloc(self.probs.shape, self.probs.dtype, Kind.TEMP)
-        device.kernels(
-            eager_attention_backward(*core.work(self.qkv, self.probs, self.mask), self.dropped is not None),
-            device.backend.attention_backward,
-            grad.array,
-            self.qkv.array,
-            core.heads,
-            self.probs.array,
-            None if self.mask is None else self.mask.array,
-            None if self.dropped is None else self.dropped.array,
-            1.0 - core.dropout,
-            workspace.array,
-            dqkv.array,
-        )
+        arrays = grad.array, self.qkv.array, core.heads, self.arrays(), workspace.array, dqkv.array
+        device.kernels(eager_attention_backward(*self.work()), device.backend.attention_backward, *arrays)
         return (dqkv,)
 
 
@@ -127,18 +121,10 @@ def eager(qkv: Tensor, core: Core) -> Attended:
     mask = dropout_mask(qkv, shape, core.dropout, core.key, window)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
-    device.kernels(
-        eager_attention(*core.work(qkv, probs, mask), dropped is not None),
-        device.backend.attention,
-        qkv.array,
-        core.heads,
-        None if mask is None else mask.array,
-        1.0 - core.dropout,
-        out.array,
-        probs.array,
-        None if dropped is None else dropped.array,
-    )
-    return Attended(out, Eager(qkv, core, probs, mask, dropped))
+    rule = Eager(qkv, core, probs, mask, dropped)
+    arrays = qkv.array, core.heads, rule.arrays(), out.array
+    device.kernels(eager_attention(*rule.work()), device.backend.attention, *arrays)
+    return Attended(out, rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +147,9 @@ class Flash:
         device, core = grad.device, self.core
         dqkv = self.qkv.new_grad()
         delta = device.alloc(self.lse.shape, self.lse.dtype, Kind.TEMP)
-        device.kernel(
-            10 * core.products(self.qkv),
-            device.backend.flash_attention_backward,
-            grad.array,
-            self.qkv.array,
-            core.heads,
-            Dropout(core.key, core.dropout),
-            self.out.array,
-            self.lse.array,
-            delta.array,
-            dqkv.array,
-        )
+        chance, kept = Dropout(core.key, core.dropout), (self.out.array, self.lse.array)
+        arrays = grad.array, self.qkv.array, core.heads, chance, *kept, delta.array, dqkv.array
+        device.kernel(10 * core.products(self.qkv), device.backend.flash_attention_backward, *arrays)
         return (dqkv,)
 
 
@@ -181,15 +158,8 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     device, (batch, tokens, _) = qkv.device, qkv.shape
     out = core.result(qkv)
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
-    device.kernel(
-        4 * core.products(qkv),
-        device.backend.flash_attention,
-        qkv.array,
-        core.heads,
-        Dropout(core.key, core.dropout),
-        out.array,
-        lse.array,
-    )
+    arrays = qkv.array, core.heads, Dropout(core.key, core.dropout), out.array, lse.array
+    device.kernel(4 * core.products(qkv), device.backend.flash_attention, *arrays)
     return Attended(out, Flash(qkv, core, out, lse))
 
 

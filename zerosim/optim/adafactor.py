@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar, NamedTuple
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Rule
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.optim.factored import Average, Estimate, Factored
@@ -105,7 +105,7 @@ class AdafactorHF(Factored):
         made = [device.alloc(each.shape, each.dtype, Kind.TEMP) for each in kept]
         for each, root, ratio in zip(kept, made, (mean, 1.0), strict=True):
             work = KernelWork("adafactorhf_root", VECTOR, 3 * each.numel, each.nbytes, root.nbytes)
-            device.kernels([work], device.backend.elementwise, inverse_root, ratio, 1.0, each.array, root.array)
+            device.kernels([work], device.backend.elementwise, Rule(inverse_root, ratio, 1.0), each.array, root.array)
         return made
 
     def direction(self, xp: Any, u: Array, g: Array, now: Estimate) -> None:

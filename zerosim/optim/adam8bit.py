@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zerosim.backends.kernels import QUANT_BLOCK
+from zerosim.backends.kernels import QUANT_BLOCK, Coded
 from zerosim.dtypes import DType, fp32, uint8
 from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Add, StateArray, Step
@@ -80,17 +80,10 @@ class Adam8bit(Adam):
                 continue
             code, block = slice(codes, codes + numel), slice(blocks, blocks + _blocks(numel))
             codes, blocks = code.stop, block.stop
-            device.kernel(
-                (self.flops + 6) * numel,  # for each state *, / and the larger of two
-                device.backend.adam8bit,
-                weights[here].array,
-                grad[here].array,
-                states["exp_avg"][code].array,
-                states["exp_avg_sq"][code].array,
-                states["exp_avg_absmax"][block].array,
-                states["exp_avg_sq_absmax"][block].array,
-                self.numbers(now, decays=decays),
-            )
+            m, v = (Coded(states[name][code].array, states[f"{name}_absmax"][block].array) for name in self.states)
+            arrays = weights[here].array, grad[here].array, m, v
+            flops = (self.flops + 6) * numel  # for each state *, / and the larger of two
+            device.kernel(flops, device.backend.adam8bit, *arrays, self.numbers(now, decays=decays))
 
 
 def _blocks(numel: int) -> int:

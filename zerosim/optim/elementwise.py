@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from zerosim.backends.kernels import Array, Storing
+from zerosim.backends.kernels import Array, Rule, Storing
 from zerosim.device.device import Buffer
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType
@@ -75,8 +75,9 @@ class Elementwise:
         name = type(self).__name__.lower()
         work = KernelWork(name, VECTOR, self.flops * weights.numel, moved + grad.nbytes, moved)
         said = Now(now.lr, now.number, self.weight_decay if decays else 0.0)
+        rule = Rule(self.rule, said, now.grad_scale)
         device, arrays = weights.device, [buffer.array for buffer in (grad, weights, *kept)]
-        device.kernels([work], device.backend.elementwise, self.rule, said, now.grad_scale, *arrays, storing=storing)
+        device.kernels([work], device.backend.elementwise, rule, *arrays, storing=storing)
 
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
         return [StateArray(name, own.size, dtype, spec.padding(own)) for name in self.states]

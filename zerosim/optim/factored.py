@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any, ClassVar, NamedTuple
 
-from zerosim.backends.kernels import Array, Backend
+from zerosim.backends.kernels import Array, Backend, Rule
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, fp64
@@ -131,7 +131,7 @@ class Factored:
         device, squares = flat.device, room[0].array
         device.kernel(2 * one.numel, device.backend.sum_squares, w.array, one.numel, one_of(exact, one))
         work = self._work("squares", 2 * one.numel, grad.nbytes, squares.nbytes)
-        device.kernels(work, device.backend.elementwise, square, self.tiny, scale, grad.array, squares)
+        device.kernels(work, device.backend.elementwise, Rule(square, self.tiny, scale), grad.array, squares)
         if one.is_matrix:
             by_row, by_column = _sums_of(sums, one)
             work = self._work("sums", 2 * one.numel, 2 * squares.nbytes, by_row.nbytes + by_column.nbytes)
@@ -149,7 +149,7 @@ class Factored:
 
     def _average(self, device: Device, sums: Buffer, kept: Buffer, now: Average) -> None:
         work = self._work("average", 3 * kept.numel, sums.nbytes + kept.nbytes, kept.nbytes)
-        device.kernels(work, device.backend.elementwise, self.average, now, 1.0, sums.array, kept.array)
+        device.kernels(work, device.backend.elementwise, Rule(self.average, now, 1.0), sums.array, kept.array)
 
     def _update(self, flat: Flat, one: Held, scale: float, mean: float) -> list[Buffer]:
         """U of one tensor's part, in the first of its temporaries."""
@@ -163,7 +163,7 @@ class Factored:
             device.kernel(0, device.backend.copy, kept[0].array, u.array)
         now = Estimate(one.is_matrix, mean, 2.0**-23 if dtype.itemsize == 4 else 2.0**-52)
         work = self._work("update", 4 * one.numel, grad.nbytes + u.nbytes, u.nbytes)
-        device.kernels(work, device.backend.elementwise, self.direction, now, scale, grad.array, u.array)
+        device.kernels(work, device.backend.elementwise, Rule(self.direction, now, scale), grad.array, u.array)
         return room
 
     def _square_update(self, flat: Flat, one: Held, scale: float, mean: float, exact: Buffer) -> None:
@@ -176,7 +176,7 @@ class Factored:
         moved = w.nbytes + sum(each.nbytes for each in moments)
         work = self._work("move", 3 * one.numel, moved + room[0].nbytes, moved)
         arrays = [each.array for each in (room[0], w, *moments)]
-        device.kernels(work, device.backend.elementwise, self.move, rates, 1.0, *arrays)
+        device.kernels(work, device.backend.elementwise, Rule(self.move, rates, 1.0), *arrays)
 
     def _own(self, flat: Flat, one: Held) -> list[Buffer]:
         """R and C of a matrix, or the one average of another tensor's part."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Rule
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, bf16, fp64
@@ -79,13 +79,13 @@ class Muon:
         device, (rows, columns) = weights.device, shape
         update = device.alloc((rows, columns), weights.dtype, Kind.TEMP)
         states = (update.reshape(-1), momentum_buffer)
-        _elementwise("muon_momentum", 6, _average, (1.0 - self.momentum,), now.grad_scale, grad, *states, reads=1)
+        _elementwise("muon_momentum", 6, Rule(_average, (1.0 - self.momentum,), now.grad_scale), grad, *states)
         x = _normalized(update, self.dtype)
         del update, states
         x = orthogonalized(x)
         factor = 0.2 * sqrt(max(rows, columns)) if self.match_rms else sqrt(max(1.0, rows / columns))
         kept = 1.0 - now.lr * self.weight_decay * decays
-        _elementwise("muon_update", 3, _move, (kept, now.lr * factor), 1.0, x.reshape(-1), weights, reads=1)
+        _elementwise("muon_update", 3, Rule(_move, (kept, now.lr * factor), 1.0), x.reshape(-1), weights)
 
 
 def takes_muon(weight: WeightSpec) -> bool:
@@ -155,13 +155,9 @@ def _move(xp: Any, w: Array, x: Array, now: tuple[float, float], *states: Array)
     w -= rate * x
 
 
-def _elementwise(
-    name: str, flops: int, rule: Any, now: object, grad_scale: float, grad: Buffer, *changed: Buffer, reads: int
-) -> None:
-    """A rule as one kernel: it reads the gradient and the last `reads` of what it changes."""
-    written = sum(buffer.nbytes for buffer in changed)
-    read = grad.nbytes + sum(buffer.nbytes for buffer in changed[-reads:])
+def _elementwise(name: str, flops: int, rule: Rule, grad: Buffer, *changed: Buffer) -> None:
+    """A rule as one kernel: it reads the gradient and the last one of what it changes."""
+    read, written = grad.nbytes + changed[-1].nbytes, sum(buffer.nbytes for buffer in changed)
     work = KernelWork(name, VECTOR, flops * grad.numel, read, written)
-    device = grad.device
-    arrays = [buffer.array for buffer in changed]
-    device.kernels([work], device.backend.elementwise, rule, now, grad_scale, grad.array, *arrays)
+    arrays = [buffer.array for buffer in (grad, *changed)]
+    grad.device.kernels([work], grad.device.backend.elementwise, rule, *arrays)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Rule
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.tensor.flat import Flat
@@ -57,7 +57,7 @@ class SophiaG(Elementwise):
         kept = hessian.nbytes
         work = KernelWork("hessian", VECTOR, 5 * hessian.numel, kept + grad.nbytes, kept)
         k = device.backend
-        device.kernels([work], k.elementwise, self.average, self.beta2, grad_scale, grad.array, hessian.array)
+        device.kernels([work], k.elementwise, Rule(self.average, self.beta2, grad_scale), grad.array, hessian.array)
 
     @staticmethod
     def average(xp: Any, hessian: Array, g: Array, beta2: float) -> None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Backend
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Recorder, Save
 from zerosim.dtypes import DType
@@ -315,7 +315,7 @@ def cpu(recorder: Recorder | None = None) -> Device:
     """A device to play with, outside any world: NumPy, no limit of memory. It records only into a given `recorder`."""
     from zerosim.backends.numpy.backend import NumpyBackend
 
-    return Device(0, NumpyBackend(), recorder=recorder or Recorder(enabled=False))
+    return Device(0, cast(Backend, NumpyBackend()), recorder=recorder or Recorder(enabled=False))
 
 
 from zerosim.tensor import ops as primitives  # noqa: E402  at the end, because it needs Tensor itself

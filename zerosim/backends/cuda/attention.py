@@ -21,9 +21,9 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, landing, room_like
-from zerosim.backends.cuda.products import multiply
+from zerosim.backends.cuda.products import product
 from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows
-from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.kernels import Array, Heads, Probs
 from zerosim.backends.numpy.cast import wide
 
 SCORES = 16 * 1024 * 1024
@@ -80,61 +80,51 @@ template <class S, class P> __global__ void softmax_backward_rows(
 _apply_mask = elementwise("T x, M mask", "U y", "store(wide_of(x) * mask, y)", "apply_mask")
 
 
-def attention(
-    qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
-) -> None:
+def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
     """Scratch: half types, 4 bytes for each of SCORES scores, or of one key-value head's H/K T² where they are more;
     with a mask but no `dropped`, an element's bytes for each of as many."""
+    probs, mask, keep, dropped = kept
     if not probs.size:
         return
     compute, stored = wide(qkv), common(qkv, out, probs, *([] if dropped is None else [dropped]))
     q, k, v = split(dense(qkv, stored), heads)
-    kept = None if mask is None else by_heads(dense(mask), heads)
+    masks = None if mask is None else by_heads(dense(mask), heads)
     last = nullcontext() if dropped is None else landing(dropped, stored)
     with landing(out, stored) as result, landing(probs, stored) as softmaxed, last as left:
         y, whole = by_group(result, heads), by_heads(softmaxed, heads)
         cuts = list(parts(whole.shape, stored != compute or (mask is not None and left is None)))
         room = whole[cuts[0]].size  # no other part is larger
         scores_room = None if stored == compute else cp.empty((room,), compute)
-        dropped_room = None if kept is None or left is not None else cp.empty((room,), stored)
+        dropped_room = None if masks is None or left is not None else cp.empty((room,), stored)
         for part in cuts:
-            p, m, after = whole[part], None if kept is None else kept[part], None
+            p, m, after = whole[part], None if masks is None else masks[part], None
             scores = p if scores_room is None else within(scores_room, p.shape)
-            multiply(q[part], k[part].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+            product(q[part], k[part].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
             if m is not None:
                 after = within(dropped_room, p.shape) if left is None else by_heads(left, heads)[part]
             softmax(scores, m, probs=p, dropped=after)
-            multiply(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
+            product(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
 
 
-def attention_backward(
-    grad: Array,
-    qkv: Array,
-    heads: Heads,
-    probs: Array,
-    mask: Array | None,
-    dropped: Array | None,
-    keep: float,
-    workspace: Array,
-    dqkv: Array,
-) -> None:
+def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
     """The formulas of `numpy_attention.attention_backward`. The scores' gradient is stored in `workspace`.
 
     Scratch: half types, 4 bytes for each of SCORES scores, as in `attention`; with shared keys and values,
     a key's or value's gradient in the compute dtype.
     """
+    probs, mask, keep, dropped = kept
     if not probs.size:
         return
     compute, stored = wide(grad, qkv), common(grad, qkv, probs, dqkv)
     q, k, v = split(dense(qkv, stored), heads)
     g = by_group(dense(grad, stored), heads)
     p, ds = (by_heads(a, heads) for a in (dense(probs, stored), room_like(workspace, stored)))
-    kept = None if mask is None else by_heads(dense(mask), heads)
+    masks = None if mask is None else by_heads(dense(mask), heads)
     after, chance, scale = p, 1.0 if mask is None else 1.0 / keep, q.shape[-1] ** -0.5
-    if kept is not None:
+    if masks is not None:
         after = ds if dropped is None else by_heads(dense(dropped, stored), heads)
         if dropped is None:
-            _apply_mask(p, kept, ds)
+            _apply_mask(p, masks, ds)
     with landing(dqkv, stored) as result:
         dq, dk, dv = split(result, heads)
         _multiply_shared(after, g, dv, chance, compute)
@@ -142,11 +132,11 @@ def attention_backward(
         room = None if stored == compute else cp.empty((p[cuts[0]].size,), compute)
         for part in cuts:
             dp = ds[part] if room is None else within(room, ds[part].shape)
-            multiply(g[part], v[part].swapaxes(-1, -2), dp, scale=chance)
+            product(g[part], v[part].swapaxes(-1, -2), dp, scale=chance)
             kernel = raw(_SOFTMAX_BACKWARD, "softmax_backward_rows", (dp.dtype, stored))
             rows, tokens = dp.size // dp.shape[-1], dp.shape[-1]
-            run_rows(kernel, rows, tokens, p[part], NULL if kept is None else kept[part], dp, ds[part], rows, tokens)
-        multiply(ds, k, dq, scale=scale)
+            run_rows(kernel, rows, tokens, p[part], NULL if masks is None else masks[part], dp, ds[part], rows, tokens)
+        product(ds, k, dq, scale=scale)
         _multiply_shared(ds, q, dk, scale, compute)
 
 
@@ -156,7 +146,7 @@ def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compu
     total = out if sharing == 1 or out.dtype == compute else cp.empty(out.shape, compute)
     for i in range(sharing):
         one = slice(i, i + 1)
-        multiply(scores[:, :, one].swapaxes(-1, -2), rows[:, :, one], total, scale=scale, add=i > 0)
+        product(scores[:, :, one].swapaxes(-1, -2), rows[:, :, one], total, scale=scale, add=i > 0)
     if total is not out:
         cast(total, out)
 

@@ -25,7 +25,7 @@ import numpy as np
 from zerosim.backends.cuda.arrays import cast, dense, landing
 from zerosim.backends.cuda.attention import by_group, common, softmax, split, within
 from zerosim.backends.cuda.fused import mask_rows
-from zerosim.backends.cuda.products import multiply
+from zerosim.backends.cuda.products import product
 from zerosim.backends.cuda.types import NULL, raw, run_rows
 from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.cast import wide
@@ -88,10 +88,10 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
             for rows in blocks:
                 keys = slice(0, rows.stop)
                 scores, after = (within(room, (*q[b, group, :, rows].shape[:3], rows.stop)) for room in rooms[:2])
-                multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+                product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
                 mask = _mask(dropout, rooms[-1], scores, heads.number(b, own.start), rows, lse.shape[-1])
                 softmax(scores, mask, dropped=after, lse=sums[b, own], first=rows.start)
-                multiply(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout.chance))
+                product(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout.chance))
 
 
 def flash_attention_backward(
@@ -117,18 +117,18 @@ def flash_attention_backward(
                 keys = slice(0, rows.stop)
                 shape = (*q[b, group, :, rows].shape[:3], rows.stop)
                 scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
-                multiply(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
-                multiply(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
+                product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
+                product(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
                 mask = _mask(dropout, rooms[-1], scores, heads.number(b, own.start), rows, tokens)
                 kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // rows.stop
                 arrays = scores, NULL if mask is None else mask, sums[b, own], deltas[b, own], dp, after, ds
                 run_rows(kernel, count, rows.stop, *arrays, count, shape[2], rows.start, rows.stop, tokens)
-                multiply(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
+                product(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
                 for total, left, right, factor in zip(totals, (ds, after), (q, g), (scale, chance), strict=True):
                     for i in range(heads.sharing):
                         one, add = slice(i, i + 1), i > 0 or rows.stop < tokens
                         part = right[b, group, one, rows]
-                        multiply(left[:, one].swapaxes(-1, -2), part, total[:, :, keys], scale=factor, add=add)
+                        product(left[:, one].swapaxes(-1, -2), part, total[:, :, keys], scale=factor, add=add)
             for total, target in zip(totals, (dk, dv), strict=True):
                 cast(total, target[b, group])
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from zerosim.backends.cuda.ops import divide
 from zerosim.backends.cuda.stream import CudaStream
-from zerosim.backends.kernels import Array, Arrays
+from zerosim.backends.kernels import Array, Native
 from zerosim.backends.numpy.cast import BFLOAT16
 from zerosim.errors import InputError
 
@@ -46,8 +46,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """CuPy's methods, by verb. An all_to_all is grouped calls of send and recv."""
-Splits = tuple[Sequence[int], Sequence[int]]
-"""Elements that a member sends to each one, and receives from each."""
 SUM, MAX = 0, 2
 REDUCTIONS: Mapping[str, int] = MappingProxyType({"sum": SUM, "avg": SUM, "max": MAX})
 
@@ -58,42 +56,30 @@ class Nccl:
     def __init__(self) -> None:
         self._communicators: dict[tuple[int, ...], list[Any]] = {}
 
-    def perform(
-        self,
-        streams: Sequence[CudaStream],
-        op: str,
-        inputs: Arrays,
-        outputs: Arrays,
-        reduction: str,
-        root: int,
-        splits: Sequence[Splits],
-    ) -> None:
-        """Queue inputs[r][i] to outputs[r][i] for every member r, all_to_all in parts of splits[r].
+    def perform(self, streams: Sequence[CudaStream], calls: Sequence[Native]) -> None:
+        """Queue `inputs[i]` to `outputs[i]` of every member's call, of an all_to_all in parts.
 
         Raises: InputError where two share a GPU, and for a verb that NCCL does not have.
         """
         from cupy.cuda import nccl
 
+        op = calls[0].op
         if op not in NAMES:
             raise InputError(f"collective native: NCCL has no {op!r}: expected one of {', '.join(NAMES)}")
         communicators = self._of(tuple(stream.gpu for stream in streams))
-        for i in range(len(inputs[0])):
+        begin = _send_and_receive if op == "all_to_all" else _begin
+        for i in range(len(calls[0].inputs)):
             nccl.groupStart()
-            for member, (stream, communicator) in enumerate(zip(streams, communicators, strict=True)):
-                source, target, queue = inputs[member][i], outputs[member][i], stream.cupy_stream.ptr
+            for stream, communicator, call in zip(streams, communicators, calls, strict=True):
                 with stream.use():
-                    if op == "all_to_all":
-                        _send_and_receive(communicator, source, target, splits[member], queue)
-                    else:
-                        _call(communicator, op, source, target, reduction, root, queue)
+                    begin(communicator, call, call.inputs[i], call.outputs[i], stream.cupy_stream.ptr)
             nccl.groupEnd()
-        if reduction == "avg":
-            for member, (stream, targets) in enumerate(zip(streams, outputs, strict=True)):
-                if op == "reduce" and member != root:
-                    continue
-                with stream.use():
-                    for target in targets:
-                        divide(target, float(len(streams)), target)
+        for member, (stream, call) in enumerate(zip(streams, calls, strict=True)):
+            if call.reduction != "avg" or (op == "reduce" and member != call.root):
+                continue
+            with stream.use():
+                for target in call.outputs:
+                    divide(target, float(len(streams)), target)
 
     def _of(self, gpus: tuple[int, ...]) -> list[Any]:
         if len(set(gpus)) < len(gpus):
@@ -108,17 +94,18 @@ class Nccl:
         return self._communicators[gpus]
 
 
-def _call(communicator: Any, op: str, source: Array, target: Array, reduction: str, root: int, stream: int) -> None:
+def _begin(communicator: Any, call: Native, source: Array, target: Array, stream: int) -> None:
     """One member's part of one collective. Counts are of elements: of a rank's slice where one side has N of them."""
     send, receive, dtype = source.data.ptr, target.data.ptr, TYPES[source.dtype]
-    words = [*([REDUCTIONS[reduction]] if reduction else []), *([root] if root >= 0 else [])]
-    getattr(communicator, NAMES[op])(send, receive, min(source.size, target.size), dtype, *words, stream)
+    words = [*([REDUCTIONS[call.reduction]] if call.reduction else []), *([call.root] if call.root >= 0 else [])]
+    getattr(communicator, NAMES[call.op])(send, receive, min(source.size, target.size), dtype, *words, stream)
 
 
-def _send_and_receive(communicator: Any, source: Array, target: Array, splits: Splits, stream: int) -> None:
+def _send_and_receive(communicator: Any, call: Native, source: Array, target: Array, stream: int) -> None:
     """Send and receive one member's parts of an all_to_all, within a group of calls. Empty parts are not sent."""
     dtype, itemsize = TYPES[source.dtype], source.dtype.itemsize
-    for post, array, sizes in ((communicator.send, source, splits[0]), (communicator.recv, target, splits[1])):
+    sent, received = call.splits
+    for post, array, sizes in ((communicator.send, source, sent), (communicator.recv, target, received)):
         start = array.data.ptr
         for peer, size in enumerate(sizes):
             if size:

@@ -39,25 +39,25 @@ _SUMS_STAY_WIDE = 16
 
 # -- the contract's two ---------------------------------------------------------------------------
 def matmul(a: Array, b: Array, out: Array) -> None:
-    multiply(a, b, out)
+    product(a, b, out)
 
 
 def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
     """The bias is where the sum begins: it is written into every row, then the product is added to it in the
     compute dtype. Scratch of out's shape where the bias is not of out's dtype and that would round it."""
     if bias is None:
-        multiply(x, weight, out)
+        product(x, weight, out)
         return
     exact = out.dtype == bias.dtype or out.dtype == wide(x, weight, bias)
     result = out if exact else cp.empty(out.shape, wide(x, weight, bias))
     cast(bias, result)
-    multiply(x, weight, result, add=True)
+    product(x, weight, result, add=True)
     if result is not out:
         cast(result, out)
 
 
 # -- the product -------------------------------------------------------------------------------------
-def multiply(a: Array, b: Array, out: Array, *, scale: float = 1.0, add: bool = False) -> None:
+def product(a: Array, b: Array, out: Array, *, scale: float = 1.0, add: bool = False) -> None:
     """out = scale * a @ b (with `add`, out += scale * a @ b) over the last two dims; leading dims broadcast to out's.
 
     One cuBLAS call where leading dims are equally far apart (a batch), else one for each index of the others.
@@ -74,7 +74,7 @@ def multiply(a: Array, b: Array, out: Array, *, scale: float = 1.0, add: bool = 
         result = cp.empty(out.shape, wide(a, b, out) if add else compute)
         if add:
             cast(out, result)
-        multiply(a, b, result, scale=scale, add=add)
+        product(a, b, result, scale=scale, add=add)
         cast(result, out)
         return
     left, right = _Operand.of(a, operand), _Operand.of(b, operand)

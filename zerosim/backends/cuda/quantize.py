@@ -6,10 +6,9 @@ block finds its largest magnitudes, and the thread looks for the nearest entry o
 
 from __future__ import annotations
 
-import math
-
 from zerosim.backends.cuda.types import raw
-from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array
+from zerosim.backends.cuda.update import ADAM, adam_numbers
+from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Coded
 from zerosim.backends.numpy.quantize import dynamic_map
 
 
@@ -57,11 +56,9 @@ __global__ void adam8bit(const G* grad, W* param, unsigned char* exp_avg, unsign
         m = W(signed_map[exp_avg[i]] * exp_avg_absmax[blockIdx.x]);
         v = W(unsigned_map[exp_avg_sq[i]] * exp_avg_sq_absmax[blockIdx.x]);
         W p = param[i], g = W(wide_of(grad[i])) * W(grad_scale);
-        p *= W(factor);
-        if (decay != 0.0) g += W(decay) * p;
-        m += (g - m) * W(beta1_rest);
-        v = v * W(beta2) + g * W(beta2_rest) * g;
-        p -= m * W(step_size) / (sqrt(v) / W(correction) + W(eps));
+"""
+    + ADAM
+    + r"""
         param[i] = p;
     }
     __syncthreads();  // all have read the old scales
@@ -72,19 +69,7 @@ __global__ void adam8bit(const G* grad, W* param, unsigned char* exp_avg, unsign
 )
 
 
-def adam8bit(
-    param: Array,
-    grad: Array,
-    exp_avg: Array,
-    exp_avg_sq: Array,
-    exp_avg_absmax: Array,
-    exp_avg_sq_absmax: Array,
-    hyper: AdamStep,
-) -> None:
-    grad_scale, lr, beta1, beta2, eps, weight_decay, decoupled, step = hyper
-    factor, decay = (1.0 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
-    step_size, correction = lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step)
-    numbers = grad_scale, factor, decay, step_size, 1.0 - beta1, beta2, 1.0 - beta2, correction, eps
-    arrays = grad, param, exp_avg, exp_avg_sq, exp_avg_absmax, exp_avg_sq_absmax
+def adam8bit(param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+    arrays = grad, param, exp_avg.codes, exp_avg_sq.codes, exp_avg.absmax, exp_avg_sq.absmax
     kernel = raw(ADAM_8BIT, "adam8bit", (grad.dtype, param.dtype))
-    kernel((exp_avg_absmax.size,), (QUANT_BLOCK,), (*arrays, param.size, *map(float, numbers)))
+    kernel((exp_avg.absmax.size,), (QUANT_BLOCK,), (*arrays, param.size, *adam_numbers(hyper)))

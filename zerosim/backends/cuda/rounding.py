@@ -75,23 +75,18 @@ def stored_source(kind: str, lines: str, states: int, numbers: int) -> str:
 
 
 def stored_step(
-    lines: str,
-    numbers: Sequence[float],
-    grad_scale: float,
-    grad: Array,
-    param: Array,
-    states: Sequence[Array],
-    storing: Storing,
+    lines: str, numbers: Sequence[float], grad: Array, param: Array, states: Sequence[Array], storing: Storing
 ) -> None:
-    """One step of a rule whose `lines` and `numbers` are those of `rules.py`; all arrays contiguous."""
+    """One step of a rule whose `lines` and `numbers` are those of `rules.py`; all arrays contiguous.
+
+    The first number is what gradients are multiplied by.
+    """
     if not param.size:
         return
     first, size = storing.first, param.size
     threads = -(-(first % DRAWN + size) // DRAWN)
     compensation = NULL if storing.compensation is None else storing.compensation
-    kernel = raw(
-        stored_source(storing.kind, lines, len(states), len(numbers)), "stored_rule", (grad.dtype, param.dtype)
-    )
-    key = map(np.uint64, storing.key)
-    fixed = grad, param, compensation, storing.lost, *key, first, size, float(grad_scale)
+    source = stored_source(storing.kind, lines, len(states), len(numbers) - 1)
+    kernel = raw(source, "stored_rule", (grad.dtype, param.dtype))
+    fixed = grad, param, compensation, storing.lost, *map(np.uint64, storing.key), first, size
     run_threads(kernel, threads, *fixed, *numbers, *states)

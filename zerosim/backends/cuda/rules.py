@@ -13,7 +13,7 @@ from typing import Any
 
 from zerosim.backends.cuda import types
 from zerosim.backends.cuda.rounding import stored_step
-from zerosim.backends.kernels import Array, Storing
+from zerosim.backends.kernels import Array, Rule, Storing
 
 
 class _Trace:
@@ -35,6 +35,28 @@ class _Trace:
         return Traced(name, self)
 
 
+_Method = Callable[["Traced", Any], "Traced"]
+
+
+def _operator(sign: str) -> tuple[_Method, _Method, _Method]:
+    """What Python calls for a sign: with the array on its left, on its right, and in place."""
+
+    def combined(trace: _Trace, left: Any, right: Any) -> str:
+        return f"{trace.term(left)} {sign} {trace.term(right)}"
+
+    def plain(own: Traced, other: Any) -> Traced:
+        return own.trace.new(combined(own.trace, own, other))
+
+    def reflected(own: Traced, other: Any) -> Traced:
+        return own.trace.new(combined(own.trace, other, own))
+
+    def in_place(own: Traced, other: Any) -> Traced:
+        own.trace.lines.append(f"{own.name} = {combined(own.trace, own, other)};")
+        return own
+
+    return plain, reflected, in_place
+
+
 class Traced:
     """An array of a rule, by its name in the kernel."""
 
@@ -43,48 +65,10 @@ class Traced:
     def __init__(self, name: str, trace: _Trace) -> None:
         self.name, self.trace = name, trace
 
-    def _of(self, left: Any, sign: str, right: Any) -> Traced:
-        return self.trace.new(f"{self.trace.term(left)} {sign} {self.trace.term(right)}")
-
-    def _set(self, sign: str, right: Any) -> Traced:
-        self.trace.lines.append(f"{self.name} = {self.name} {sign} {self.trace.term(right)};")
-        return self
-
-    def __add__(self, other: Any) -> Traced:
-        return self._of(self, "+", other)
-
-    def __radd__(self, other: Any) -> Traced:
-        return self._of(other, "+", self)
-
-    def __sub__(self, other: Any) -> Traced:
-        return self._of(self, "-", other)
-
-    def __rsub__(self, other: Any) -> Traced:
-        return self._of(other, "-", self)
-
-    def __mul__(self, other: Any) -> Traced:
-        return self._of(self, "*", other)
-
-    def __rmul__(self, other: Any) -> Traced:
-        return self._of(other, "*", self)
-
-    def __truediv__(self, other: Any) -> Traced:
-        return self._of(self, "/", other)
-
-    def __rtruediv__(self, other: Any) -> Traced:
-        return self._of(other, "/", self)
-
-    def __iadd__(self, other: Any) -> Traced:
-        return self._set("+", other)
-
-    def __isub__(self, other: Any) -> Traced:
-        return self._set("-", other)
-
-    def __imul__(self, other: Any) -> Traced:
-        return self._set("*", other)
-
-    def __itruediv__(self, other: Any) -> Traced:
-        return self._set("/", other)
+    __add__, __radd__, __iadd__ = _operator("+")
+    __sub__, __rsub__, __isub__ = _operator("-")
+    __mul__, __rmul__, __imul__ = _operator("*")
+    __truediv__, __rtruediv__, __itruediv__ = _operator("/")
 
     def __setitem__(self, window: Any, value: Any) -> None:
         assert window is Ellipsis, "a rule sets whole arrays"
@@ -117,21 +101,15 @@ def _kernel(inputs: str, outputs: str, lines: str) -> Any:
     return types.elementwise(inputs, outputs, lines, "rule")
 
 
-def elementwise(
-    rule: Callable[..., None],
-    now: object,
-    grad_scale: float,
-    grad: Array,
-    param: Array,
-    *states: Array,
-    storing: Storing | None = None,
-) -> None:
+def elementwise(rule: Rule, grad: Array, param: Array, *states: Array, storing: Storing | None = None) -> None:
     """See `kernels.py`. The kernel is compiled where its text is new."""
     trace = _Trace()
     kept = [f"s{i}" for i in range(len(states))]
-    rule(_Functions(), *(Traced(name, trace) for name in ("w", "g")), now, *(Traced(name, trace) for name in kept))
+    w, g, *others = (Traced(name, trace) for name in ("w", "g", *kept))
+    rule.run(_Functions(), w, g, rule.now, *others)
+    scale = float(rule.grad_scale)
     if storing is not None:
-        stored_step(" ".join(trace.lines), trace.numbers, grad_scale, grad, param, states, storing)
+        stored_step(" ".join(trace.lines), [scale, *trace.numbers], grad, param, states, storing)
         return
     numbers = "".join(f", float64 n{i}" for i in range(len(trace.numbers)))
     arrays = ["param", *(f"state{i}" for i in range(len(states)))]
@@ -141,4 +119,4 @@ def elementwise(
     lines = " ".join([*head, *trace.lines, *stores])
     outputs = ", ".join(f"T {array}" for array in arrays)
     kernel = _kernel(f"G grad, float64 grad_scale{numbers}", outputs, lines)
-    kernel(grad, float(grad_scale), *trace.numbers, param, *states)
+    kernel(grad, scale, *trace.numbers, param, *states)

@@ -6,7 +6,6 @@ operation is rounded by itself (--fmad=false), in the order of numpy/update.py, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -45,21 +44,24 @@ __global__ void squares(const T* a, double* partial, long long size, long long r
 """
 
 # Kernels work on values of their own (x, ...) and write once: the compiler cannot know that arrays do not overlap.
-_adam = elementwise(
-    "G grad, float64 grad_scale, float64 factor, float64 decay, float64 step_size, float64 beta1_rest, "
-    "float64 beta2, float64 beta2_rest, float64 correction, float64 eps",
-    "T param, T exp_avg, T exp_avg_sq",
-    """
-    using W = typename wide<T>::type;
-    W p = wide_of(param), m = wide_of(exp_avg), v = wide_of(exp_avg_sq), g = W(wide_of(grad)) * W(grad_scale);
+ADAM = """
     p *= W(factor);
     if (decay != 0.0) g += W(decay) * p;
     m += (g - m) * W(beta1_rest);
     v = v * W(beta2) + g * W(beta2_rest) * g;
     p -= m * W(step_size) / (sqrt(v) / W(correction) + W(eps));
-    store(p, param);
-    store(m, exp_avg);
-    store(v, exp_avg_sq)""",
+"""
+"""One step, on a weight p, its gradient g and averages m and v; the other names are those of `adam_numbers`."""
+
+_adam = elementwise(
+    "G grad, float64 grad_scale, float64 factor, float64 decay, float64 step_size, float64 beta1_rest, "
+    "float64 beta2, float64 beta2_rest, float64 correction, float64 eps",
+    "T param, T exp_avg, T exp_avg_sq",
+    f"""
+    using W = typename wide<T>::type;
+    W p = wide_of(param), m = wide_of(exp_avg), v = wide_of(exp_avg_sq), g = W(wide_of(grad)) * W(grad_scale);
+    {ADAM}
+    store(p, param); store(m, exp_avg); store(v, exp_avg_sq)""",
     "adam",
 )
 
@@ -111,8 +113,12 @@ def finite_probe(a: Array, out: Array) -> None:
 
 
 def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
-    grad_scale, lr, beta1, beta2, eps, weight_decay, decoupled, step = hyper
-    factor, decay = (1.0 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
-    step_size, correction = lr / (1.0 - beta1**step), math.sqrt(1.0 - beta2**step)
-    numbers = grad_scale, factor, decay, step_size, 1.0 - beta1, beta2, 1.0 - beta2, correction, eps
-    _adam(grad, *map(float, numbers), param, exp_avg, exp_avg_sq)
+    _adam(grad, *adam_numbers(hyper), param, exp_avg, exp_avg_sq)
+
+
+def adam_numbers(hyper: AdamStep) -> list[float]:
+    """A kernel's: grad_scale, factor, decay, step_size, beta1_rest, beta2, beta2_rest, correction, eps."""
+    decay, beta1, beta2 = hyper.weight_decay, hyper.beta1, hyper.beta2
+    factor, decay = (1.0 - hyper.lr * decay, 0.0) if hyper.decoupled else (1.0, decay)
+    rests = 1.0 - beta1, beta2, 1.0 - beta2
+    return [*map(float, (hyper.grad_scale, factor, decay, hyper.step_size, *rests, hyper.correction, hyper.eps))]

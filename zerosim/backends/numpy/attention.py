@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.kernels import Array, Heads, Probs
 from zerosim.backends.numpy.cast import land, landing, raised, store, wide
 from zerosim.backends.numpy.products import product
 
@@ -29,9 +29,7 @@ SCORES = 128 * 1024
 """Scores held at a time, about: as many sequences and heads go together."""
 
 
-def attention(
-    qkv: Array, heads: Heads, mask: Array | None, keep: float, out: Array, probs: Array, dropped: Array | None
-) -> None:
+def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
     ones = np.ones(tokens, compute)
     future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
@@ -41,8 +39,8 @@ def attention(
         target = by_group(out, heads)[batch, :, group]
         result = landing(target, compute)
         y = heads_first(result)
-        stored = _scores(probs, heads, batch, group)
-        kept, left = (None if a is None else _scores(a, heads, batch, group) for a in (mask, dropped))
+        stored = _scores(kept.probs, heads, batch, group)
+        mask, left = (None if a is None else _scores(a, heads, batch, group) for a in (kept.mask, kept.dropped))
         for rows in blocks(tokens):
             scores = causal_scores(q, k, rows, future)
             scores -= scores.max(axis=-1, keepdims=True)
@@ -50,28 +48,18 @@ def attention(
             scores /= product(scores, ones[: rows.stop])[..., None]
             store(scores, stored[..., rows, : rows.stop])
             stored[..., rows, rows.stop :] = 0
-            if kept is not None:
-                scores *= kept[..., rows, : rows.stop]
+            if mask is not None:
+                scores *= mask[..., rows, : rows.stop]
             if left is not None:
                 store(scores, left[..., rows, : rows.stop])
                 left[..., rows, rows.stop :] = 0
             product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
         if mask is not None:
-            result /= keep
+            result /= kept.keep
         land(result, target)
 
 
-def attention_backward(
-    grad: Array,
-    qkv: Array,
-    heads: Heads,
-    probs: Array,
-    mask: Array | None,
-    dropped: Array | None,
-    keep: float,
-    workspace: Array,
-    dqkv: Array,
-) -> None:
+def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
     """With p the probabilities, dp = (grad @ v^T) * mask / keep and ds = p * (dp - sum(dp * p)) per query:
     dq = ds @ k * scale, dk = ds^T @ q * scale, dv = (p * mask / keep)^T @ grad; dk and dv are summed
     over the query heads that share them. `workspace` is left alone: blocks need no room for all scores.
@@ -80,18 +68,18 @@ def attention_backward(
     for batch, group in groups(len(qkv), heads, tokens):
         q, k, v = split_qkv(qkv, heads, batch, group)
         g = heads_first(raised(by_group(grad, heads)[batch, :, group]))
-        if mask is not None:
-            g = g / keep
-        stored = _scores(probs, heads, batch, group)
-        kept, left = (None if a is None else _scores(a, heads, batch, group) for a in (mask, dropped))
+        if kept.mask is not None:
+            g = g / kept.keep
+        stored = _scores(kept.probs, heads, batch, group)
+        mask, left = (None if a is None else _scores(a, heads, batch, group) for a in (kept.mask, kept.dropped))
         totals = Totals(dqkv, heads, batch, group, compute)
         for rows in reversed(blocks(tokens)):  # the last block has every key: it sets dk and dv, the others add
             p = raised(stored[..., rows, : rows.stop])
             ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
             after = p
-            if kept is not None:
-                ds *= kept[..., rows, : rows.stop]
-                after = p * kept[..., rows, : rows.stop] if left is None else raised(left[..., rows, : rows.stop])
+            if mask is not None:
+                ds *= mask[..., rows, : rows.stop]
+                after = p * mask[..., rows, : rows.stop] if left is None else raised(left[..., rows, : rows.stop])
             ds -= np.einsum("...k,...k->...", ds, p)[..., None]
             ds *= p
             totals.add(rows, ds, after, q, k, g)

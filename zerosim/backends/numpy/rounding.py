@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from zerosim.backends.kernels import Array, Storing
+from zerosim.backends.kernels import Array, Rule, Storing
 from zerosim.backends.numpy.cast import BFLOAT16, BLOCK, raised, store
 
 
-def stored_step(
-    rule: Callable[..., None],
-    now: object,
-    grad_scale: float,
-    grad: Array,
-    param: Array,
-    states: Sequence[Array],
-    storing: Storing,
-) -> None:
+def stored_step(rule: Rule, grad: Array, param: Array, states: Sequence[Array], storing: Storing) -> None:
     """One step, in fp32, of bf16 arrays; `storing.lost` counts updates that left the stored weight as it was."""
     for start in range(0, param.size, BLOCK):
         here = slice(start, min(start + BLOCK, param.size))
         old, kept = raised(param[here]), [raised(state[here]) for state in states]
         w = old.copy()
-        rule(np, w, np.multiply(raised(grad[here]), grad_scale, dtype=w.dtype), now, *kept)
+        rule.run(np, w, np.multiply(raised(grad[here]), rule.grad_scale, dtype=w.dtype), rule.now, *kept)
         update = w - old
         if storing.compensation is not None:
             update += raised(storing.compensation[here])

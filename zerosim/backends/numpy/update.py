@@ -7,14 +7,13 @@ is what lets ZeRO's shards be compared with `==`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Storing
+from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Coded, Rule, Storing
 from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, land, raised, store, wide, windows
 from zerosim.backends.numpy.quantize import dequantize, dynamic_map, quantize
 from zerosim.backends.numpy.rounding import stored_step
@@ -69,8 +68,7 @@ def finite_probe(a: Array, out: Array) -> None:
 
 
 def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
-    step_size = hyper.lr / (1.0 - hyper.beta1**hyper.step)
-    correction = math.sqrt(1.0 - hyper.beta2**hyper.step)
+    step_size, correction = hyper.step_size, hyper.correction
     for p, half, m, v in windows(param, grad, exp_avg, exp_avg_sq):
         g = np.multiply(raised(half), hyper.grad_scale, dtype=p.dtype)
         if hyper.decoupled:
@@ -92,16 +90,8 @@ def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: Ad
         p -= g
 
 
-def adam8bit(
-    param: Array,
-    grad: Array,
-    exp_avg: Array,
-    exp_avg_sq: Array,
-    exp_avg_absmax: Array,
-    exp_avg_sq_absmax: Array,
-    hyper: AdamStep,
-) -> None:
-    states = (exp_avg, exp_avg_absmax, dynamic_map(True)), (exp_avg_sq, exp_avg_sq_absmax, dynamic_map(False))
+def adam8bit(param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+    states = (*exp_avg, dynamic_map(True)), (*exp_avg_sq, dynamic_map(False))
     for start in range(0, param.size, BLOCKS * QUANT_BLOCK):
         here = slice(start, start + BLOCKS * QUANT_BLOCK)
         block = slice(start // QUANT_BLOCK, start // QUANT_BLOCK + BLOCKS)
@@ -114,20 +104,13 @@ def adam8bit(
             codes[here], absmax[block] = quantize(moment, table)
 
 
-def elementwise(
-    rule: Callable[..., None],
-    now: object,
-    grad_scale: float,
-    grad: Array,
-    param: Array,
-    *states: Array,
-    storing: Storing | None = None,
-) -> None:
+def elementwise(rule: Rule, grad: Array, param: Array, *states: Array, storing: Storing | None = None) -> None:
     if storing is not None:
-        stored_step(rule, now, grad_scale, grad, param, states, storing)
+        stored_step(rule, grad, param, states, storing)
         return
     for half, *stored in windows(grad, param, *states):
         values = [raised(array) for array in stored]
-        rule(np, values[0], np.multiply(raised(half), grad_scale, dtype=values[0].dtype), now, *values[1:])
+        scaled = np.multiply(raised(half), rule.grad_scale, dtype=values[0].dtype)
+        rule.run(np, values[0], scaled, rule.now, *values[1:])
         for value, array in zip(values, stored, strict=True):
             land(value, array)

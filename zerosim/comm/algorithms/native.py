@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import Array, Native
 from zerosim.comm.algorithms.execution import Cut, Execution, Member, check_part, others
-from zerosim.comm.transports.rounds import Exchange, Inbox, Native
+from zerosim.comm.transports.rounds import Exchange, Inbox
 
 
 def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Execution:

@@ -17,29 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from zerosim.backends.kernels import Array, Stream, StreamEvent
+from zerosim.backends.kernels import Array, Native, Stream, StreamEvent
 
 Parts = Sequence[Array]
 Inbox = Callable[[int], Parts]
 """inbox(j): what member j of the group posted for this rank."""
 Move = Callable[[Inbox], None]
 """Fills one rank's outputs out of its inbox."""
-
-
-class Native(NamedTuple):
-    """A collective that the transport's own engine performs (MPI, NCCL): `inputs[i]` to `outputs[i]`, one by one.
-
-    `op` and `root` are the call's; `reduction` is sum, avg or max; `number` is the group's. Arrays are flat and
-    contiguous. Of an all_to_all `splits` are the elements that go to each member, and those that come from each.
-    """
-
-    op: str
-    inputs: Parts
-    outputs: Parts
-    reduction: str = ""
-    root: int = -1
-    number: int = 0
-    splits: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
 class Exchange(NamedTuple):

@@ -142,12 +142,8 @@ class ThreadTransport:
         if streams:
             meet(streams, round.events)
         round.exchanges, round.events = [], []
-        native = exchanges[0].native
-        if native is not None:
-            calls = [exchange.native for exchange in exchanges if exchange.native]
-            inputs, outputs, splits = zip(*((call.inputs, call.outputs, call.splits) for call in calls), strict=True)
-            backend = self.devices[rank].backend
-            backend.native_collective(streams, native.op, inputs, outputs, native.reduction, native.root, splits)
+        if calls := [exchange.native for exchange in exchanges if exchange.native]:
+            self.devices[rank].backend.native_collective(streams, calls)
         for member, exchange in enumerate(exchanges):
             if exchange.move is not None:
                 self.scheduler.check(rank)

@@ -15,11 +15,10 @@ import threading
 from functools import partial
 from typing import Any
 
-from zerosim.backends.kernels import Backend
+from zerosim.backends.kernels import Backend, Native
 from zerosim.backends.numpy.ops import array_over
 from zerosim.comm.transports.mpi.staging import bytes_of
 from zerosim.comm.transports.mpi.wire import Wire
-from zerosim.comm.transports.rounds import Native
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 
