@@ -22,7 +22,7 @@ from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.algorithms.execution import RangeCut, SliceCut, SplitCut, buckets, spans
 from zerosim.comm.collectives import Comm
 from zerosim.comm.runtime import Context, World, launch, launch_alone
-from zerosim.comm.transports.rounds import Call, Exchange
+from zerosim.comm.transports.rounds import Call, Exchange, Key
 from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Alloc, Kernel, Launch, Message, Scope, Wait
@@ -605,9 +605,9 @@ def test_a_round_drops_what_was_posted() -> None:
     array = np.ones(3)
     seen: list[float] = []
     gone = weakref.ref(array)
-    round = transport.join(
-        0, (0,), 0, Call("sum", "fp64", ()), Exchange((array,), move=lambda inbox: seen.append(inbox(0)[0].sum()))
-    )
+    exchange = Exchange((array,), move=lambda inbox: seen.append(inbox(0)[0].sum()))
+    round = transport.join(0, Key(0, (0,), 0), Call("sum", "fp64", ()), exchange)
+    del exchange
     del array
     assert seen == [3.0]
     assert gone() is None  # though the round is still held

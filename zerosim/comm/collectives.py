@@ -1,10 +1,10 @@
 """Collectives as a rank's program calls them: c10d's verbs on Buffers.
 
-Every verb has two forms: `all_gather(...)` returns the result; `launch_all_gather(...)` returns a `Work` at once, and
-until that is waited for its inputs must not be written nor its outputs read. One buffer or, where the signature says
-so, several in one call. `src` and `dst` are indices in the group. How a call is made of rounds: `direct.py`,
-`ring.py`, `pairs.py`, `native.py`; messages between two ranks: `messages.py`; how a call is recorded: `group.py`; what
-is refused: `checks.py`.
+Every verb has two forms. `launch_all_gather(...)` returns a `Work` at once: until that is waited for, its inputs must
+not be written nor its outputs read. `all_gather(...)` launches, waits and returns the result. One buffer or, where the
+signature says so, several in one call. `src` and `dst` are indices in the group. How a call is made of rounds:
+`direct.py`, `ring.py`, `pairs.py`, `native.py`; messages between two ranks: `messages.py`; how a call is recorded:
+`group.py`; what is refused: `checks.py`.
 
 Legend: N group size, c elements of a rank's slice, L elements of a buffer.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from zerosim.comm import checks
 from zerosim.comm.algorithms.execution import Cut, Execution, RangeCut, SliceCut, SplitCut, buckets, others, window
-from zerosim.comm.group import Buffers, Work
+from zerosim.comm.group import Buffers, Work, at_once
 from zerosim.comm.messages import Messages
 from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Kind
@@ -42,69 +42,6 @@ class Comm(Messages):
         group._sequences = self._sequences
         return group
 
-    # -- the verbs ------------------------------------------------------------------------------
-    def all_reduce(self, buffer: Buffers, op: str = "avg", purpose: str = "states") -> Buffers:
-        """Every rank's buffers become their reduction, in place. Any shapes."""
-        return self.launch_all_reduce(buffer, op, purpose).wait()
-
-    def reduce_scatter(
-        self,
-        full: Buffers,
-        out: Buffers | None = None,
-        kind: Kind = Kind.GRAD,
-        op: str = "avg",
-        purpose: str = "states",
-    ) -> Buffers:
-        """out (c) = this rank's slice of the reduction of every rank's full (N*c).
-
-        Without `out` a buffer of `kind` is allocated. `out` may be the window of `full`'s own slice.
-        """
-        return self.launch_reduce_scatter(full, out, kind, op, purpose).wait()
-
-    def all_gather(
-        self,
-        shard: Buffers,
-        out: Buffers | None = None,
-        kind: Kind = Kind.UNSHARDED_PARAM,
-        purpose: str = "states",
-    ) -> Buffers:
-        """out (N*c) = every rank's shard (c), in rank order.
-
-        Without `out` a buffer of `kind` is allocated. `shard` may be the window of `out`'s own slice.
-        """
-        return self.launch_all_gather(shard, out, kind, purpose).wait()
-
-    def all_to_all(
-        self,
-        buffer: Buffer,
-        out: Buffer | None = None,
-        kind: Kind = Kind.ACTIVATION,
-        purpose: str = "states",
-        *,
-        input_split_sizes: Sequence[int] | None = None,
-        output_split_sizes: Sequence[int] | None = None,
-    ) -> Buffer:
-        """Part j of out = part `rank` of member j's buffer: each rank sends each other one a part of its own.
-
-        Both are flat, with one part per member, in rank order. By default parts are even: buffer (N*c), out (N*c).
-        Split sizes, given on every rank, make them uneven: `input_split_sizes[j]` elements go to member j and
-        `output_split_sizes[j]` come from it, 0 included (c10d's all_to_all_single). An uneven call is not cut into
-        buckets. Without `out` a buffer of `kind` is allocated. `out` must not overlap `buffer`.
-
-        Raises: InputError for sizes that do not fit this rank's buffer; Mismatch where two ranks' sizes differ.
-        """
-        return self.launch_all_to_all(
-            buffer, out, kind, purpose, input_split_sizes=input_split_sizes, output_split_sizes=output_split_sizes
-        ).wait()
-
-    def broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Buffer:
-        """Every rank's buffer becomes that of member `src`, in place. Any shape."""
-        return self.launch_broadcast(buffer, src, purpose).wait()
-
-    def reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states") -> Buffer:
-        """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
-        return self.launch_reduce(buffer, dst, op, purpose).wait()
-
     def barrier(self) -> None:
         """Return once every member is here."""
         work: Work[None] = Work(self.device, None, [])
@@ -114,8 +51,8 @@ class Comm(Messages):
         )
         work.wait()
 
-    # -- launched, to be waited for later -------------------------------------------------------
     def launch_all_reduce(self, buffer: Buffers, op: str = "avg", purpose: str = "states") -> Work[Buffers]:
+        """Every rank's buffers become their reduction, in place. Any shapes."""
         buffers, call = self._open("all_reduce", buffer, op)
         arrays = [checks.flat(self.device, "all_reduce", b) for b in buffers]
         lengths = [b.numel for b in buffers]
@@ -126,6 +63,8 @@ class Comm(Messages):
             self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
+    all_reduce = at_once(launch_all_reduce)
+
     def launch_reduce_scatter(
         self,
         full: Buffers,
@@ -134,6 +73,10 @@ class Comm(Messages):
         op: str = "avg",
         purpose: str = "states",
     ) -> Work[Buffers]:
+        """out (c) = this rank's slice of the reduction of every rank's full (N*c).
+
+        Without `out` a buffer of `kind` is allocated. `out` may be the window of `full`'s own slice.
+        """
         name = "reduce_scatter"
         fulls, call = self._open(name, full, op)
         lengths = [checks.slice_numel(self.device, name, b, self.size) for b in fulls]
@@ -149,6 +92,8 @@ class Comm(Messages):
             self._launch(work, call, execution, (hi - lo) * self.size * me.itemsize, purpose)
         return work
 
+    reduce_scatter = at_once(launch_reduce_scatter)
+
     def launch_all_gather(
         self,
         shard: Buffers,
@@ -156,6 +101,10 @@ class Comm(Messages):
         kind: Kind = Kind.UNSHARDED_PARAM,
         purpose: str = "states",
     ) -> Work[Buffers]:
+        """out (N*c) = every rank's shard (c), in rank order.
+
+        Without `out` a buffer of `kind` is allocated. `shard` may be the window of `out`'s own slice.
+        """
         name = "all_gather"
         shards, call = self._open(name, shard)
         for b in shards:
@@ -174,6 +123,8 @@ class Comm(Messages):
             self._launch(work, call, execution, (hi - lo) * self.size * me.itemsize, purpose)
         return work
 
+    all_gather = at_once(launch_all_gather)
+
     def launch_all_to_all(
         self,
         buffer: Buffer,
@@ -184,6 +135,15 @@ class Comm(Messages):
         input_split_sizes: Sequence[int] | None = None,
         output_split_sizes: Sequence[int] | None = None,
     ) -> Work[Buffer]:
+        """Part j of out = part `rank` of member j's buffer: each rank sends each other one a part of its own.
+
+        Both are flat, with one part per member, in rank order. By default parts are even: buffer (N*c), out (N*c).
+        Split sizes, given on every rank, make them uneven: `input_split_sizes[j]` elements go to member j and
+        `output_split_sizes[j]` come from it, 0 included (c10d's all_to_all_single). An uneven call is not cut into
+        buckets. Without `out` a buffer of `kind` is allocated. `out` must not overlap `buffer`.
+
+        Raises: InputError for sizes that do not fit this rank's buffer; Mismatch where two ranks' sizes differ.
+        """
         name, inputs, outputs = "all_to_all", input_split_sizes, output_split_sizes
         _, call = self._open(name, buffer)
         if inputs is None or outputs is None:
@@ -208,7 +168,10 @@ class Comm(Messages):
             self._launch(work, call, execution, numel * me.itemsize, purpose)
         return work
 
+    all_to_all = at_once(launch_all_to_all)
+
     def launch_broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Work[Buffer]:
+        """Every rank's buffer becomes that of member `src`, in place. Any shape."""
         checks.member(self.device, "broadcast", "src", src, self.size)
         work, me, call, array = self._whole("broadcast", buffer, root=src)
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
@@ -216,13 +179,18 @@ class Comm(Messages):
             self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
 
+    broadcast = at_once(launch_broadcast)
+
     def launch_reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states") -> Work[Buffer]:
+        """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
         checks.member(self.device, "reduce", "dst", dst, self.size)
         work, me, call, array = self._whole("reduce", buffer, op, dst)
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
             execution = self._algorithm.reduce(me, [array[lo:hi]], dst, op)
             self._launch(work, call, execution, (hi - lo) * me.itemsize, purpose)
         return work
+
+    reduce = at_once(launch_reduce)
 
 
 def _like(given: Buffer | list[Buffer], outs: list[Buffer]) -> Any:

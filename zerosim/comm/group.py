@@ -7,21 +7,24 @@ rank's record does not depend on how ranks take turns. A collective's own copies
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import signature
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from zerosim.backends.kernels import Array
 from zerosim.comm import checks
 from zerosim.comm.algorithms import direct, native, pairs, ring
 from zerosim.comm.algorithms.execution import Algorithm, Execution, Member
-from zerosim.comm.transports.rounds import Call, Round, Transport
+from zerosim.comm.transports.rounds import Call, Key, Round, Transport
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy, Launch, Message, Wait
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])
 
@@ -67,6 +70,20 @@ class Work(Generic[T]):
         if buffer is None:
             buffer = self._scratch[index] = self._device.alloc((numel,), dtype, Kind.COMM)
         return buffer.array[:numel]
+
+
+def at_once(launch: Callable[P, Work[T]]) -> Callable[P, T]:
+    """Make the verb NAME of the method `launch_NAME`: call it, wait, and return the result."""
+
+    @wraps(launch)
+    def verb(*args: P.args, **kwargs: P.kwargs) -> T:
+        return launch(*args, **kwargs).wait()
+
+    verb.__name__ = launch.__name__.removeprefix("launch_")
+    of_launch = signature(launch)
+    result = of_launch.return_annotation.removeprefix("Work[").removesuffix("]")
+    vars(verb)["__signature__"] = of_launch.replace(return_annotation=result)
+    return verb
 
 
 class Group:
@@ -199,7 +216,7 @@ class Group:
                 KernelWork("reduce", VECTOR, execution.flops, execution.bytes_read, execution.bytes_written), id
             )
         for number, exchange in enumerate(execution.rounds):
-            work.last = self._transport.join(device.rank, group, sequence, call, exchange, number)
+            work.last = self._transport.join(device.rank, Key(call.pair, group, sequence, number), call, exchange)
             if self._transport.is_staged:
                 work.staged.append(work.last)
         work.launched.append(id)

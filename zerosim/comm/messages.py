@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerosim.comm import checks
 from zerosim.comm.algorithms.execution import Execution
-from zerosim.comm.group import Group, T, Work
+from zerosim.comm.group import Group, T, Work, at_once
 from zerosim.comm.transports.rounds import Call, Exchange
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
@@ -17,34 +17,19 @@ SENDER, RECEIVER = 0, 1
 class Messages(Group):
     """One rank's membership in a group, with the verbs of two members. `src` and `dst` are indices in the group."""
 
-    def send(self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = "") -> None:
-        """Send to member `dst`, and wait until it has received. Messages of one pair and `tag` keep their order; what
-        both ends `name` otherwise is a mismatch."""
-        return self.launch_send(buffer, dst, purpose, tag=tag, name=name).wait()
-
-    def recv(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        src: int,
-        kind: Kind = Kind.ACTIVATION,
-        purpose: str = "states",
-        *,
-        tag: int = 0,
-        name: str = "",
-    ) -> Buffer:
-        """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
-        return self.launch_recv(shape, dtype, src, kind, purpose, tag=tag, name=name).wait()
-
     def launch_send(
         self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = ""
     ) -> Work[None]:
+        """Send to member `dst`; over when it has received. Messages of one pair and `tag` keep their order. What both
+        ends `name` otherwise is a mismatch."""
         checks.member(self.device, "send", "dst", dst, self.size)
         checks.buffers_of(self.device, "send", buffer)
         work: Work[None] = Work(self.device, None, [buffer])
         execution = Execution([Exchange((buffer.array,), to=(RECEIVER,))], [(dst, buffer.nbytes, 1)], 0)
         self._launch_pair(work, "send", self.rank, dst, buffer, execution, purpose, tag, name)
         return work
+
+    send = at_once(launch_send)
 
     def launch_recv(
         self,
@@ -57,6 +42,7 @@ class Messages(Group):
         tag: int = 0,
         name: str = "",
     ) -> Work[Buffer]:
+        """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
         checks.member(self.device, "recv", "src", src, self.size)
         buffer = self.device.alloc(shape, dtype, kind)
         out, copy = buffer.array, self.device.backend.copy
@@ -65,6 +51,8 @@ class Messages(Group):
         execution = Execution([exchange], [], buffer.nbytes)
         self._launch_pair(work, "recv", src, self.rank, buffer, execution, purpose, tag, name)
         return work
+
+    recv = at_once(launch_recv)
 
     def _launch_pair(
         self,

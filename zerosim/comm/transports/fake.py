@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.comm.transports.rounds import Call, Copied, Exchange
+from zerosim.comm.transports.rounds import Call, Copied, Exchange, Key
 
 
 class DoneRound:
@@ -30,13 +30,5 @@ class FakeTransport:
     def __init__(self) -> None:
         self._done = DoneRound()
 
-    def join(
-        self,
-        rank: int,
-        group: tuple[int, ...],
-        sequence: int,
-        call: Call,
-        exchange: Exchange,
-        number: int = 0,
-    ) -> DoneRound:
+    def join(self, rank: int, key: Key, call: Call, exchange: Exchange) -> DoneRound:
         return self._done

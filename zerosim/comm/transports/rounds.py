@@ -67,6 +67,16 @@ class Call(NamedTuple):
         return " ".join(word for word in words if word)
 
 
+class Key(NamedTuple):
+    """Which round: number `number` of the group's collective (or of a pair's message) number `sequence`. The group's
+    ranks are global."""
+
+    pair: int
+    group: tuple[int, ...]
+    sequence: int
+    number: int = 0
+
+
 Copied = tuple[str, str, int]
 """From which of a rank's own memories to which other one, and how many bytes."""
 
@@ -89,16 +99,8 @@ class Transport(Protocol):
     is_staged: bool
     """Whether what goes to other ranks passes through the host's memory, and is in `Round.copies`."""
 
-    def join(
-        self,
-        rank: int,
-        group: tuple[int, ...],
-        sequence: int,
-        call: Call,
-        exchange: Exchange,
-        number: int = 0,
-    ) -> Round:
-        """Join round `number` of the group's collective number `sequence`; `rank` and `group` are global.
+    def join(self, rank: int, key: Key, call: Call, exchange: Exchange) -> Round:
+        """Join a round; `rank` is global.
 
         Raises: Mismatch when `call` differs from that of the first to join.
         """

@@ -18,46 +18,37 @@ from zerosim.backends.kernels import StreamEvent
 from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.diagnostics import Caller
 from zerosim.comm.scheduler import Scheduler, State
-from zerosim.comm.transports.rounds import Call, Copied, Exchange, Parts, meet
+from zerosim.comm.transports.rounds import Call, Copied, Exchange, Key, Parts, meet
 from zerosim.device.device import Device
 from zerosim.device.events import Scope
 from zerosim.errors import Mismatch
 
 POLL_S = 0.05
 
-Key = tuple[int, tuple[int, ...], int, int]
-"""(pair, group, sequence, number) of a round."""
-
 
 class ThreadRound:
     """One round between the first to join it and the last to be woken."""
 
-    __slots__ = (
-        "_transport",
-        "call",
-        "done",
-        "events",
-        "exchanges",
-        "first",
-        "group",
-        "num_missing",
-        "sequence",
-        "sleepers",
-    )
+    __slots__ = ("_transport", "call", "done", "events", "exchanges", "first", "key", "num_missing", "sleepers")
 
-    def __init__(
-        self, transport: ThreadTransport, group: tuple[int, ...], sequence: int, call: Call, first: tuple[int, Scope]
-    ) -> None:
+    def __init__(self, transport: ThreadTransport, key: Key, call: Call, first: tuple[int, Scope]) -> None:
         self._transport = transport
-        self.group = group
-        self.sequence = sequence
+        self.key = key
         self.call = call
         self.first = first  # who fixed the call, and where in its program that was
-        self.exchanges: list[Exchange | None] = [None] * len(group)
+        self.exchanges: list[Exchange | None] = [None] * len(key.group)
         self.events: list[StreamEvent] = []  # where the members' queues stood when they joined
-        self.num_missing = len(group)
+        self.num_missing = len(key.group)
         self.sleepers: list[int] = []
         self.done = False
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        return self.key.group
+
+    @property
+    def sequence(self) -> int:
+        return self.key.sequence
 
     def wait(self, rank: int) -> None:
         if not self.done:
@@ -87,26 +78,17 @@ class ThreadTransport:
         self._sleeps_in: list[ThreadRound | None] = [None] * len(devices)
         self._num_joins = 0
 
-    def join(
-        self,
-        rank: int,
-        group: tuple[int, ...],
-        sequence: int,
-        call: Call,
-        exchange: Exchange,
-        number: int = 0,
-    ) -> ThreadRound:
+    def join(self, rank: int, key: Key, call: Call, exchange: Exchange) -> ThreadRound:
         self.scheduler.check(rank)
         stream = self.devices[rank].stream
         event = None if stream is None else stream.record_event()
-        key: Key = (call.pair, group, sequence, number)
         with self.scheduler.mutex:
             round = self._rounds.get(key)
             if round is None:
                 round = self._rounds[key] = self._new_round(key, call, (rank, self.devices[rank].where))
             elif round.call != call:
                 raise self._mismatch(rank, call, round)
-            round.exchanges[group.index(rank)] = exchange
+            round.exchanges[key.group.index(rank)] = exchange
             if event is not None:
                 round.events.append(event)
             round.num_missing -= 1
@@ -120,7 +102,7 @@ class ThreadTransport:
         return round
 
     def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
-        return ThreadRound(self, key[1], key[2], call, first)
+        return ThreadRound(self, key, call, first)
 
     def _hand_over(self, round: ThreadRound) -> bool:
         """All have joined; in the mutex. True: its moves are for another thread than that of the last to join."""

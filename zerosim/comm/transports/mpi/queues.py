@@ -20,8 +20,7 @@ from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.mpi.native import NativeCall, NativeEngine
 from zerosim.comm.transports.mpi.rounds import Header, RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession
-from zerosim.comm.transports.rounds import meet
-from zerosim.comm.transports.threads import Key
+from zerosim.comm.transports.rounds import Key, meet
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype as get_dtype
 from zerosim.errors import Deadlock, RankFailed, ZerosimError, described
@@ -117,7 +116,7 @@ class Queues:
     def _clash(self, header: Header, here: Caller) -> None:
         """Of the two that called differently the lower one is named as the first, on whichever process this is."""
         first, second = sorted([here, Caller(header.rank, header.call, header.where)], key=lambda caller: caller.rank)
-        self._scheduler.abort(diagnostics.mismatch(second, first, header.key[1], header.key[2]))
+        self._scheduler.abort(diagnostics.mismatch(second, first, header.key.group, header.key.sequence))
 
     def _is_over(self, round: RemoteRound) -> bool:
         if not round.is_complete():

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.comm.transports.mpi.wire import NO_TAG
-from zerosim.comm.transports.rounds import Call, Copied, Parts
-from zerosim.comm.transports.threads import Key, ThreadRound
+from zerosim.comm.transports.rounds import Call, Copied, Key, Parts
+from zerosim.comm.transports.threads import ThreadRound
 from zerosim.device.events import Scope
 from zerosim.dtypes import dtype as get_dtype
 
@@ -48,16 +48,10 @@ class RemoteRound(ThreadRound):
     """A round with members in other processes. `num_missing` counts those of this one."""
 
     def __init__(
-        self,
-        transport: MpiTransport,
-        key: Key,
-        call: Call,
-        first: tuple[int, Scope],
-        local: Sequence[int],
+        self, transport: MpiTransport, key: Key, call: Call, first: tuple[int, Scope], local: Sequence[int]
     ) -> None:
-        super().__init__(transport, key[1], key[2], call, first)
+        super().__init__(transport, key, call, first)
         self._remote = transport
-        self.key = key
         self.local = local  # indices in the group of this process's members
         self.num_missing = len(local)
         self._copied: dict[int, dict[tuple[str, str], int]] = {}  # by rank and way

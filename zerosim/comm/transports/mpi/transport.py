@@ -25,8 +25,8 @@ from zerosim.comm.transports.mpi.session import MpiSession, unpack
 from zerosim.comm.transports.mpi.staging import GpuAware, Staging, ThroughHost
 from zerosim.comm.transports.mpi.watch import ProcessStatus, Watch
 from zerosim.comm.transports.mpi.wire import Pause
-from zerosim.comm.transports.rounds import Call
-from zerosim.comm.transports.threads import Key, ThreadRound, ThreadTransport
+from zerosim.comm.transports.rounds import Call, Key
+from zerosim.comm.transports.threads import ThreadRound, ThreadTransport
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Scope
 
@@ -84,8 +84,8 @@ class MpiTransport(ThreadTransport):
     # -- on the ranks' threads ----------------------------------------------------------------------
 
     def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
-        members = [member for member, peer in enumerate(key[1]) if peer in self.local]
-        if len(members) == len(key[1]):
+        members = [member for member, peer in enumerate(key.group) if peer in self.local]
+        if len(members) == len(key.group):
             return super()._new_round(key, call, first)
         return RemoteRound(self, key, call, first, members)
 
