@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import get_type_hints
 
 from zerosim.config.allocator import NAMES as ALLOCATORS
 from zerosim.config.allocator import check_knobs
@@ -199,21 +200,24 @@ class WorldConfig(Part):
             )
 
 
-PARTS: Mapping[str, type[Part]] = MappingProxyType(
-    {
-        "model": ModelConfig,
-        "mesh": MeshConfig,
-        "parallel": ParallelConfig,
-        "reduction": Reduction,
-        "gathering": Gathering,
-        "grads": GradMemory,
-        "precision": PrecisionConfig,
-        "optim": OptimConfig,
-        "data": DataConfig,
-        "memory": MemoryConfig,
-        "world": WorldConfig,
-    }
-)
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a run, by the names under which `RunConfig` has them."""
+
+    model: ModelConfig
+    mesh: MeshConfig
+    parallel: ParallelConfig
+    reduction: Reduction
+    gathering: Gathering
+    grads: GradMemory
+    precision: PrecisionConfig
+    optim: OptimConfig
+    data: DataConfig
+    memory: MemoryConfig
+    world: WorldConfig
+
+
+PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {flat: option for kind in PARTS.values() for flat, option in kind.options().items()}
 )

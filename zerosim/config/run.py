@@ -15,12 +15,8 @@ from typing import Any
 from zerosim.config.checks import check_together
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.layers import resolve
-from zerosim.config.model import ModelConfig
 from zerosim.config.not_modelled import not_modelled
-from zerosim.config.optim import OptimConfig
-from zerosim.config.parallel import MeshConfig, ParallelConfig
-from zerosim.config.parts import OPTIONS, PARTS, DataConfig, MemoryConfig, PrecisionConfig, WorldConfig
-from zerosim.config.zero import Gathering, GradMemory, Reduction
+from zerosim.config.parts import OPTIONS, PARTS, Parts
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
 from zerosim.placement.stages import Chunks, cut_layers
@@ -30,23 +26,12 @@ PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_b
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
-class RunConfig:
+class RunConfig(Parts):
     """One training run, by flat names: `RunConfig(stage=3, ranks=4, model="gpt")`.
 
     Raises: InputError naming the field, its value and what was expected.
     """
 
-    model: ModelConfig
-    mesh: MeshConfig
-    parallel: ParallelConfig
-    reduction: Reduction
-    gathering: Gathering
-    grads: GradMemory
-    precision: PrecisionConfig
-    optim: OptimConfig
-    data: DataConfig
-    memory: MemoryConfig
-    world: WorldConfig
     given: Mapping[str, Any] = field(compare=False)
     """What was said, by flat name. All parts are built from it, and `replace` adds to it. Not part of equality."""
     set_aside: Mapping[str, str] = field(compare=False)

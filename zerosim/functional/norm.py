@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
@@ -19,43 +20,54 @@ from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Saves x and, where they are kept, mean and rstd."""
+class Form(NamedTuple):
+    """One kind of norm: its kernel, its parameters and statistics, and flops an element of forward, of the statistics
+    alone and of backward."""
 
+    kernel: str
+    params: tuple[str, ...]
+    stats: tuple[str, ...]
+    forward: int
+    again: int
+    backward: int
+
+
+LAYER_NORM = Form("layer_norm", ("weight", "bias"), ("mean", "rstd"), forward=7, again=4, backward=11)
+RMS_NORM = Form("rms_norm", ("weight",), ("rstd",), forward=4, again=2, backward=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Saves x and, where they are kept, its statistics."""
+
+    form: Form
     x: Held
-    weight: Operand
-    bias: Operand
+    params: tuple[Operand, ...]
     eps: float
-    stats: tuple[Buffer, Buffer] | None
+    stats: tuple[Buffer, ...] | None
 
     def saved(self) -> Saved:
-        mean, rstd = self.stats or (None, None)
-        return {"input": self.x, "weight": self.weight, "bias": self.bias, "mean": mean, "rstd": rstd}
+        kept = dict(zip(("input", *self.form.params), (self.x, *self.params), strict=True))
+        stats = zip(self.form.stats, self.stats, strict=True) if self.stats else dict.fromkeys(self.form.stats)
+        return {**kept, **dict(stats)}
 
     def backward(self, grad: Buffer) -> Grads:
+        device, form = grad.device, self.form
         dx = self.x.new_grad() if self.x.requires_grad else None
-        dweight, dbias = self.weight.new_grad(), self.bias.new_grad()
-        mean, rstd = self.stats or self._again()
-        grad.device.kernel(
-            11 * grad.numel,
-            grad.device.backend.layer_norm_backward,
-            rows_of(grad.array),
-            rows_of(self.x.array),
-            self.weight.array,
-            mean.array,
-            rstd.array,
-            None if dx is None else rows_of(dx.array),
-            dweight.array,
-            dbias.array,
-        )
-        return dx, dweight, dbias
+        dparams = [param.new_grad() for param in self.params]
+        stats = self.stats or self._again().values()  # there to the end of this call
+        sources = rows_of(grad.array), rows_of(self.x.array), self.params[0].array
+        results = None if dx is None else rows_of(dx.array), *(dparam.array for dparam in dparams)
+        kernel = getattr(device.backend, f"{form.kernel}_backward")
+        device.kernel(form.backward * grad.numel, kernel, *sources, *(stat.array for stat in stats), *results)
+        return dx, *dparams
 
-    def _again(self) -> tuple[Buffer, Buffer]:
-        device, rows = self.x.device, rows_of(self.x.array)
-        mean, rstd = _statistic(self.x, Kind.TEMP), _statistic(self.x, Kind.TEMP)
-        device.kernel(4 * rows.size, device.backend.layer_norm_stats, rows, self.eps, mean.array, rstd.array)
-        return mean, rstd
+    def _again(self) -> dict[str, Buffer]:
+        device, rows, form = self.x.device, rows_of(self.x.array), self.form
+        stats = _statistics(form, self.x, Kind.TEMP)
+        kernel = getattr(device.backend, f"{form.kernel}_stats")
+        device.kernel(form.again * rows.size, kernel, rows, self.eps, *(stat.array for stat in stats.values()))
+        return stats
 
 
 def layer_norm(
@@ -65,47 +77,7 @@ def layer_norm(
 
     Source: arXiv 1607.06450.
     """
-    out, rows, keeps = like(x), rows_of(x.array), policy.saves == "lean"
-    kind = Kind.ACTIVATION if keeps else Kind.TEMP
-    mean, rstd = _statistic(x, kind), _statistic(x, kind)
-    arrays = rows_of(out.array), mean.array, rstd.array
-    x.device.kernel(7 * out.numel, x.device.backend.layer_norm, rows, weight.array, bias.array, eps, *arrays)
-    rule = LayerNorm(held(x), weight, bias, eps, (mean, rstd) if keeps else None)
-    return apply(rule, out, x, weight, bias, op=layer_of(weight, "layer_norm"), saved=rule.saved())
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNorm:
-    """Saves x and, where it is kept, rstd."""
-
-    x: Held
-    weight: Operand
-    eps: float
-    rstd: Buffer | None
-
-    def saved(self) -> Saved:
-        return {"input": self.x, "weight": self.weight, "rstd": self.rstd}
-
-    def backward(self, grad: Buffer) -> Grads:
-        dx = self.x.new_grad() if self.x.requires_grad else None
-        dweight = self.weight.new_grad()
-        rstd = self.rstd or self._again()
-        grad.device.kernel(
-            8 * grad.numel,
-            grad.device.backend.rms_norm_backward,
-            rows_of(grad.array),
-            rows_of(self.x.array),
-            self.weight.array,
-            rstd.array,
-            None if dx is None else rows_of(dx.array),
-            dweight.array,
-        )
-        return dx, dweight
-
-    def _again(self) -> Buffer:
-        device, rows, rstd = self.x.device, rows_of(self.x.array), _statistic(self.x, Kind.TEMP)
-        device.kernel(2 * rows.size, device.backend.rms_norm_stats, rows, self.eps, rstd.array)
-        return rstd
+    return _norm(LAYER_NORM, x, (weight, bias), eps, policy)
 
 
 def rms_norm(x: Tensor, weight: Operand, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT) -> Tensor:
@@ -115,14 +87,25 @@ def rms_norm(x: Tensor, weight: Operand, eps: float = 1e-5, *, policy: Activatio
     """
     if weight.shape != x.shape[-1:]:
         raise InputError(f"rms_norm: x has {x.shape[-1]} columns, its weight has shape {weight.shape}")
-    device, out, rows = x.device, like(x), rows_of(x.array)
-    keeps = policy.saves == "lean"
-    rstd = _statistic(x, Kind.ACTIVATION if keeps else Kind.TEMP)
-    device.kernel(4 * out.numel, device.backend.rms_norm, rows, weight.array, eps, rows_of(out.array), rstd.array)
-    rule = RMSNorm(held(x), weight, eps, rstd if keeps else None)
-    return apply(rule, out, x, weight, op=layer_of(weight, "rms_norm"), saved=rule.saved())
+    return _norm(RMS_NORM, x, (weight,), eps, policy)
 
 
-def _statistic(x: Held, kind: Kind) -> Buffer:
-    """Room for one number a row."""
-    return x.device.alloc((math.prod(x.shape[:-1]),), compute_dtype(x.dtype), kind)
+def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
+    device, out, rows, keeps = x.device, like(x), rows_of(x.array), policy.saves == "lean"
+    stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
+    arrays = [
+        rows,
+        *(param.array for param in params),
+        eps,
+        rows_of(out.array),
+        *(stat.array for stat in stats.values()),
+    ]
+    device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
+    rule = Norm(form, held(x), params, eps, tuple(stats.values()) if keeps else None)
+    return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
+
+
+def _statistics(form: Form, x: Held, kind: Kind) -> dict[str, Buffer]:
+    """Room for one number a row, for each statistic."""
+    shape, dtype = (math.prod(x.shape[:-1]),), compute_dtype(x.dtype)
+    return {name: x.device.alloc(shape, dtype, kind) for name in form.stats}

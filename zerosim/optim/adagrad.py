@@ -22,10 +22,7 @@ class AdaGrad(Elementwise):
     eps: float = 1e-10
     weight_decay: float = 0.0
     flops: ClassVar[int] = 7
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("sum",)
+    states: ClassVar[tuple[str, ...]] = ("sum",)
 
     @property
     def foreach_temporaries(self) -> int:
@@ -48,10 +45,7 @@ class RMSProp(Elementwise):
     eps: float = 1e-8
     weight_decay: float = 0.0
     flops: ClassVar[int] = 9
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("square_avg",)
+    states: ClassVar[tuple[str, ...]] = ("square_avg",)
 
     @property
     def foreach_temporaries(self) -> int:

@@ -11,14 +11,13 @@ eps stands outside the root, after bias correction. The kernel is `backend.adam`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from zerosim.backends.kernels import AdamStep, Array, Storing
 from zerosim.device.device import Buffer
 from zerosim.optim.elementwise import Elementwise, Now
-from zerosim.optim.optimizer import Step
+from zerosim.optim.optimizer import States, Step
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,7 @@ class Adam(Elementwise):
     weight_decay: float = 0.0
     decoupled: bool = False
     flops: ClassVar[int] = 15
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     @property
     def foreach_temporaries(self) -> int:
@@ -42,14 +38,7 @@ class Adam(Elementwise):
         return 1 if self.decoupled or not self.weight_decay else 2
 
     def update(
-        self,
-        weights: Buffer,
-        grad: Buffer,
-        states: Mapping[str, Buffer],
-        now: Step,
-        *,
-        decays: bool,
-        storing: Storing | None = None,
+        self, weights: Buffer, grad: Buffer, states: States, now: Step, *, decays: bool, storing: Storing | None = None
     ) -> None:
         if storing is not None:
             super().update(weights, grad, states, now, decays=decays, storing=storing)

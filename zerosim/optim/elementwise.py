@@ -8,14 +8,14 @@ promises. On a device a rule counts as one kernel that reads all arrays and writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from zerosim.backends.kernels import Array, Rule, Storing
 from zerosim.device.device import Buffer
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType
-from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.optim.optimizer import Add, StateArray, States, Step
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.flat import Flat
@@ -54,14 +54,7 @@ class Elementwise:
         raise NotImplementedError
 
     def update(
-        self,
-        weights: Buffer,
-        grad: Buffer,
-        states: Mapping[str, Buffer],
-        now: Step,
-        *,
-        decays: bool,
-        storing: Storing | None = None,
+        self, weights: Buffer, grad: Buffer, states: States, now: Step, *, decays: bool, storing: Storing | None = None
     ) -> None:
         """Move `weights`, and `states` by their names, by one step, in place; `decays`: these weights do.
 

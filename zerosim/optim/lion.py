@@ -24,10 +24,7 @@ class Lion(Elementwise):
     beta2: float = 0.99
     weight_decay: float = 0.0
     flops: ClassVar[int] = 9
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("exp_avg",)
+    states: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
     def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
         (exp_avg,) = states

@@ -18,7 +18,7 @@ one, which the author's code and Megatron may split. GPT-2's and the MLP's are s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, bf16, fp64
 from zerosim.optim.adam import Adam
-from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.optim.optimizer import Add, StateArray, States, Step
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, Overlap, WeightSpec
 from zerosim.tensor.flat import Flat
@@ -69,7 +69,7 @@ class Muon:
                 momentum_buffer = flat.states["momentum_buffer"][kept]
                 self.update(w, g, momentum_buffer, mine.weight.shape, now, decays=decays)
                 continue
-            states: Mapping[str, Buffer] = {name: flat.states[name][kept] for name in self.aux.states}
+            states: States = {name: flat.states[name][kept] for name in self.aux.states}
             self.aux.update(w, g, states, now._replace(lr=now.lr * self.aux_lr), decays=decays)
 
     def update(

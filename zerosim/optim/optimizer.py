@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from zerosim.backends.kernels import Storing
@@ -39,6 +39,8 @@ class Step(NamedTuple):
         return self.decay == "all" or len(weight.shape) >= 2
 
 
+States = Mapping[str, Buffer]
+"""A part's states, by their names."""
 Add = Callable[[Buffer], None]
 """Adds a buffer up, in place, over the ranks that hold the other parts of the same flat buffer; each gets the sums."""
 

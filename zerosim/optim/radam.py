@@ -27,10 +27,7 @@ class RAdam(Elementwise):
     eps: float = 1e-8
     weight_decay: float = 0.0
     flops: ClassVar[int] = 14
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def rectification(self, step: int) -> float | None:
         """r of step t = 1, 2, ...; None while the variance of v is not known to be finite."""

@@ -26,10 +26,7 @@ class AdamSAGE(Elementwise):
     eps: float = 1e-6
     weight_decay: float = 0.0
     flops: ClassVar[int] = 25
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq", "exp_avg_ipt")
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "exp_avg_ipt")
 
     def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
         exp_avg, exp_avg_sq, exp_avg_ipt = states

@@ -38,10 +38,7 @@ class SophiaG(Elementwise):
     rho: float = 0.04
     estimates_every: int = 10
     flops: ClassVar[int] = 11
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        return ("exp_avg", "hessian")
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "hessian")
 
     def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
         exp_avg, hessian = states

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.device.device import Device
 from zerosim.errors import InputError, ZerosimError
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.tensor import Tensor, cpu, tensor
@@ -81,7 +80,12 @@ def gradcheck(
     if out.node is not None:
         seed = tensor(projection, device, dtype=out.dtype)
         backward(out.node, [seed.buffer])
-    if not _same(_call(function, values, device), out.numpy()):
+
+    def run() -> Any:
+        """The result at these values, a host array; no graph is made, since no input asks for a gradient."""
+        return function(*(tensor(value, device, dtype="fp64") for value in values)).numpy()
+
+    if not _same(run(), out.numpy()):
         raise GradcheckError("the function gave two results for one input: fix its random numbers, such as a dropout's")
 
     worst: GradcheckReport | None = None
@@ -90,7 +94,7 @@ def gradcheck(
         collected = None if leaf.grad is None else leaf.grad.numpy()
         for index in _indices(value.shape):
             analytic = 0.0 if collected is None else float(collected[index])
-            numeric = _difference(function, values, value, index, step, projection, device)
+            numeric = _difference(run, value, index, step, projection)
             error = abs(analytic - numeric)
             if math.isnan(error):
                 error = math.inf
@@ -106,30 +110,17 @@ def gradcheck(
     return worst
 
 
-def _difference(
-    function: Function,
-    values: list[Any],
-    value: Any,
-    index: tuple[int, ...],
-    step: float,
-    projection: Any,
-    device: Device,
-) -> float:
+def _difference(run: Callable[[], Any], value: Any, index: tuple[int, ...], step: float, projection: Any) -> float:
     """dL/dx of one element. Results are subtracted before they are projected: less cancels than in L - L."""
     kept = value[index]
     try:
         value[index] = above = kept + step
-        upper = _call(function, values, device)
+        upper = run()
         value[index] = below = kept - step
-        lower = _call(function, values, device)
+        lower = run()
     finally:
         value[index] = kept
     return float(((upper - lower) * projection).sum() / (above - below))
-
-
-def _call(function: Function, values: list[Any], device: Device) -> Any:
-    """The result at these values, a host array; no graph is made, since no input asks for a gradient."""
-    return function(*(tensor(value, device, dtype="fp64") for value in values)).numpy()
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from zerosim.config import RunConfig
 from zerosim.device.device import Phase
@@ -34,6 +34,10 @@ from zerosim.parallel.schedule import Forward, live
 from zerosim.train.result import RankMemory, RunResult
 
 Key = TypeVar("Key")
+COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")
+"""What grows of a row of traffic."""
+SECONDS, WORK = ("seconds", "compute", "bubble", "copies"), ("kernels", "hardware_flops", "model_flops")
+"""And of a step's time, beside what is exposed."""
 
 
 class Steady(NamedTuple):
@@ -147,16 +151,11 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
         return RankMemory(marks, peak, second.pool, host_peak_bytes=host, states=second.states)
 
     def traffic(first: list[TrafficRow], second: list[TrafficRow]) -> list[TrafficRow]:
-        return [
-            new._replace(
-                calls=grown(old.calls, new.calls),
-                payload_bytes=grown(old.payload_bytes, new.payload_bytes),
-                sent_bytes=_either(grown, old.sent_bytes, new.sent_bytes),
-                received_bytes=_either(grown, old.received_bytes, new.received_bytes),
-                modelled_bytes=_either(grown, old.modelled_bytes, new.modelled_bytes),
-            )
-            for old, new in zip(first, second, strict=True)
-        ]
+        rows = []
+        for old, new in zip(first, second, strict=True):
+            counts: dict[str, Any] = {name: _either(grown, getattr(old, name), getattr(new, name)) for name in COUNTS}
+            rows.append(new._replace(**counts))
+        return rows
 
     memories = dict[int, RankMemory]()
     for rank in more.ran:
@@ -193,18 +192,11 @@ def extrapolated(few: StepTime, more: StepTime, times: float) -> StepTime:
     def grown(first: float, second: float) -> float:
         return second + (second - first) * times
 
-    axes = more.exposed.keys() | few.exposed.keys()
-    return StepTime(
-        more.rank,
-        grown(few.seconds, more.seconds),
-        grown(few.compute, more.compute),
-        {axis: grown(few.exposed.get(axis, 0.0), more.exposed.get(axis, 0.0)) for axis in sorted(axes)},
-        grown(few.bubble, more.bubble),
-        grown(few.copies, more.copies),
-        round(grown(few.kernels, more.kernels)),
-        round(grown(few.hardware_flops, more.hardware_flops)),
-        round(grown(few.model_flops, more.model_flops)),
-    )
+    axes = sorted(more.exposed.keys() | few.exposed.keys())
+    exposed = {axis: grown(few.exposed.get(axis, 0.0), more.exposed.get(axis, 0.0)) for axis in axes}
+    figures: dict[str, Any] = {name: grown(getattr(few, name), getattr(more, name)) for name in SECONDS + WORK}
+    figures |= {name: round(figures[name]) for name in WORK}
+    return more._replace(exposed=exposed, **figures)
 
 
 def _either(grown: Callable[[int, int], int], first: int | None, second: int | None) -> int | None:

@@ -25,7 +25,7 @@ from zerosim.backends.cuda import (
     rules,
     tokens,
     update,
-)  # fmt: skip
+)
 from zerosim.backends.cuda.host import Transfers
 from zerosim.backends.cuda.nccl import Nccl
 from zerosim.backends.cuda.stream import CudaStream

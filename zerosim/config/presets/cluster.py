@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from zerosim.config.presets.hardware import Hardware
@@ -86,19 +86,32 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Practice:
-    """What one generation of GPUs reaches: shares of its peaks, NVLink, PCIe, and a node of them.
+    """What one generation of GPUs reaches: shares of its peaks, its links, and a node of `node_gpus` of them.
 
-    `known_error` is how far the clock was off measured steps, none of which it was fitted to.
+    Bandwidths are in bytes per second and in one direction.
+
+    flash  the highest share of the peak that a FlashAttention kernel gets
+    link   all of a device's links to the others of its node
+    nic    all of a node's NICs together, which its GPUs share
+    pcie   between a device and its host
+
+    `known_error` is how far the clock was off measured steps, none of which it was fitted to. `kernel_s`: seconds that
+    a rank's own host takes for each kernel, 0 where it launches them ahead. `machine`: a machine that was measured;
+    then its kernels and collectives take what they took there.
     """
 
     matmul: Curve
     flash: float
     source: str
     known_error: str
-    nvlink_bytes_per_s: float
-    pcie_bytes_per_s: float
+    link: float
+    pcie: float
     node_gpus: int
-    node_nic_bytes_per_s: float
+    nic: float
+    memory: Curve = Curve(_MEMORY, _LEAST_MEMORY)
+    latency: float = 1.0  # times NCCL's latencies; 0 for links that take none
+    kernel_s: float = 0.0
+    machine: Machine | None = None
 
 
 def _calculons(ceiling: float) -> Curve:
@@ -119,34 +132,13 @@ _PRACTICE: Mapping[str, Practice] = MappingProxyType(
 """By generation. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX A100 with eight of 200, DGX H100 and later of 400."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Devices of one kind in nodes of `node_gpus`. Bandwidths are in bytes per second and in one direction.
-
-    flash  the highest share of the peak that a FlashAttention kernel gets
-    link   all of a device's links to the others of its node
-    nic    all of a node's NICs together, which its GPUs share
-    pcie   between a device and its host
-
-    `kernel_s`: seconds that a rank's own host takes for each kernel, 0 where it launches them ahead. `machine`: a
-    machine that was measured; then its kernels and collectives take what they took there.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster(Practice):
+    """Devices of one kind, with their peaks, and how nodes of them are linked."""
 
     name: str
     peak_flops: float
     hbm: float
-    matmul: Curve
-    flash: float
-    memory: Curve
-    link: float
-    nic: float
-    pcie: float
-    node_gpus: int
-    source: str
-    known_error: str
-    latency: float = 1.0  # times NCCL's latencies; 0 for links that take none
-    kernel_s: float = 0.0
-    machine: Machine | None = None
 
     def node_of(self, rank: int) -> int:
         return rank // self.node_gpus
@@ -162,52 +154,22 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         raise wrong("node_gpus", f" {node_gpus}: expected at least 1")
     if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
         raise wrong("nic", f" {nic_bytes_per_s}: expected bytes per second, more than 0")
-    if device.machine is not None:
-        return _measured(device, device.machine, node_gpus, nic_bytes_per_s)
-    practice = _PRACTICE.get(device.name.split("-")[0])
-    if practice is None:
-        known = _PRACTICE["a100"]
-        practice = replace(
-            known,
-            nvlink_bytes_per_s=device.link_bytes_per_s,
-            source=f"assumed, of an A100: {MAMF}",
-            known_error=_UNKNOWN,
-        )
-    return Cluster(
-        device.name,
-        device.peak_flops,
-        device.hbm_bytes_per_s,
-        practice.matmul,
-        practice.flash,
-        Curve(_MEMORY, _LEAST_MEMORY),
-        practice.nvlink_bytes_per_s,
-        practice.node_nic_bytes_per_s if nic_bytes_per_s is None else nic_bytes_per_s,
-        practice.pcie_bytes_per_s,
-        practice.node_gpus if node_gpus is None else node_gpus,
-        practice.source,
-        practice.known_error,
-    )
+    practice, given = _practice_of(device), {"node_gpus": node_gpus, "nic": nic_bytes_per_s}
+    values = {of.name: getattr(practice, of.name) for of in fields(practice)}
+    values |= {name: value for name, value in given.items() if value is not None}
+    return Cluster(name=device.name, peak_flops=device.peak_flops, hbm=device.hbm_bytes_per_s, **values)
 
 
-def _measured(device: Hardware, machine: Machine, node_gpus: int | None, nic_bytes_per_s: float | None) -> Cluster:
-    """All ranks on one machine that was measured, or on several like it with NICs between them."""
-    peak, memory, link = device.peak_flops, device.hbm_bytes_per_s, device.link_bytes_per_s
-    return Cluster(
-        device.name,
-        peak,
-        memory,
-        _curve_of(machine.product, peak),
-        1.0,
-        _curve_of(machine.memory, memory),
-        link,
-        math.inf if nic_bytes_per_s is None else nic_bytes_per_s,
-        memory,
-        max(machine.cores, machine.ranks) if node_gpus is None else node_gpus,
-        machine.source,
-        machine.known_error,
-        kernel_s=machine.kernel_s,
-        machine=machine,
-    )
+def _practice_of(device: Hardware) -> Practice:
+    """Of a machine that was measured: all ranks on it, or on several like it with NICs between them."""
+    peak, memory, link, machine = device.peak_flops, device.hbm_bytes_per_s, device.link_bytes_per_s, device.machine
+    if machine is not None:
+        shares = _curve_of(machine.product, peak), 1.0, machine.source, machine.known_error
+        links, curve = (link, memory, max(machine.cores, machine.ranks), math.inf), _curve_of(machine.memory, memory)
+        return Practice(*shares, *links, curve, kernel_s=machine.kernel_s, machine=machine)
+    if (known := _PRACTICE.get(device.name.split("-")[0])) is not None:
+        return known
+    return replace(_PRACTICE["a100"], link=link, source=f"assumed, of an A100: {MAMF}", known_error=_UNKNOWN)
 
 
 def _curve_of(measured: Measured, peak: float) -> Curve:
