@@ -93,13 +93,8 @@ def rms_norm(x: Tensor, weight: Operand, eps: float = 1e-5, *, policy: Activatio
 def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
     device, out, rows, keeps = x.device, like(x), rows_of(x.array), policy.saves == "lean"
     stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
-    arrays = [
-        rows,
-        *(param.array for param in params),
-        eps,
-        rows_of(out.array),
-        *(stat.array for stat in stats.values()),
-    ]
+    sources, results = [rows, *(param.array for param in params)], (stat.array for stat in stats.values())
+    arrays = [*sources, eps, rows_of(out.array), *results]
     device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
     rule = Norm(form, held(x), params, eps, tuple(stats.values()) if keeps else None)
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
