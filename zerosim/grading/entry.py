@@ -1,18 +1,22 @@
-"""What an entry of the catalogue is made of: runs on one tiny model, and the checks that are usual at a stage.
+"""What an exercise is made of: its row of `given/exercises.toml`, code, and what is usual at its stage.
 
-Volumes are the paper's (arXiv 1910.02054, section 7).
+Runs are on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7).
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from fractions import Fraction
+from importlib import resources
 from typing import Any
 
 from zerosim.analysis.formulas.traffic import volume
 from zerosim.config import RunConfig
 from zerosim.grading import adapting, checks, traffic
 from zerosim.grading.exercise import Case, Exercise
+
+_ROWS = tomllib.loads(resources.files("zerosim.grading.given").joinpath("exercises.toml").read_text("utf-8"))
 
 _TINY: dict[str, Any] = dict(
     model="gpt", layers=2, hidden=24, heads=2, seq=5, vocab=256, micro_batch=1, steps=2, bucket_bytes=None, lr=1e-2
@@ -22,6 +26,12 @@ _TINY: dict[str, Any] = dict(
 RUN = (("weights", checks.weights), ("bytes", checks.states), ("peak", checks.highest))
 SENT = (("volume", traffic.volume), ("calls", traffic.number))
 PLAIN, SHARDED = (*RUN, *SENT), (*RUN, ("gathered", checks.gathered), *SENT)
+
+_REDUCES = ("post_backward", "reduce")
+_PUBLISHES = (*_REDUCES, "publish_params", "publish")
+_GATHERS = ("pre_forward", "post_forward", "pre_backward", *_REDUCES, "unshard", "reshard", "reshard_after_forward")
+_YOURS = (_REDUCES, _PUBLISHES, _PUBLISHES, _GATHERS)
+"""By stage, what a strategy must not take from zerosim."""
 
 
 def case(stage: int, ranks: int, *, note: str = "", tied: bool = False, **changes: Any) -> Case:
@@ -36,11 +46,6 @@ def case(stage: int, ranks: int, *, note: str = "", tied: bool = False, **change
     return Case(", ".join(parts), config)
 
 
-def stages_of(stages: int, micro_batches: int) -> dict[str, Any]:
-    """What a run on a pipeline with a layer on each stage changes."""
-    return dict(ranks=stages, pp=stages, layers=stages, accumulate=micro_batches)
-
-
 def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
     """Elements sent per rank and step, times N/(N-1), by the paper's closed form."""
 
@@ -51,25 +56,18 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
     return sent
 
 
-def exercise(
-    head: tuple[int, str, Any, int, str],
-    question: str,
-    hints: tuple[str, ...],
-    runs: tuple[dict[str, Any], ...],
-    *,
-    sent: str = "",
-    **more: Any,
-) -> Exercise:
-    """An exercise with what is usual at its stage, and `more` of what is not.
-
-    `head` is its number and name, what is given, the stage and the title; `sent` is its volume in words.
-    """
-    number, name, given, stage, title = head
+def exercise(name: str, given: Any, **code: Any) -> Exercise:
+    """The exercise of that name: its row, what is usual at its stage, and `code` of what is not."""
+    row: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in _ROWS[name].items()
+    }
+    stage, runs, sent = row["stage"], row.pop("runs"), row.pop("sent", "")
     usual = dict(
         cases=tuple(case(stage, **run) for run in runs),
-        judges=SHARDED if stage == 3 else PLAIN,
+        judges=SHARDED if runs and stage == 3 else PLAIN if runs else (),
         volume=(sent or str(volume(stage)), _elements(stage)),
         adapt=adapting.strategy,
         gathered=1 if stage == 3 else None,
+        yours=_YOURS[stage],
     )
-    return Exercise(number, name, title, question, given, stage, hints=hints, **{**usual, **more})
+    return Exercise(number=list(_ROWS).index(name) + 1, name=name, given=given, **{**usual, **row, **code})
