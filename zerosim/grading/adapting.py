@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,12 +27,12 @@ from zerosim.parallel.zero3 import Zero3
 from zerosim.tensor.flat import Flat, Slice, whole
 from zerosim.train.build_strategy import build_strategy
 
+T = TypeVar("T")
+
 
 def strategy(answer: Any) -> Own:
     """Strategies of the class handed in. Raises: InputError for anything else."""
-    if not (inspect.isclass(answer) and issubclass(answer, Strategy)):
-        raise InputError(f"{name_of(answer)} is no strategy: hand in the class itself, such as class Mine(Strategy)")
-    made: type[Strategy] = answer
+    made = class_of(answer, Strategy, "is no strategy")
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
         return made(comm, device, updater)
@@ -42,9 +42,7 @@ def strategy(answer: Any) -> Own:
 
 def borders(answer: Any) -> Own:
     """The run's own strategy, over layers with the f and g handed in. Raises: InputError for anything else."""
-    if not (inspect.isclass(answer) and issubclass(answer, Borders)):
-        raise InputError(f"{name_of(answer)} has no f and g: hand in the class itself, such as class Mine(Borders)")
-    made: type[Borders] = answer
+    made = class_of(answer, Borders, "has no f and g")
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
         assert isinstance(model.group.maps, TensorParallel)  # by the exercise's cases
@@ -120,6 +118,24 @@ def function_of(answer: Any, signature: str) -> Callable[..., Any]:
         raise InputError(f"{name_of(answer)} is no function: hand in {signature}")
     function: Callable[..., Any] = answer
     return function
+
+
+def only_asked(given: Callable[..., Any]) -> Callable[[Any], Own]:
+    """For an answer to `given` that is in no run. What it gives raises InputError for anything but a function."""
+
+    def adapt(answer: Any) -> Own:
+        function_of(answer, f"{given.__name__}({', '.join(inspect.signature(given).parameters)})")
+        return Own()
+
+    return adapt
+
+
+def class_of(answer: Any, base: type[T], lacks: str) -> type[T]:
+    """The class handed in. Raises: InputError for anything but a subclass of `base`, with what it lacks."""
+    if not (inspect.isclass(answer) and issubclass(answer, base)):
+        such = f"class Mine({base.__name__})"
+        raise InputError(f"{name_of(answer)} {lacks}: hand in the class itself, such as {such}")
+    return answer
 
 
 def name_of(answer: Any) -> str:

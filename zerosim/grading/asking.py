@@ -7,6 +7,7 @@ that judges gets what came back as plain data, and looks at all of it again (`ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from zerosim.grading.exercise import Check
@@ -40,6 +41,28 @@ class Examination(NamedTuple):
     words: Callable[[Any, Sequence[Any]], str]
     wrong: Callable[[Any, Sequence[Any]], Wrong | None]
     endless: str = ""
+
+
+def by_calls(
+    name: str,
+    expected: str,
+    counted: str,
+    questions: Callable[[], Sequence[tuple[Any, ...]]],
+    wrong: Callable[..., Wrong | None],
+) -> Examination:
+    """An examination by single calls. A question is the call in words and its arguments; `wrong` is told both, and
+    what came back."""
+
+    def ask(answer: Any, question: Any, keep: Keep) -> None:
+        keep(answer(*deepcopy(question[1:])))
+
+    def words(question: Any, came: Sequence[Any]) -> str:
+        return str(question[0])
+
+    def first_wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
+        return next((found for one in came if (found := wrong(*question, one)) is not None), None)
+
+    return Examination(name, expected, counted, questions, ask, words, first_wrong)
 
 
 class Asked(NamedTuple):

@@ -71,8 +71,9 @@ class Book:
 
 def arena(answer: Any) -> Own:
     """A run whose devices' memory is handed out by the class handed in. Raises: InputError for anything else."""
-    made = _arena_class(answer)
-    return Own(allocator=lambda config: _Handed(made, 2 * peak_of(config)))
+    if not inspect.isclass(answer) or not all(hasattr(answer, name) for name in ("reserve", "release")):
+        raise InputError(f"{name_of(answer)} is no arena: hand in the class itself, with reserve and release")
+    return Own(allocator=lambda config: _Handed(answer, 2 * peak_of(config)))
 
 
 class _Handed:
@@ -147,16 +148,9 @@ def _wrong(stream: Any, came: Sequence[Any]) -> Wrong | None:
     """The first answer that best fit would not give."""
     book, given = Book(stream.capacity), list[int | None]()
     for number, (request, address) in enumerate(zip(stream.requests, came, strict=False)):
-        if request < 0:
-            freed = given[-request - 1]
-            assert freed is not None  # by the streams
-            del book.live[freed]
-        elif words := book.wrong(request, address):
+        if request > 0 and (words := book.wrong(request, address)):
             return f"{_last_of(_said(stream, came[:number])[:-1])}: {words}", stream.hint
-        else:
-            given.append(address)
-            if address is not None:
-                book.live[address] = request
+        _follow(book, request, given, address)
     return None
 
 
@@ -169,20 +163,21 @@ def _long_stream() -> Stream:
             requests.append(-draw.choice(live) - 1)
         else:
             requests.append(draw.choice((1, 7, 40, 40, 160, 400)))
-        _follow(book, requests[-1], granted)
+        _follow(book, requests[-1], granted, book.best(requests[-1]))
     requests += [-at - 1 for at, address in enumerate(granted) if address is not None]
     return Stream(book.capacity, (*requests, book.capacity), MERGE)
 
 
-def _follow(book: Book, request: int, granted: list[int | None]) -> None:
+def _follow(book: Book, request: int, granted: list[int | None], address: int | None) -> None:
+    """Enter in the book what a request was granted, or that what an earlier one got is free."""
     if request > 0:
-        granted.append(address := book.best(request))
+        granted.append(address)
         if address is not None:
             book.live[address] = request
     else:
-        address = granted[-request - 1]
-        assert address is not None
-        del book.live[address]
+        freed = granted[-request - 1]
+        assert freed is not None  # by the streams
+        del book.live[freed]
         granted[-request - 1] = None
 
 
@@ -190,13 +185,6 @@ def _last_of(said: list[str]) -> str:
     """What was asked before, at most the last six of it."""
     head = said[:1] if len(said) <= 7 else [said[0], f"{len(said) - 7} requests"]
     return ", ".join([*head, *said[1:][-6:]])
-
-
-def _arena_class(answer: Any) -> Callable[[int], Any]:
-    if not inspect.isclass(answer) or not all(hasattr(answer, name) for name in ("reserve", "release")):
-        raise InputError(f"{name_of(answer)} is no arena: hand in the class itself, with reserve and release")
-    made: Callable[[int], Any] = answer
-    return made
 
 
 _ALL = (*STREAMS, _long_stream())

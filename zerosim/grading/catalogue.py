@@ -97,8 +97,8 @@ EXERCISES: tuple[Exercise, ...] = (
         adapt=compaction.region,
         examine=compaction.EXAMINATION,
     ),
-    exercise("depth", skeletons.my_depth, adapt=waiting.depth, examine=waiting.DEPTH),
-    exercise("micro_batches", skeletons.my_micro_batches, adapt=waiting.micro_batches, examine=waiting.MICRO_BATCHES),
+    exercise("depth", skeletons.my_depth, examine=waiting.DEPTH),
+    exercise("micro_batches", skeletons.my_micro_batches, examine=waiting.MICRO_BATCHES),
     exercise(
         "adagrad",
         skeletons.MyAdaGrad,
@@ -117,8 +117,8 @@ EXERCISES: tuple[Exercise, ...] = (
             "below rho = 5 along m / (1 - beta1**t) alone; with it r, and v's correction sqrt(1 - beta2**t)",
         ),
     ),
-    exercise("quantiser", skeletons.my_quantiser, adapt=optimizers.quantiser, examine=optimizers.QUANTISER),
-    exercise("rounding", skeletons.my_rounding, adapt=optimizers.rounding, examine=optimizers.ROUNDING),
+    exercise("quantiser", skeletons.my_quantiser, examine=optimizers.QUANTISER),
+    exercise("rounding", skeletons.my_rounding, examine=optimizers.ROUNDING),
     _schedule(
         "zb_h1",
         skeletons.my_zb_h1,

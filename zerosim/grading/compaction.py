@@ -7,7 +7,7 @@ no larger than its peak, and each compaction is checked there, too. Source: ZeRO
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from zerosim.device.allocators.arena import Arena, Moves, compacted
 from zerosim.errors import InputError
 from zerosim.grading.adapting import function_of
-from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.asking import Wrong, by_calls
 from zerosim.grading.plain import plain, shown
 from zerosim.grading.trial import Own
 from zerosim.train.plan import peak_of
@@ -40,30 +40,21 @@ def region(answer: Any) -> Own:
     return Own(allocator=lambda config: Arena(peak_of(config), compact=checked))
 
 
-def _regions() -> list[dict[int, int]]:
+def _regions() -> list[tuple[str, dict[int, int]]]:
     """Small ones first, then drawn ones."""
     draw, regions = random.Random(4), list(SMALL)
     for _ in range(20):
         starts = sorted(draw.sample(range(0, 1000, 10), 25))
         live = [(start, draw.randint(1, 10)) for start in starts]
         regions.append(dict(draw.sample(live, len(live))))
-    return regions
+    many = "my_compaction of {} live buffers"
+    return [(f"my_compaction({live})" if len(live) < 5 else many.format(len(live)), live) for live in regions]
 
 
-def _ask(answer: Any, live: Any, keep: Keep) -> None:
-    keep(answer(dict(live)))
-
-
-def _words(live: Any, came: Sequence[Any]) -> str:
-    return f"my_compaction({live})" if len(live) < 5 else f"my_compaction of {len(live)} live buffers"
-
-
-def _wrong(live: Any, came: Sequence[Any]) -> Wrong | None:
+def _wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
     """Each move is done."""
-    for moves in came:
-        if words := _wrong_moves(live, moves):
-            return f"{_words(live, came)}: {words}", "each move goes down, to the end of what is in place; draw it"
-    return None
+    words = _wrong_moves(live, moves)
+    return (f"{asked}: {words}", "each move goes down, to the end of what is in place; draw it") if words else None
 
 
 def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
@@ -93,12 +84,10 @@ def _is_move(move: Any) -> bool:
     return isinstance(move, tuple) and len(move) == 3 and all(type(one) is int for one in move)
 
 
-EXAMINATION = Examination(
+EXAMINATION = by_calls(
     "moves",
     "all that is live at the start of the region, no byte lost and none moved in vain",
     f"{len(_regions())} regions",
     _regions,
-    _ask,
-    _words,
     _wrong,
 )

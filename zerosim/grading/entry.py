@@ -66,7 +66,7 @@ def exercise(name: str, given: Any, **code: Any) -> Exercise:
         cases=tuple(case(stage, **run) for run in runs),
         judges=SHARDED if runs and stage == 3 else PLAIN if runs else (),
         volume=(sent or str(volume(stage)), _elements(stage)),
-        adapt=adapting.strategy,
+        adapt=adapting.strategy if runs else adapting.only_asked(given),
         gathered=1 if stage == 3 else None,
         yours=_YOURS[stage],
     )

@@ -7,7 +7,6 @@ Liu et al. (1908.03265), Dettmers et al. (2110.02861), beside PyTorch, bitsandby
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -15,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.errors import InputError
-from zerosim.grading.adapting import function_of, name_of
-from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.adapting import class_of
+from zerosim.grading.asking import Examination, Keep, Wrong, by_calls
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.plain import shown
 from zerosim.grading.trial import Own, result_of
@@ -30,10 +28,7 @@ Formula = Callable[[Any, Any, int, list[Any]], Any]
 
 def rule(answer: Any) -> Own:
     """A run with an optimizer of the class handed in. Raises: InputError for anything else."""
-    if not (inspect.isclass(answer) and issubclass(answer, Elementwise)):
-        raise InputError(f"{name_of(answer)} has no rule: hand in the class itself, such as class Mine(Elementwise)")
-    made: type[Elementwise] = answer
-    return Own(optimizer=made())
+    return Own(optimizer=class_of(answer, Elementwise, "has no rule")())
 
 
 def adagrad(w: Any, g: Any, t: int, states: list[Any]) -> Any:
@@ -138,12 +133,6 @@ def near(run: Comparison) -> Check:
 
 
 # -- eight bits --------------------------------------------------------------------------------------
-def quantiser(answer: Any) -> Own:
-    """Raises: InputError for anything but a function."""
-    function_of(answer, "my_quantiser(values, table)")
-    return Own()
-
-
 def _blocks() -> list[tuple[str, Any, Any]]:
     """Blocks of values with each of two tables, and their names."""
     random = np.random.default_rng(5)
@@ -163,31 +152,17 @@ def _blocks() -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _ask_block(answer: Any, question: Any, keep: Keep) -> None:
-    _, values, table = question
-    keep(answer(values.copy(), table.copy()))
-
-
-def _name(question: Any, came: Sequence[Any]) -> str:
-    name: str = question[0]
-    return name
-
-
-def _wrong_block(question: Any, came: Sequence[Any]) -> Wrong | None:
+def _wrong_block(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None:
     """Codes that are not the nearest entries of the table, times the largest magnitude."""
-    asked, values, table = question
-    for pair in came:
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
-            return f"{asked} gave {shown(pair)[:80]}", "return codes, scale"
-        codes, scale = np.asarray(pair[0]), float(pair[1])
-        if codes.dtype != np.uint8 or codes.shape != values.shape:
-            return f"{asked}: codes of {codes.dtype} {codes.shape}", "one byte a value: dtype uint8"
-        if not math.isfinite(scale) or scale != float(np.abs(values).max()):
-            words = f"{asked}: the scale is {scale:.9g}, expected {float(np.abs(values).max()):.9g}"
-            return words, "the largest magnitude of the block"
-        if wrong := _wrong_code(asked, values, table, codes, scale):
-            return wrong
-    return None
+    if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
+        return f"{asked} gave {shown(pair)[:80]}", "return codes, scale"
+    codes, scale = np.asarray(pair[0]), float(pair[1])
+    if codes.dtype != np.uint8 or codes.shape != values.shape:
+        return f"{asked}: codes of {codes.dtype} {codes.shape}", "one byte a value: dtype uint8"
+    if not math.isfinite(scale) or scale != float(np.abs(values).max()):
+        words = f"{asked}: the scale is {scale:.9g}, expected {float(np.abs(values).max()):.9g}"
+        return words, "the largest magnitude of the block"
+    return _wrong_code(asked, values, table, codes, scale)
 
 
 def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -> tuple[str, str] | None:
@@ -204,18 +179,12 @@ def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -
 
 
 # -- bf16 --------------------------------------------------------------------------------------------
-def rounding(answer: Any) -> Own:
-    """Raises: InputError for anything but a function."""
-    function_of(answer, "my_rounding(values, drawn)")
-    return Own()
-
-
 def _rows() -> list[tuple[str, Any, Any]]:
     """Values, and 16 bits drawn for each."""
     random = np.random.default_rng(6)
     floats = (random.standard_normal(4000) * 10.0 ** random.uniform(-20, 20, 4000)).astype(np.float32)
     exact = (floats.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-    return [
+    rows = [
         ("values of bf16", exact, random.integers(0, 2**16, 4000)),
         ("0.0 and -0.0", np.array([0.0, -0.0], np.float32), np.array([0, 65535])),
         ("1 + 2**-9, drawn 0, 16383 and 16384", np.full(3, 1 + 2**-9, np.float32), np.array([0, 16383, 16384])),
@@ -223,39 +192,30 @@ def _rows() -> list[tuple[str, Any, Any]]:
         ("-3.01, drawn 0 and 65535", np.full(2, -3.01, np.float32), np.array([0, 65535])),
         ("values of many sizes", floats, random.integers(0, 2**16, 4000)),
     ]
+    return [(asked, values, drawn.astype(np.uint32)) for asked, values, drawn in rows]
 
 
-def _ask_row(answer: Any, question: Any, keep: Keep) -> None:
-    _, values, drawn = question
-    keep(answer(values.copy(), drawn.astype(np.uint32)))
-
-
-def _wrong_row(question: Any, came: Sequence[Any]) -> Wrong | None:
+def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
     """Up where the drawn bits are less than the 16 that are cut off."""
-    name, values, drawn = question
-    for rounded in map(np.asarray, came):
-        if rounded.dtype != np.float32 or rounded.shape != values.shape:
-            return f"{name}: {rounded.dtype} {rounded.shape}", "float32, whose lower 16 bits are 0"
-        bits = values.view(np.uint32)
-        right = (bits & np.uint32(0xFFFF0000)) + np.where(drawn < (bits & np.uint32(0xFFFF)), 65536, 0)
-        bad = np.flatnonzero(rounded.view(np.uint32) != right.astype(np.uint32))
-        if bad.size:
-            at = int(bad[0])
-            expected = right.astype(np.uint32).view(np.float32)[at]
-            words = f"{name}: {values[at]!s} with {drawn[at]} drawn became {rounded[at]!s}, expected {expected!s}"
-            return words, "cut off the lower 16 bits; add 0x10000 where what was drawn is less than they were"
-    return None
+    rounded = np.asarray(came)
+    if rounded.dtype != np.float32 or rounded.shape != values.shape:
+        return f"{asked}: {rounded.dtype} {rounded.shape}", "float32, whose lower 16 bits are 0"
+    bits = values.view(np.uint32)
+    right = (bits & np.uint32(0xFFFF0000)) + np.where(drawn < (bits & np.uint32(0xFFFF)), 65536, 0)
+    bad = np.flatnonzero(rounded.view(np.uint32) != right.astype(np.uint32))
+    if not bad.size:
+        return None
+    at = int(bad[0])
+    expected = right.astype(np.uint32).view(np.float32)[at]
+    words = f"{asked}: {values[at]!s} with {drawn[at]} drawn became {rounded[at]!s}, expected {expected!s}"
+    return words, "cut off the lower 16 bits; add 0x10000 where what was drawn is less than they were"
 
 
-QUANTISER = Examination(
+QUANTISER = by_calls(
     "codes",
     "the largest magnitude of a block, and the nearest entry of the table for each value over it",
     "10 blocks",
     _blocks,
-    _ask_block,
-    _name,
     _wrong_block,
 )
-ROUNDING = Examination(
-    "bits", "bf16, up as often as a value is near to it", "6 rows", _rows, _ask_row, _name, _wrong_row
-)
+ROUNDING = by_calls("bits", "bf16, up as often as a value is near to it", "6 rows", _rows, _wrong_row)

@@ -16,10 +16,8 @@ from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.events import Launch, Scope, Wait
-from zerosim.grading.adapting import function_of
-from zerosim.grading.asking import Examination, Keep, Wrong
+from zerosim.grading.asking import Wrong, by_calls
 from zerosim.grading.plain import shown
-from zerosim.grading.trial import Own
 from zerosim.ledger.clock import simulate
 from zerosim.ledger.pace import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
@@ -34,19 +32,7 @@ PIPELINES = ((1, 1, 10), (2, 1, 10), (4, 1, 10), (5, 1, 8), (7, 1, 10), (2, 2, 1
 """Stages, chunks, and one over the share that the bubble may be."""
 
 
-def depth(answer: Any) -> Own:
-    """Raises: InputError for anything but a function."""
-    function_of(answer, "my_depth(compute, gather)")
-    return Own()
-
-
-def micro_batches(answer: Any) -> Own:
-    """Raises: InputError for anything but a function."""
-    function_of(answer, "my_micro_batches(num_stages, chunks, share)")
-    return Own()
-
-
-def _rows() -> list[tuple[list[int], list[int]]]:
+def _rows() -> list[tuple[str, list[int], list[int]]]:
     """Seconds of units: those on paper, then drawn ones."""
     draw = random.Random(7)
     units = [(list(compute), list(gather)) for compute, gather in SMALL]
@@ -54,29 +40,18 @@ def _rows() -> list[tuple[list[int], list[int]]]:
         count = draw.randint(2, 8)
         times = [[draw.choice((1, 1, 2, 3, 9)) for _ in range(count)] for _ in range(2)]
         units.append((times[0], times[1]))
-    return units
+    return [(f"my_depth({compute}, {gather})", compute, gather) for compute, gather in units]
 
 
-def _ask_depth(answer: Any, question: Any, keep: Keep) -> None:
-    compute, gather = question
-    keep(answer(list(compute), list(gather)))
-
-
-def _depth_words(question: Any, came: Sequence[Any]) -> str:
-    return f"my_depth({question[0]}, {question[1]})"
-
-
-def _wrong_depth(question: Any, came: Sequence[Any]) -> Wrong | None:
+def _wrong_depth(asked: str, compute: list[int], gather: list[int], depth: Any) -> Wrong | None:
     """Gathered so many units ahead by the clock."""
-    (compute, gather), asked = question, _depth_words(question, came)
-    for depth in came:
-        waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
-        right = waits.index(waits[-1])
-        if type(depth) is not int or not 0 <= depth < len(compute):
-            return f"{asked} is {shown(depth)}, expected 0 to {len(compute) - 1}", _TURN
-        if depth != right:
-            words = f"{asked} is {depth}, expected {right}; waited with 0, 1, ... units ahead: "
-            return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
+    waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
+    right = waits.index(waits[-1])
+    if type(depth) is not int or not 0 <= depth < len(compute):
+        return f"{asked} is {shown(depth)}, expected 0 to {len(compute) - 1}", _TURN
+    if depth != right:
+        words = f"{asked} is {depth}, expected {right}; waited with 0, 1, ... units ahead: "
+        return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
     return None
 
 
@@ -99,28 +74,23 @@ def waited(compute: Sequence[int], gather: Sequence[int], ahead: int) -> float:
     return sum(simulate({0: entries}, [0, 0], Mesh(dp_shard=2), cluster).last.exposed.values())
 
 
-def _ask_micro_batches(answer: Any, question: Any, keep: Keep) -> None:
-    stages, chunks, parts = question
-    keep(answer(stages, chunks, Fraction(1, parts)))
+def _pipelines() -> list[tuple[str, int, int, Fraction]]:
+    return [
+        (f"my_micro_batches({stages}, {chunks}, 1/{parts})", stages, chunks, Fraction(1, parts))
+        for stages, chunks, parts in PIPELINES
+    ]
 
 
-def _micro_batches_words(question: Any, came: Sequence[Any]) -> str:
-    stages, chunks, parts = question
-    return f"my_micro_batches({stages}, {chunks}, 1/{parts})"
-
-
-def _wrong_micro_batches(question: Any, came: Sequence[Any]) -> Wrong | None:
+def _wrong_micro_batches(asked: str, stages: int, chunks: int, share: Fraction, count: Any) -> Wrong | None:
     """The bubble counted with so many micro-batches, and with the next fewer."""
-    (stages, chunks, parts), asked = question, _micro_batches_words(question, came)
-    share, pace = Fraction(1, parts), stages if chunks > 1 else 1
-    for count in came:
-        if type(count) is not int or not 1 <= count <= 1000 or count % pace:
-            which = f"a multiple of {pace}" if pace > 1 else "at least 1"
-            return f"{asked} is {shown(count)}, expected {which}, as an int", _WHOLE
-        if (found := bubble_of(stages, chunks, count)) > share:
-            return f"{asked} is {count}, with a bubble of {found}", "waiting over working is (p-1)/(vm)"
-        if count > pace and (found := bubble_of(stages, chunks, count - pace)) <= share:
-            return f"{asked} is {count}; {count - pace} have a bubble of {found}", _WHOLE
+    pace = stages if chunks > 1 else 1
+    if type(count) is not int or not 1 <= count <= 1000 or count % pace:
+        which = f"a multiple of {pace}" if pace > 1 else "at least 1"
+        return f"{asked} is {shown(count)}, expected {which}, as an int", _WHOLE
+    if (found := bubble_of(stages, chunks, count)) > share:
+        return f"{asked} is {count}, with a bubble of {found}", "waiting over working is (p-1)/(vm)"
+    if count > pace and (found := bubble_of(stages, chunks, count - pace)) <= share:
+        return f"{asked} is {count}; {count - pace} have a bubble of {found}", _WHOLE
     return None
 
 
@@ -133,21 +103,17 @@ def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
     return counted_bubble(slots_of([order(stages, stage, count, chunks) for stage in range(stages)]))
 
 
-DEPTH = Examination(
+DEPTH = by_calls(
     "depth",
     "the fewest units ahead with which no longer is waited than with all of them",
     f"{len(SMALL) + 20} rows of units, by the clock",
     _rows,
-    _ask_depth,
-    _depth_words,
     _wrong_depth,
 )
-MICRO_BATCHES = Examination(
+MICRO_BATCHES = by_calls(
     "bubble",
     "the fewest micro-batches whose bubble is no larger than the share",
     f"{len(PIPELINES)} pipelines, counted in slots",
-    lambda: PIPELINES,
-    _ask_micro_batches,
-    _micro_batches_words,
+    _pipelines,
     _wrong_micro_batches,
 )
