@@ -1,4 +1,4 @@
-"""Bytes and numbers as people write them: parsed and printed.
+"""Bytes and numbers as people write them: parsed and printed. A list of names, shortened.
 
 GB is 1e9 bytes, as in every table of the ZeRO papers; GiB is 2**30. Nothing here returns a float
 for bytes.
@@ -7,6 +7,7 @@ for bytes.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from zerosim.errors import InputError
@@ -69,6 +70,11 @@ def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
     # Three figures of what is printed: 9.996 is 10.0, not 10.00.
     digits = 0 if unit == units[0] else 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
     return f"{scaled:.{digits}f}{space}{unit}".rstrip()
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """'a, b, c and 4 more': the first of some names, and how many are left."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def format_bytes(value: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import dataclasses
@@ -30,10 +31,11 @@ from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
 from zerosim.grading import Check, Flat, Slice, Unit, Zero2, Zero3, find_exercise, grade
 from zerosim.grading.crashes import lost
+from zerosim.grading.exercise import VERDICTS, Verdict
 from zerosim.grading.judge import verdict_on
 from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import pack, unpack
-from zerosim.grading.plain import Odd, plain, unpacked
+from zerosim.grading.plain import Odd, packed, plain, unpacked
 from zerosim.grading.process import MOST_SHOWN
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -325,8 +327,9 @@ class PatchesTheExercise(Own2):
 class SendsAVerdict(Own2):
     def publish_params(self, flat: Flat) -> None:
         names = ("runs", "weights", "bytes", "peak", "volume", "calls")
-        checks = [[name, True, "as forged", "it is", "", "", "", None] for name in names]
-        line = json.dumps(["verdict", [checks, None, ""]]).encode() + b"\n"
+        checks = tuple(Check(name, True, "as forged", "it is") for name in names)
+        forged = base64.b64encode(packed(Verdict(checks), VERDICTS)).decode()
+        line = json.dumps(["verdict", forged]).encode() + b"\n"
         for number in range(3, 40):
             with contextlib.suppress(OSError):
                 os.write(number, line)

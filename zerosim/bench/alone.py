@@ -12,7 +12,7 @@ from functools import wraps
 from statistics import median
 from typing import Any, ParamSpec
 
-from zerosim.bench.training import initial_weights, random_tokens
+from zerosim.bench.training import TIMEOUT_S, initial_weights, random_tokens, train_from
 from zerosim.comm.runtime import Context, assemble, make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.machine_file import Measured
@@ -22,16 +22,11 @@ from zerosim.device.work import MATMUL, KernelWork, work_of
 from zerosim.dtypes import dtype
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
-from zerosim.models.model import load_flat
-from zerosim.train import engine
-from zerosim.train.build import build_rank, place_rank, world_of
-from zerosim.train.build_updater import build_updater
+from zerosim.train.build import world_of
 
 P = ParamSpec("P")
 Samples = dict[tuple[str, float], list[float]]
 """Seconds by kernel and work."""
-
-TIMEOUT_S = 3600.0
 
 
 class Stopwatch(Device):
@@ -65,10 +60,9 @@ def _alone(config: RunConfig, steps: int, make: type[Device]) -> list[tuple[floa
     done: list[tuple[float, Any]] = []
 
     def program(ctx: Context) -> None:
-        model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
-        place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, weights, group, exact_master=False))
+        training = train_from(ctx, config, weights, iter([[tokens]] * (steps + 2)))
         began = time.thread_time()
-        for _ in engine.train(model, iter([[tokens]] * (steps + 2)), strategy, ctx.device, pipeline=pipeline):
+        for _ in training:
             seconds = time.thread_time() - began
             seen, ctx.device.__dict__["seen"] = ctx.device.__dict__.get("seen"), []
             done.append((seconds, seen))

@@ -21,9 +21,9 @@ from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
-from zerosim.bench.alone import TIMEOUT_S, Samples, copies, host_seconds, kernels_of, products
+from zerosim.bench.alone import Samples, copies, host_seconds, kernels_of, products
 from zerosim.bench.contest import Progress
-from zerosim.bench.training import one_thread
+from zerosim.bench.training import TIMEOUT_S, one_thread
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.hardware import Hardware, Sources

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import quantiles
 from typing import Any
 
@@ -55,19 +55,7 @@ class Figure:
         return "met" if self.value <= self.goal else "missed"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "goal": self.goal,
-            "verdict": self.verdict or None,
-            "low": self.low,
-            "high": self.high,
-            "rounds": self.rounds,
-            "seconds": dict(self.seconds or {}),
-            "note": self.note,
-        }
+        return asdict(self) | {"verdict": self.verdict or None, "seconds": dict(self.seconds or {})}
 
 
 def of_rounds(

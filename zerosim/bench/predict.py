@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from zerosim.bench.alone import TIMEOUT_S
 from zerosim.bench.calibrate import Gather
 from zerosim.bench.contest import Progress
 from zerosim.bench.machine import busy_s
-from zerosim.bench.training import initial_weights, one_thread, random_tokens
+from zerosim.bench.training import TIMEOUT_S, initial_weights, one_thread, own_rows, random_tokens, train_from
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -25,11 +24,7 @@ from zerosim.device.events import Reader
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
-from zerosim.models.model import load_flat
-from zerosim.placement.mesh import DATA
-from zerosim.train import data, engine
-from zerosim.train.build import build_rank, place_rank, world_of
-from zerosim.train.build_updater import build_updater
+from zerosim.train.build import world_of
 from zerosim.train.plan import plan
 
 STAGES = (1, 2, 3)
@@ -162,14 +157,11 @@ def steps_of(config: RunConfig, steps: int, gather: Gather | None = None) -> lis
     stamps: list[tuple[float, float, float]] = []
 
     def program(ctx: Context) -> None:
-        model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
-        place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, weights, group, exact_master=False))
-        for _ in engine.train(model, batches(ctx), strategy, ctx.device, pipeline=pipeline):
+        for _ in train_from(ctx, config, weights, batches(ctx)):
             pass
 
     def batches(ctx: Context) -> Iterator[list[Any]]:
-        mesh = config.mesh.axes
-        own = data.micro_batches(tokens, mesh.index(ctx.rank, *DATA), mesh.size(*DATA), config.data.accumulate)
+        own = own_rows(ctx, config, tokens)
         for number in range(steps + 2):
             ctx.comm.barrier()
             if ctx.rank % config.world.ranks_per_process == 0 and (ctx.rank == 0 or config.world.transport == "mpi"):

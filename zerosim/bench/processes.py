@@ -6,10 +6,8 @@ the benchmark ends for whatever reason.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +24,7 @@ from zerosim.bench.figures import Figure, difference, ratio, same_losses
 from zerosim.bench.training import RANKS, initial_weights, over_ranks, text_tokens
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory, ZerosimError
+from zerosim.train.diagnosis import end_process
 
 START_UP_LIMIT_S = 30.0
 START_UP_GOAL_S = 0.15
@@ -99,18 +98,7 @@ class Processes(Contestant):
             raise ProcessFailed(f"{_shown(self._commands[0])} took more than {self._limit_s:g} s") from None
         finally:
             for process in running:
-                _kill(process)
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.name == "posix":
-            os.killpg(process.pid, signal.SIGKILL)  # its session outlives it while anything that it started does
-        else:
-            process.kill()
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
+                end_process(process)
 
 
 def _shown(command: Any) -> str:

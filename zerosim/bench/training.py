@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -88,6 +89,21 @@ def one_thread() -> Iterator[None]:
     NumpyBackend()  # as in a run, before any thread is there: it settles how memory is kept for those to come
     with threadpool_limits(limits=1, user_api="blas"):
         yield
+
+
+def train_from(
+    ctx: Context, config: RunConfig, weights: Mapping[str, Any], batches: Iterator[list[Any]]
+) -> Iterator[list[float]]:
+    """Build this rank's program, place whole weights in it by name, and train: the losses of each step."""
+    model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
+    place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, weights, group, exact_master=False))
+    return engine.train(model, batches, strategy, ctx.device, pipeline=pipeline)
+
+
+def own_rows(ctx: Context, config: RunConfig, tokens: Any) -> list[Any]:
+    """A rank's micro-batches of a global batch."""
+    mesh = config.mesh.axes
+    return data.micro_batches(tokens, mesh.index(ctx.rank, *DATA), mesh.size(*DATA), config.data.accumulate)
 
 
 class Gate:
@@ -222,23 +238,16 @@ class TrainingRun(Contestant):
         return (MemoryLedger(), CommLedger(), self._last[rank]) if self._record else ()
 
     def _program(self, ctx: Context) -> None:
-        config = self.config
-        model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
-        place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, self._weights, group, exact_master=False))
+        steps = train_from(ctx, self.config, self._weights, self._batches(ctx))
         if ctx.device.stream is not None:
             self._streams[ctx.rank] = ctx.device.stream
-        for losses in engine.train(model, self._batches(ctx), strategy, ctx.device, pipeline=pipeline):
+        for losses in steps:
             self.losses[ctx.rank] += losses
 
     def _batches(self, ctx: Context) -> Iterator[list[Any]]:
-        mesh = self.config.mesh.axes
-        own = data.micro_batches(
-            self._tokens, mesh.index(ctx.rank, *DATA), mesh.size(*DATA), self.config.data.accumulate
-        )
-        step = 0
-        while True:
+        own = own_rows(ctx, self.config, self._tokens)
+        for step in count():
             ctx.comm.barrier()
             if not self._gate.arrive(step):
                 return
             yield own
-            step += 1

@@ -18,6 +18,7 @@ from zerosim.grading.asking import Examination, Keep, Wrong
 from zerosim.grading.plain import plain, shown
 from zerosim.grading.trial import Own
 from zerosim.train.plan import peak_of
+from zerosim.units import few
 
 MERGE = "holes that touch are one hole: look behind what is released, and before it"
 
@@ -65,8 +66,7 @@ class Book:
         if type(came) is type(right) and came == right:
             return ""
         holes = [f"{size:,} B at {address:,}" for size, address in self.holes]
-        words = ", ".join(holes[:6]) + (f" and {len(holes) - 6} more" if len(holes) > 6 else "")
-        return f"reserve({nbytes}) is {shown(came)}, expected {right}; holes: {words or 'none'}"
+        return f"reserve({nbytes}) is {shown(came)}, expected {right}; holes: {few(holes, 6) or 'none'}"
 
 
 def arena(answer: Any) -> Own:

@@ -84,16 +84,11 @@ def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
 
 def _owners(name: str) -> list[type | ModuleType]:
     """The strategies and what they leave their work to (the base only where no other has it: its own hooks are empty),
-    the classes of f and g, the
-    arena, the optimizers' rules, and the modules with that name."""
+    the classes of f and g, the arena, the optimizers' rules, and the modules with that name."""
     strategies: list[type] = [each for each in (*_shipped(Strategy), *_collaborators()) if name in vars(each)]
-    borders: list[type] = [each for each in _shipped(Borders) if name in vars(each)]
-    borders += [Borders] if name in vars(Borders) else []
-    strategies += [Strategy] if not strategies and name in vars(Strategy) else []
-    regions: list[type] = [arena.Arena] if name in vars(arena.Arena) else []
-    modules = [module for module in (*_MODULES, partition, flat, clock, slots) if name in vars(module)]
-    rules: list[type] = [each for each in _shipped(Elementwise) if name in vars(each)]
-    return [*strategies, *borders, *regions, *rules, *modules]
+    others = (*_shipped(Borders), Borders, arena.Arena, *_shipped(Elementwise))
+    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *others, *_MODULES, partition, flat, clock, slots]
+    return [each for each in owners if name in vars(each)]
 
 
 def _collaborators() -> list[type[Any]]:

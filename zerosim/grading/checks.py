@@ -15,6 +15,7 @@ from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.record import Peak, Where, mark_number, peak, where
 from zerosim.grading.trial import result_of
 from zerosim.train.result import RunResult
+from zerosim.units import few
 
 COST = bytes_per_parameter(2, 2, 2)
 """bf16 weights and gradients, an fp32 master and Adam's two moments: 2 + 2 + 12."""
@@ -68,8 +69,7 @@ def _whole_words(at: Where) -> str:
     for kind, hook in _LETS_GO:
         units = list(dict.fromkeys(held.unit for held in at.live if held.kind == kind))
         if units:
-            more = f" and {len(units) - 3} more" if len(units) > 3 else ""
-            return f"still live: {kind} of {', '.join(units[:3])}{more}; {hook}"
+            return f"still live: {kind} of {few(units)}; {hook}"
     return "something whole is still live: see the list of what was"
 
 

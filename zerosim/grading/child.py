@@ -8,7 +8,7 @@ Between them stands what faulthandler writes of a crash, or of a thread that doe
     ["runs", label]        a case begins
     ["borrowed", name]     it has called zerosim's own answer
     ["left", text]         the end of the answer's: what it left, in base64
-    ["verdict", [...]]     the end of the judge's; the answer's cannot give one
+    ["verdict", text]      the end of the judge's; the answer's cannot give one
     ["failed", text]       the end: the grader itself is at fault
 """
 
@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from zerosim.grading.catalogue import find_exercise
-from zerosim.grading.exercise import Exercise
+from zerosim.grading.exercise import VERDICTS, Exercise
 from zerosim.grading.judge import left_by, verdict_on
 from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import unpack
+from zerosim.grading.plain import packed
 
 MOST_BYTES = 4 << 30
 """What an answer may take beyond what is there when it begins, where the system can be told so (Linux)."""
@@ -74,7 +75,7 @@ def judge(parcel: dict[str, Any]) -> NoReturn:
     try:
         data = base64.b64decode(parcel["left"])
         verdict = verdict_on(data, _exercise(parcel), parcel["borrowed"], Watch(lambda: _tell(out, "alive")))
-        _tell(out, "verdict", verdict)
+        _tell(out, "verdict", base64.b64encode(packed(verdict, VERDICTS)).decode())
     except BaseException:
         _tell(out, "failed", traceback.format_exc())
     _leave(0)

@@ -60,7 +60,7 @@ class Check(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came of an answer. JSON keeps it, as nested lists.
+    """What came of an answer.
 
     unsolved   what is still to be written, and the line where it is reached
     void       why nothing of it counts, '' where it does
@@ -70,15 +70,9 @@ class Verdict(NamedTuple):
     unsolved: Failure | None = None
     void: str = ""
 
-    @classmethod
-    def from_json(cls, parts: list[Any]) -> Verdict:
-        checks, unsolved, void = parts
-        return cls(tuple(map(_check, checks)), unsolved and Failure(*unsolved), void)
 
-
-def _check(parts: list[Any]) -> Check:
-    *rest, at = parts
-    return Check._make([*rest, at and Where._make([*at[:3], tuple(map(Held._make, at[3]))])])
+VERDICTS = (Verdict, Check, Where, Held)
+"""The records of a verdict (`plain.py`)."""
 
 
 Judge = Callable[[Comparison], Check]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from zerosim.device.events import Alloc, Event, Free
 from zerosim.grading.record import Call, Where, calls, where
 from zerosim.grading.trial import Trial
+from zerosim.units import few
 
 HOOKS = {
     ("forward", "all_gather"): "pre_forward",
@@ -52,7 +53,7 @@ class Missing(NamedTuple):
         if self.lacking == self.of:
             words = f"{self.hook} calls no {self.op} in step {self.step}, where the reference calls {self.of}"
         if self.kept:
-            words += f": {_listed(self.kept)} {'is' if len(self.kept) == 1 else 'are'} still gathered from before"
+            words += f": {few(self.kept)} {'is' if len(self.kept) == 1 else 'are'} still gathered from before"
         return words
 
     @property
@@ -116,8 +117,3 @@ def _end_of(record: Sequence[Event], step: int, phase: str) -> int:
     """The last event of a phase, of one that never came the last of the record."""
     numbers = [number for number, event in enumerate(record) if event.scope[:2] == (step, phase)]
     return numbers[-1] if numbers else len(record) - 1
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -14,6 +14,7 @@ What is reported of a process that ended without a verdict is in `crashes.py`.
 
 from __future__ import annotations
 
+import base64
 import codecs
 import json
 import os
@@ -30,9 +31,10 @@ from typing import IO, Any
 from zerosim.errors import InputError, ZerosimError
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.crashes import lost
-from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.exercise import VERDICTS, Check, Exercise, Verdict
 from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
 from zerosim.grading.pickling import pack
+from zerosim.grading.plain import unpacked
 
 START_S = 60.0
 """How long a process may take to say its first word: a cold disk, a busy machine."""
@@ -44,7 +46,7 @@ MOST_SHOWN = 20_000
 """Characters of what an answer prints that are shown."""
 
 ANSWERS = {"alive": (), "runs": (str,), "borrowed": (str,), "left": (str,), "failed": (str,)}
-JUDGES = {"alive": (), "verdict": (list,), "failed": (str,)}
+JUDGES = {"alive": (), "verdict": (str,), "failed": (str,)}
 """What each process sends, with which parts: each message is a sign of life."""
 
 Messages = Mapping[str, tuple[type, ...]]
@@ -90,7 +92,8 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
             what = {"exercise": exercise, "left": heard["left"][0], "borrowed": borrowed}
             found = _listen(judge, JUDGES, what)
             if "verdict" in found:
-                return Verdict.from_json(found["verdict"][0])
+                verdict: Verdict = unpacked(base64.b64decode(found["verdict"][0]), VERDICTS)
+                return verdict
             heard = {**found, "failed": found.get("failed", [f"it ended without a word: {found['dump']}"])}
         if "failed" in heard:
             raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard['failed'][0]}")

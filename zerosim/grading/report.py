@@ -11,6 +11,7 @@ from zerosim.errors import InputError
 from zerosim.grading.exercise import Check, Exercise, Verdict
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Held, Where
+from zerosim.units import few
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
 _COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}
@@ -158,9 +159,7 @@ def live_words(where: Where) -> list[str]:
 
 def _units(names: Iterable[str]) -> str:
     counts = Counter(name or "outside units" for name in names)
-    words = [name if count == 1 else f"{name} ({count})" for name, count in counts.items()]
-    more = f" and {len(words) - _MOST_UNITS} more" if len(words) > _MOST_UNITS else ""
-    return ", ".join(words[:_MOST_UNITS]) + more
+    return few([name if count == 1 else f"{name} ({count})" for name, count in counts.items()], _MOST_UNITS)
 
 
 def _row(check: Check, shown: list[Where]) -> str:

@@ -24,6 +24,7 @@ from zerosim.placement.spec import Split, WeightSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import LabelKeys, normal
 from zerosim.tensor.tensor import Tensor
+from zerosim.units import few
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -163,8 +164,8 @@ def check_names(given: Iterable[str], expected: Shapes, whose: str = "the weight
     missing = [name for name in expected if name not in given]
     unknown = sorted(given - set(expected))
     if missing or unknown:
-        parts = [f"missing {_some(missing)}"] if missing else []
-        parts += [f"unknown {_some(unknown)}"] if unknown else []
+        parts = [f"missing {few(missing)}"] if missing else []
+        parts += [f"unknown {few(unknown)}"] if unknown else []
         raise InputError(f"{whose} do not fit the model: {'; '.join(parts)}")
 
 
@@ -173,10 +174,6 @@ def check_shapes(given: Shapes, expected: Shapes, whose: str = "the weights") ->
     for name, shape in expected.items():
         if given[name] != shape:
             raise InputError(f"{whose} do not fit the model: {name} has shape {given[name]}, expected {shape}")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def load_flat(flat: Flat, weights: Mapping[str, Any], group: Group = ONE_RANK, *, exact_master: bool) -> None:

@@ -117,7 +117,7 @@ def diagnose() -> Diagnosis:
     finally:
         for process in (cuda_asked, mpi_asked):
             if process is not None:
-                _end(process)
+                end_process(process)
     faults = cuda_faults(cuda)
     nccl = [] if faults else [_availability("nccl", nccl_fault(cuda))]  # without CUDA there is nothing to say
     return Diagnosis(
@@ -225,11 +225,11 @@ def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | st
     return printed[-1] if printed else f"the process that asked ended with {process.returncode}"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Nothing that it started outlives it."""
+def end_process(process: subprocess.Popen[str]) -> None:
+    """End a process that has a session of its own, and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if os.name == "posix":
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)  # its session outlives it while anything that it started does
         else:
             process.kill()
     process.wait()
