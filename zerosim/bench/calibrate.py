@@ -105,8 +105,7 @@ def measure_machine(
             config = config.replace(precision=precision)
             progress(f"kernels of one rank alone: {config.model.name}, hidden {config.model.hidden}")
             work = partial(kernels_of, config, sizes.steps, product, memory)
-            for one in _together(here, work, everyone):
-                _add(found, one)
+            found = _pooled([found, *_together(here, work, everyone)])
         host = sizes.host.replace(precision=precision)
         progress("what the host does between kernels")
         kernel_s = median(_together(here, partial(host_seconds, host, 4 * sizes.steps), everyone))
@@ -207,13 +206,9 @@ def _loop(ctx: Context, call: Callable[[Buffer], object], buffers: Sequence[Buff
 def _pooled(samples: Iterable[Samples]) -> Samples:
     found: Samples = {}
     for one in samples:
-        _add(found, one)
+        for key, seconds in one.items():
+            found.setdefault(key, []).extend(seconds)
     return found
-
-
-def _add(found: Samples, more: Samples) -> None:
-    for key, seconds in more.items():
-        found.setdefault(key, []).extend(seconds)
 
 
 def _curve(samples: Mapping[tuple[str, float], Sequence[float]]) -> Measured:

@@ -24,7 +24,7 @@ from zerosim.bench.figures import Figure, difference, ratio, same_losses
 from zerosim.bench.training import RANKS, initial_weights, over_ranks, text_tokens
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory, ZerosimError
-from zerosim.train.diagnosis import end_process
+from zerosim.train.processes import end, start
 
 START_UP_LIMIT_S = 30.0
 START_UP_GOAL_S = 0.15
@@ -77,18 +77,7 @@ class Processes(Contestant):
         running: list[subprocess.Popen[str]] = []
         try:
             for command in self._commands:
-                running.append(
-                    subprocess.Popen(
-                        command,
-                        env=self._environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                        errors="replace",
-                        start_new_session=True,
-                    )
-                )
+                running.append(start(command, self._environment))
             for process in running:
                 _, errors = process.communicate(timeout=max(0.1, deadline - time.perf_counter()))
                 if process.returncode != self._exit_code:
@@ -98,7 +87,7 @@ class Processes(Contestant):
             raise ProcessFailed(f"{_shown(self._commands[0])} took more than {self._limit_s:g} s") from None
         finally:
             for process in running:
-                end_process(process)
+                end(process)
 
 
 def _shown(command: Any) -> str:

@@ -16,6 +16,7 @@ from zerosim.analysis.formulas.parallel import tensor_parallel
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype
+from zerosim.grading.checks import bytes_text
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.trial import Trial, attempt, result_of
 from zerosim.placement.assemble import Piece, assemble
@@ -65,17 +66,17 @@ def exchanged(run: Comparison) -> Check:
     config, (text, form) = run.case.config, run.exercise.volume
     t, itemsize = config.mesh.tp, dtype(config.precision.stored).itemsize
     wanted = form(config, 0, 0) * Fraction(t - 1, t) * itemsize
-    expected = f"({text})(t-1)/t elements = {_bytes(wanted)} sent per rank and step as activations"
+    expected = f"({text})(t-1)/t elements = {bytes_text(wanted)} B sent per rank and step as activations"
     for step in range(config.optim.steps or 1):
         sent = {"activations": Fraction(0)}
         for row in (row for rank in result_of(run.mine).traffic for row in rank):
             if row.step == step and row.axis == "tp" and row.phase in ("forward", "backward"):
                 sent[row.purpose] = sent.get(row.purpose, Fraction(0)) + Fraction(row.wire_bytes, t)
         if sent != {"activations": wanted}:
-            counted = ", ".join(f"{_bytes(nbytes)} as {purpose}" for purpose, nbytes in sent.items())
+            counted = ", ".join(f"{bytes_text(nbytes)} B as {purpose}" for purpose, nbytes in sent.items())
             hint = places(run.mine.records[0]) if len(sent) == 1 else "every all_reduce needs purpose='activations'"
             return Check("exchanged", False, expected, counted, hint=hint)
-    return Check("exchanged", True, expected, _bytes(wanted))
+    return Check("exchanged", True, expected, f"{bytes_text(wanted)} B")
 
 
 def places(record: Sequence[Event]) -> str:
@@ -104,10 +105,6 @@ def _gradients(trial: Trial) -> dict[str, Any]:
         for one in first
     ]
     return assemble(layout, pieces)
-
-
-def _bytes(nbytes: Fraction) -> str:
-    return f"{int(nbytes):,} B" if nbytes.denominator == 1 else f"{float(nbytes):,.1f} B"
 
 
 def _floats(values: Sequence[float]) -> str:

@@ -7,6 +7,7 @@ in `traffic.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from zerosim.analysis.formulas.form import total
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, padded_numel
@@ -116,6 +117,11 @@ def _failed_on(run: Comparison, rank: int, number: int, name: str, expected: str
 def psi_of(result: RunResult, stage: int) -> int:
     """The model's parameters, padded where its buffers are cut."""
     return padded_numel([info.numel for info in result.units], result.config.mesh.ranks if stage else 1)
+
+
+def bytes_text(nbytes: Fraction) -> str:
+    """Bytes, or a mean of them with a decimal."""
+    return f"{int(nbytes):,}" if nbytes.denominator == 1 else f"{float(nbytes):,.1f}"
 
 
 def _floats(values: Sequence[float]) -> str:

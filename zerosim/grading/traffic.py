@@ -12,7 +12,7 @@ from fractions import Fraction
 from zerosim.analysis.formulas.states import padded_numel
 from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
-from zerosim.grading.checks import psi_of
+from zerosim.grading.checks import bytes_text, psi_of
 from zerosim.grading.compare import different_weights
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.missing import first_missing
@@ -29,18 +29,17 @@ def volume(run: Comparison) -> Check:
     tied = result.tied_numel
     table = padded_numel([tied], config.mesh.ranks) if tied and run.exercise.stage else tied
     most = elements(config, psi_of(result, run.exercise.stage), table)
-    each = 2 * Fraction(
-        config.mesh.ranks - 1, config.mesh.ranks
-    )  # bytes of an element, for those of the N slices that travel
+    # Bytes of an element, for those of the N slices that travel.
+    each = 2 * Fraction(config.mesh.ranks - 1, config.mesh.ranks)
     per_step = [Fraction(sum(step), config.mesh.ranks) for step in _sent(run.mine, config)]
-    expected = f"at most {text} (N-1)/N elements = {_bytes(most * each)} B sent per rank and step"
+    expected = f"at most {text} (N-1)/N elements = {bytes_text(most * each)} B sent per rank and step"
     if max(per_step) > most * each:
-        return _parted(run, "volume", expected, f"{_bytes(max(per_step))} B")
+        return _parted(run, "volume", expected, f"{bytes_text(max(per_step))} B")
     least = _least_elements(run, most, table) * each
     if min(per_step) < least:
-        counted = f"{_bytes(min(per_step))} B, too few: at least {_bytes(least)} B have to travel"
+        counted = f"{bytes_text(min(per_step))} B, too few: at least {bytes_text(least)} B have to travel"
         return _too_few(run, expected, counted)
-    return Check("volume", True, expected, f"{_bytes(max(per_step))} B")
+    return Check("volume", True, expected, f"{bytes_text(max(per_step))} B")
 
 
 _ASIDE = "Some traffic or memory did not go through `self.comm` and `self.device`."
@@ -179,7 +178,3 @@ def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:
         [sum(row.wire_bytes for row in rows if row.step == step and carries_states(row)) for rows in result.traffic]
         for step in steps
     ]
-
-
-def _bytes(value: Fraction) -> str:
-    return f"{int(value):,}" if value.denominator == 1 else f"{float(value):,.1f}"

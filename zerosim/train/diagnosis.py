@@ -27,6 +27,7 @@ from zerosim.backends.cuda.facts import CudaFacts, Gpu, installed_facts
 from zerosim.comm.runtime import make_backend
 from zerosim.comm.transports.mpi.check import MpiFacts, mpi_facts, mpi_fault
 from zerosim.errors import message_of
+from zerosim.train import processes
 
 LIMIT_S = 8.0
 """How long CuPy and MPI may take to answer."""
@@ -117,7 +118,7 @@ def diagnose() -> Diagnosis:
     finally:
         for process in (cuda_asked, mpi_asked):
             if process is not None:
-                end_process(process)
+                processes.end(process)
     faults = cuda_faults(cuda)
     nccl = [] if faults else [_availability("nccl", nccl_fault(cuda))]  # without CUDA there is nothing to say
     return Diagnosis(
@@ -195,16 +196,7 @@ def _ask(module: str) -> subprocess.Popen[str] | None:
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     code = f"from {module} import main; main()"
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            env={**kept, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        return processes.start([sys.executable, "-P", "-c", code], {**kept, "PYTHONPATH": path}, subprocess.PIPE)
     except OSError:
         return None
 
@@ -223,19 +215,6 @@ def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | st
     if process.returncode < 0:
         return f"the process that asked was ended by {signal.Signals(-process.returncode).name}"
     return printed[-1] if printed else f"the process that asked ended with {process.returncode}"
-
-
-def end_process(process: subprocess.Popen[str]) -> None:
-    """End a process that has a session of its own, and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.name == "posix":
-            os.killpg(process.pid, signal.SIGKILL)  # its session outlives it while anything that it started does
-        else:
-            process.kill()
-    process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
 
 
 def _cuda_facts(answer: dict[str, Any] | str, installed: CudaFacts) -> CudaFacts:
