@@ -73,7 +73,7 @@ def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """'a, b, c and 4 more': the first of some names, and how many are left."""
+    """Shorten a list of names: 'a, b, c and 4 more'."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

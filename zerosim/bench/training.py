@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.bench.contest import Contestant, Timer, Timing, timed
+from zerosim.bench.gate import Gate
 from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
@@ -101,41 +102,9 @@ def train_from(
 
 
 def own_rows(ctx: Context, config: RunConfig, tokens: Any) -> list[Any]:
-    """A rank's micro-batches of a global batch."""
+    """Cut this rank's micro-batches out of a global batch."""
     mesh = config.mesh.axes
     return data.micro_batches(tokens, mesh.index(ctx.rank, *DATA), mesh.size(*DATA), config.data.accumulate)
-
-
-class Gate:
-    """Where ranks stand between two steps; opened for one step at a time."""
-
-    def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._allowed = 0
-        self._arrived = -1
-        self.closed = False
-
-    def arrive(self, step: int) -> bool:
-        """On a rank's thread, once all ranks have done `step` steps: wait for one more. False: there is none."""
-        with self._change:
-            self._arrived = max(self._arrived, step)
-            self._change.notify_all()
-            self._change.wait_for(lambda: self._allowed > step or self.closed)
-            return not self.closed
-
-    def open(self) -> None:
-        """On the benchmark's thread: let all ranks do one step, and wait until the first saw that all had done it."""
-        with self._change:
-            self._change.wait_for(lambda: self._arrived == self._allowed or self.closed)
-            self._allowed += 1
-            self._change.notify_all()
-            self._change.wait_for(lambda: self._arrived == self._allowed or self.closed)
-
-    def close(self) -> None:
-        """No more steps: whoever waits goes on and ends."""
-        with self._change:
-            self.closed = True
-            self._change.notify_all()
 
 
 class LastStep:

@@ -121,7 +121,7 @@ def function_of(answer: Any, signature: str) -> Callable[..., Any]:
 
 
 def only_asked(given: Callable[..., Any]) -> Callable[[Any], Own]:
-    """For an answer to `given` that is in no run. What it gives raises InputError for anything but a function."""
+    """Make an `adapt` for answers that no run uses. It raises InputError for anything but a function."""
 
     def adapt(answer: Any) -> Own:
         function_of(answer, f"{given.__name__}({', '.join(inspect.signature(given).parameters)})")
@@ -131,7 +131,7 @@ def only_asked(given: Callable[..., Any]) -> Callable[[Any], Own]:
 
 
 def class_of(answer: Any, base: type[T], lacks: str) -> type[T]:
-    """The class handed in. Raises: InputError for anything but a subclass of `base`, with what it lacks."""
+    """Return the class handed in. Raises: InputError for anything but a subclass of `base`, naming what it lacks."""
     if not (inspect.isclass(answer) and issubclass(answer, base)):
         such = f"class Mine({base.__name__})"
         raise InputError(f"{name_of(answer)} {lacks}: hand in the class itself, such as {such}")

@@ -50,8 +50,10 @@ def by_calls(
     questions: Callable[[], Sequence[tuple[Any, ...]]],
     wrong: Callable[..., Wrong | None],
 ) -> Examination:
-    """An examination by single calls. A question is the call in words and its arguments; `wrong` is told both, and
-    what came back."""
+    """Make an examination of single calls.
+
+    A question is the call in words and its arguments. `wrong` gets both, and then the value that came back.
+    """
 
     def ask(answer: Any, question: Any, keep: Keep) -> None:
         keep(answer(*deepcopy(question[1:])))

@@ -1,8 +1,9 @@
 """The exercises, and one of them by its name or number.
 
-What is asked, the hints, the runs and other plain values of each are a row of `given/exercises.toml`; here is what is
-given and what is code. In most something is to be written: skeletons are in `given/skeletons.py`. In the others a bug
-is to be found: what has it is in `given/bugs.py`. What is usual of an entry is in `entry.py`.
+The question, the hints, the runs and the other plain values of an exercise are its row in `given/exercises.toml`. Its
+code is here: what the student is given, the checks, and what makes a run of an answer. In most exercises something is
+to be written: skeletons are in `given/skeletons.py`. In the others a bug is to be found: strategies with one are in
+`given/bugs.py`. What is usual of an entry is in `entry.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from zerosim.grading.given import bugs, skeletons
 
 
 def _schedule(name: str, given: Any, live: Judge, waits: Judge) -> Exercise:
-    """One whose answer is a pipeline's schedule."""
+    """Make an exercise whose answer is a pipeline's schedule."""
     judges = (("losses", pipelines.losses), ("live", live), ("bubble", waits))
     return exercise(name, given, judges=judges, adapt=adapting.schedule)
 

@@ -120,7 +120,7 @@ def psi_of(result: RunResult, stage: int) -> int:
 
 
 def bytes_text(nbytes: Fraction) -> str:
-    """Bytes, or a mean of them with a decimal."""
+    """Format a number of bytes; a mean that is no whole number gets one decimal."""
     return f"{int(nbytes):,}" if nbytes.denominator == 1 else f"{float(nbytes):,.1f}"
 
 

@@ -57,7 +57,7 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
 
 
 def exercise(name: str, given: Any, **code: Any) -> Exercise:
-    """The exercise of that name: its row, what is usual at its stage, and `code` of what is not."""
+    """Make the exercise of that name: its row, what is usual at its stage, and `code` for what is not."""
     row: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in _ROWS[name].items()
     }
