@@ -38,7 +38,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 # These are imported inside one room only, so that nobody else needs them.
 ONLY_IN = {
-    "rich": {"report", "cli"},
+    "rich": {"report", "stepper", "cli"},
     "matplotlib": {"report"},
     "torch": {"bench"},
     "ml_dtypes": {"backends"},

@@ -18,13 +18,13 @@ import pytest
 from rich.text import Text
 
 import zerosim
-from zerosim.cli.step_keys import Stepper, parse_until
-from zerosim.cli.step_page import KEYS, PAGES, page_frame, text_of
-from zerosim.cli.step_picture import frame, most_bytes, shown_ranks
-from zerosim.cli.step_terminal import fitted, split_keys
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.stepper import DebugWorld, Match, Moment
+from zerosim.stepper.tui.keys import Stepper, parse_until
+from zerosim.stepper.tui.page import KEYS, PAGES, page_frame, text_of
+from zerosim.stepper.tui.picture import frame, most_bytes, shown_ranks
+from zerosim.stepper.tui.terminal import fitted, split_keys
 
 fcntl, pty, termios = (
     pytest.importorskip(name, reason="needs POSIX terminals") for name in ("fcntl", "pty", "termios")

@@ -1,4 +1,4 @@
-"""`zerosim step`: the stepper in a terminal (`step_keys.py`); in a pipe, every event as text."""
+"""`zerosim step`: the stepper in a terminal (`stepper/tui/`); in a pipe, every event as text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def add_arguments(parser: Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     config = run_config(args)
-    from zerosim.cli.step_terminal import Terminal, is_usable
+    from zerosim.stepper.tui.terminal import Terminal, is_usable
 
     if not is_usable(sys.stdin, sys.stdout):
         return print_events(config, getattr(args, "steps", None) or 1)
-    from zerosim.cli.step_keys import Stepper
+    from zerosim.stepper.tui.keys import Stepper
 
     stepper = Stepper(config, Terminal(sys.stdin, sys.stdout))
     with stepper.terminal:

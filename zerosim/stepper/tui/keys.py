@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from zerosim.cli.parser import nearest
-from zerosim.cli.step_page import PAGES, page_frame, text_of
-from zerosim.cli.step_picture import frame, most_bytes
-from zerosim.cli.step_terminal import Terminal
 from zerosim.config import RunConfig
-from zerosim.errors import HUNG_UP, InputError, ZerosimError, message_of
+from zerosim.errors import HUNG_UP, InputError, ZerosimError, did_you_mean, message_of
 from zerosim.stepper import Match, debug
+from zerosim.stepper.tui.page import PAGES, page_frame, text_of
+from zerosim.stepper.tui.picture import frame, most_bytes
+from zerosim.stepper.tui.terminal import Terminal
 
 REDRAW_SECONDS = 0.2
 DIGITS = "0123456789"
@@ -33,10 +32,9 @@ def parse_until(words: str) -> Match:
         if not is_named:
             name, value = "what", word
         if name not in Match._fields or not value:
-            near = nearest(name, Match._fields, "? for examples")
-            raise InputError(
-                f"{word!r}: expected an event's name, or {', '.join(Match._fields[1:])} with = and a value{near}"
-            )
+            fields = ", ".join(Match._fields[1:])
+            near = did_you_mean(name, Match._fields, "see ? for examples", quote=str)
+            raise InputError(f"{word!r}: expected an event's name, or {fields} with = and a value: {near}")
         if name in given:
             raise InputError(f"{word!r}: {'an event' if name == 'what' else name} was named already: {given[name]!r}")
         given[name] = value.strip("'\"")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from zerosim.analysis.shares import is_mesh
-from zerosim.cli.step_page import SHORT_KEYS, keys_line, tile
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
 from zerosim.report.html import LETTERS, ordered
 from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, where_in_step
+from zerosim.stepper.tui.page import SHORT_KEYS, keys_line, tile
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
