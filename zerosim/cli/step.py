@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.stepper.tui.keys import Stepper
 
     stepper = Stepper(config, Terminal(sys.stdin, sys.stdout))
-    with stepper.terminal:
+    with stepper.terminal.opened():
         return stepper.run()
 
 

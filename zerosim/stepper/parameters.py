@@ -5,14 +5,13 @@ Looking changes nothing: a view holds no memory of the rank, however long it is 
 
 from __future__ import annotations
 
-import difflib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from zerosim.device.device import Buffer
-from zerosim.errors import InputError
+from zerosim.errors import InputError, did_you_mean
 from zerosim.stepper.session import Parts
 from zerosim.tensor.flat import Flat
 
@@ -82,10 +81,8 @@ class Parameters(Mapping[str, ParameterView]):
 
     def __getitem__(self, name: str) -> ParameterView:
         if name not in self._places:
-            near = difflib.get_close_matches(name, self._places, 3)
-            raise InputError(
-                f"no parameter {name!r}: " + (f"did you mean {' or '.join(near)}?" if near else "see list(parameters)")
-            )
+            near = did_you_mean(name, self._places, "see list(parameters)", most=3, quote=str)
+            raise InputError(f"no parameter {name!r}: {near}")
         flat, spec, index, dtype = self._places[name]
         state, start, stop, at, held = self._held(flat(), index)
         buffer = _nothing if held is None else weakref.ref(held)

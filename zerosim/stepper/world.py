@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 
 from zerosim.comm.scheduler import State
 from zerosim.config import RunConfig
@@ -283,9 +282,7 @@ class DebugWorld:
     def __enter__(self) -> DebugWorld:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     # -- the order ------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Stepper:
             self.press("c")
             while True:
                 self.draw()
-                key = self.terminal.read_key()
+                key = self._read_key()
                 if key in ("q", "Q", "ctrl-d"):
                     return 0
                 self.press(key)
@@ -98,8 +98,6 @@ class Stepper:
 
     def press(self, key: str) -> None:
         """What a key does. An error is shown in the status line: the world stands where it was when it came."""
-        if key == "ctrl-c":
-            raise KeyboardInterrupt
         try:
             if key in DIGITS:
                 self.next(int(key))
@@ -109,6 +107,13 @@ class Stepper:
                 self.status = f"no key {key!r}: ? shows those that there are"
         except ZerosimError as error:
             self.status = message_of(error)
+
+    def _read_key(self) -> str:
+        """The next key. Raises: KeyboardInterrupt for Ctrl-C."""
+        key = self.terminal.read_key()
+        if key == "ctrl-c":
+            raise KeyboardInterrupt
+        return key
 
     def draw(self) -> None:
         width, height = self.terminal.size
@@ -175,9 +180,7 @@ class Stepper:
         while True:
             self.status = f"{question}: {typed}_"
             self.draw()
-            key = self.terminal.read_key()
-            if key == "ctrl-c":
-                raise KeyboardInterrupt
+            key = self._read_key()
             if key in ("enter", "escape"):
                 self.status = ""
                 return typed if key == "enter" else None
@@ -193,7 +196,7 @@ class Stepper:
             room = height - 2
             top = max(0, min(top, len(lines) - room))
             self.terminal.draw(page_frame(title, lines, top, width, height))
-            key = self.terminal.read_key()
+            key = self._read_key()
             scroll = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": 1 - room, "page down": room - 1}
             scroll |= {"space": room - 1, "home": -top, "end": len(lines)}
             turn = {"left": rank - 1, "right": rank + 1, **{digit: int(digit) for digit in DIGITS}}
@@ -203,7 +206,5 @@ class Stepper:
                 rank = turn[key] if 0 <= turn[key] < ranks else rank
             elif key in PAGES and key != page:
                 page, top = key, 0
-            elif key == "ctrl-c":
-                raise KeyboardInterrupt
             elif key != "resize":
                 return

@@ -110,7 +110,7 @@ def page_frame(title: str, lines: Sequence[Text], top: int, width: int, height: 
     head = Text(title, style="bold")
     if len(shown) < len(lines):
         head.append(f"   lines {top + 1} to {top + len(shown)} of {len(lines)}", style="not bold dim")
-    return [head, *shown, *[Text()] * (room - len(shown)), keys_line(width, _PAGE_KEYS, [("q", "back")])]
+    return [head, *filled(shown, room), keys_line(width, _PAGE_KEYS, [("q", "back")])]
 
 
 def keys_line(width: int, keys: Sequence[tuple[str, str]], always: Sequence[tuple[str, str]]) -> Text:
@@ -119,6 +119,11 @@ def keys_line(width: int, keys: Sequence[tuple[str, str]], always: Sequence[tupl
     while shown and sum(len(key) + len(what) + 3 for key, what in [*shown, *always]) > width + 2:
         shown.pop()
     return Text("  ").join(Text.assemble((key, "bold"), (f" {what}", "dim")) for key, what in [*shown, *always])
+
+
+def filled(lines: Sequence[Text], height: int) -> list[Text]:
+    """Exactly so many lines."""
+    return [*lines[: max(0, height)], *(Text() for _ in range(height - len(lines)))]
 
 
 def tile(kind: str, count: int = 1) -> Text:

@@ -18,7 +18,7 @@ from zerosim.device.events import Launch, Message, Scope
 from zerosim.report.html import LETTERS, ordered
 from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, where_in_step
-from zerosim.stepper.tui.page import SHORT_KEYS, keys_line, tile
+from zerosim.stepper.tui.page import SHORT_KEYS, filled, keys_line, tile
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
         name = f"{'▶' if did else ' '}rank {rank}{' · goes next' if comes else ''}"
         first = Text(name, style="bold reverse" if did else "bold")
         top = [first, Text(views[rank].place.replace(",", ""), style="dim")] if is_mesh(world.config) else [first]
-        columns.append(_filled([*top, *_column(views[rank], rounds, most, each, room - len(top))], room))
+        columns.append(filled([*top, *_column(views[rank], rounds, most, each, room - len(top))], room))
         for line in columns[-1]:
             line.truncate(each, pad=True)
     between = Text.assemble(("│", "dim"))
@@ -106,7 +106,7 @@ def _legend(most: Mapping[str, int], width: int) -> list[Text]:
         if lines[-1].cell_len + len(kind) + 4 > width:
             lines.append(Text())
         lines[-1].append_text(tile(kind)).append(f" {kind}  ", style="dim")
-    return _filled(lines, 2 if width < 100 else 1)
+    return filled(lines, 2 if width < 100 else 1)
 
 
 def _under_way(world: DebugWorld, rounds: Sequence[PendingCollective], height: int) -> list[Text]:
@@ -122,7 +122,7 @@ def _under_way(world: DebugWorld, rounds: Sequence[PendingCollective], height: i
             lines += [line, *filter(None, [_arrows(world, joined)])]
     if len(lines) > height:
         lines = [*lines[: height - 1], f"and {len(lines) - height + 1} more"]
-    return _filled([Text(line) for line in lines] or [Text("nothing is under way", style="dim")], height)
+    return filled([Text(line) for line in lines] or [Text("nothing is under way", style="dim")], height)
 
 
 def _has_joined(rank: int, round: PendingCollective) -> bool:
@@ -141,11 +141,6 @@ def _arrows(world: DebugWorld, ranks: Sequence[int]) -> str:
         f"{ranks_text(senders)} ──{nbytes:,} B→ {'each of the others' if peer < 0 else f'rank {peer}'}"
         for (peer, nbytes), senders in alike.items()
     )
-
-
-def _filled(lines: list[Text], height: int) -> list[Text]:
-    """Exactly so many lines."""
-    return [*lines[: max(0, height)], *(Text() for _ in range(height - len(lines)))]
 
 
 def _wrapped(text: str, width: int, most: int, cut: str = "…") -> list[str]:
@@ -168,7 +163,7 @@ def _column(
     lines = [
         *(Text(line) for line in places),
         Text(where),
-        *_filled([Text(line, style="cyan") for line in _wrapped(stands, width - 1, stand_lines)], stand_lines),
+        *filled([Text(line, style="cyan") for line in _wrapped(stands, width - 1, stand_lines)], stand_lines),
         _number_line(Text("bytes"), f"{sum(by_kind.values()):,}", width),
     ]
     room = height - len(lines)

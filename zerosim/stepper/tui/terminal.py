@@ -10,9 +10,10 @@ import os
 import re
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -47,7 +48,7 @@ def is_usable(keys: TextIO, screen: TextIO) -> bool:
 
 
 class Terminal:
-    """Use it in a `with`, on the main thread.
+    """Use it in a `with` of its `opened`, on the main thread.
 
     Raises: InputError on a platform whose keys cannot be read one by one.
     """
@@ -61,51 +62,45 @@ class Terminal:
         self._screen, self._input, self._output = screen, keys.fileno(), screen.fileno()
         self._typed: list[str] = []
         self._is_interrupted = False
-        self._handlers_before: dict[int, Any] = {}
 
-    # -- from begin to end ----------------------------------------------------------------------
-    def __enter__(self) -> Terminal:
-        self._before = termios.tcgetattr(self._input)
-        self._wake_out, self._wake_in = os.pipe()
-        os.set_blocking(self._wake_in, False)
-        self._wake_before = signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)  # each signal ends a select
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """A block that has the terminal: raw keys, the alternate screen. At its end the terminal is as before."""
+        before, handlers = termios.tcgetattr(self._input), dict[int, Any]()
+        self._wake_out, wake_in = os.pipe()
+        os.set_blocking(wake_in, False)
+        wake_before = signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)  # each signal ends a select
         try:
-            mode = termios.tcgetattr(self._input)
-            mode[3] &= ~(termios.ICANON | termios.ECHO)
-            mode[0] &= ~termios.IXON
-            nothing = bytes([os.fpathconf(self._input, "PC_VDISABLE") & 255])
-            for key in (termios.VSUSP, termios.VQUIT):  # these would leave the screen as it is
-                mode[6][key] = nothing
-            mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
-            termios.tcsetattr(self._input, termios.TCSADRAIN, mode)
+            termios.tcsetattr(self._input, termios.TCSADRAIN, self._raw_mode())
             for number, handler in (
                 (signal.SIGINT, self._on_interrupt),
                 (signal.SIGTERM, _end),
                 (signal.SIGHUP, _end),
                 (signal.SIGWINCH, lambda number, frame: None),
             ):
-                self._handlers_before[number] = signal.signal(number, handler)
+                handlers[number] = signal.signal(number, handler)
             self._write(_OPEN)
-        except BaseException:
-            self._restore()
-            raise
-        return self
+            yield
+        finally:
+            with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+                self._write(_CLOSE)
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self._input, termios.TCSADRAIN, before)
+            for changed, handler_before in handlers.items():
+                signal.signal(changed, handler_before)
+            signal.set_wakeup_fd(wake_before)
+            os.close(self._wake_out)
+            os.close(wake_in)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-            self._write(_CLOSE)
-        with contextlib.suppress(termios.error, OSError):
-            termios.tcsetattr(self._input, termios.TCSADRAIN, self._before)
-        for number, handler in self._handlers_before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wake_before)
-        os.close(self._wake_out)
-        os.close(self._wake_in)
+    def _raw_mode(self) -> list[Any]:
+        """The terminal's mode, but each key comes at once and unseen, and none stops the program."""
+        mode = termios.tcgetattr(self._input)
+        mode[3] &= ~(termios.ICANON | termios.ECHO)
+        mode[0] &= ~termios.IXON
+        for key in (termios.VSUSP, termios.VQUIT):  # these would leave the screen as it is
+            mode[6][key] = bytes([os.fpathconf(self._input, "PC_VDISABLE") & 255])
+        mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
+        return mode
 
     # -- interrupts -----------------------------------------------------------------------------
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -134,10 +129,9 @@ class Terminal:
         return self._typed.pop(0)
 
     def _read(self) -> str:
-        try:
+        data = b""
+        with contextlib.suppress(OSError):
             data = os.read(self._input, 1024)
-        except OSError as error:
-            raise EOFError("the terminal has gone away") from error
         if not data:
             raise EOFError("the terminal has gone away")
         if data == b"\x1b" and select.select([self._input], [], [], _ESCAPE_SECONDS)[0]:
@@ -190,12 +184,5 @@ def fitted(lines: Sequence[Text], width: int, height: int, *, ascii: bool = Fals
 
 def split_keys(typed: str) -> list[str]:
     """Keys in what was read at once: pasted text is many, an escape sequence is one."""
-    keys = []
-    for piece in _KEY.findall(typed):
-        if piece in _NAMED:
-            keys.append(_NAMED[piece])
-        elif len(piece) > 1:
-            keys.append("unknown")
-        elif piece.isprintable():
-            keys.append(piece)
-    return keys
+    pieces = [piece for piece in _KEY.findall(typed) if len(piece) > 1 or piece in _NAMED or piece.isprintable()]
+    return [_NAMED.get(piece, piece if len(piece) == 1 else "unknown") for piece in pieces]
