@@ -9,7 +9,7 @@ import argparse
 import os
 from pathlib import Path
 
-from zerosim.cli.outputs import as_json, output, show, written
+from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser
 from zerosim.errors import DIFFERENCE, InputError
 
@@ -44,14 +44,10 @@ def main(args: argparse.Namespace) -> int:
     figures = output(args, "json", *runs_of, also=found)
 
     runs = Runs()
-    checked = [
-        CheckedFile(path, tuple(judge(table, runs) for table in tables))
-        for path, tables in expectations.items()
-        if tables
-    ]
+    judged = {path: tuple(judge(table, runs) for table in tables) for path, tables in expectations.items() if tables}
+    checked = [CheckedFile(path, tables) for path, tables in judged.items()]
     report = CheckReport(checked, skipped, in_full=args.verbose or len(found) == 1)
-    with written((figures, as_json(report.to_dict))):
-        show(args, report)
+    leave(args, figures, report.to_dict, lambda: report)
     return 0 if report.passed else DIFFERENCE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zerosim.cli.outputs import as_json, output, show, written
+from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser
 
 
@@ -19,6 +19,5 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.train.diagnosis import diagnose
 
     found = diagnose()
-    with written((figures, as_json(found.to_dict))):
-        show(args, doctor_report(found))
+    leave(args, figures, found.to_dict, lambda: doctor_report(found))
     return 0

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerosim import __version__
-from zerosim.cli.parser import Parser, nearest
+from zerosim.cli.parser import Parser, nearest, sentence
 from zerosim.cli.streams import heard, never_silent, standard_streams
 from zerosim.comm.collective_errors import failure_of_all
 from zerosim.comm.interrupts import no_interrupt_lost
@@ -116,7 +116,7 @@ def _dispatch(words: list[str]) -> int:
         what = "flag" if name.startswith("-") else "command"
         raise InputError(f"unknown {what} {name!r}{nearest(name, [*VERBS, '--help', '--version'], 'zerosim --help')}")
     verb: Any = importlib.import_module(f"zerosim.cli.{name}")
-    parser = Parser(f"zerosim {name}", VERBS[name][0].upper() + VERBS[name][1:] + ".")
+    parser = Parser(f"zerosim {name}", sentence(VERBS[name]))
     verb.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     args = parser.parse(rest)

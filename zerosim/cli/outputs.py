@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zerosim.config import RunConfig
 
-Fill = Callable[[BinaryIO], None]
+Fill = Callable[[BinaryIO], object]
 
 
 def output(
@@ -65,11 +65,19 @@ def show(args: argparse.Namespace, report: RenderableType) -> None:
 
 def as_json(values: Callable[[], dict[str, Any]]) -> Fill:
     """What writes values as strict JSON, on one line; they are asked for then."""
+    return lambda file: file.write((json.dumps(values(), allow_nan=False) + "\n").encode())
 
-    def fill(file: BinaryIO) -> None:
-        file.write((json.dumps(values(), allow_nan=False) + "\n").encode())
 
-    return fill
+def leave(
+    args: argparse.Namespace,
+    figures: Output | None,
+    values: Callable[[], dict[str, Any]],
+    report: Callable[[], RenderableType],
+) -> None:
+    """Write the values as JSON where they were asked for, then show the report, unless --quiet."""
+    with written((figures, as_json(values))):
+        if not getattr(args, "quiet", False):
+            show(args, report())
 
 
 @contextmanager

@@ -90,6 +90,30 @@ class Parser(argparse.ArgumentParser):
         return re.sub(r"--[a-z][\w-]*", spelled, message)
 
 
+def add_kinds(parser: Parser, noun: str, known: Mapping[str, str], *, width: int) -> None:
+    """The grammar of a verb with a word of its own, `noun`, after which come flags of that kind."""
+    shown = "\n".join(f"  {name:{width}}{text}" for name, text in known.items())
+    more = f"  {parser.prog} {noun.upper()} --help   its flags, those of a run among them"
+    parser.epilog = f"{noun}s:\n{shown}\n\n{more}"
+    parser.add_argument("kind", metavar=noun.upper(), nargs="?", help=", ".join(known))
+    parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="its flags")
+
+
+def kind_parser(verb: str, noun: str, known: Mapping[str, str], typed: str | None) -> tuple[str, Parser]:
+    """The kind that was typed, and a parser without its flags yet. Raises: InputError for none, and an unknown one."""
+    if typed is None:
+        raise InputError(f"expected a {noun}: one of {', '.join(known)}")
+    name = known_word(typed, known)
+    if name is None:
+        raise InputError(f"unknown {noun} {typed!r}{nearest(typed, known, f'zerosim {verb} --help')}")
+    return name, Parser(f"zerosim {verb} {name}", sentence(known[name]))
+
+
+def sentence(words: str) -> str:
+    """Words with a capital and a full stop."""
+    return f"{words[0].upper()}{words[1:]}."
+
+
 def _joined(words: Sequence[str]) -> list[str]:
     """'--limit -4GB' as '--limit=-4GB': what looks like a negative number is a value, never a flag."""
     found: list[str] = []

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from zerosim.cli.outputs import as_json, output, show, written
+from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser
 from zerosim.config.presets import hardware, models, recipes
 
@@ -19,26 +19,18 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    with written((output(args, "json"), as_json(_values))):
-        from zerosim.report.zoo import zoo_report
+    from zerosim.report.zoo import zoo_report
 
-        show(args, zoo_report(ROOMS if args.what is None else (args.what,)))
+    leave(args, output(args, "json"), _values, lambda: zoo_report(ROOMS if args.what is None else (args.what,)))
     return 0
 
 
 def _values() -> dict[str, Any]:
     presets = [models.find_model(name) for name in models.model_names()]
-    fields = ("name", "family", "published", "published_parameters", "source")
+    fields = ("name", "family", "published", "published_parameters", "source", "notes")
     return {
         "schema": 1,
-        "models": [
-            {
-                **{name: getattr(preset, name) for name in fields},
-                "notes": list(preset.notes),
-                "sizes": dict(preset.sizes),
-            }
-            for preset in presets
-        ],
+        "models": [{**{name: getattr(one, name) for name in fields}, "sizes": dict(one.sizes)} for one in presets],
         "gpus": [asdict(device) for device in hardware.presets()],
         "recipes": [asdict(recipe) for recipe in recipes.recipes()],
     }
