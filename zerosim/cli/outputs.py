@@ -73,10 +73,14 @@ def leave(
     figures: Output | None,
     values: Callable[[], dict[str, Any]],
     report: Callable[[], RenderableType],
+    *,
+    after_progress: bool = False,
 ) -> None:
-    """Write the values as JSON where they were asked for, then show the report, unless --quiet."""
+    """Write the values as JSON where they were asked for, then show the report, unless --quiet: a line below what told
+    of progress."""
     with written((figures, as_json(values))):
         if not getattr(args, "quiet", False):
+            print(end="\n" * after_progress, file=human_stream(args))
             show(args, report())
 
 
