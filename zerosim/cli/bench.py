@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from typing import BinaryIO
 
 from zerosim.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--backend",
-        choices=("numpy", "cuda"),
-        default="numpy",
-        help="numpy: ratios on this machine's cores; cuda: steps on its GPU, timed with device events",
-    )
-    parser.add_argument(
-        "--model",
-        choices=("small", "large", "both"),
-        help="small: 0.8M parameters, large: 10.7M (default: both; with --quick: small); "
-        "on cuda small: 45M, large: 124M (default: large; with --quick: small)",
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions: half a minute instead of minutes")
-    parser.add_argument(
-        "--torch-distributed",
-        action="store_true",
-        help="also 20 steps start to finish against FSDP2 on gloo with 4 processes (needs PyTorch)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE")
+    add, cores = parser.add_argument, "small: 0.8M parameters, large: 10.7M (default: both; with --quick: small)"
+    kinds = "numpy: ratios on this machine's cores; cuda: steps on its GPU, timed with device events"
+    add("--backend", choices=("numpy", "cuda"), default="numpy", help=kinds)
+    sizes = f"{cores}; on cuda small: 45M, large: 124M (default: large; with --quick: small)"
+    add("--model", choices=("small", "large", "both"), help=sizes)
+    add("--quick", action="store_true", help="fewer repetitions: half a minute instead of minutes")
+    against = "also 20 steps start to finish against FSDP2 on gloo with 4 processes (needs PyTorch)"
+    add("--torch-distributed", action="store_true", help=against)
+    add("--json", metavar="FILE", help="write the figures to FILE")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -39,6 +26,7 @@ def main(args: argparse.Namespace) -> int:
     is measured.
     """
     from zerosim.cli.outputs import Output, written
+    from zerosim.cli.streams import stopwatch
 
     on_gpu = args.backend == "cuda"
     if on_gpu and args.torch_distributed:
@@ -53,12 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.bench import figures, machine
     from zerosim.bench.suite import SUITES, measure
 
-    started = time.perf_counter()
-
-    def progress(line: str) -> None:
-        print(f"[{time.perf_counter() - started:5.1f} s] {line}", file=sys.stderr, flush=True)
-
-    suite = SUITES[args.backend]
+    progress, suite = stopwatch(), SUITES[args.backend]
     small, *large = suite.models
     size = args.model or ("small" if args.quick else suite.default)
     names = {"small": [small], "large": large, "both": [small, *large]}[size]
@@ -72,10 +55,8 @@ def main(args: argparse.Namespace) -> int:
     share = others.share()
     about = {**device, "others": share}
 
-    def fill(file: BinaryIO) -> None:
-        file.write(figures.to_json(found, about, suite.method, rounds).encode())
-
-    with written((output, fill)):
+    text = figures.to_json(found, about, suite.method, rounds)
+    with written((output, lambda file: file.write(text.encode()))):
         print(figures.table(found), figures.summary(found), *suite.explanation, machine.described(about), sep="\n")
         if share is not None:
             print(f"Other processes took {100 * share:.0f} % of the cores' time meanwhile.")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.outputs import as_json, human_stream, output, show, written
 from zerosim.cli.parser import Parser, whole_number
-from zerosim.cli.streams import one_voice
+from zerosim.cli.streams import one_voice, stopwatch
 from zerosim.config.parts import FLOATS
 from zerosim.errors import InputError, printable
 
@@ -50,26 +48,20 @@ def main(args: argparse.Namespace) -> int:
     if args.passes < 1:
         raise InputError(f"--passes {args.passes}: expected at least 1")
     with one_voice(args.world) as is_first:
-        file = figures = None
-        if is_first:
-            file = output(args, "out")
-            figures = output(args, "json", apart=file)
+        file = output(args, "out") if is_first else None
+        figures = output(args, "json", apart=file) if is_first else None
         from zerosim.bench.calibrate import FULL, QUICK, measure_machine
         from zerosim.bench.machine import OtherLoad
         from zerosim.bench.predict import MODELS, compare, said_error
         from zerosim.config.presets.cluster import cluster_of
         from zerosim.config.presets.machine_file import machine_text
 
-        began, stream, gather = time.perf_counter(), human_stream(args), None
+        progress, gather = stopwatch(quiet=args.quiet), None
         if args.world == "mpi":
             from zerosim.comm.transports.mpi.session import mpi_session
 
             mpi_session().check_world(args.ranks, 1)
             gather = mpi_session().exchange
-
-        def progress(line: str) -> None:
-            if not args.quiet:
-                print(f"[{time.perf_counter() - began:5.1f} s] {line}", file=sys.stderr, flush=True)
 
         load = OtherLoad()
         device = measure_machine(
@@ -85,22 +77,15 @@ def main(args: argparse.Namespace) -> int:
             machine = replace(machine, known_error=said_error(compared))
         others = load.share() if args.world == "threads" else None
         text = machine_text(machine, _keys(device))
-
-        def fill(out: BinaryIO) -> None:
-            out.write(text.encode())
-
-        def values() -> dict[str, Any]:
-            return {
-                "schema": 1, "device": _keys(device), **_values(machine), "others": others,
-                "steps": [one.to_dict() for one in compared],
-            }  # fmt: skip
-
-        with written((file, fill), (figures, as_json(values))):
+        values = {"schema": 1, "device": _keys(device), **_values(machine), "others": others}
+        values["steps"] = [one.to_dict() for one in compared]
+        with written((file, lambda out: out.write(text.encode())), (figures, as_json(lambda: values))):
             if not args.quiet:
                 show(args, _report(device, machine, compared, others))
                 if args.out is not None:
-                    print(f"\nwrote {printable(args.out)}: zerosim plan --gpu {printable(args.out)} --precision "
-                          f"{machine.precision} reads it", file=stream)  # fmt: skip
+                    name = printable(args.out)
+                    reads = f"zerosim plan --gpu {name} --precision {machine.precision} reads it"
+                    print(f"\nwrote {name}: {reads}", file=human_stream(args))
     return 0
 
 

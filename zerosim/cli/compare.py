@@ -31,18 +31,14 @@ K = TypeVar("K")
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
-    parser.add_argument(
-        "--optimizers", metavar="adam,lion,...", type=optimizer_names, help="several optimizers, at one --stage"
-    )
-    parser.add_argument(
-        "--precisions", metavar="bf16,bf16-pure:kahan,...", type=precision_names,
-        help="several number formats, bf16-pure with a rounding after a colon, at one --stage",
-    )  # fmt: skip
-    parser.add_argument(
-        "--stage", "--zero-stage", "-z", metavar="0..3", type=whole_number, default=argparse.SUPPRESS,
-        help="with --optimizers or --precisions: the ZeRO stage (default: 3)",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
+    add("--optimizers", metavar="adam,lion,...", type=optimizer_names, help="several optimizers, at one --stage")
+    formats = "several number formats, bf16-pure with a rounding after a colon, at one --stage"
+    add("--precisions", metavar="bf16,bf16-pure:kahan,...", type=precision_names, help=formats)
+    one = "with --optimizers or --precisions: the ZeRO stage (default: 3)"
+    names = "--stage", "--zero-stage", "-z"
+    add(*names, metavar="0..3", type=whole_number, default=argparse.SUPPRESS, help=one)
     group = parser.add_argument_group("time, modelled")
     group.add_argument("--gpu", metavar="NAME", help="on which a step of each stage is timed, such as a100-80")
     add_time_flags(group.add_argument)

@@ -131,36 +131,37 @@ def nearest(word: str, known: Iterable[str], instead: str) -> str:
     return f": {near}" if near else f": see {instead}"
 
 
-def whole_number(text: str) -> int:
-    if len(text) > LONGEST_NUMBER:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a whole number of at most {LONGEST_NUMBER} digits")
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number") from None
+def reader(parse: Callable[[str], T], expected: str = "") -> Callable[[str], T]:
+    """What reads a word, and names it in argparse's error beside what was expected, unless the error is in words."""
 
-
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: expected a number") from None
-
-
-def _with_unit(parse: Callable[[str], int]) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
+    def read(text: str) -> T:
         try:
             return parse(text)
         except InputError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{shown(text)}: expected {expected}") from None
 
-    return parsed
+    return read
 
 
-size = _with_unit(parse_bytes)
+def _int(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise InputError(f"{shown(text)}: expected a whole number of at most {LONGEST_NUMBER} digits")
+    return int(text)
+
+
+def _loss_scale(text: str) -> str | float:
+    return "dynamic" if text.lower() == "dynamic" else float(text)
+
+
+whole_number = reader(_int, "a whole number")
+number = reader(float, "a number")
+size = reader(parse_bytes)
 """Bytes, such as 32GB or 512MiB."""
-count = _with_unit(parse_count)
+count = reader(parse_count)
 """A whole number, such as 7.5B or 350M."""
+dynamic_or_number = reader(_loss_scale, "'dynamic' or a number")
 
 
 def utf8(word: str) -> str:
@@ -169,15 +170,6 @@ def utf8(word: str) -> str:
         return os.fsencode(word).decode()
     except UnicodeError:
         return word
-
-
-def dynamic_or_number(text: str) -> str | float:
-    if text.lower() == "dynamic":
-        return "dynamic"
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)}: expected 'dynamic' or a number") from None
 
 
 def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:

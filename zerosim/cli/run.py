@@ -21,28 +21,22 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
-    group = parser.add_argument_group("what it leaves")
-    group.add_argument("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
-    group.add_argument("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
-    group.add_argument(
-        "--verify-memory",
-        action="store_true",
-        help="with --backend cuda: the ledger beside CuPy's memory pool, at every mark; 1 where they disagree",
-    )
-    group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
+    add = parser.add_argument_group("what it leaves").add_argument
+    add("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
+    add("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
+    beside = "with --backend cuda: the ledger beside CuPy's memory pool, at every mark; 1 where they disagree"
+    add("--verify-memory", action="store_true", help=beside)
+    add("--quiet", "-q", action="store_true", help="no progress and no summary")
 
 
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
     with one_voice(config.world.transport) as is_first:
-        weights = figures = None
-        if is_first:  # it writes for all
-            weights = output(args, "save_weights", config)
-            figures = output(args, "json", config, apart=weights)
+        weights = output(args, "save_weights", config) if is_first else None  # it writes for all
+        figures = output(args, "json", config, apart=weights) if is_first else None
         if args.verify_memory and config.world.backend != "cuda":
-            raise InputError(
-                "--verify-memory: NumPy's memory is the host's, there is no pool to ask; pass --backend cuda"
-            )
+            why = "NumPy's memory is the host's, there is no pool to ask; pass --backend cuda"
+            raise InputError(f"--verify-memory: {why}")
         stream = human_stream(args)
         result = train(config, stream, quiet=args.quiet)
         from zerosim.report.pools import pools_agree, pools_table

@@ -15,7 +15,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -114,6 +114,17 @@ def never_silent(command: str) -> Iterator[None]:
         over.set()
         if sinks:
             watcher.join()
+
+
+def stopwatch(*, quiet: bool = False) -> Callable[[str], None]:
+    """What prints lines on stderr, each with the seconds since now."""
+    began = time.perf_counter()
+
+    def say(line: str) -> None:
+        if not quiet:
+            print(f"[{time.perf_counter() - began:5.1f} s] {line}", file=sys.stderr, flush=True)
+
+    return say
 
 
 @contextmanager

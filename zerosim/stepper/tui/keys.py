@@ -124,25 +124,18 @@ class Stepper:
     # -- going on -------------------------------------------------------------------------------
     def next(self, rank: int | None = None) -> None:
         self._under_way = "the next event"
-        done = self.world.next(rank)
-        self.status = f"rank {done.rank} went on by one event"
+        self.status = f"rank {self.world.next(rank).rank} went on by one event"
 
     def next_collective(self) -> None:
-        self._under_way = "all ranks to the next collective"
-        self.world.next_collective()
-        self.status = "all stand before the next collective"
+        self._go(self.world.next_collective, "all ranks to the next collective", "all stand before the next collective")
 
     def until(self, words: str) -> None:
         match = parse_until(words)
-        self._under_way = f"until {match}"
-        self.world.until(**match._asdict())
-        self.status = f"stands before {match}"
+        self._go(lambda: self.world.until(**match._asdict()), f"until {match}", f"stands before {match}")
 
     def finish_step(self) -> None:
-        step = self.world.step
-        self._under_way = f"to the end of step {step:g}"
-        self.world.finish_step()
-        self.status = f"every rank has ended step {step:g}"
+        step = f"step {self.world.step:g}"
+        self._go(self.world.finish_step, f"to the end of {step}", f"every rank has ended {step}")
 
     def finish(self) -> None:
         self._under_way = "to the end of the run"
@@ -150,9 +143,14 @@ class Stepper:
         self.status = f"the run is over: loss {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
 
     def back(self, count: int) -> None:
-        self._under_way = f"back by {count}: running again up to there"
-        self.world.back(count)
-        self.status = f"back by {count}"
+        words = f"back by {count}"
+        self._go(lambda: self.world.back(count), f"{words}: running again up to there", words)
+
+    def _go(self, step: Callable[[], object], under_way: str, done: str) -> None:
+        """Let the world take a step; with what the status line says meanwhile, and of it once done."""
+        self._under_way = under_way
+        step()
+        self.status = done
 
     def _look_for_ctrl_c(self) -> None:
         """After each event: shows now and then how far it went. Raises: Stopped where Ctrl-C was pressed."""
