@@ -123,13 +123,9 @@ def _report(device: Hardware, machine: Machine, compared: list[Compared], others
             right("CPU, modelled"), right("measured"), right("error"),
         )  # fmt: skip
         for one in compared:
-            cpu = "", "", ""
-            if one.modelled_cpu_s is not None and one.cpu_s is not None and one.cpu_error is not None:
-                cpu = f"{one.modelled_cpu_s:.3f} s", f"{one.cpu_s:.3f} s", f"{100 * one.cpu_error:+.1f} %"
-            steps.add(
-                one.model, str(one.stage), f"{one.modelled_s:.3f} s", f"{one.measured_s:.3f} s",
-                f"{100 * one.error:+.1f} %", f"{one.counted} of {one.steps}", *cpu,
-            )  # fmt: skip
+            step = _beside(one.modelled_s, one.measured_s, one.error)
+            cpu = _beside(one.modelled_cpu_s, one.cpu_s, one.cpu_error)
+            steps.add(one.model, str(one.stage), *step, f"{one.counted} of {one.steps}", *cpu)
         parts.append(titled(f"Steps of {machine.ranks} ranks", Adaptive(steps), _note(compared)))
     said = []
     if machine.ranks > machine.cores:
@@ -140,6 +136,13 @@ def _report(device: Hardware, machine: Machine, compared: list[Compared], others
     if others is not None:
         said.append(f"Other processes took {100 * others:.0f} % of the cores' time meanwhile.")
     return Stack(*parts, prose(" ".join(said)) if said else None)
+
+
+def _beside(modelled_s: float | None, measured_s: float | None, error: float | None) -> tuple[str, str, str]:
+    """Three cells, empty where something was not measured."""
+    if modelled_s is None or measured_s is None or error is None:
+        return "", "", ""
+    return f"{modelled_s:.3f} s", f"{measured_s:.3f} s", f"{100 * error:+.1f} %"
 
 
 def _note(compared: list[Compared]) -> str:

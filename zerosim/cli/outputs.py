@@ -167,10 +167,9 @@ class Output:
             raise
 
     def _check_present(self, there: os.stat_result) -> None:
-        if stat.S_ISDIR(there.st_mode):
-            raise InputError(f"{self.name}: is a folder: name a file")
-        if stat.S_ISSOCK(there.st_mode) or stat.S_ISBLK(there.st_mode):
-            raise InputError(f"{self.name}: is a {'socket' if stat.S_ISSOCK(there.st_mode) else 'disk'}: name a file")
+        for is_one, what in ((stat.S_ISDIR, "folder"), (stat.S_ISSOCK, "socket"), (stat.S_ISBLK, "disk")):
+            if is_one(there.st_mode):
+                raise InputError(f"{self.name}: is a {what}: name a file")
         if stat.S_ISFIFO(there.st_mode) and not os.path.realpath(self.path).startswith(("/dev/", "/proc/")):
             raise InputError(f"{self.name}: is a pipe, and would wait for a reader: name a file, or /dev/stdout")
         if not os.access(self.path, os.W_OK):

@@ -127,8 +127,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 def nearest(word: str, known: Iterable[str], instead: str) -> str:
     """': did you mean ...?', or where to look."""
-    near = did_you_mean(word, known, "", quote=str)
-    return f": {near}" if near else f": see {instead}"
+    return f": {did_you_mean(word, known, f'see {instead}', quote=str)}"
 
 
 def reader(parse: Callable[[str], T], expected: str = "") -> Callable[[str], T]:
