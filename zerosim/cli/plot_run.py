@@ -189,7 +189,7 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
         return {**what, "start": slot.start, "stop": slot.stop}
 
     slots = slots_of([SCHEDULES[kind](pp, stage, batches, chunks) for stage in range(pp)], config.chunks)
-    shares = {"counted": counted_bubble(slots), "formula": bubble(pp, batches, chunks, kind)}
+    shares = {"counted": counted_bubble(slots), "formula": bubble(kind).at(p=pp, m=batches, v=chunks)}
     shares["own_span"] = counted_own_span(slots)
     figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)
     stages = [[values(slot) for slot in own] for own in slots]
