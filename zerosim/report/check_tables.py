@@ -17,11 +17,10 @@ from rich.text import Text
 from zerosim.analysis.expect import Expectation, Judged, JudgedCell
 from zerosim.analysis.expect.asked import SHAPES
 from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.counts import COUNTS, TIMES
 from zerosim.analysis.expect.figures import ROUNDINGS, show_difference, within_text
 from zerosim.analysis.expect.keys import FIGURES, MEASURED
 from zerosim.analysis.expect.sweeps import Axis, grid
-from zerosim.analysis.expect.times import TIMES
 from zerosim.report.look import Adaptive, Cell, Grid, Look, right
 from zerosim.units import format_bytes
 

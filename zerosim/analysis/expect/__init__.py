@@ -7,9 +7,8 @@ sweeps.py        the grid of runs that a table spans
 figures.py       printed figures: units, bold type, rounding
 asked.py         a question about a run, and the runs that are needed
 largest.py       what fits on a device, and the largest that does
-counts.py        what can be counted on a run
-times.py         what the clock says of its time
-closed_forms.py  what can be computed from its values
+counts.py        what can be counted on a run, and what the clock says of its time: a row for each
+closed_forms.py  what can be computed from its values: a row for each
 judging.py       whether count and formula, rounded as the source rounds, are what it prints
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from zerosim.analysis.advice import run
 from zerosim.analysis.expect.largest import fits, largest_states, largest_that_fits
@@ -24,6 +24,7 @@ from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
 
 SHAPES, TRAINING = "shapes", "training"
+T = TypeVar("T")
 
 WHOLE: Mapping[str, Any] = MappingProxyType(
     dict(recompute="none", sequence_parallel=False, partition_activations=False, cpu_checkpointing=False)
@@ -36,10 +37,14 @@ class Runs:
 
     def __init__(self) -> None:
         self._made: dict[tuple[RunConfig, str], RunResult] = {}
-        self._largest: dict[tuple[RunConfig, int, str], int] = {}
-        self._fits: dict[tuple[RunConfig, int], bool] = {}
-        self._models: dict[RunConfig, Model] = {}
-        self._times: dict[tuple[RunConfig, str, int | None], StepTime] = {}
+        self._answers: dict[tuple[object, ...], Any] = {}
+
+    def _once(self, make: Callable[..., T], *question: object) -> T:
+        """What `make` answers to a question, which it is asked once."""
+        if (make, *question) not in self._answers:
+            self._answers[make, *question] = make(*question)
+        answer: T = self._answers[make, *question]
+        return answer
 
     def result(self, config: RunConfig, counted_on: str) -> RunResult:
         """A step on shapes alone, or training for real numbers. Raises: what either raises."""
@@ -49,39 +54,38 @@ class Runs:
 
     def model(self, config: RunConfig) -> Model:
         """As it is built; nothing has to run for that."""
-        if config not in self._models:
-            self._models[config] = build_model(config, Device(0, make_backend("meta")))
-        return self._models[config]
+        return self._once(_model, config)
 
     def fits(self, config: RunConfig, memory: int) -> bool:
         """Whether a step needs no more than so many bytes."""
-        if (config, memory) not in self._fits:
-            made = self._made.get((config, SHAPES)) if config.memory.allocator == "exact" else None
-            enough = None if made is None else max(rank.peak.total_bytes for rank in made.memory) <= memory
-            self._fits[config, memory] = fits(config, memory) if enough is None else enough
-        return self._fits[config, memory]
+        made = self._made.get((config, SHAPES)) if config.memory.allocator == "exact" else None
+        if made is not None:
+            return max(rank.peak.total_bytes for rank in made.memory) <= memory
+        return self._once(fits, config, memory)
 
-    def largest(self, config: RunConfig, memory: int, field: str) -> int:
+    def largest(self, config: RunConfig, field: str, memory: int) -> int:
         """The largest value of a field with which a step fits; 0 where none does."""
-        if (config, memory, field) not in self._largest:
-            self._largest[config, memory, field] = largest_that_fits(config, field, memory)
-        return self._largest[config, memory, field]
+        return self._once(largest_that_fits, config, field, memory)
+
+    def largest_states(self, config: RunConfig, memory: int) -> int:
+        """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
+        return self._once(largest_states, config, memory)
 
     def time(self, config: RunConfig, gpu: str, nic: int | None) -> StepTime:
         """A step by the clock, on GPUs of that name, in nodes whose NICs carry `nic` bytes per second (None: those that
         such nodes have)."""
-        if (config, gpu, nic) not in self._times:
-            result = plan(config, cluster=cluster_of(find_hardware(gpu), nic_bytes_per_s=nic))
-            assert result.time is not None  # a plan on a cluster has one
-            self._times[config, gpu, nic] = result.time
-            self._made.setdefault((config, SHAPES), result)
-        return self._times[config, gpu, nic]
+        result = self._once(_timed, config, gpu, nic)
+        assert result.time is not None  # a plan on a cluster has one
+        self._made.setdefault((config, SHAPES), result)
+        return result.time
 
-    def largest_states(self, config: RunConfig, memory: int) -> int:
-        """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
-        if (config, memory, "params") not in self._largest:
-            self._largest[config, memory, "params"] = largest_states(config, memory)
-        return self._largest[config, memory, "params"]
+
+def _model(config: RunConfig) -> Model:
+    return build_model(config, Device(0, make_backend("meta")))
+
+
+def _timed(config: RunConfig, gpu: str, nic: int | None) -> RunResult:
+    return plan(config, cluster=cluster_of(find_hardware(gpu), nic_bytes_per_s=nic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +127,33 @@ class Asked:
         return self.at
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """How to read a number, what it is, its dimension, and which keys of [expect] it needs or takes."""
+Read = Callable[[Asked], Fraction | int | None]
+ReadT = TypeVar("ReadT", bound=Read)
 
-    read: Callable[[Asked], Fraction | int | None]
+
+class Quantity(NamedTuple):
+    """How to read a number, its dimension, what it is, and which keys of [expect] it needs or takes."""
+
+    read: Read
     dimension: str
     what: str
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+
+
+class Quantities(dict[str, Quantity]):
+    """A table of quantities. A row stands above the function that reads its number, and has that function's name."""
+
+    def row(
+        self, dimension: str, what: str, *, needs: tuple[str, ...] = (), takes: tuple[str, ...] = ()
+    ) -> Callable[[ReadT], ReadT]:
+        """Add the function below as a quantity."""
+
+        def add(read: ReadT) -> ReadT:
+            self[read.__name__] = Quantity(read, dimension, what, needs, takes)
+            return read
+
+        return add
 
 
 def ring_share(config: RunConfig) -> Fraction:

@@ -6,12 +6,10 @@ model (`analysis/shares.py`), as the tables of a run do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
-from types import MappingProxyType
 
 from zerosim.analysis import formulas
-from zerosim.analysis.expect.asked import WHOLE, Asked, Quantity, ring_share
+from zerosim.analysis.expect.asked import WHOLE, Asked, Quantities, ring_share
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.forms import block_form, forms, of
 from zerosim.analysis.letters import letters_of, sizes, volume_of
@@ -20,6 +18,8 @@ from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.placement.mesh import MODEL
+
+FORMULAS = Quantities()
 
 
 def _psi(config: RunConfig) -> int:
@@ -37,7 +37,12 @@ def _psi(config: RunConfig) -> int:
     raise InputError(f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
 
 
-def _formula_states(asked: Asked) -> Fraction:
+@FORMULAS.row(
+    "bytes",
+    "(2 + 2 + K) Ψ, divided as the stage does; on a mesh of the Ψ_r that a rank holds, the most",
+    takes=("at", PIPELINE_STAGE),
+)
+def model_states_bytes(asked: Asked) -> Fraction:
     c = asked.config
     held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
     if asked.pipeline_stage is not None:
@@ -47,15 +52,11 @@ def _formula_states(asked: Asked) -> Fraction:
     return max(whole.at(Ψ=psi, N=c.mesh.shards) for psi in held)
 
 
-def _formula_volume(asked: Asked) -> Fraction:
+@FORMULAS.row("volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe")
+def sent_over_psi(asked: Asked) -> Fraction:
     result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
     held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1}
     return volume_of(result).total.at(held) / share / psi
-
-
-def _formula_largest(asked: Asked) -> Fraction:
-    c = asked.config
-    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.shards, cost_of(asked.result), asked.mp)
 
 
 def _with_blocks(asked: Asked) -> ModelConfig:
@@ -64,67 +65,99 @@ def _with_blocks(asked: Asked) -> ModelConfig:
     return asked.config.model
 
 
-def _formula_block(asked: Asked) -> Fraction:
+@FORMULAS.row("bytes", "34sbh + 5as²b of arXiv 2205.05198")
+def block_activation_bytes(asked: Asked) -> Fraction:
     _with_blocks(asked)
     return block_form(asked.config).at(sizes(asked.config))
 
 
-def _formula_share(asked: Asked) -> Fraction:
+@FORMULAS.row("share", "that of a block, over sbh (10 + 24/t + 5as/(ht))")
+def activation_share(asked: Asked) -> Fraction:
     c, whole, blocks = asked.config, asked.config.replace(**WHOLE), range(_with_blocks(asked).layers)
     kept = formulas.total(block_form(c, block) for block in blocks).at(sizes(c))
     return kept / (len(blocks) * block_form(whole).at(sizes(whole)))
 
 
-def _formula_bubble(asked: Asked) -> Fraction:
-    return formulas.bubble(asked.config.parallel.pipeline_schedule).at(sizes(asked.config))
-
-
-def _score_bytes(asked: Asked) -> Fraction:
+@FORMULAS.row("bytes", "the scores of one layer and micro-batch, as²b/t elements")
+def score_bytes(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
     return Fraction(c.data.micro_batch * model.heads * model.seq**2 * _param_bytes(asked), c.mesh.tp)
 
 
-def _mask_bytes(asked: Asked) -> int:
+@FORMULAS.row("bytes", "a causal mask of a micro-batch, bs² of one byte")
+def mask_bytes(asked: Asked) -> int:
     return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
 
 
-def _attention_outputs(asked: Asked) -> Fraction:
+@FORMULAS.row(
+    "bytes",
+    "the results of the attention cores of all micro-batches that are live at once, sbh L/(t p) elements each",
+    takes=(PIPELINE_STAGE,),
+)
+def attention_output_bytes(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
     order, held = c.parallel.pipeline_schedule, sizes(c) | {"i": asked.pipeline_stage or 0}
     live = (formulas.live_micro_batches(order) + formulas.live_weights(order)).at(held)
     return held["bsh"] * held["w"] * live * model.layers / (c.mesh.axes.size(*MODEL) * held["v"])
 
 
-def _twelve_bytes(asked: Asked) -> Fraction:
+@FORMULAS.row("share", "(p-1)/m, interleaved (p-1)/(v m), zb-h1 (p-1)/(3m), zb-v (p-1)/(6m)")
+def bubble(asked: Asked) -> Fraction:
+    return formulas.bubble(asked.config.parallel.pipeline_schedule).at(sizes(asked.config))
+
+
+@FORMULAS.row("count", "by the family's formula")
+def parameters(asked: Asked) -> int:
+    return _psi(asked.config)
+
+
+@FORMULAS.row("count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",))
+def largest_model(asked: Asked) -> Fraction:
+    c = asked.config
+    return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.shards, cost_of(asked.result), asked.mp)
+
+
+@FORMULAS.row("bytes", "12 hbsL elements")
+def zero_activation_bytes(asked: Asked) -> Fraction:
     elements = formulas.zero_paper_elements().at(sizes(asked.config), l=_with_blocks(asked).layers)
     return elements * _param_bytes(asked)
 
 
-def _checkpoint_elements(asked: Asked) -> Fraction:
+@FORMULAS.row("count", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
+def checkpoint_elements(asked: Asked) -> Fraction:
     parts = asked.config.mesh.tp if asked.config.partitions_inputs else asked.mp
     return formulas.checkpoint_elements().at(sizes(asked.config), l=_with_blocks(asked).layers) / parts
 
 
-def _partition_share(asked: Asked) -> Fraction:
-    if not asked.config.partitions_inputs:
-        raise InputError("partition_share: blocks' inputs are not cut; give partition_activations, tp and recompute")
-    return formulas.partition_share().at(t=asked.config.mesh.tp)
-
-
-def _checkpoint_bytes(asked: Asked) -> Fraction:
-    return _checkpoint_elements(asked) * _param_bytes(asked)
+@FORMULAS.row("bytes", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
+def checkpoint_bytes(asked: Asked) -> Fraction:
+    return checkpoint_elements(asked) * _param_bytes(asked)
 
 
 def _param_bytes(asked: Asked) -> int:
     return dtype(asked.config.precision.stored).itemsize
 
 
-def _megatron_parameters(asked: Asked) -> Fraction:
+@FORMULAS.row("share", "an all-gather of bsh over 6 all-reduces of bsh")
+def partition_share(asked: Asked) -> Fraction:
+    if not asked.config.partitions_inputs:
+        raise InputError("partition_share: blocks' inputs are not cut; give partition_activations, tp and recompute")
+    return formulas.partition_share().at(t=asked.config.mesh.tp)
+
+
+@FORMULAS.row("bytes", "hbsL elements and the 12 hbs of one live block")
+def checkpoints_and_block_bytes(asked: Asked) -> Fraction:
+    return checkpoint_bytes(asked) + zero_activation_bytes(asked) / asked.config.model.layers
+
+
+@FORMULAS.row("count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))")
+def megatron_parameters(asked: Asked) -> Fraction:
     model = _with_blocks(asked)
     return formulas.megatron_parameters(model.layers, model.hidden, model.vocab, model.positions)
 
 
-def _twelve_l_h_squared(asked: Asked) -> int:
+@FORMULAS.row("count", "12Lh²")
+def twelve_l_h_squared(asked: Asked) -> int:
     model = _with_blocks(asked)
     return formulas.twelve_l_h_squared(model.layers, model.hidden)
 
@@ -135,76 +168,25 @@ def _efficiency(asked: Asked, intensity: Fraction | int) -> Fraction:
     return formulas.efficiency(intensity, asked.bandwidth)
 
 
-def _parameter_efficiency(asked: Asked) -> Fraction:
+@FORMULAS.row("share", "i w / (i w + 70e12) with i = seq x rows", takes=(BANDWIDTH,))
+def parameter_efficiency(asked: Asked) -> Fraction:
     c = asked.config
     return _efficiency(asked, formulas.parameter_intensity(_with_blocks(asked).seq, c.data.micro_batch))
 
 
-def _optimizer_efficiency(asked: Asked) -> Fraction:
+@FORMULAS.row("share", "i w / (i w + 70e12) with i = seq x rows / 4", takes=(BANDWIDTH,))
+def optimizer_efficiency(asked: Asked) -> Fraction:
     c = asked.config
     return _efficiency(asked, formulas.optimizer_intensity(_with_blocks(asked).seq, c.data.micro_batch))
 
 
-def _activation_efficiency(asked: Asked) -> Fraction:
+@FORMULAS.row("share", "i w / (i w + 70e12) with i = 24 x hidden", takes=(BANDWIDTH,))
+def activation_efficiency(asked: Asked) -> Fraction:
     return _efficiency(asked, formulas.activation_intensity(_with_blocks(asked).hidden))
 
 
-def _calculator(asked: Asked) -> Fraction | None:
+@FORMULAS.row("bytes", "a published calculator's rule", needs=("calculator",))
+def calculator(asked: Asked) -> Fraction | None:
     c = asked.config
     (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
     return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.shards)
-
-
-FORMULAS: Mapping[str, Quantity] = MappingProxyType(
-    {
-        "model_states_bytes": Quantity(
-            _formula_states,
-            "bytes",
-            "(2 + 2 + K) Ψ, divided as the stage does; on a mesh of the Ψ_r that a rank holds, the most",
-            takes=("at", PIPELINE_STAGE),
-        ),
-        "sent_over_psi": Quantity(_formula_volume, "volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe"),
-        "block_activation_bytes": Quantity(_formula_block, "bytes", "34sbh + 5as²b of arXiv 2205.05198"),
-        "activation_share": Quantity(_formula_share, "share", "that of a block, over sbh (10 + 24/t + 5as/(ht))"),
-        "score_bytes": Quantity(_score_bytes, "bytes", "the scores of one layer and micro-batch, as²b/t elements"),
-        "mask_bytes": Quantity(_mask_bytes, "bytes", "a causal mask of a micro-batch, bs² of one byte"),
-        "attention_output_bytes": Quantity(
-            _attention_outputs,
-            "bytes",
-            "the results of the attention cores of all micro-batches that are live at once, sbh L/(t p) elements each",
-            takes=(PIPELINE_STAGE,),
-        ),
-        "bubble": Quantity(
-            _formula_bubble, "share", "(p-1)/m, interleaved (p-1)/(v m), zb-h1 (p-1)/(3m), zb-v (p-1)/(6m)"
-        ),
-        "parameters": Quantity(lambda asked: _psi(asked.config), "count", "by the family's formula"),
-        "largest_model": Quantity(
-            _formula_largest, "count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",)
-        ),
-        "zero_activation_bytes": Quantity(_twelve_bytes, "bytes", "12 hbsL elements"),
-        "checkpoint_elements": Quantity(
-            _checkpoint_elements, "count", "hbsL elements, over mp, or over tp with Pa", takes=("mp",)
-        ),
-        "checkpoint_bytes": Quantity(
-            _checkpoint_bytes, "bytes", "hbsL elements, over mp, or over tp with Pa", takes=("mp",)
-        ),
-        "partition_share": Quantity(_partition_share, "share", "an all-gather of bsh over 6 all-reduces of bsh"),
-        "checkpoints_and_block_bytes": Quantity(
-            lambda asked: _checkpoint_bytes(asked) + _twelve_bytes(asked) / asked.config.model.layers,
-            "bytes",
-            "hbsL elements and the 12 hbs of one live block",
-        ),
-        "megatron_parameters": Quantity(_megatron_parameters, "count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))"),
-        "twelve_l_h_squared": Quantity(_twelve_l_h_squared, "count", "12Lh²"),
-        "parameter_efficiency": Quantity(
-            _parameter_efficiency, "share", "i w / (i w + 70e12) with i = seq x rows", takes=(BANDWIDTH,)
-        ),
-        "optimizer_efficiency": Quantity(
-            _optimizer_efficiency, "share", "i w / (i w + 70e12) with i = seq x rows / 4", takes=(BANDWIDTH,)
-        ),
-        "activation_efficiency": Quantity(
-            _activation_efficiency, "share", "i w / (i w + 70e12) with i = 24 x hidden", takes=(BANDWIDTH,)
-        ),
-        "calculator": Quantity(_calculator, "bytes", "a published calculator's rule", needs=("calculator",)),
-    }
-)

@@ -31,9 +31,8 @@ from typing import Any
 
 from zerosim.analysis.expect.asked import SHAPES, TRAINING, Quantity
 from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.counts import COUNTS, TIMES
 from zerosim.analysis.expect.figures import ROUNDINGS
-from zerosim.analysis.expect.times import TIMES
 from zerosim.analysis.formulas import calculators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS

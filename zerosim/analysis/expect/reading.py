@@ -12,7 +12,7 @@ from typing import Any
 
 from zerosim.analysis.expect.asked import SHAPES, Quantity
 from zerosim.analysis.expect.closed_forms import FORMULAS
-from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.counts import COUNTS, TIMES
 from zerosim.analysis.expect.expectation import BoldRule, Cell, Expectation
 from zerosim.analysis.expect.figures import Figure, parse_figure
 from zerosim.analysis.expect.keys import (
@@ -34,7 +34,6 @@ from zerosim.analysis.expect.sweeps import (
     grid,
     read_axes,
 )
-from zerosim.analysis.expect.times import TIMES
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
 from zerosim.config.presets.hardware import Hardware, find_hardware
