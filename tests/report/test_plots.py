@@ -29,11 +29,12 @@ from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Retag, Scope
 from zerosim.errors import InputError
 from zerosim.report.plots import memory_figure, scaling_figure, timeline_figure, traffic_figure, write_figure
+from zerosim.report.plots.axes import tick_bytes
 from zerosim.report.plots.bars import Bar
 from zerosim.report.plots.by_stage import MOMENTS, memory_bars, traffic_bars, traffic_formulas
 from zerosim.report.plots.history import COLUMNS, Peak, Span, read_history
-from zerosim.report.plots.page import stage_name, tick_bytes
-from zerosim.report.plots.scaling import spread
+from zerosim.report.plots.lines import spread
+from zerosim.report.plots.page import stage_name
 from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, THEMES, contrast, mixed
 from zerosim.report.plots.words import stage_label
 from zerosim.train.plan import plan

@@ -8,11 +8,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from zerosim.report.extents import Addresses, Extent
 from zerosim.report.names import ALLOCATORS
-from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, plain, settle
+from zerosim.report.plots.axes import EVENTS, bytes_axis, events_axis
+from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches, open_page, plain
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.units import format_bytes
 
@@ -37,15 +37,11 @@ def addresses_figure(
     what = "everything recorded" if step is None else f"step {step}"
     frame(page, f"Addresses on rank {rank}, {what}: {ALLOCATORS[allocator]}", subtitle, key, _notes(addresses))
     axes = page.figure.add_subplot()
-    dress(page, axes, grid="y")
+    dress(page, axes, grid="y", x=EVENTS, y="address")
     bytes_axis(axes.yaxis, addresses.num_bytes, 5)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(0, addresses.num_events * (1.0 if addresses.refusal is None else 1.01))
     axes.set_ylim(0, addresses.num_bytes)
-    axes.set_xlabel("events in their order (not seconds)", color=page.theme.muted, **page.font(scale=0.9))
-    axes.set_ylabel("address", color=page.theme.muted, **page.font(scale=0.9))
-    settle(page)
-    axes.xaxis.set_major_locator(MaxNLocator(max(2, int(inches(page, axes)[0] / 0.9)), integer=True))
+    events_axis(page, axes)
     _draw(page, axes, addresses.reserved, "reserved", {"facecolor": page.theme.grid, "linewidth": 0})
     for kind in kinds:
         own = [one for one in addresses.live if one.kind == kind]
@@ -87,8 +83,6 @@ def _mark_refusal(page: Page, axes: Axes, addresses: Addresses) -> None:
     if addresses.room is not None:
         free, hole = addresses.room.free_bytes, addresses.room.largest_hole
         words += f"; {format_bytes(free)} free, largest hole {format_bytes(hole)}"
-    axes.annotate(
-        plain(words), (addresses.num_events, 0), xytext=(-6, 6), textcoords="offset points",
-        ha="right", va="bottom", color=page.theme.text, zorder=5, bbox=ground(page.theme.background, 0.3),
-        gid="refusal label", **page.font(scale=0.9),
-    )  # fmt: skip
+    end, box, font = (addresses.num_events, 0), ground(page.theme.background, 0.3), page.font(scale=0.9)
+    looks = {"ha": "right", "va": "bottom", "zorder": 5, "gid": "refusal label", **font}
+    page.write(axes, plain(words), end, (-6, 6), bbox=box, **looks)

@@ -13,8 +13,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from zerosim.report.plots.page import Page, bytes_axis, dress, finish, ground, inches, settle, stage_name
-from zerosim.report.plots.style import OTHER_PAINT, Paint, contrast, in_order
+from zerosim.report.plots.axes import bytes_axis, rows_axis
+from zerosim.report.plots.page import Page, dress, finish, ground, inches, settle, stage_name
+from zerosim.report.plots.style import OTHER_PAINT, Paint, in_order, ink_on
 from zerosim.units import format_bytes
 
 _GAP = 0.055  # inches, left and right of a text
@@ -124,9 +125,7 @@ def draw_bars(
     axes = page.figure.add_subplot()
     dress(page, axes, grid="x")
     axes.spines["left"].set_color(page.theme.text)
-    axes.set_yticks(range(len(bars)), [stage_name(bar.label, "\n") for bar in bars])
-    axes.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points)
-    axes.set_ylim(len(bars) - 0.5, -0.5)
+    rows_axis(page, axes, [stage_name(bar.label, "\n") for bar in bars])
     most = max((bar.end_bytes for bar in bars), default=0) or 1
     lines = sorted(float(line.nbytes) for line in references if line.nbytes <= _FARTHEST * most)
     chart = _Chart(page, axes, paints, lines)
@@ -180,17 +179,14 @@ class _Chart:
         page, axes, left = self.page, self.axes, 0
         for name, nbytes in self._stack(bar):
             if nbytes:
-                (patch,) = axes.barh(position, nbytes, thickness, left=left, **page.paint(name, self.paints))
-                patch.set_gid(f"bar{position}.{name}")
+                looks = page.paint(name, self.paints) | {"gid": f"bar{position}.{name}"}
+                axes.barh(position, nbytes, thickness, left=left, **looks)
                 self._label_part((left, left + nbytes), position, name)
                 left += nbytes
         words, font = bar.words, page.font(bold=True)
         length = (page.width(words, **font) + 2 * _GAP) / inches(page, axes)[0] * axes.get_xlim()[1]
-        axes.annotate(
-            words, (self._beyond(left, length), position), xytext=(72 * _GAP, 0), textcoords="offset points",
-            va="center_baseline", ha="left", color=page.theme.text, bbox=ground(page.theme.background), zorder=5,
-            gid=f"total{position}", **font,
-        )  # fmt: skip
+        where, box = (self._beyond(left, length), position), ground(page.theme.background)
+        page.write(axes, words, where, (72 * _GAP, 0), ha="left", bbox=box, zorder=5, gid=f"total{position}", **font)
 
     def _stack(self, bar: Bar) -> list[tuple[str, int]]:
         return [(name, bar.parts[name]) for name in in_order(bar.parts, self.paints)] + list(bar.beyond.items())
@@ -205,13 +201,12 @@ class _Chart:
         ends = [span[0], *(line for line in self.lines if span[0] < line < span[1]), span[1]]
         piece = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
         color = page.theme.color(self.paints.get(name, OTHER_PAINT))
-        ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
         font, nbytes = page.font(scale=0.85), format_bytes(span[1] - span[0])
         for words, (start, stop) in ((f"{name} {nbytes}", piece), (nbytes, piece), (nbytes, span)):
             if page.width(words, **font) <= (stop - start) * scale - 2 * _GAP:
                 pad = 0.1 if (start, stop) == piece else 0.4
-                axes.text((start + stop) / 2, position, words, ha="center", va="center_baseline", color=ink, zorder=4,
-                          bbox=ground(color, pad), gid=f"bar{position}.{name} label", **font)  # fmt: skip
+                looks = {"bbox": ground(color, pad), "gid": f"bar{position}.{name} label", **font}
+                page.write(axes, words, ((start + stop) / 2, position), color=ink_on(color), zorder=4, **looks)
                 return
 
     def draw_references(self, references: Sequence[Reference], top: float, row: float) -> None:
@@ -227,8 +222,5 @@ class _Chart:
                 axes.plot(*ends, color=page.theme.background, linewidth=2.8, zorder=3)  # seen on every paint
                 axes.plot(*ends, color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=3, gid=f"reference{index}")
             fits_right = inside and x / end * width + page.width(words, **font) + 0.08 <= width
-            axes.annotate(
-                words, (x, y), xytext=(4 if fits_right else -4, 0), textcoords="offset points",
-                ha="left" if fits_right else "right", va="center_baseline", color=page.theme.text, zorder=6,
-                bbox=ground(page.theme.background), **font,
-            )  # fmt: skip
+            (side, away), box = ("left", 4) if fits_right else ("right", -4), ground(page.theme.background)
+            page.write(axes, words, (x, y), (away, 0), ha=side, bbox=box, zorder=6, **font)

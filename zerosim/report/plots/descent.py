@@ -75,7 +75,8 @@ def _check_keys(page: Page) -> None:
 
 def _panel(page: Page, axes: Axes, surface: Surface, paths: Mapping[str, Path], names: list[str]) -> None:
     """One surface: contours, paths, and the key right of them, where it covers nothing."""
-    dress(page, axes, grid="both")
+    dress(page, axes, grid="both", x=f"x      loss = {surface.formula}", y="y")
+    axes.yaxis.label.set_rotation(0)
     axes.grid(visible=False)
     _contours(page, axes, surface)
     handles = [_line(page, axes, path, name, names.index(name)) for name, path in paths.items()]
@@ -84,15 +85,11 @@ def _panel(page: Page, axes: Axes, surface: Surface, paths: Mapping[str, Path], 
             *point, marker="x", color=page.theme.text, markersize=page.points * 0.8, markeredgewidth=1.6, zorder=2
         )
     axes.plot(*surface.start, marker="o", color=page.theme.text, markersize=page.points * 0.55, zorder=6)
-    axes.annotate(
-        "start", surface.start, xytext=(-page.points * 0.6, 0), textcoords="offset points", ha="right", va="center",
-        color=page.theme.text, zorder=6, **page.font(scale=0.85),
-    )  # fmt: skip
+    left = -page.points * 0.6, 0
+    page.write(axes, "start", surface.start, left, ha="right", va="center", zorder=6, **page.font(scale=0.85))
     axes.set_xlim(surface.low[0], surface.high[0])
     axes.set_ylim(surface.low[1], surface.high[1])
     axes.set_title(surface.title, loc="left", color=page.theme.text, **page.font(bold=True))
-    axes.set_xlabel(f"x      loss = {surface.formula}", color=page.theme.muted, **page.font(scale=0.9))
-    axes.set_ylabel("y", color=page.theme.muted, rotation=0, **page.font(scale=0.9))
     font = {"family": page.font()["fontfamily"], "size": page.points * 0.9}
     axes.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, handlelength=3.2, prop=font,

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 from zerosim.backends.numpy.narrow import NARROW
 from zerosim.errors import InputError
+from zerosim.report.plots.axes import ticks
 from zerosim.report.plots.page import Page, dress, finish, frame, ground, open_page
 from zerosim.report.plots.style import LINE_PAINTS, Paint, mixed
 from zerosim.train.gradients import FORMATS, POWERS, Gradients
@@ -88,7 +89,7 @@ def _power(value: float) -> int:
 
 def _draw_hills(page: Page, axes: Axes, gradients: Gradients) -> None:
     """A bar for each power of two."""
-    dress(page, axes, grid="both")
+    dress(page, axes, grid="both", y="share of gradients")
     total = gradients.num - gradients.zeros
     powers = sorted(gradients.exponents)
     shares = [gradients.exponents[power] / total for power in powers]
@@ -97,10 +98,7 @@ def _draw_hills(page: Page, axes: Axes, gradients: Gradients) -> None:
     axes.set_xlim(*_bounds(gradients))
     axes.set_yscale("log")
     axes.set_ylim(max(min(shares) / 2, 1e-8), 2 * max(shares))
-    axes.yaxis.set_major_locator(LogLocator(10, numticks=6))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, position: f"{100 * share:.6g}%"))
-    axes.set_ylabel("share of gradients", color=page.theme.muted, **page.font(scale=0.9))
+    ticks(axes.yaxis, LogLocator(10, numticks=6), lambda share: f"{100 * share:.6g}%")
     axes.tick_params(axis="x", labelbottom=False, length=0)
 
 
@@ -116,10 +114,8 @@ def _draw_ranges(page: Page, axes: Axes, gradients: Gradients) -> None:
         if normal > low:
             axes.barh(row, normal - start, 0.56, left=start, color=mixed(color, page.theme.background))
         words = f"{power_of_two(smallest)} to {limits.largest:.5g}"
-        axes.text(
-            max(normal, low) + 0.6, row, words, va="center_baseline", ha="left",
-            color=page.theme.background, **page.font(scale=0.9, bold=True),
-        )  # fmt: skip
+        font = page.font(scale=0.9, bold=True)
+        page.write(axes, words, (max(normal, low) + 0.6, row), ha="left", color=page.theme.background, **font)
     axes.set_ylim(len(FORMATS) - 0.5, -0.5)
     axes.set_yticks(range(len(FORMATS)), FORMATS)
     axes.tick_params(axis="y", length=0)
@@ -130,26 +126,21 @@ def _draw_ranges(page: Page, axes: Axes, gradients: Gradients) -> None:
 
 def _draw_losses(page: Page, axes: Axes, gradients: Gradients, name: str, *, is_first: bool) -> None:
     """One format: a bar for each loss scale, of what becomes 0 and what overflows."""
-    dress(page, axes, grid="y")
+    dress(page, axes, grid="y", x="loss scale", y="lost" if is_first else "")
     for column, power in enumerate(POWERS):
         share, start = gradients.share(name, power), 0.0
         for what, (_, paint) in FATES.items():
             axes.bar(column, share[what], 0.74, bottom=start, **page.paint(what, {what: paint}))
             start += share[what]
-        axes.text(
-            column, start + 0.015, _percent(start), va="bottom", ha="center", color=page.theme.text,
-            bbox=ground(page.theme.background, 0.05), **page.font(scale=0.68),
-        )  # fmt: skip
+        font, box = page.font(scale=0.68), ground(page.theme.background, 0.05)
+        page.write(axes, _percent(start), (column, start + 0.015), va="bottom", bbox=box, **font)
     axes.set_ylim(0, 1.09)
     axes.set_xlim(-0.6, len(POWERS) - 0.4)
     axes.set_xticks(range(len(POWERS)), [power_of_two(power) if power else "1" for power in POWERS])
     axes.tick_params(axis="x", length=0, labelsize=page.points * 0.75)
     axes.set_title(name, color=page.theme.text, **page.font(bold=True))
-    axes.set_xlabel("loss scale", color=page.theme.muted, **page.font(scale=0.9))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.tick_params(axis="y", labelleft=is_first, length=3 if is_first else 0)
-    if is_first:
-        axes.set_ylabel("lost", color=page.theme.muted, **page.font(scale=0.9))
 
 
 def _percent(share: float) -> str:

@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.errors import InputError
 from zerosim.report.names import STAGES
-from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches, open_page, plain, settle
-from zerosim.report.plots.scaling import beside, spread_labels
+from zerosim.report.plots.axes import ticks
+from zerosim.report.plots.lines import beside, finish_lines
+from zerosim.report.plots.page import Page, dress, frame, ground, inches, open_page, plain, settle
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS, line_width
 from zerosim.report.plots.words import check_results, run_words
 from zerosim.train.result import RunResult
@@ -44,14 +45,12 @@ def optimizers_figure(
     left, right = page.figure.subplots(1, 2, width_ratios=(5, 4))
     labels = _losses(page, left, results)
     _bars(page, right, results)
-    finish(page)
-    spread_labels(page, left, labels)
-    return page.figure
+    return finish_lines(page, left, labels)
 
 
 def _losses(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> list[Annotation]:
     """A line an optimizer, its name and last loss right of the axes."""
-    dress(page, axes, grid="both")
+    dress(page, axes, grid="both", x="step", y="loss")
     labels = []
     for index, (name, result) in enumerate(results.items()):
         color, losses = page.theme.color(LINE_PAINTS[index]), result.mean_losses
@@ -65,15 +64,13 @@ def _losses(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> list[An
     highest = max(max(result.mean_losses) for result in results.values())
     pad = 0.04 * (min(highest, 1.5 * starts) - lowest) or 0.1
     axes.set_ylim(lowest - pad, min(highest, 1.5 * starts) + pad)  # one that diverges leaves the others their room
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.set_xlabel("step", color=page.theme.muted, **page.font(scale=0.9))
-    axes.set_ylabel("loss", color=page.theme.muted, **page.font(scale=0.9))
+    ticks(axes.xaxis, MaxNLocator(6, integer=True))
     return labels
 
 
 def _bars(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> None:
     """A bar an optimizer, cut where one state ends; its length at its end, the states' names below it."""
-    dress(page, axes, grid="x")
+    dress(page, axes, grid="x", x="K, bytes per parameter")
     kept = {name: float(bytes_per_parameter(result)["optim"]) for name, result in results.items()}
     most = max(kept.values()) or 1
     names = []
@@ -85,26 +82,22 @@ def _bars(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> None:
         start, color = 0.0, page.theme.color(LINE_PAINTS[row])
         for nbytes in states.values():
             width = kept[name] * nbytes / sum(states.values())
-            axes.barh(
-                row - 0.16, width, 0.4, left=start, color=color, edgecolor=page.theme.background, linewidth=1.2,
-            )  # fmt: skip
+            axes.barh(row - 0.16, width, 0.4, start, color=color, edgecolor=page.theme.background, linewidth=1.2)
             start += width
-        axes.text(
-            kept[name] + most * 0.015, row - 0.16, f"{kept[name]:.4g}", va="center", ha="left",
-            color=page.theme.text, **page.font(scale=0.95),
-        )  # fmt: skip
+        end = kept[name] + most * 0.015, row - 0.16
+        page.write(axes, f"{kept[name]:.4g}", end, va="center", ha="left", **page.font(scale=0.95))
         names.append((row, list(states)))
     axes.set_ylim(max(len(results), 3) - 0.5, -0.5)
     axes.set_xlim(0, most * 1.15)
     rates = [f"{plain(name)}\nlr {result.config.optim.lr:g}" for name, result in results.items()]
     axes.set_yticks(range(len(results)), rates)
     axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 4, 10], integer=True))
-    axes.set_xlabel("K, bytes per parameter", color=page.theme.muted, **page.font(scale=0.9))
+    ticks(axes.xaxis, MaxNLocator(6, steps=[1, 2, 4, 10], integer=True))
     settle(page)
     box = ground(page.theme.background)
     small, room = page.font(scale=0.75), inches(page, axes)[0]
     for row, known in names:
         words = " + ".join(known) or "none"
         words = words if page.width(words, **small) < room else f"{len(known)} states"
-        axes.text(most * 0.01, row + 0.21, words, va="center", ha="left", color=page.theme.muted, bbox=box, **small)
+        where = most * 0.01, row + 0.21
+        page.write(axes, words, where, va="center", ha="left", color=page.theme.muted, bbox=box, **small)

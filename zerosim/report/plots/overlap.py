@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from zerosim.analysis.break_even import HIDDEN, exposed_share
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
-from zerosim.report.plots.page import dress, finish, frame, open_page, plain, settle, tick_bytes
-from zerosim.report.plots.scaling import beside, spread_labels
+from zerosim.report.plots.axes import tick_bytes, ticks
+from zerosim.report.plots.lines import draw_line, finish_lines
+from zerosim.report.plots.page import dress, frame, open_page, plain, settle
 from zerosim.report.plots.streams import seconds_words
-from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
 
 _LINKS = {"nic": "all NICs of a node", "link": "a GPU's links to the others of its node"}
 _HIGHEST = 4.0  # times the step with the fastest links: above it a line leaves the picture
@@ -61,31 +61,22 @@ def overlap_figure(
     title = "Time of a step, by bandwidth"
     frame(page, title, f"{config.mesh.ranks:,} ranks of {cluster.name}, {config.global_batch:,} sequences", notes=notes)
     axes = page.figure.add_subplot()
-    dress(page, axes, grid="both")
+    dress(page, axes, grid="both", x=f"bytes per second of {_LINKS[link]}")
     axes.set_xscale("log")
     axes.set_xlim(bandwidths[0] / 1.15, bandwidths[-1] * 1.15)
     axes.set_ylim(0, _HIGHEST * least)
     axes.axvline(getattr(cluster, link), color=page.theme.text, linewidth=1.0, dashes=(4, 2), gid="own")
     labels = []
     for index, (name, line) in enumerate(lines.items()):
-        color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
-        seconds = [time.seconds for time in line.times]
-        axes.plot(bandwidths, seconds, color=color, linestyle=DASHES[index % len(DASHES)], gid=f"line.{name}")
-        hidden = [exposed_share(time) <= HIDDEN for time in line.times]
-        fill = [color if one else page.theme.background for one in hidden]
-        marker = MARKERS[index % len(MARKERS)]
-        axes.scatter(bandwidths, seconds, s=page.points * 2.5, marker=marker, c=fill, edgecolors=color, zorder=3)
+        points = [(at, time.seconds) for at, time in zip(bandwidths, line.times, strict=True)]
+        is_hidden = [exposed_share(time) <= HIDDEN for time in line.times]
         where = "never hidden"
         if line.hides_from is not None:
             where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"
-        labels.append(beside(page, axes, (bandwidths[-1], seconds[-1]), f"{plain(name)}\n{where}", color))
-    axes.set_xlabel(f"bytes per second of {_LINKS[link]}", color=page.theme.muted, **page.font(scale=0.9))
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 3.0), numticks=12))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{tick_bytes(value)}/s"))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds_words(value)))
+        marks: dict[str, Any] = {"s": page.points * 2.5, "linewidths": 1.5, "clip_on": True}
+        label = draw_line(page, axes, index, name, points, is_hidden, f"{plain(name)}\n{where}", width=1.5, **marks)
+        labels.append(label)
+    ticks(axes.xaxis, LogLocator(10, subs=(1.0, 3.0), numticks=12), lambda value: f"{tick_bytes(value)}/s")
+    ticks(axes.yaxis, MaxNLocator(6), seconds_words)
     settle(page)
-    finish(page)
-    spread_labels(page, axes, labels, lines=2)
-    return page.figure
+    return finish_lines(page, axes, labels, lines=2)

@@ -16,8 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from zerosim.errors import wrong
@@ -29,7 +28,9 @@ SMALLEST, LARGEST = (5.0, 3.0), (40.0, 40.0)
 DPI = 160  # texts are measured in the dots that they are drawn in
 _MARGIN = 0.12  # inches around everything
 _FONT = "DejaVu Sans"  # comes with matplotlib, and has Psi
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+
+
+Place = tuple[float, float]
 
 
 class Picture(Figure):
@@ -73,12 +74,15 @@ class Page:
         """Keywords of the area that stands for `name`, its hatch half as strong as the background."""
         paint = paints.get(name, OTHER_PAINT)
         color = self.theme.color(paint)
-        return {
-            "facecolor": color,
-            "edgecolor": mixed(color, self.theme.background),
-            "hatch": paint.hatch,
-            "linewidth": 0.6,
-        }
+        edge = mixed(color, self.theme.background)
+        return {"facecolor": color, "edgecolor": edge, "hatch": paint.hatch, "linewidth": 0.6}
+
+    def write(self, axes: Axes, words: str, where: Place, offset: Place = (0, 0), **looks: Any) -> Annotation:
+        """Words so many points away from a place on axes: centred and in the body's font, where `looks` do not say
+        otherwise."""
+        usual = self.font() | {"ha": "center", "va": "center_baseline", "color": self.theme.text}
+        looks = usual | looks
+        return axes.annotate(words, where, xytext=offset, textcoords="offset points", annotation_clip=False, **looks)
 
 
 def check_size(size: tuple[float, float]) -> tuple[float, float]:
@@ -180,9 +184,11 @@ def _key(page: Page, top: float, key: Sequence[tuple[str, dict[str, Any]]]) -> f
     return top - 1.6 * em
 
 
-def dress(page: Page, axes: Axes, *, grid: str) -> None:
-    """The theme on axes, with a light grid along x, y or both."""
+def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> None:
+    """The theme on axes, with a light grid along x, y or both; `x` and `y` say what is along them."""
     theme = page.theme
+    axes.set_xlabel(x, color=theme.muted, **page.font(scale=0.9))
+    axes.set_ylabel(y, color=theme.muted, **page.font(scale=0.9))
     axes.set_facecolor(theme.background)
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color=theme.grid, linewidth=0.8)  # type: ignore[arg-type]
@@ -197,20 +203,6 @@ def dress(page: Page, axes: Axes, *, grid: str) -> None:
 def ground(color: str, pad: float = 0.1) -> dict[str, Any]:
     """A box behind a text, so that hatches and lines do not run through its letters; `pad` in its font size."""
     return {"boxstyle": f"square,pad={pad:g}", "facecolor": color, "edgecolor": "none"}
-
-
-def bytes_axis(axis: Any, most: int, intervals: int) -> None:
-    """Round numbers of bytes with units along an axis that goes to `most`."""
-    axis.set_major_locator(MaxNLocator(intervals, steps=[1, 2, 2.5, 5, 10], integer=most < 10))
-    axis.set_major_formatter(FuncFormatter(lambda value, position: tick_bytes(value)))
-
-
-def tick_bytes(value: float) -> str:
-    """'20 GB', '2.5 MB', '0': a tick's round number in decimal units."""
-    scaled, at = float(value), 0
-    while abs(scaled) >= 999.9995 and at < len(_UNITS) - 1:
-        scaled, at = scaled / 1000, at + 1
-    return f"{scaled:.4g} {_UNITS[at]}" if scaled else "0"
 
 
 def plain(words: str) -> str:

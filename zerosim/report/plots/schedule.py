@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -17,8 +16,9 @@ from zerosim.parallel.pipeline import SCHEDULES as ORDERS
 from zerosim.parallel.schedule import Backward, Forward, InputGrad, WeightGrad
 from zerosim.report.mesh_words import SCHEDULES
 from zerosim.report.names import counted
-from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, settle
-from zerosim.report.plots.style import KIND_PAINTS, Paint, contrast
+from zerosim.report.plots.axes import block, rows_axis, ticks
+from zerosim.report.plots.page import Page, dress, finish, frame, open_page, settle
+from zerosim.report.plots.style import KIND_PAINTS, Paint
 
 _PAINTS = {
     Forward: KIND_PAINTS["param"],
@@ -26,7 +26,6 @@ _PAINTS = {
     InputGrad: KIND_PAINTS["optim"],
     WeightGrad: KIND_PAINTS["grad"],
 }
-_HEIGHT = 0.8  # of a row
 
 
 def schedule_figure(
@@ -53,13 +52,15 @@ def schedule_figure(
     axes = page.figure.add_subplot()
     dress(page, axes, grid="x")
     axes.set_xlim(0, max(own[-1].stop for own in slots))
-    axes.set_ylim(stages - 0.5, -0.5)
-    axes.set_yticks(range(stages), [f"stage {stage}" for stage in range(stages)])
-    axes.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points)
-    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    rows_axis(page, axes, [f"stage {stage}" for stage in range(stages)])
+    ticks(axes.xaxis, MaxNLocator(10, integer=True))
     settle(page)
     for stage, own in enumerate(slots):
-        _draw_row(page, axes, stage, own, chunks)
+        for slot in own:
+            action, span = slot.action, (float(slot.start), float(slot.stop))
+            color = _shade(page, _PAINTS[type(action)], action.chunk, chunks)
+            gid = f"stage{stage}.{action.letter}{action.slot}.{action.chunk}"
+            block(page, axes, stage, span, color, [str(action.slot)], scale=0.85, gid=gid, linewidth=0.8)
     return finish(page)
 
 
@@ -74,22 +75,6 @@ def bubble_words(slots: Sequence[Sequence[Slot]], kind: str) -> str:
     verdict = f"{form} = {formula}" + ("" if formula == share else ", which it is not")
     words = f"Every stage waits {share} of the time that its slots take (the bubble): {verdict}"
     return words if own_span == share else f"{words}. By own span: {own_span}"
-
-
-def _draw_row(page: Page, axes: Axes, stage: int, own: Sequence[Slot], chunks: int) -> None:
-    scale = inches(page, axes)[0] / axes.get_xlim()[1]
-    font = page.font(scale=0.85)
-    for slot in own:
-        name, paint = slot.action.letter, _PAINTS[type(slot.action)]
-        color, length = _shade(page, paint, slot.action.chunk, chunks), slot.stop - slot.start
-        (patch,) = axes.barh(
-            stage, length, _HEIGHT, left=slot.start, color=color, edgecolor=page.theme.background, linewidth=0.8
-        )
-        patch.set_gid(f"stage{stage}.{name}{slot.action.slot}.{slot.action.chunk}")
-        words = str(slot.action.slot)
-        if page.width(words, **font) <= length * scale - 0.03:
-            ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
-            axes.text(slot.start + length / 2, stage, words, ha="center", va="center_baseline", color=ink, **font)
 
 
 def _shade(page: Page, paint: Paint, chunk: int, chunks: int) -> str:

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.clock import COMPUTE, Timeline, Track
 from zerosim.report.names import listed
-from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, inches, open_page, plain, settle
-from zerosim.report.plots.style import KIND_PAINTS, Paint, contrast
+from zerosim.report.plots.axes import BLOCK, block, bytes_axis, rows_axis, ticks
+from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, plain, settle
+from zerosim.report.plots.style import KIND_PAINTS
 from zerosim.verbs import MESSAGES
 
 MOST_RANKS = 8
@@ -29,7 +30,6 @@ _PAINTS = {
     "message": KIND_PAINTS["unsharded_param"],
     "copy": KIND_PAINTS["unsharded_grad"],
 }
-_HEIGHT = 0.8  # of a lane
 BUBBLE = "waits for other ranks"
 
 
@@ -75,15 +75,12 @@ def streams_figure(
     frame(page, f"A step of {seconds_words(timeline.seconds)}", subtitle, key, notes)
     above, below = page.figure.subplots(2, 1, sharex=True, height_ratios=[max(2, 0.45 * len(lanes)), 1.6])
     dress(page, above, grid="x")
-    above.set_ylim(len(lanes) - 0.5, -0.5)
     names = [f"{rank}: {lane}" if len(ranks) > 1 else lane for rank, lane, _ in lanes]
-    above.set_yticks(range(len(lanes)), [plain(name) for name in names])
-    above.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points * 0.9)
+    rows_axis(page, above, [plain(name) for name in names], 0.9)
     above.set_xlim(0, timeline.seconds)
     _draw_memory(page, below, timeline.tracks[ranks[0]], timeline.seconds)
     below.set_ylabel(f"rank {ranks[0]}: live", color=page.theme.text, **page.font(scale=0.9))
-    below.xaxis.set_major_locator(MaxNLocator(8))
-    below.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds_words(value)))
+    ticks(below.xaxis, MaxNLocator(8), seconds_words)
     settle(page)
     for row, (rank, lane, bars) in enumerate(lanes):
         _draw_lane(page, above, row, f"rank{rank}.{lane}", bars)
@@ -132,24 +129,14 @@ def _lanes(timeline: Timeline, rank: int) -> list[str]:
 
 def _draw_lane(page: Page, axes: Axes, row: int, gid: str, bars: Sequence[Bar]) -> None:
     width, seconds = inches(page, axes)[0], axes.get_xlim()[1]
-    font = page.font(scale=0.8)
     for bar in bars:
+        length = bar.stop - bar.start
         if bar.what == BUBBLE:
-            (patch,) = axes.barh(row, bar.stop - bar.start, _HEIGHT, left=bar.start, **_hatched(page))
-            patch.set_gid(f"{gid}.{BUBBLE}")
+            axes.barh(row, length, BLOCK, left=bar.start, gid=f"{gid}.{BUBBLE}", **_hatched(page))
             continue
-        paint: Paint = _PAINTS[bar.what]
-        color, length = page.theme.color(paint), bar.stop - bar.start
         edge = 0.4 if length / seconds * width > 0.02 else 0.0  # no edge would leave anything of a thinner one
-        ground = page.theme.background
-        (patch,) = axes.barh(row, length, _HEIGHT, left=bar.start, color=color, edgecolor=ground, linewidth=edge)
-        patch.set_gid(gid)
-        room = length / seconds * width - 0.03
-        words = next((words for words in (bar.words, bar.words[1:]) if page.width(words, **font) <= room), "")
-        if words:
-            ink = max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, color))
-            middle = bar.start + length / 2
-            axes.text(middle, row, words, ha="center", va="center_baseline", color=ink, **font)
+        span, color, words = (bar.start, bar.stop), page.theme.color(_PAINTS[bar.what]), (bar.words, bar.words[1:])
+        block(page, axes, row, span, color, words, scale=0.8, gid=gid, linewidth=edge)
 
 
 def _hatched(page: Page) -> dict[str, Any]:

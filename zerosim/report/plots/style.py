@@ -86,6 +86,11 @@ def mixed(a: str, b: str) -> str:
     return "#" + "".join(f"{half:02x}" for half in halves)
 
 
+def ink_on(fill: str) -> str:
+    """Black or white, whichever is better read on a fill."""
+    return max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, fill))
+
+
 def contrast(a: str, b: str) -> float:
     """How far two '#rrggbb' colours are apart in luminance, 1 to 21 (WCAG 2.1, contrast ratio)."""
     low, high = sorted((_luminance(a), _luminance(b)))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from zerosim.errors import InputError
-from zerosim.report.plots.page import dress, finish, frame, open_page, settle, stage_name
-from zerosim.report.plots.scaling import beside, number_ticks, spread_labels
-from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
+from zerosim.report.plots.axes import ticks
+from zerosim.report.plots.lines import draw_line, finish_lines, number_ticks
+from zerosim.report.plots.page import dress, frame, open_page, settle, stage_name
 from zerosim.units import format_count
 
 AXES = {"parameters": "parameters", "ranks": "GPUs"}
@@ -49,38 +49,25 @@ def throughput_figure(
     what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
     frame(page, f"Model TFLOP/s per GPU, by {what}", subtitle, notes=notes)
     axes = page.figure.add_subplot()
-    dress(page, axes, grid="both")
+    dress(page, axes, grid="both", x=AXES[along])
     axes.set_xscale("log")
     labels, most = [], max(point.tflops for point in every)
-    hollow: dict[tuple[int, float], str] = {}
+    hollow: dict[tuple[int, float], Any] = {}
     for index, (name, line) in enumerate(lines.items()):
-        color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
-        marker, dashes = MARKERS[index % len(MARKERS)], DASHES[index % len(DASHES)]
-        width = page.points * max(0.9 - 0.12 * index, 0.5)  # lines that meet: the later marks lie inside the earlier
-        xs, ys = [point.x for point in line], [point.tflops for point in line]
-        axes.plot(xs, ys, color=color, linestyle=dashes, linewidth=1.6, gid=f"line.{name}")
-        fill = [color if point.fits else page.theme.background for point in line]
-        axes.scatter(
-            xs, ys, s=width**2, marker=marker, c=fill, edgecolors=color, linewidths=1.3, zorder=3, clip_on=False
-        )
+        is_filled, words = [point.fits for point in line], f"{stage_name(name)}  {line[-1].tflops:.1f}"
+        labels.append(draw_line(page, axes, index, name, [point[:2] for point in line], is_filled, words))
         for point in line:
             if not point.fits:
                 near = next((at for at in hollow if at[0] == point.x and abs(at[1] - point.tflops) < most / 12), None)
                 if near is None:  # stages that are as fast share a word
-                    hollow[point.x, point.tflops] = color
-        labels.append(beside(page, axes, line[-1][:2], f"{stage_name(name)}  {line[-1].tflops:.1f}", color))
+                    hollow[point.x, point.tflops] = labels[-1].get_color()
     for where, color in hollow.items():
-        axes.annotate(
-            "OOM", where, xytext=(0, -page.points * 0.75), textcoords="offset points", ha="center", va="top",
-            color=color, annotation_clip=False, **page.font(scale=0.75),
-        )  # fmt: skip
+        below = 0, -page.points * 0.75
+        page.write(axes, "OOM", where, below, va="top", color=color, **page.font(scale=0.75))
     xs = sorted({point.x for point in every})
     axes.set_xlim(xs[0] / 1.15, xs[-1] * 1.15)
     axes.set_ylim(0, most * 1.1 or 1)
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.set_xlabel(AXES[along], color=page.theme.muted, **page.font(scale=0.9))
+    ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     settle(page)
     number_ticks(page, axes, xs, format_count if along == "parameters" else "{:,}".format)
-    finish(page)
-    spread_labels(page, axes, labels)
-    return page.figure
+    return finish_lines(page, axes, labels)

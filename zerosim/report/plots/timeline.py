@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from zerosim.device.events import Event
 from zerosim.errors import InputError, wrong
+from zerosim.report.plots.axes import EVENTS, bytes_axis, events_axis
 from zerosim.report.plots.history import COLUMNS, History, Span, read_history
-from zerosim.report.plots.page import Page, bytes_axis, dress, finish, frame, ground, inches, open_page, plain, settle
+from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches, open_page, plain
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.report.plots.words import limit_words
 from zerosim.report.words import moment
@@ -71,11 +71,9 @@ def timeline_figure(
         _draw_panel(page, axes, history, kinds, most)
         if len(ranks) > 1:
             axes.set_ylabel(plain(name), color=page.theme.text, **page.font())
-    panels[-1].set_xlabel("events in their order (not seconds)", color=page.theme.muted, **page.font(scale=0.9))
-    panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    panels[-1].set_xlabel(EVENTS, color=page.theme.muted, **page.font(scale=0.9))
     panels[0].set_xlim(0, max(history.num_events for history in shown))
-    settle(page)
-    panels[-1].xaxis.set_major_locator(MaxNLocator(max(2, int(inches(page, panels[0])[0] / 0.9)), integer=True))
+    events_axis(page, panels[-1])
     strips = _strips(page, panels[0])
     _set_heights(page, panels[0], most, limit, strips)
     finish(page)
@@ -143,8 +141,7 @@ def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, band
     pitch, width = _row(page, axes), inches(page, axes)[0]
     low, high = 1 - pitch * (row + 1), 1 - pitch * row
     events = axes.get_xlim()[1]
-    font = page.font(scale=0.85 if banded else 0.75)
-    place = axes.get_xaxis_transform()
+    font, across = page.font(scale=0.85 if banded else 0.75), axes.get_xaxis_transform()
     for index, span in enumerate(spans):
         room = (span.end - span.start) / events * width
         if room < 0.02:
@@ -157,10 +154,9 @@ def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, band
         fitting = [word for word in words if word and page.width(word, **font) + 0.06 <= room]
         if fitting:
             middle = (span.start + span.end) / 2
-            axes.text(
-                middle, (low + high) / 2, plain(fitting[0]), transform=place, ha="center",
-                va="center_baseline", color=page.theme.text if banded else page.theme.muted, **font,
-            )  # fmt: skip
+            color = page.theme.text if banded else page.theme.muted
+            place = middle, (low + high) / 2
+            page.write(axes, plain(fitting[0]), place, color=color, xycoords=across, **font)
 
 
 def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit: int) -> Annotation:
@@ -183,25 +179,20 @@ def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit
     place = min(max(x / events * width, half + 0.05), width - half - 0.05) / width * events
     reach = peak.nbytes + 1.4 * _row(page, axes) * axes.get_ylim()[1]
     height = limit if peak.nbytes <= limit < reach else peak.nbytes
-    return axes.annotate(
-        plain(words), (place, height), xytext=(0, page.points * 0.45), textcoords="offset points",
-        ha="center", va="bottom", color=page.theme.text, zorder=6, gid="peak label", **font,
-    )  # fmt: skip
+    above = 0, page.points * 0.45
+    return page.write(axes, plain(words), (place, height), above, va="bottom", zorder=6, gid="peak label", **font)
 
 
 def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], peak: Annotation) -> None:
     """A line across, its label at either end above or below it, one line of text away or two: off the peak's."""
     axes.axhline(limit[1], color=page.theme.background, linewidth=2.8, zorder=4)
     axes.axhline(limit[1], color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=4, gid="limit")
-    taken = page.extent(peak)
-    line = page.points * 1.3
+    words, font, box = limit_words(limit), page.font(scale=0.9), ground(page.theme.background)
+    taken, line, across = page.extent(peak), page.points * 1.3, axes.get_yaxis_transform()
     for offset, (x, ha) in product((3, -3, 3 + line, -3 - line), ((1.0, "right"), (0.0, "left"))):
-        label = axes.annotate(
-            limit_words(limit), (x, limit[1]), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
-            xytext=(-4 if ha == "right" else 4, offset), ha=ha, va="bottom" if offset > 0 else "top",
-            color=page.theme.text, zorder=5, bbox=ground(page.theme.background), gid="limit label",
-            **page.font(scale=0.9),
-        )  # fmt: skip
+        away = -4 if ha == "right" else 4, offset
+        looks = {"ha": ha, "va": "bottom" if offset > 0 else "top", "zorder": 5, "gid": "limit label"} | font
+        label = page.write(axes, words, (x, limit[1]), away, xycoords=across, bbox=box, **looks)
         if not page.extent(label).overlaps(taken):
             return
         label.remove()
