@@ -80,7 +80,7 @@ def __dir__() -> list[str]:
 def _show_in_notebooks() -> None:
     """Where IPython runs already, results are shown as HTML."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
-        import_module("zerosim.report.html").register(shell)
+        import_module("zerosim.report.notebook").register(shell)
 
 
 _show_in_notebooks()

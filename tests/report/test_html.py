@@ -14,7 +14,7 @@ import zerosim
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.report.html import LETTERS, TONES, memory_html, result_html, traffic_html
+from zerosim.report.notebook import LETTERS, TONES, memory_html, result_html, traffic_html
 from zerosim.report.plots.style import KIND_PAINTS, contrast
 from zerosim.stepper import LiveBuffer, OwnedSlice, Ownership
 from zerosim.stepper.ownership import RANK_TONES

@@ -22,7 +22,7 @@ from zerosim.device.allocators.arena import Arena
 from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.events import Alloc, Event, Free, Retag, Scope
 from zerosim.device.memory import Exact
-from zerosim.report.memory_snapshot import DeviceSnapshot, device_snapshot, moments_of
+from zerosim.report.export.memory_snapshot import DeviceSnapshot, device_snapshot, moments_of
 from zerosim.train.plan import plan
 
 SMALL: dict[str, Any] = dict(layers=4, hidden=128, heads=4, seq=128, ranks=2, stage=2, steps=2, recompute="full")

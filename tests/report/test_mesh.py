@@ -13,9 +13,9 @@ from zerosim.config import RunConfig, plan_config
 from zerosim.report.activations import check_block
 from zerosim.report.compare import Comparison
 from zerosim.report.fit_meshes import meshes_report
-from zerosim.report.html import result_html
 from zerosim.report.look import emit
 from zerosim.report.mesh_words import about, by_stage, shape, traffic_note
+from zerosim.report.notebook import result_html
 from zerosim.report.plan import plan_report
 from zerosim.report.tables import summary
 from zerosim.report.verdict import Limit

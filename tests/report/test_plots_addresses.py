@@ -20,7 +20,7 @@ from zerosim.device.allocators.blocks import MIB
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.events import Alloc, Event, Free, Mark, Retag, Scope
 from zerosim.errors import InputError
-from zerosim.report.extents import Addresses, Extent, read_addresses
+from zerosim.report.export.extents import Addresses, Extent, read_addresses
 from zerosim.report.plots import addresses_figure, write_figure
 from zerosim.train.plan import plan
 

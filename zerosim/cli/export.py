@@ -1,6 +1,6 @@
 """`zerosim export`: files that other programs open. Which format takes which flags, what is run for it, what is said.
 
-The files are made in `report/trace.py` and `report/memory_snapshot.py`.
+The files are made in `report/export/`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerosim.errors import InputError, printable
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from zerosim.report.memory_snapshot import DeviceSnapshot
+    from zerosim.report.export.memory_snapshot import DeviceSnapshot
 
 MOST_BYTES = 500_000_000  # of text, a browser holds no more
 PICKLE_PROTOCOL = 4  # the viewer reads 2 to 4
@@ -74,7 +74,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     cluster = device_cluster(args, device_limit(args, None))
     assert cluster is not None  # --gpu is required
     config, file = config.replace(capacity=None), output(args, "out", config)
-    from zerosim.report.trace import chrome_trace
+    from zerosim.report.export.trace import chrome_trace
     from zerosim.train.plan import plan_first_step, timeline_of
 
     timeline = timeline_of(plan_first_step(config), cluster)
@@ -113,7 +113,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     from zerosim.device.allocators.choose import make_allocator
     from zerosim.device.memory import Exact
-    from zerosim.report.memory_snapshot import device_snapshot, file_bytes, memory_snapshot, moments_of
+    from zerosim.report.export.memory_snapshot import device_snapshot, file_bytes, memory_snapshot, moments_of
     from zerosim.train.plan import plan
 
     make_allocator(name, capacity, memory.allocator_conf)  # what it refuses, it refuses before anything is run

@@ -128,7 +128,7 @@ def timeline(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -
 def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     from zerosim.device.allocators.choose import make_allocator
     from zerosim.device.memory import Exact
-    from zerosim.report.extents import read_addresses
+    from zerosim.report.export.extents import read_addresses
     from zerosim.report.names import STAGES
     from zerosim.report.plots import addresses_figure
     from zerosim.report.plots.words import run_words

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zerosim.comm.rank_status import ranks_text
 from zerosim.errors import InputError
-from zerosim.report.html import FONT, HATCH, card, escaped, table
+from zerosim.report.notebook import FONT, HATCH, card, escaped, table
 from zerosim.stepper.session import Parts, Session
 from zerosim.tensor.flat import Flat
 

@@ -15,7 +15,7 @@ from zerosim.device.device import Buffer
 from zerosim.device.events import Event, Save
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
-from zerosim.report.html import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
+from zerosim.report.notebook import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
 from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters
 from zerosim.stepper.session import Parts, Session

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from zerosim.report.extents import Addresses, Extent
+from zerosim.report.export.extents import Addresses, Extent
 from zerosim.report.names import ALLOCATORS
 from zerosim.report.plots.axes import EVENTS, bytes_axis, events_axis
 from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches, open_page, plain
@@ -36,8 +36,7 @@ def addresses_figure(
     key.append(("reserved, not live", {"facecolor": page.theme.grid, "linewidth": 0}))
     what = "everything recorded" if step is None else f"step {step}"
     frame(page, f"Addresses on rank {rank}, {what}: {ALLOCATORS[allocator]}", subtitle, key, _notes(addresses))
-    axes = page.figure.add_subplot()
-    dress(page, axes, grid="y", x=EVENTS, y="address")
+    axes = dress(page, page.figure.add_subplot(), grid="y", x=EVENTS, y="address")
     bytes_axis(axes.yaxis, addresses.num_bytes, 5)
     axes.set_xlim(0, addresses.num_events * (1.0 if addresses.refusal is None else 1.01))
     axes.set_ylim(0, addresses.num_bytes)

@@ -122,8 +122,7 @@ def draw_bars(
     page: Page, bars: Sequence[Bar], paints: Mapping[str, Paint], references: Sequence[Reference] = ()
 ) -> Axes:
     """Draw into what `frame` has left of the page, and finish the page."""
-    axes = page.figure.add_subplot()
-    dress(page, axes, grid="x")
+    axes = dress(page, page.figure.add_subplot(), grid="x")
     axes.spines["left"].set_color(page.theme.text)
     rows_axis(page, axes, [stage_name(bar.label, "\n") for bar in bars])
     most = max((bar.end_bytes for bar in bars), default=0) or 1

@@ -10,37 +10,37 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import NullLocator
 
-from zerosim.report.plots.page import Page, finish, inches
+from zerosim.report.plots.page import Page, Place, dress, finish, inches
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
+
+Mark = tuple[float, float, bool]
+"""A point of a line, and whether its mark is filled, not hollow."""
+
+
+def log_axes(page: Page, x: str, xs: Sequence[float]) -> Axes:
+    """Axes on the page, logarithmic along the bottom from the least of `xs` to the most; `x` says what they are."""
+    axes = dress(page, page.figure.add_subplot(), grid="both", x=x)
+    axes.set_xscale("log")
+    axes.set_xlim(min(xs) / 1.15, max(xs) * 1.15)
+    return axes
 
 
 def draw_line(
-    page: Page,
-    axes: Axes,
-    index: int,
-    name: str,
-    line: Sequence[tuple[float, float]],
-    is_filled: Sequence[bool],
-    words: str,
-    *,
-    width: float = 1.6,
-    **marks: Any,
+    page: Page, axes: Axes, index: int, name: str, points: Sequence[Mark], words: str, **marks: Any
 ) -> Annotation:
-    """The line of that index with a mark at each point, filled or hollow; `words` beside its end.
-
-    `marks` are keywords of the marks in place of their usual ones.
-    """
+    """The line of that index through its points, with `words` beside its end; `marks` are keywords of the marks in
+    place of their usual ones."""
     color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
     size = page.points * max(0.9 - 0.12 * index, 0.5)  # lines that meet: the later marks lie inside the earlier
     usual = {"s": size**2, "linewidths": 1.3, "clip_on": False}
-    xs, ys = zip(*line, strict=True)
-    axes.plot(xs, ys, color=color, linestyle=DASHES[index % len(DASHES)], linewidth=width, gid=f"line.{name}")
+    xs, ys, is_filled = zip(*points, strict=True)
+    axes.plot(xs, ys, color=color, linestyle=DASHES[index % len(DASHES)], linewidth=1.6, gid=f"line.{name}")
     fill = [color if one else page.theme.background for one in is_filled]
     axes.scatter(xs, ys, marker=MARKERS[index % len(MARKERS)], c=fill, edgecolors=color, zorder=3, **{**usual, **marks})
     return beside(page, axes, (xs[-1], ys[-1]), words, color)
 
 
-def beside(page: Page, axes: Axes, where: tuple[float, float], words: str, color: str) -> Annotation:
+def beside(page: Page, axes: Axes, where: Place, words: str, color: str) -> Annotation:
     """A label right of the axes, tied to a point on it."""
     return axes.annotate(
         words, where, xycoords="data", xytext=(1.03, 0.5), textcoords="axes fraction", color=color, va="center",

@@ -14,8 +14,8 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.report.plots.axes import tick_bytes, ticks
-from zerosim.report.plots.lines import draw_line, finish_lines
-from zerosim.report.plots.page import dress, frame, open_page, plain, settle
+from zerosim.report.plots.lines import draw_line, finish_lines, log_axes
+from zerosim.report.plots.page import frame, open_page, plain, settle
 from zerosim.report.plots.streams import seconds_words
 
 _LINKS = {"nic": "all NICs of a node", "link": "a GPU's links to the others of its node"}
@@ -60,22 +60,18 @@ def overlap_figure(
     ]
     title = "Time of a step, by bandwidth"
     frame(page, title, f"{config.mesh.ranks:,} ranks of {cluster.name}, {config.global_batch:,} sequences", notes=notes)
-    axes = page.figure.add_subplot()
-    dress(page, axes, grid="both", x=f"bytes per second of {_LINKS[link]}")
-    axes.set_xscale("log")
-    axes.set_xlim(bandwidths[0] / 1.15, bandwidths[-1] * 1.15)
+    axes = log_axes(page, f"bytes per second of {_LINKS[link]}", bandwidths)
     axes.set_ylim(0, _HIGHEST * least)
     axes.axvline(getattr(cluster, link), color=page.theme.text, linewidth=1.0, dashes=(4, 2), gid="own")
     labels = []
     for index, (name, line) in enumerate(lines.items()):
-        points = [(at, time.seconds) for at, time in zip(bandwidths, line.times, strict=True)]
-        is_hidden = [exposed_share(time) <= HIDDEN for time in line.times]
+        pairs = zip(bandwidths, line.times, strict=True)
+        points = [(at, time.seconds, exposed_share(time) <= HIDDEN) for at, time in pairs]
         where = "never hidden"
         if line.hides_from is not None:
             where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"
-        marks: dict[str, Any] = {"s": page.points * 2.5, "linewidths": 1.5, "clip_on": True}
-        label = draw_line(page, axes, index, name, points, is_hidden, f"{plain(name)}\n{where}", width=1.5, **marks)
-        labels.append(label)
+        marks = {"s": page.points * 2.5, "linewidths": 1.5, "clip_on": True}
+        labels.append(draw_line(page, axes, index, name, points, f"{plain(name)}\n{where}", **marks))
     ticks(axes.xaxis, LogLocator(10, subs=(1.0, 3.0), numticks=12), lambda value: f"{tick_bytes(value)}/s")
     ticks(axes.yaxis, MaxNLocator(6), seconds_words)
     settle(page)

@@ -184,8 +184,8 @@ def _key(page: Page, top: float, key: Sequence[tuple[str, dict[str, Any]]]) -> f
     return top - 1.6 * em
 
 
-def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> None:
-    """The theme on axes, with a light grid along x, y or both; `x` and `y` say what is along them."""
+def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> Axes:
+    """The axes in the page's theme, with a light grid along x, y or both; `x` and `y` say what is along them."""
     theme = page.theme
     axes.set_xlabel(x, color=theme.muted, **page.font(scale=0.9))
     axes.set_ylabel(y, color=theme.muted, **page.font(scale=0.9))
@@ -198,6 +198,7 @@ def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> Non
         spine.set_linewidth(0.8)
     axes.tick_params(which="both", colors=theme.muted, labelsize=page.points * 0.9, labelfontfamily=_FONT, width=0.8)
     axes.tick_params(which="minor", length=0)
+    return axes
 
 
 def ground(color: str, pad: float = 0.1) -> dict[str, Any]:

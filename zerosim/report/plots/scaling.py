@@ -12,8 +12,8 @@ from matplotlib.ticker import LogLocator
 from zerosim.errors import InputError
 from zerosim.report.plots.axes import tick_bytes, ticks
 from zerosim.report.plots.by_stage import MOMENTS
-from zerosim.report.plots.lines import beside, draw_line, finish_lines, number_ticks
-from zerosim.report.plots.page import Page, dress, frame, open_page, settle, stage_name
+from zerosim.report.plots.lines import beside, draw_line, finish_lines, log_axes, number_ticks
+from zerosim.report.plots.page import Page, frame, open_page, settle, stage_name
 from zerosim.report.plots.words import limit_words
 from zerosim.units import format_bytes
 
@@ -48,20 +48,19 @@ def scaling_figure(
     if limit and mark != "peak":
         notes.append("Whether a run fits is decided by its peak: --mark peak.")
     frame(page, f"Bytes per rank {MOMENTS[mark]}, by number of ranks", subtitle, notes=notes)
-    axes = page.figure.add_subplot()
-    dress(page, axes, grid="both", x="data-parallel ranks N")
-    axes.set_xscale("log")
+    sizes = sorted({ranks for line in lines.values() for ranks, _ in line})
+    axes = log_axes(page, "data-parallel ranks N", sizes)
     axes.set_yscale("log")
     labels = []
     for index, (name, line) in enumerate(lines.items()):
-        is_filled = [limit is None or nbytes <= limit[1] for _, nbytes in line]
+        marks = [(ranks, nbytes, limit is None or nbytes <= limit[1]) for ranks, nbytes in line]
         words = f"{stage_name(name)}  {format_bytes(line[-1][1])}"
-        labels.append(draw_line(page, axes, index, name, line, is_filled, words))
+        labels.append(draw_line(page, axes, index, name, marks, words))
     _set_limits(axes, lines, limit)
     if limit is not None:
-        labels.append(_draw_limit(page, axes, limit, max(line[-1][0] for line in lines.values())))
+        labels.append(_draw_limit(page, axes, limit, sizes[-1]))
     settle(page)
-    _set_ticks(page, axes, sorted({ranks for line in lines.values() for ranks, _ in line}))
+    _set_ticks(page, axes, sizes)
     return finish_lines(page, axes, labels)
 
 
@@ -82,8 +81,6 @@ def _set_limits(axes: Axes, lines: Mapping[str, Points], limit: tuple[str, int] 
     if limit is not None and low / _FARTHEST <= limit[1] <= high * _FARTHEST:
         low, high = min(low, limit[1]), max(high, limit[1])
     axes.set_ylim(low / 1.6, high * 1.6)
-    ranks = [ranks for line in lines.values() for ranks, _ in line]
-    axes.set_xlim(min(ranks) / 1.15, max(ranks) * 1.15)
 
 
 def _set_ticks(page: Page, axes: Axes, ranks: Sequence[int]) -> None:

@@ -49,8 +49,7 @@ def schedule_figure(
     ]
     two = "an input gradient one, a weight gradient one" if kind.startswith("zb") else "a backward two"
     frame(page, title, bubble_words(slots, kind), key, [f"Slots, not seconds: a forward takes one, {two}."])
-    axes = page.figure.add_subplot()
-    dress(page, axes, grid="x")
+    axes = dress(page, page.figure.add_subplot(), grid="x")
     axes.set_xlim(0, max(own[-1].stop for own in slots))
     rows_axis(page, axes, [f"stage {stage}" for stage in range(stages)])
     ticks(axes.xaxis, MaxNLocator(10, integer=True))

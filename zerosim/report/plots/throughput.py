@@ -10,8 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from zerosim.errors import InputError
 from zerosim.report.plots.axes import ticks
-from zerosim.report.plots.lines import draw_line, finish_lines, number_ticks
-from zerosim.report.plots.page import dress, frame, open_page, settle, stage_name
+from zerosim.report.plots.lines import draw_line, finish_lines, log_axes, number_ticks
+from zerosim.report.plots.page import frame, open_page, settle, stage_name
 from zerosim.units import format_count
 
 AXES = {"parameters": "parameters", "ranks": "GPUs"}
@@ -48,14 +48,12 @@ def throughput_figure(
         notes.insert(0, "Hollow, OOM: it does not fit. The speed is what it would have.")
     what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
     frame(page, f"Model TFLOP/s per GPU, by {what}", subtitle, notes=notes)
-    axes = page.figure.add_subplot()
-    dress(page, axes, grid="both", x=AXES[along])
-    axes.set_xscale("log")
+    xs = sorted({point.x for point in every})
+    axes = log_axes(page, AXES[along], xs)
     labels, most = [], max(point.tflops for point in every)
     hollow: dict[tuple[int, float], Any] = {}
     for index, (name, line) in enumerate(lines.items()):
-        is_filled, words = [point.fits for point in line], f"{stage_name(name)}  {line[-1].tflops:.1f}"
-        labels.append(draw_line(page, axes, index, name, [point[:2] for point in line], is_filled, words))
+        labels.append(draw_line(page, axes, index, name, line, f"{stage_name(name)}  {line[-1].tflops:.1f}"))
         for point in line:
             if not point.fits:
                 near = next((at for at in hollow if at[0] == point.x and abs(at[1] - point.tflops) < most / 12), None)
@@ -64,8 +62,6 @@ def throughput_figure(
     for where, color in hollow.items():
         below = 0, -page.points * 0.75
         page.write(axes, "OOM", where, below, va="top", color=color, **page.font(scale=0.75))
-    xs = sorted({point.x for point in every})
-    axes.set_xlim(xs[0] / 1.15, xs[-1] * 1.15)
     axes.set_ylim(0, most * 1.1 or 1)
     ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     settle(page)

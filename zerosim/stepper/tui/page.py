@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Span, Text
 
-from zerosim.report.html import LETTERS, OTHER_TONE, TONES
 from zerosim.report.names import counted
+from zerosim.report.notebook import LETTERS, OTHER_TONE, TONES
 
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, LiveBuffer, ParameterView

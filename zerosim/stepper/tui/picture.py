@@ -15,7 +15,7 @@ from rich.text import Text
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
-from zerosim.report.html import LETTERS, ordered
+from zerosim.report.notebook import LETTERS, ordered
 from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, where_in_step
 from zerosim.stepper.tui.page import SHORT_KEYS, filled, keys_line, tile

@@ -19,7 +19,7 @@ from zerosim.device.allocators.arena import Arena
 from zerosim.device.allocators.caching import CachingAllocator
 from zerosim.device.events import Alloc, Event, Free, Mark, Move, Refusal, Retag, Save, Scope, Segment
 from zerosim.ledger.allocator import AllocatorLedger, AllocatorPeaks, replayed
-from zerosim.report.extents import Extent, Segments
+from zerosim.report.export.extents import Extent, Segments
 from zerosim.train.plan import timeline_of
 from zerosim.train.result import RunResult
 
