@@ -6,7 +6,7 @@ a formula.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,10 +16,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 from rich.text import Text
 
-from zerosim.analysis.expect import Judged
+from zerosim.analysis.expect import Expectation, Judged
 from zerosim.analysis.expect.keys import COMPUTED, FIGURES, MEASURED, PRINTED
 from zerosim.analysis.expect.sweeps import describe
-from zerosim.report.check_tables import basis, contradictions, figures_table, rules
+from zerosim.report.check_tables import basis, contradiction, figures_table, rules
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right
 from zerosim.report.names import counted
 from zerosim.report.notebook import InNotebook
@@ -29,6 +29,18 @@ SAID_BY = {
     MEASURED: "Measured:",
     COMPUTED: "Computed for these runs, and printed by no source; the rule:",
 }
+_UNCOUNTED = "Formula only, for these figures are no count's:"
+_CONTRADICTED = "Figures that are not what their source's own rule gives:"
+
+
+_COMPARED: Mapping[str, Callable[[Expectation], bool]] = {
+    "figures": lambda expectation: True,
+    "by count": lambda expectation: expectation.quantity is not None and not expectation.is_modelled,
+    "by clock": lambda expectation: expectation.is_modelled,
+    "by formula": lambda expectation: expectation.formula is not None,
+    "formula only": lambda expectation: expectation.quantity is None,
+}
+"""What a table's figures are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +57,13 @@ class CheckedFile:
     @property
     def numbers(self) -> dict[str, int]:
         """How many figures there are, how many of them are compared with what, are from where, are bold, or differ."""
-        return {
-            "figures": sum(len(table.cells) for table in self.tables),
-            "by count": sum(
-                len(table.cells)
-                for table in self.tables
-                if table.expectation.quantity and not table.expectation.is_modelled
-            ),
-            "by clock": sum(len(table.cells) for table in self.tables if table.expectation.is_modelled),
-            "by formula": sum(len(table.cells) for table in self.tables if table.expectation.formula is not None),
-            "formula only": sum(len(table.cells) for table in self.tables if table.expectation.quantity is None),
-            **{
-                figures: sum(len(table.cells) for table in self.tables if table.expectation.figures == figures)
-                for figures in FIGURES
-            },
-            "bold": sum(table.num_bold for table in self.tables),
-            "differ": self.num_failed,
-        }
+        found = dict.fromkeys((*_COMPARED, *FIGURES, "bold"), 0) | {"differ": self.num_failed}
+        for table in self.tables:
+            expectation = table.expectation
+            found["bold"] += table.num_bold
+            for name in (*(name for name, is_so in _COMPARED.items() if is_so(expectation)), expectation.figures):
+                found[name] += len(table.cells)
+        return found
 
 
 class CheckReport(InNotebook):
@@ -98,8 +100,8 @@ class CheckReport(InNotebook):
         yield Stack(
             *(_whole(path, table) for path, table in tables if in_full),
             _overview(self.files) if several or not in_full else None,
-            None if in_full else _uncounted(tables),
-            None if in_full else _contradicted(tables),
+            None if in_full else _noted(_UNCOUNTED, lambda one: one.formula_only, tables),
+            None if in_full else _noted(_CONTRADICTED, contradiction, tables, "yellow"),
             _failures(tables),
             _closing(self),
         )
@@ -151,24 +153,13 @@ def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
     return Stack(*lines, close=True) if lines else None
 
 
-def _uncounted(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
-    """Tables of which nothing is counted, and why."""
-    notes = [
-        prose(f"{path}: {f'{title}: ' if (title := table.expectation.title) else ''}{table.expectation.formula_only}")
-        for path, table in tables
-        if table.expectation.formula_only
-    ]
-    heading = prose("Formula only, for these figures are no count's:", "bold")
-    return Stack(heading, *notes, close=True) if notes else None
-
-
-def _contradicted(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
-    """Where a source's figures are not what its own rule gives, and why."""
-    notes = [
-        prose(f"{path}: {text}", "yellow") for path, table in tables if (text := contradictions(table.expectation))
-    ]
-    heading = prose("Figures that are not what their source's own rule gives:", "bold")
-    return Stack(heading, *notes, close=True) if notes else None
+def _noted(
+    heading: str, why: Callable[[Expectation], str], tables: Sequence[tuple[str, Judged]], style: str = ""
+) -> RenderableType | None:
+    """Below a heading the tables of which there is something to say, and what."""
+    expectations = [(path, table.expectation) for path, table in tables if why(table.expectation)]
+    notes = [prose(": ".join(filter(None, (path, one.title, why(one)))), style) for path, one in expectations]
+    return Stack(prose(heading, "bold"), *notes, close=True) if notes else None
 
 
 def _closing(report: CheckReport) -> RenderableType:

@@ -125,23 +125,16 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
         return Text(show_difference(cell.difference), style="" if cell.passed else "red")
     if kind == "off":
         return Text(f"{float(100 * cell.share_off):+.3g} %", style="" if cell.passed else "red")
-    outside = sum(cell.outside.values(), Fraction(0))
-    value = {
-        "count": cell.counted,
-        "modelled": cell.counted,
-        "outside": outside,
-        "formula": cell.formula,
-        "count beside": cell.beside,
-        "modelled beside": cell.beside,
-    }[kind]
-    if value is not None and kind in ("modelled", "modelled beside"):
-        return Text(_four_digits(float(figure.measured(value))))
-    return Text("" if value is None else figure.shown(value))
+    others = {"outside": sum(cell.outside.values(), Fraction(0)), "formula": cell.formula}
+    value = cell.beside if kind.endswith("beside") else others.get(kind, cell.counted)
+    if value is None:
+        return Text("")
+    return Text(_four_digits(figure.measured(value)) if kind.startswith("modelled") else figure.shown(value))
 
 
-def _four_digits(value: float) -> str:
+def _four_digits(value: Fraction) -> str:
     """No more of a model than it knows."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return f"{float(value):,.0f}" if float(value) >= 1000 else f"{float(value):.4g}"
 
 
 def _header(axis: Axis, label: str) -> str:
@@ -196,8 +189,6 @@ def rules(judged: Judged) -> str:
     return text
 
 
-def contradictions(expectation: Expectation) -> str:
+def contradiction(expectation: Expectation) -> str:
     """Why printed figures are not what the source's own rule gives; empty where they are."""
-    if not any(cell.instead for cell in expectation.cells):
-        return ""
-    return f"{expectation.title}: {expectation.note}" if expectation.title else expectation.note
+    return expectation.note if any(cell.instead for cell in expectation.cells) else ""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -81,6 +82,15 @@ class Figure:
 
     def in_unit(self, exact: Fraction) -> str:
         return f"{self.shown(exact)} {self.unit}".rstrip()
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """A block whose InputErrors begin with where they are."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
 
 
 def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 
 from zerosim.analysis.expect.asked import Asked, Quantity, Runs
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.expectation import Cell, Expectation
-from zerosim.analysis.expect.figures import Figure, printed_like, show_difference, within_text
+from zerosim.analysis.expect.figures import Figure, naming, printed_like, show_difference, within_text
 from zerosim.analysis.expect.sweeps import MP, describe
 from zerosim.config import RunConfig
 from zerosim.config.presets.hardware import Hardware
@@ -94,11 +93,12 @@ def judge(expectation: Expectation, runs: Runs) -> Judged:
     cells = []
     for cell, count, closed, shown in zip(expectation.cells, counted, formula, beside, strict=True):
         outside = _outside(expectation, cell, runs)
-        compare = (
-            _compare if expectation.rounding else partial(_compare_measured, outside=sum(outside.values(), Fraction(0)))
-        )
-        failures = [compare(expectation, cell, "counted", count), compare(expectation, cell, "formula", closed)]
-        failures.append(bold.get(cell.labels))
+        failures = [bold.get(cell.labels)]
+        for what, value in (("formula", closed), ("counted", count)):
+            if value is not None and expectation.rounding:
+                failures.insert(0, _misprinted(expectation, cell, what, value))
+            elif value is not None:
+                failures.insert(0, _far_off(expectation, cell, what, value, sum(outside.values(), Fraction(0))))
         found = tuple(failure for failure in failures if failure is not None)
         cells.append(JudgedCell(cell.labels, cell.printed, cell.instead, count, closed, shown, outside, found))
     return Judged(expectation, tuple(cells))
@@ -112,19 +112,16 @@ def _read(
         return [None] * len(expectation.cells)
     e, values = expectation, []
     for cell in e.cells:
-        where = f"scenario {e.path}: expect {_name(e, cell)}".rstrip()
-        try:
+        with naming(f"{f'scenario {e.path}: expect {_name(e, cell)}'.rstrip()}: "):
             value = known[name].read(_asked(e, cell, runs))
-            if cell.over is not None and value is not None:
+            if value is None:
+                raise InputError(f'{e.calculator} has no answer here; write "-" in printed')
+            if cell.over is not None:
                 base = known[name].read(_asked(e, cell.over, runs))
                 if not base:
                     raise InputError(f"over {describe(e.axes, cell.over.labels)}: nothing can be divided by {base}")
                 value = Fraction(value) / Fraction(base)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        if value is None:
-            raise InputError(f'{where}: {e.calculator} has no answer here; write "-" in printed')
-        values.append(Fraction(value))
+            values.append(Fraction(value))
     return values
 
 
@@ -148,12 +145,8 @@ def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Frac
     }
 
 
-def _compare_measured(
-    expectation: Expectation, cell: Cell, what: str, value: Fraction | None, outside: Fraction
-) -> str | None:
-    """As `_compare`, for what a source measured."""
-    if value is None:
-        return None
+def _far_off(expectation: Expectation, cell: Cell, what: str, value: Fraction, outside: Fraction) -> str | None:
+    """What is wrong with one number beside what a source measured, or None."""
     printed = cell.printed
     off = printed.measured(value + outside) - printed.value
     within = expectation.within
@@ -170,10 +163,8 @@ def _compare_measured(
     )
 
 
-def _compare(expectation: Expectation, cell: Cell, what: str, value: Fraction | None) -> str | None:
-    """What is wrong with one number, or None."""
-    if value is None:
-        return None
+def _misprinted(expectation: Expectation, cell: Cell, what: str, value: Fraction) -> str | None:
+    """What is wrong with one number beside what a source rounded, or None."""
     printed, right = cell.printed, cell.instead or cell.printed
     if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
         return f"{what} {printed.in_unit(value)} is what is {expectation.figures}: drop instead"

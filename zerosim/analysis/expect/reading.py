@@ -14,7 +14,7 @@ from zerosim.analysis.expect.asked import SHAPES, Quantity
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS, TIMES
 from zerosim.analysis.expect.expectation import BoldRule, Cell, Expectation
-from zerosim.analysis.expect.figures import Figure, parse_figure
+from zerosim.analysis.expect.figures import Figure, naming, parse_figure
 from zerosim.analysis.expect.keys import (
     COMPUTED,
     MEASURED,
@@ -49,10 +49,8 @@ def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
     found = []
     for table, title in zip(file.expect, titles, strict=True):
         where = f"scenario {file.path}: expect" + (f" {title!r}" if len(titles) > 1 else "")
-        try:
+        with naming(f"{where}: "):
             found.append(_expectation(file, table))
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
     return tuple(found)
 
 
@@ -158,11 +156,8 @@ def _figures(
         raise InputError(f"{key} has {len(cells)} figures, expected {len(points)}: there is no [sweep]")
     figures = []
     for point, cell in zip(points, cells, strict=True):
-        try:
+        with naming(f"{key}{f' at {describe(axes, point.labels)}' if axes else ''}: "):
             figures.append(parse_figure(cell, dimension, table.get("unit", "")))
-        except InputError as error:
-            where = f" at {describe(axes, point.labels)}" if axes else ""
-            raise InputError(f"{key}{where}: {error}") from None
     return figures
 
 
@@ -225,10 +220,8 @@ def _memory(table: Mapping[str, Any]) -> int | Hardware:
 
 def _size(table: Mapping[str, Any], key: str) -> int:
     value = table[key]
-    try:
+    with naming(f"{key} "):
         return parse_bytes(value if isinstance(value, str) else repr(value))
-    except InputError as error:
-        raise InputError(f"{key} {error}") from None
 
 
 def _config(
@@ -237,14 +230,9 @@ def _config(
     """The run of one place: what is assumed (one step), the file's values, the table's, the place's own."""
     assumed = {**(PLAN_DEFAULTS if counted_on == SHAPES else {}), "steps": 1}
     own = {name: value for name, value in point.changes.items() if name not in NO_FIELDS}
-    try:
+    with naming(f"at {describe(axes, point.labels)}: " if axes else ""):
         config = RunConfig.from_dict({**assumed, **file.run, **table.get("with", {}), **own}, source="the run")
-        stage = point.changes.get(PIPELINE_STAGE, 0)
-        if type(stage) is not int or not 0 <= stage < config.mesh.pp:
-            raise InputError(
-                f"pipeline_stage {stage!r}: expected 0 to {config.mesh.pp - 1}, for pp is {config.mesh.pp}"
-            )
+        stage, pp = point.changes.get(PIPELINE_STAGE, 0), config.mesh.pp
+        if type(stage) is not int or not 0 <= stage < pp:
+            raise InputError(f"pipeline_stage {stage!r}: expected 0 to {pp - 1}, for pp is {pp}")
         return config
-    except InputError as error:
-        where = f"at {describe(axes, point.labels)}: " if axes else ""
-        raise InputError(f"{where}{error}") from None

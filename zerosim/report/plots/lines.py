@@ -26,7 +26,7 @@ def log_axes(page: Page, x: str, xs: Sequence[float]) -> Axes:
 
 
 def draw_line(
-    page: Page, axes: Axes, index: int, name: str, points: Sequence[Mark], words: str, **marks: Any
+    page: Page, axes: Axes, index: int, name: str, points: Sequence[Mark], words: str, width: float = 1.6, **marks: Any
 ) -> Annotation:
     """The line of that index through its points, with `words` beside its end; `marks` are keywords of the marks in
     place of their usual ones."""
@@ -34,7 +34,7 @@ def draw_line(
     size = page.points * max(0.9 - 0.12 * index, 0.5)  # lines that meet: the later marks lie inside the earlier
     usual = {"s": size**2, "linewidths": 1.3, "clip_on": False}
     xs, ys, is_filled = zip(*points, strict=True)
-    axes.plot(xs, ys, color=color, linestyle=DASHES[index % len(DASHES)], linewidth=1.6, gid=f"line.{name}")
+    axes.plot(xs, ys, color=color, linestyle=DASHES[index % len(DASHES)], linewidth=width, gid=f"line.{name}")
     fill = [color if one else page.theme.background for one in is_filled]
     axes.scatter(xs, ys, marker=MARKERS[index % len(MARKERS)], c=fill, edgecolors=color, zorder=3, **{**usual, **marks})
     return beside(page, axes, (xs[-1], ys[-1]), words, color)
