@@ -70,7 +70,7 @@ def overlap_figure(
         where = "never hidden"
         if line.hides_from is not None:
             where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"
-        marks = {"s": page.points * 2.5, "linewidths": 1.5, "clip_on": True}
+        marks = {"s": page.points * 2.5, "linewidths": 1.0, "clip_on": True}
         labels.append(draw_line(page, axes, index, name, points, f"{plain(name)}\n{where}", 1.5, **marks))
     ticks(axes.xaxis, LogLocator(10, subs=(1.0, 3.0), numticks=12), lambda value: f"{tick_bytes(value)}/s")
     ticks(axes.yaxis, MaxNLocator(6), seconds_words)
