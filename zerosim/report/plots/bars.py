@@ -37,11 +37,11 @@ class Bar:
     beyond: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, label: str, by_rank: Sequence[Mapping[str, int]]) -> Bar:
+    def of(cls, label: str, by_rank: Mapping[int, Mapping[str, int]]) -> Bar:
         """Of the rank that has the most, the first of equals."""
-        totals = [sum(parts.values()) for parts in by_rank]
-        rank = totals.index(max(totals))
-        return cls(label, dict(by_rank[rank]), rank, all(parts == by_rank[0] for parts in by_rank))
+        rank = max(by_rank, key=lambda rank: sum(by_rank[rank].values()))
+        parts = dict(by_rank[rank])
+        return cls(label, parts, rank, all(others == parts for others in by_rank.values()))
 
     @property
     def total_bytes(self) -> int:

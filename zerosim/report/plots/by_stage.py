@@ -5,7 +5,8 @@ Drawn from what was counted; the closed forms of the traffic stand beside it as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from matplotlib.figure import Figure
@@ -57,22 +58,16 @@ def memory_bars(
     check_results(results)
     if mark not in MOMENTS:
         raise wrong("mark", f" {mark!r}: expected one of {', '.join((*MARKS, 'peak'))}")
-    held = {
-        label: [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory]
-        for label, result in results.items()
-    }
-    if not _is_one_pipeline(results):
-        bars = [Bar.of(label, by_rank) for label, by_rank in held.items()]
-        ranks: list[Sequence[int]] = [range(len(result.memory)) for result in results.values()]
-    else:
-        bars, ranks = _by_pipeline_stage(next(iter(results.values())), next(iter(held.values())))
+    drawn: list[tuple[Bar, RunResult, Sequence[int]]] = []
+    for label, result in results.items():
+        held = [(memory.peak if mark == "peak" else memory.marks[mark]).by_kind for memory in result.memory]
+        if _is_one_pipeline(results):
+            drawn += [(bar, result, ranks) for bar, ranks in _by_pipeline_stage(result, held)]
+        else:
+            drawn.append((Bar.of(label, dict(enumerate(held))), result, range(len(held))))
     if reserve is None:
-        return bars
-    of = list(results.values()) if len(results) == len(bars) else [next(iter(results.values()))] * len(bars)
-    return [
-        replace(bar, beyond=_beyond(bar, result, whose, reserve))
-        for bar, result, whose in zip(bars, of, ranks, strict=True)
-    ]
+        return [bar for bar, _, _ in drawn]
+    return [replace(bar, beyond=_beyond(bar, result, ranks, reserve)) for bar, result, ranks in drawn]
 
 
 def _beyond(bar: Bar, result: RunResult, ranks: Iterable[int], reserve: Reserve) -> dict[str, int]:
@@ -86,16 +81,13 @@ def _is_one_pipeline(results: Mapping[str, RunResult]) -> bool:
     return len(results) == 1 and all(result.layout.mesh.pp > 1 for result in results.values())
 
 
-def _by_pipeline_stage(
-    result: RunResult, by_rank: Sequence[Mapping[str, int]]
-) -> tuple[list[Bar], list[Sequence[int]]]:
-    """The rank of each pipeline stage that has the most, and each stage's ranks, which are neighbours."""
+def _by_pipeline_stage(result: RunResult, held: Sequence[Mapping[str, int]]) -> Iterator[tuple[Bar, Sequence[int]]]:
+    """Of each pipeline stage the rank that has the most, and its ranks; neighbours that hold the same are one."""
     shares = shares_of(result)
-    bars = [Bar.of("", [by_rank[rank] for rank in share.ranks]) for share in shares]
-    bars = [replace(bar, rank=bar.rank + share.ranks.start) for bar, share in zip(bars, shares, strict=True)]
-    runs = alike_stages([(bar.parts, bar.alike) for bar in bars])
-    ranks = [[rank for stage in run for rank in shares[stage].ranks] for run in runs]
-    return [replace(bars[run[0]], label=stage_name(run, len(shares))) for run in runs], list(ranks)
+    bars = [Bar.of("", {rank: held[rank] for rank in share.ranks}) for share in shares]
+    for run in alike_stages([(bar.parts, bar.alike) for bar in bars]):
+        ranks = [rank for stage in run for rank in shares[stage].ranks]
+        yield replace(bars[run[0]], label=stage_name(run, len(shares))), ranks
 
 
 def memory_figure(
@@ -142,12 +134,12 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
         step = last_whole_step(result)
         if step is None:
             raise InputError(f"{label}: every step was skipped, so there is no whole one to draw; run more steps")
-        sent: list[dict[str, int]] = []
-        for rows in result.traffic:
-            sent.append({})
+        sent: dict[int, dict[str, int]] = {}
+        for rank, rows in enumerate(result.traffic):
+            sent[rank] = Counter()
             for row in rows:
                 if row.step == step and row.purpose == "states":
-                    sent[-1][row.op] = sent[-1].get(row.op, 0) + row.wire_bytes
+                    sent[rank][row.op] += row.wire_bytes
         bars.append(Bar.of(label, sent))
     return bars
 

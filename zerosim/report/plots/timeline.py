@@ -75,15 +75,15 @@ def timeline_figure(
     panels[0].set_xlim(0, max(history.num_events for history in shown))
     events_axis(page, panels[-1])
     strips = _strips(page, panels[0])
-    _set_heights(page, panels[0], most, limit, strips)
+    near = limit if limit is not None and limit[1] <= _FARTHEST * most else None
+    _set_heights(page, panels[0], most, near, strips)
     finish(page)
     for axes, history in zip(panels, shown, strict=True):
         for row, spans in enumerate((history.phases, history.units)[:strips]):
             _draw_strip(page, axes, spans, row, banded=row == 0)
-        above = 0 if limit is None else limit[1]
-        label = _mark_peak(page, axes, history, step, above)
-        if limit is not None and limit[1] <= _FARTHEST * most:
-            _draw_limit(page, axes, limit, label)
+        label = _mark_peak(page, axes, history, step, 0 if limit is None else limit[1])
+        if near is not None:
+            _draw_limit(page, axes, near, label)
     return page.figure
 
 
@@ -114,10 +114,9 @@ def _draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], 
     axes.step(at, tops[-1], where="post", color=page.theme.text, linewidth=width, gid="total")
 
 
-def _set_heights(page: Page, axes: Axes, most: int, limit: tuple[str, int] | None, strips: int) -> None:
+def _set_heights(page: Page, axes: Axes, most: int, near: tuple[str, int] | None, strips: int) -> None:
     """Room above the highest peak, and above a limit near it, for a label and the strips."""
-    if limit is not None and limit[1] <= _FARTHEST * most:
-        most = max(most, limit[1])
+    most = most if near is None else max(most, near[1])
     axes.set_ylim(0, most / max(1 - _row(page, axes) * (strips + 1.6), 0.25))
     bytes_axis(axes.yaxis, most, max(2, min(6, int(inches(page, axes)[1] / 0.45))))
 
@@ -150,13 +149,12 @@ def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, band
             color = page.theme.band if index % 2 else page.theme.grid
             axes.axvspan(span.start, span.end, low, high, facecolor=color, linewidth=0, gid=f"phase.{span.name}")
             axes.axvline(span.start, color=page.theme.grid, linewidth=0.8, zorder=0.5)
-        words = [span.name, *([_SHORT[span.name]] if span.name in _SHORT else [])]
-        fitting = [word for word in words if word and page.width(word, **font) + 0.06 <= room]
+        words = (span.name, _SHORT.get(span.name, ""))
+        fitting = next((word for word in words if word and page.width(word, **font) + 0.06 <= room), "")
         if fitting:
-            middle = (span.start + span.end) / 2
             color = page.theme.text if banded else page.theme.muted
-            place = middle, (low + high) / 2
-            page.write(axes, plain(fitting[0]), place, color=color, xycoords=across, **font)
+            place = (span.start + span.end) / 2, (low + high) / 2
+            page.write(axes, plain(fitting), place, color=color, xycoords=across, **font)
 
 
 def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit: int) -> Annotation:
