@@ -22,7 +22,7 @@ from zerosim.device.allocators.arena import Arena
 from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.events import Alloc, Event, Free, Retag, Scope
 from zerosim.device.memory import Exact
-from zerosim.report.export.memory_snapshot import DeviceSnapshot, device_snapshot, moments_of
+from zerosim.report.export.memory_snapshot import DeviceSnapshot, moments_of
 from zerosim.train.plan import plan
 
 SMALL: dict[str, Any] = dict(layers=4, hidden=128, heads=4, seq=128, ranks=2, stage=2, steps=2, recompute="full")
@@ -96,7 +96,7 @@ def test_the_viewer_finds_the_peak_of_the_ledger(name: str, conf: str | None) ->
     peak = result.memory[0].peak.total_bytes
     allocator = make_allocator(name, peak if name == "arena" else None, conf)
     assert not isinstance(allocator, Exact)
-    snapshot = device_snapshot(0, result.events[0], allocator)
+    snapshot = DeviceSnapshot(0, result.events[0], allocator)
     live, reserved = viewed(snapshot)
     assert live == snapshot.peaks.requested_bytes == peak
     assert reserved == snapshot.peaks.reserved_bytes
@@ -117,7 +117,7 @@ def test_frames_say_what_a_buffer_is_and_who_asked() -> None:
         Alloc(Scope(0, "forward", "h.0", 2), 3, 70, 0, "activation", 0),  # fits where the 20 are moved
         Retag(Scope(0, "forward", "h.0", 2), 3, "kept"),
     ]
-    snapshot = device_snapshot(5, events, Arena(100))
+    snapshot = DeviceSnapshot(5, events, Arena(100))
     assert viewed(snapshot) == (90, 100)
     assert [(entry["action"], entry["addr"], entry["size"]) for entry in snapshot.trace] == [
         *(("segment_alloc", 0, 100), ("alloc", 0, 60), ("alloc", 60, 20)),
@@ -136,7 +136,7 @@ def test_out_of_memory_is_the_last_thing_that_happens() -> None:
     capacity = result.memory[0].peak.total_bytes - 1
     allocator = make_allocator("caching", capacity)
     assert not isinstance(allocator, Exact)
-    snapshot = device_snapshot(0, result.events[0], allocator)
+    snapshot = DeviceSnapshot(0, result.events[0], allocator)
     assert snapshot.refusal is not None
     assert [entry["action"] for entry in snapshot.trace[-2:]] == ["oom", "snapshot"]
     oom = snapshot.trace[-2]
@@ -150,7 +150,7 @@ def test_time_is_the_clocks() -> None:
     moments = moments_of(result, cluster)[0]
     allocator = make_allocator("caching", None)
     assert not isinstance(allocator, Exact)
-    times = [entry["time_us"] for entry in device_snapshot(0, result.events[0], allocator, moments).trace]
+    times = [entry["time_us"] for entry in DeviceSnapshot(0, result.events[0], allocator, moments).trace]
     assert times == sorted(times)
     one = plan(plan_config(**SMALL), cluster=cluster).time
     assert one is not None

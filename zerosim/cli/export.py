@@ -113,7 +113,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     from zerosim.device.allocators.choose import make_allocator
     from zerosim.device.memory import Exact
-    from zerosim.report.export.memory_snapshot import device_snapshot, file_bytes, memory_snapshot, moments_of
+    from zerosim.report.export.memory_snapshot import DeviceSnapshot, file_bytes, memory_snapshot, moments_of
     from zerosim.train.plan import plan
 
     make_allocator(name, capacity, memory.allocator_conf)  # what it refuses, it refuses before anything is run
@@ -130,7 +130,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     for rank in ranks:
         allocator = make_allocator(name, capacity, memory.allocator_conf)
         assert not isinstance(allocator, Exact)  # it was refused
-        devices[rank] = device_snapshot(rank, result.events[rank], allocator, moments.get(result.stands_for[rank]))
+        devices[rank] = DeviceSnapshot(rank, result.events[rank], allocator, moments.get(result.stands_for[rank]))
     snapshot = memory_snapshot(devices, total)
     data = _json(snapshot) if form == "json" else pickle.dumps(snapshot, protocol=PICKLE_PROTOCOL)
     with written((file, lambda out: out.write(data))):

@@ -28,8 +28,8 @@ def largest_that_fits(config: RunConfig, field: str, memory: int) -> int:
     def with_value(value: int) -> RunConfig:
         return config.replace(**{field: value})
 
-    guess = _guess(lambda value: peak_of(with_value(value)), SMALL, memory)
-    return edge(lambda value: fits(with_value(value), memory), min(guess, _highest(field)))
+    guess = _guess(lambda value: peak_of(with_value(value)), field, SMALL, memory)
+    return edge(lambda value: fits(with_value(value), memory), guess)
 
 
 def largest_states(config: RunConfig, memory: int) -> int:
@@ -39,20 +39,15 @@ def largest_states(config: RunConfig, memory: int) -> int:
     def states(params: int) -> int:
         return max(sum(rank.model_states().values()) for rank in plan(config.replace(params=params)).memory)
 
-    guess = _guess(states, SMALL_FLAT, memory)
-    return edge(lambda params: states(params) <= memory, min(guess, _highest("params")))
+    guess = _guess(states, "params", SMALL_FLAT, memory)
+    return edge(lambda params: states(params) <= memory, guess)
 
 
-def _guess(nbytes: Callable[[int], int], small: int, memory: int) -> int:
-    """Where the line through two small values reaches the memory."""
-    at_small, at_twice = nbytes(small), nbytes(2 * small)
-    return small + small * (memory - at_small) // max(1, at_twice - at_small)
-
-
-def _highest(field: str) -> int:
-    high = OPTIONS[field].high
+def _guess(nbytes: Callable[[int], int], field: str, small: int, memory: int) -> int:
+    """Where the line through two small values reaches the memory, or the highest value that the field may have."""
+    at_small, at_twice, high = nbytes(small), nbytes(2 * small), OPTIONS[field].high
     assert high is not None  # of every field that is searched
-    return int(high)
+    return min(small + small * (memory - at_small) // max(1, at_twice - at_small), int(high))
 
 
 def edge(is_inside: Callable[[int], bool], guess: int) -> int:

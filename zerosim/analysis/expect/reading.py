@@ -80,23 +80,17 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
             raise InputError(f"over: {describe(axes, point.labels)}: {missing}; it names the places that have one")
     counted_on = table.get("counted_on", SHAPES)
 
-    def cell(point: Point, printed: Figure, instead: Figure | None, over: Cell | None) -> Cell:
+    def cell(point: Point, printed: Figure, instead: Figure | None = None, over: Cell | None = None) -> Cell:
         changes, config = point.changes, _config(file, table, point, axes, counted_on)
         bandwidth = _size(changes, BANDWIDTH) if BANDWIDTH in changes else None
         stage = changes.get(PIPELINE_STAGE)
         return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, over)
 
-    def base(point: Point, printed: Figure) -> Cell | None:
-        return cell(over[point.labels], printed, None, None) if over else None
-
-    names_asked: dict[str, Any] = {key: table.get(key) for key in QUANTITIES}
-    texts: dict[str, str] = {
-        key: table.get(key, "") for key in ("source", "title", "note", "why", "calculator", "formula_only", "gpu")
-    }
+    texts = ("source", "title", "note", "why", "calculator", "formula_only", "gpu")
+    said: dict[str, Any] = {key: table.get(key) for key in QUANTITIES} | {key: table.get(key, "") for key in texts}
     expectation = Expectation(
         path=file.path,
-        **names_asked,
-        **texts,
+        **said,
         is_modelled=table.get("quantity") in TIMES,
         figures=MEASURED if "within" in table else key,
         rounding=rounding,
@@ -108,7 +102,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         memory=_memory(table) if "memory" in table else 0,
         axes=axes,
         cells=tuple(
-            cell(point, figure, right, base(point, figure))
+            cell(point, figure, right, cell(over[point.labels], figure) if over else None)
             for point, figure, right in zip(points, printed, instead, strict=True)
             if figure is not None
         ),
@@ -164,10 +158,10 @@ def _figures(
 def _bold(
     table: Mapping[str, Any], axes: Sequence[Axis], dimension: str, printed: Sequence[Figure | None]
 ) -> BoldRule | None:
-    rule = table.get("bold")
+    rule, is_any_bold = table.get("bold"), any(figure is not None and figure.is_bold for figure in printed)
+    if rule is None and is_any_bold:
+        raise InputError('bold is missing: **figures** need a rule, like { smallest = "ranks", at_most = "32GB" }')
     if rule is None:
-        if any(figure is not None and figure.is_bold for figure in printed):
-            raise InputError('bold is missing: **figures** need a rule, like { smallest = "ranks", at_most = "32GB" }')
         return None
     names = [axis.name for axis in axes]
     if set(rule) != {"smallest", "at_most"} or rule["smallest"] not in names:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from zerosim.config.presets.cluster import Cluster
@@ -27,40 +28,12 @@ Entry = dict[str, Any]
 ENTRY_BYTES = {"pickle": 100, "json": 370}  # of one event in the file, about; a buffer has three of them
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSnapshot:
-    """One rank's part of the file, and what is said of it: its peaks, and the request that ended it, if one did."""
-
-    trace: list[Entry]
-    segments: list[Entry]
-    peaks: AllocatorPeaks
-    refusal: Refusal | None
-
-
 def memory_snapshot(devices: Mapping[int, DeviceSnapshot], ranks: int) -> dict[str, Any]:
     """The file's content. A device's number is its rank's; a rank of `ranks` that is not among them has no events."""
     return {
         "segments": [segment for rank in sorted(devices) for segment in devices[rank].segments],
         "device_traces": [devices[rank].trace if rank in devices else [] for rank in range(ranks)],
     }
-
-
-def device_snapshot(
-    rank: int,
-    events: Sequence[Event],
-    allocator: CachingAllocator | Arena,
-    moments: Sequence[float] | None = None,
-) -> DeviceSnapshot:
-    """A rank's memory from the beginning of its record until its last step ends, or a request is refused.
-
-    `allocator` is new. `moments` are `moments_of` the rank, in seconds; without them time is the order of entries.
-    """
-    device, ledger = _Device(rank, allocator, _names(events), moments), AllocatorLedger()
-    for event in replayed(_until_the_end(events), allocator):
-        ledger.read([event])
-        device.read(event)
-    device.end()
-    return DeviceSnapshot(device.trace, device.segments(), ledger.peaks, device.refusal)
 
 
 def moments_of(result: RunResult, cluster: Cluster) -> dict[int, list[float]]:
@@ -115,17 +88,21 @@ class _Block(NamedTuple):
     what: _What
 
 
-class _Device:
-    """Events become entries of the trace; what is live and reserved at the end, segments."""
+class DeviceSnapshot:
+    """One rank's part of the file, `trace` and `segments`, from the beginning of its record until its last step ends or
+    a request is refused; and what is said of it: its `peaks`, and the request that ended it, if one did.
+
+    `allocator` is new. `moments` are `moments_of` the rank, in seconds; without them time is the order of entries.
+    """
 
     def __init__(
         self,
         rank: int,
+        events: Sequence[Event],
         allocator: CachingAllocator | Arena,
-        names: Mapping[int, str],
-        moments: Sequence[float] | None,
+        moments: Sequence[float] | None = None,
     ) -> None:
-        self.rank, self.allocator, self.names = rank, allocator, names
+        self.rank, self.allocator, self.names = rank, allocator, _names(events)
         self.trace: list[Entry] = []
         self.refusal: Refusal | None = None
         self._expands = isinstance(allocator, CachingAllocator) and allocator.knobs.expandable_segments
@@ -133,10 +110,18 @@ class _Device:
         self._live: dict[int, _Block] = {}
         self._moments = None if moments is None else iter(moments)
         self._now = 0.0
-        self._known: dict[_What, list[Entry]] = {}
-        self._known_ends: dict[tuple[str, Scope, _What], list[Entry]] = {}
+        self._frames = cache(self._make_frames)
+        self._frames_of_end = cache(self._make_frames_of_end)
+        ledger = AllocatorLedger()
+        for event in replayed(_until_the_end(events), allocator):
+            ledger.read([event])
+            self._read(event)
+        # PyTorch's viewer fails on a file with categories of which none is 'unknown': this entry, no buffer, has it.
+        self._add("snapshot", 0, [], addr=0, category="unknown")
+        self.peaks: AllocatorPeaks = ledger.peaks
+        self.segments = self._segments()
 
-    def read(self, event: Event) -> None:
+    def _read(self, event: Event) -> None:
         """An event as the allocator replayed it. Buffers of no bytes have no block, and are left out."""
         if isinstance(event, Alloc | Free) and self._moments is not None and event.scope.step >= 0:
             self._now = next(self._moments)
@@ -160,12 +145,7 @@ class _Device:
             frames = self._frames(_What(event.kind, event.scope))
             self._add("oom", event.nbytes, frames, device_free=device_free)
 
-    def end(self) -> None:
-        """The moment of the snapshot. PyTorch's viewer fails on a file with categories of which none is 'unknown';
-        so this entry, which is no buffer, has it."""
-        self._add("snapshot", 0, [], addr=0, category="unknown")
-
-    def segments(self) -> list[Entry]:
+    def _segments(self) -> list[Entry]:
         """What is reserved, each cut into blocks from its first byte to its last."""
         held = sorted(self._reserved.held, key=lambda one: one.address)
         live = sorted(self._live.values(), key=lambda block: block.address)
@@ -212,27 +192,25 @@ class _Device:
 
     def _close(self, id: int, scope: Scope, why: str) -> _Block:
         block = self._live.pop(id)
-        key = why, scope, block.what
-        if key not in self._known_ends:
-            self._known_ends[key] = [_frame(why, max(scope.step, 0), _where(scope)), *self._frames(block.what)]
         for action in ("free_requested", "free_completed"):
-            self._add(action, block.nbytes, self._known_ends[key], addr=block.address)
+            self._add(action, block.nbytes, self._frames_of_end(why, scope, block.what), addr=block.address)
         return block
 
     def _add(self, action: str, size: int, frames: list[Entry], **more: Any) -> None:
         now = len(self.trace) if self._moments is None else round(self._now * 1e6)
         self.trace.append({"action": action, "size": size, "stream": 0, "time_us": now, "frames": frames, **more})
 
-    def _frames(self, what: _What) -> list[Entry]:
+    def _make_frames(self, what: _What) -> list[Entry]:
         """The innermost first, as PyTorch has them. Alike ones are one object, which a pickle holds once."""
-        if what not in self._known:
-            kind, scope, name = what
-            frames = [_frame("kind", 0, f"{kind}, {name}" if name else kind)] if kind else []
-            if scope.unit:
-                frames.append(_frame("unit", 0, scope.unit))
-            frames.append(_frame("step", max(scope.step, 0), _where(scope._replace(unit=""))))
-            self._known[what] = [*frames, _frame("rank", self.rank, f"rank {self.rank}")]
-        return self._known[what]
+        kind, scope, name = what
+        frames = [_frame("kind", 0, f"{kind}, {name}" if name else kind)] if kind else []
+        if scope.unit:
+            frames.append(_frame("unit", 0, scope.unit))
+        frames.append(_frame("step", max(scope.step, 0), _where(scope._replace(unit=""))))
+        return [*frames, _frame("rank", self.rank, f"rank {self.rank}")]
+
+    def _make_frames_of_end(self, why: str, scope: Scope, what: _What) -> list[Entry]:
+        return [_frame(why, max(scope.step, 0), _where(scope)), *self._frames(what)]
 
 
 def _where(scope: Scope) -> str:
