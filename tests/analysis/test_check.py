@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from zerosim.analysis import formulas
 from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
+from zerosim.analysis.expect.asked import model_of
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.figures import VERDICTS, parse_figure, printed_like
@@ -311,7 +312,7 @@ def test_what_fits_is_a_verdict_and_a_size(tmp_path: Path, capsys: pytest.Captur
         for layers in range(1, 40)
     ]
     runs = Runs()
-    assert found["largest_model"] in [runs.model(config).num_parameters for config in layers]
+    assert found["largest_model"] in [runs.once(model_of, config).num_parameters for config in layers]
 
 
 TIMED_GPT = """model = "gpt"

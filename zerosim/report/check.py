@@ -56,12 +56,11 @@ class CheckedFile:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """How many figures there are, how many of them are compared with what, are from where, are bold, or differ."""
-        found = dict.fromkeys((*_COMPARED, *FIGURES, "bold"), 0) | {"differ": self.num_failed}
+        """How many figures there are, how many of them are compared with what, are from where, or differ."""
+        found = dict.fromkeys((*_COMPARED, *FIGURES), 0) | {"differ": self.num_failed}
         for table in self.tables:
-            expectation = table.expectation
-            found["bold"] += table.num_bold
-            for name in (*(name for name, is_so in _COMPARED.items() if is_so(expectation)), expectation.figures):
+            compared = [name for name, is_so in _COMPARED.items() if is_so(table.expectation)]
+            for name in (*compared, table.expectation.figures):
                 found[name] += len(table.cells)
         return found
 

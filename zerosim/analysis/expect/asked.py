@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from zerosim.analysis.advice import run
-from zerosim.analysis.expect.largest import fits, largest_states, largest_that_fits
+from zerosim.analysis.expect.largest import fits
 from zerosim.analysis.shares import is_mesh, share_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -39,7 +39,7 @@ class Runs:
         self._made: dict[tuple[RunConfig, str], RunResult] = {}
         self._answers: dict[tuple[object, ...], Any] = {}
 
-    def _once(self, make: Callable[..., T], *question: object) -> T:
+    def once(self, make: Callable[..., T], *question: object) -> T:
         """What `make` answers to a question, which it is asked once."""
         if (make, *question) not in self._answers:
             self._answers[make, *question] = make(*question)
@@ -52,35 +52,24 @@ class Runs:
             self._made[config, counted_on] = run(config) if counted_on == TRAINING else plan(config)
         return self._made[config, counted_on]
 
-    def model(self, config: RunConfig) -> Model:
-        """As it is built; nothing has to run for that."""
-        return self._once(_model, config)
-
     def fits(self, config: RunConfig, memory: int) -> bool:
         """Whether a step needs no more than so many bytes."""
         made = self._made.get((config, SHAPES)) if config.memory.allocator == "exact" else None
         if made is not None:
             return max(rank.peak.total_bytes for rank in made.memory) <= memory
-        return self._once(fits, config, memory)
-
-    def largest(self, config: RunConfig, field: str, memory: int) -> int:
-        """The largest value of a field with which a step fits; 0 where none does."""
-        return self._once(largest_that_fits, config, field, memory)
-
-    def largest_states(self, config: RunConfig, memory: int) -> int:
-        """Parameters of the largest flat model whose counted states fit so many bytes; 0 where none does."""
-        return self._once(largest_states, config, memory)
+        return self.once(fits, config, memory)
 
     def time(self, config: RunConfig, gpu: str, nic: int | None) -> StepTime:
         """A step by the clock, on GPUs of that name, in nodes whose NICs carry `nic` bytes per second (None: those that
         such nodes have)."""
-        result = self._once(_timed, config, gpu, nic)
+        result = self.once(_timed, config, gpu, nic)
         assert result.time is not None  # a plan on a cluster has one
         self._made.setdefault((config, SHAPES), result)
         return result.time
 
 
-def _model(config: RunConfig) -> Model:
+def model_of(config: RunConfig) -> Model:
+    """As it is built; nothing has to run for that."""
     return build_model(config, Device(0, make_backend("meta")))
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from zerosim.analysis.expect.asked import WHOLE, Asked, Quantities, ring_share
+from zerosim.analysis.expect.asked import WHOLE, Asked, Quantities, model_of, ring_share
+from zerosim.analysis.expect.largest import largest_states, largest_that_fits
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
@@ -149,12 +150,12 @@ def bubble(asked: Asked) -> Fraction:
 
 @COUNTS.row("count", "parameters that the model declares, a tied table once")
 def parameters(asked: Asked) -> int:
-    return asked.runs.model(asked.config).num_parameters
+    return asked.runs.once(model_of, asked.config).num_parameters
 
 
 @COUNTS.row("count", "elements of the matrices that the model's blocks declare")
 def block_matrices(asked: Asked) -> int:
-    flats = asked.runs.model(asked.config).flats
+    flats = asked.runs.once(model_of, asked.config).flats
     shapes = [spec.whole_shape for flat in flats if is_block(flat.name) for spec in flat.spec.weights]
     return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
@@ -170,16 +171,16 @@ def largest_model(asked: Asked) -> int:
     this size does. Of others by all that a step takes, with more and more layers."""
     c = asked.config
     if c.model.family == "flat":
-        return asked.runs.largest_states(c, asked.memory) * asked.mp
+        return asked.runs.once(largest_states, c, asked.memory) * asked.mp
     if asked.mp > 1:
         raise InputError(f"mp {asked.mp}: multiplies flat models; model {c.model.name} runs on tp ranks, give tp")
-    layers = asked.runs.largest(c, "layers", asked.memory)
-    return asked.runs.model(c.replace(layers=layers)).num_parameters if layers else 0
+    layers = asked.runs.once(largest_that_fits, c, "layers", asked.memory)
+    return asked.runs.once(model_of, c.replace(layers=layers)).num_parameters if layers else 0
 
 
 @COUNTS.row("count", "most rows of a micro-batch with which a step fits", needs=("memory",))
 def largest_batch(asked: Asked) -> int:
-    return asked.runs.largest(asked.config, "micro_batch", asked.memory)
+    return asked.runs.once(largest_that_fits, asked.config, "micro_batch", asked.memory)
 
 
 # -- by the clock (docs/time.md): modelled, and no count ----------------------------------------

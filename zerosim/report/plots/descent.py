@@ -16,7 +16,7 @@ from zerosim.analysis.descent import RATES, Path
 from zerosim.analysis.surfaces import SURFACES, Surface
 from zerosim.errors import InputError, wrong
 from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, plain
-from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS, line_width, mixed
+from zerosim.report.plots.style import LINE_PAINTS, mixed, stroke
 
 MOST = len(LINE_PAINTS)
 """Paths on a surface: as many as there are colours that can be told apart."""
@@ -114,13 +114,10 @@ def _contours(page: Page, axes: Axes, surface: Surface) -> None:
 
 def _line(page: Page, axes: Axes, path: Path, name: str, index: int) -> Line2D:
     """A path, its mark where it ends; its line in the key."""
-    color = page.theme.color(LINE_PAINTS[index])
     points = np.array(path.points)
     end = "" if path.stays else ", leaves"
     label = f"{plain(name)}\nlr {path.lr:g}, loss {path.losses[-1]:.2g}{end}"
-    (line,) = axes.plot(
-        points[:, 0], points[:, 1], color=color, linestyle=DASHES[index], linewidth=line_width(index),
-        marker=MARKERS[index], markersize=page.points * 0.75, markevery=[-1], label=label, gid=f"path.{name}",
-        markeredgecolor=page.theme.background, markeredgewidth=0.6, zorder=3 + index / 100,
-    )  # fmt: skip
+    edge = {"markersize": page.points * 0.75, "markeredgecolor": page.theme.background, "markeredgewidth": 0.6}
+    looks = stroke(index, page.theme) | edge | {"zorder": 3 + index / 100}
+    (line,) = axes.plot(points[:, 0], points[:, 1], label=label, gid=f"path.{name}", **looks)
     return line

@@ -92,27 +92,22 @@ def read_history(events: Sequence[Event], step: int | None = None, columns: int 
 
 def _live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
     """Live bytes of each kind (K, E + 1): before the first event, then after each."""
-    rows: dict[str, int] = {}
-    live: dict[int, tuple[int, int]] = {}
-    changes: list[tuple[int, int, int]] = []  # kind's row, event, bytes
+    live: dict[int, tuple[str, int]] = {}
+    changes: list[tuple[str, int, int]] = []  # kind, event, bytes
     for index, event in enumerate(events):
-        if isinstance(event, Alloc):
-            row = rows.setdefault(event.kind, len(rows))
-            live[event.id] = row, event.nbytes
-            changes.append((row, index, event.nbytes))
-        elif isinstance(event, (Free, Retag)):
+        nbytes = event.nbytes if isinstance(event, Alloc) else 0
+        if isinstance(event, (Free, Retag)):
             if event.id not in live:
                 raise InputError(f"event {index} is of buffer {event.id}, not allocated before: give the whole record")
-            row, nbytes = live.pop(event.id)
-            changes.append((row, index, -nbytes))
-            if isinstance(event, Retag):
-                row = rows.setdefault(event.kind, len(rows))
-                live[event.id] = row, nbytes
-                changes.append((row, index, nbytes))
+            kind, nbytes = live.pop(event.id)
+            changes.append((kind, index, -nbytes))
+        if isinstance(event, (Alloc, Retag)):
+            live[event.id] = event.kind, nbytes
+            changes.append((event.kind, index, nbytes))
+    rows = {kind: row for row, kind in enumerate(dict.fromkeys(kind for kind, _, _ in changes))}
     counts = np.zeros((max(len(rows), 1), len(events) + 1), np.int64)
-    if changes:
-        row_of, index_of, bytes_of = np.array(changes, np.int64).T
-        np.add.at(counts, (row_of, index_of + 1), bytes_of)
+    for kind, index, nbytes in changes:
+        counts[rows[kind], index + 1] += nbytes
     return tuple(rows) or ("none",), counts.cumsum(axis=1)
 
 

@@ -15,7 +15,7 @@ from zerosim.report.names import STAGES
 from zerosim.report.plots.axes import ticks
 from zerosim.report.plots.lines import beside, finish_lines
 from zerosim.report.plots.page import Page, dress, frame, ground, inches, open_page, plain, settle
-from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS, line_width
+from zerosim.report.plots.style import LINE_PAINTS, stroke
 from zerosim.report.plots.words import check_results, run_words
 from zerosim.train.result import RunResult
 
@@ -53,12 +53,10 @@ def _losses(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> list[An
     dress(page, axes, grid="both", x="step", y="loss")
     labels = []
     for index, (name, result) in enumerate(results.items()):
-        color, losses = page.theme.color(LINE_PAINTS[index]), result.mean_losses
-        axes.plot(
-            range(1, len(losses) + 1), losses, color=color, linestyle=DASHES[index], linewidth=line_width(index),
-            marker=MARKERS[index], markersize=page.points * 0.6, markevery=[-1], clip_on=False, gid=f"loss.{name}",
-        )  # fmt: skip
-        labels.append(beside(page, axes, (len(losses), losses[-1]), f"{plain(name)}  {losses[-1]:.3f}", color))
+        losses, looks = result.mean_losses, stroke(index, page.theme) | {"markersize": page.points * 0.6}
+        axes.plot(range(1, len(losses) + 1), losses, clip_on=False, gid=f"loss.{name}", **looks)
+        end, words = (len(losses), losses[-1]), f"{plain(name)}  {losses[-1]:.3f}"
+        labels.append(beside(page, axes, end, words, looks["color"]))
     starts = max(result.mean_losses[0] for result in results.values())
     lowest = min(min(result.mean_losses) for result in results.values())
     highest = max(max(result.mean_losses) for result in results.values())

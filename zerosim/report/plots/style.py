@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from zerosim.report.names import KINDS
 
@@ -69,9 +70,11 @@ MARKERS = ("s", "o", "D", "^", "v", "P", "X", "h")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (3, 3)))
 
 
-def line_width(index: int) -> float:
-    """Points: where lines run together, the earlier ones show at the edges of the later ones."""
-    return 2.0 - 0.1 * index
+def stroke(index: int, theme: Theme) -> dict[str, Any]:
+    """Keywords of a line that is marked where it ends. Where lines run together, the earlier ones show at the edges of
+    the later ones."""
+    looks = {"color": theme.color(LINE_PAINTS[index]), "linestyle": DASHES[index], "linewidth": 2.0 - 0.1 * index}
+    return looks | {"marker": MARKERS[index], "markevery": [-1]}
 
 
 def in_order(names: Mapping[str, object], paints: Mapping[str, Paint]) -> list[str]:
