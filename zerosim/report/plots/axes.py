@@ -44,9 +44,12 @@ def rows_axis(page: Page, axes: Axes, names: Sequence[str], scale: float = 1.0) 
     axes.tick_params(axis="y", length=0, colors=page.theme.text, labelsize=page.points * scale)
 
 
-def block(page: Page, axes: Axes, row: int, span: Place, color: str, words: Iterable[str], **looks: Any) -> None:
-    """A bar of a Gantt picture from `span[0]` to `span[1]`, with the first of the words that fit in it."""
-    (start, stop), font = span, page.font(scale=looks.pop("scale"))
+def block(
+    page: Page, axes: Axes, row: int, span: Place, color: str, words: Iterable[str], *, scale: float, **looks: Any
+) -> None:
+    """Draw a bar of a Gantt picture over a span, with the first of the words that fit in it at this scale of the body's
+    font."""
+    (start, stop), font = span, page.font(scale=scale)
     axes.barh(row, stop - start, BLOCK, left=start, color=color, edgecolor=page.theme.background, **looks)
     room = (stop - start) / axes.get_xlim()[1] * inches(page, axes)[0] - 0.03
     fitting = next((text for text in words if text and page.width(text, **font) <= room), "")
