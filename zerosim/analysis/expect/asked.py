@@ -117,7 +117,6 @@ class Asked:
 
 
 Read = Callable[[Asked], Fraction | int | None]
-ReadT = TypeVar("ReadT", bound=Read)
 
 
 class Quantity(NamedTuple):
@@ -129,20 +128,20 @@ class Quantity(NamedTuple):
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
 
+    def __call__(self, asked: Asked) -> Any:
+        return self.read(asked)
 
-class Quantities(dict[str, Quantity]):
-    """A table of quantities. A row stands above the function that reads its number, and has that function's name."""
 
-    def row(
-        self, dimension: str, what: str, *, needs: tuple[str, ...] = (), takes: tuple[str, ...] = ()
-    ) -> Callable[[ReadT], ReadT]:
-        """Add the function below as a quantity."""
+def quantity(
+    dimension: str, what: str, *, needs: tuple[str, ...] = (), takes: tuple[str, ...] = ()
+) -> Callable[[Read], Quantity]:
+    """Make the function below a quantity."""
+    return lambda read: Quantity(read, dimension, what, needs, takes)
 
-        def add(read: ReadT) -> ReadT:
-            self[read.__name__] = Quantity(read, dimension, what, needs, takes)
-            return read
 
-        return add
+def table(*quantities: Quantity) -> Mapping[str, Quantity]:
+    """By the names of their functions."""
+    return MappingProxyType({one.read.__name__: one for one in quantities})
 
 
 def ring_share(config: RunConfig) -> Fraction:

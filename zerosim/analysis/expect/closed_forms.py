@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.expect.asked import WHOLE, Asked, Quantities, ring_share
+from zerosim.analysis.expect.asked import WHOLE, Asked, quantity, ring_share, table
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.forms import block_form, forms, of
 from zerosim.analysis.letters import letters_of, sizes, volume_of
@@ -18,8 +18,6 @@ from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.placement.mesh import MODEL
-
-FORMULAS = Quantities()
 
 
 def _psi(config: RunConfig) -> int:
@@ -37,7 +35,7 @@ def _psi(config: RunConfig) -> int:
     raise InputError(f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
 
 
-@FORMULAS.row(
+@quantity(
     "bytes",
     "(2 + 2 + K) Ψ, divided as the stage does; on a mesh of the Ψ_r that a rank holds, the most",
     takes=("at", PIPELINE_STAGE),
@@ -52,7 +50,7 @@ def model_states_bytes(asked: Asked) -> Fraction:
     return max(whole.at(Ψ=psi, N=c.mesh.shards) for psi in held)
 
 
-@FORMULAS.row("volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe")
+@quantity("volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe")
 def sent_over_psi(asked: Asked) -> Fraction:
     result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
     held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1}
@@ -65,31 +63,31 @@ def _with_blocks(asked: Asked) -> ModelConfig:
     return asked.config.model
 
 
-@FORMULAS.row("bytes", "34sbh + 5as²b of arXiv 2205.05198")
+@quantity("bytes", "34sbh + 5as²b of arXiv 2205.05198")
 def block_activation_bytes(asked: Asked) -> Fraction:
     _with_blocks(asked)
     return block_form(asked.config).at(sizes(asked.config))
 
 
-@FORMULAS.row("share", "that of a block, over sbh (10 + 24/t + 5as/(ht))")
+@quantity("share", "that of a block, over sbh (10 + 24/t + 5as/(ht))")
 def activation_share(asked: Asked) -> Fraction:
     c, whole, blocks = asked.config, asked.config.replace(**WHOLE), range(_with_blocks(asked).layers)
     kept = formulas.total(block_form(c, block) for block in blocks).at(sizes(c))
     return kept / (len(blocks) * block_form(whole).at(sizes(whole)))
 
 
-@FORMULAS.row("bytes", "the scores of one layer and micro-batch, as²b/t elements")
+@quantity("bytes", "the scores of one layer and micro-batch, as²b/t elements")
 def score_bytes(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
     return Fraction(c.data.micro_batch * model.heads * model.seq**2 * _param_bytes(asked), c.mesh.tp)
 
 
-@FORMULAS.row("bytes", "a causal mask of a micro-batch, bs² of one byte")
+@quantity("bytes", "a causal mask of a micro-batch, bs² of one byte")
 def mask_bytes(asked: Asked) -> int:
     return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
 
 
-@FORMULAS.row(
+@quantity(
     "bytes",
     "the results of the attention cores of all micro-batches that are live at once, sbh L/(t p) elements each",
     takes=(PIPELINE_STAGE,),
@@ -101,62 +99,64 @@ def attention_output_bytes(asked: Asked) -> Fraction:
     return held["bsh"] * held["w"] * live * model.layers / (c.mesh.axes.size(*MODEL) * held["v"])
 
 
-@FORMULAS.row("share", "(p-1)/m, interleaved (p-1)/(v m), zb-h1 (p-1)/(3m), zb-v (p-1)/(6m)")
+@quantity("share", "(p-1)/m, interleaved (p-1)/(v m), zb-h1 (p-1)/(3m), zb-v (p-1)/(6m)")
 def bubble(asked: Asked) -> Fraction:
     return formulas.bubble(asked.config.parallel.pipeline_schedule).at(sizes(asked.config))
 
 
-@FORMULAS.row("count", "by the family's formula")
+@quantity("count", "by the family's formula")
 def parameters(asked: Asked) -> int:
     return _psi(asked.config)
 
 
-@FORMULAS.row("count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",))
+@quantity("count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",))
 def largest_model(asked: Asked) -> Fraction:
     c = asked.config
     return formulas.largest_model(asked.memory, c.parallel.zero_stage, c.mesh.shards, cost_of(asked.result), asked.mp)
 
 
-@FORMULAS.row("bytes", "12 hbsL elements")
+@quantity("bytes", "12 hbsL elements")
 def zero_activation_bytes(asked: Asked) -> Fraction:
     elements = formulas.zero_paper_elements().at(sizes(asked.config), l=_with_blocks(asked).layers)
     return elements * _param_bytes(asked)
 
 
-@FORMULAS.row("count", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
+@quantity("count", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
 def checkpoint_elements(asked: Asked) -> Fraction:
     parts = asked.config.mesh.tp if asked.config.partitions_inputs else asked.mp
     return formulas.checkpoint_elements().at(sizes(asked.config), l=_with_blocks(asked).layers) / parts
 
 
-@FORMULAS.row("bytes", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
+@quantity("bytes", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
 def checkpoint_bytes(asked: Asked) -> Fraction:
-    return checkpoint_elements(asked) * _param_bytes(asked)
+    nbytes: Fraction = checkpoint_elements(asked) * _param_bytes(asked)
+    return nbytes
 
 
 def _param_bytes(asked: Asked) -> int:
     return dtype(asked.config.precision.stored).itemsize
 
 
-@FORMULAS.row("share", "an all-gather of bsh over 6 all-reduces of bsh")
+@quantity("share", "an all-gather of bsh over 6 all-reduces of bsh")
 def partition_share(asked: Asked) -> Fraction:
     if not asked.config.partitions_inputs:
         raise InputError("partition_share: blocks' inputs are not cut; give partition_activations, tp and recompute")
     return formulas.partition_share().at(t=asked.config.mesh.tp)
 
 
-@FORMULAS.row("bytes", "hbsL elements and the 12 hbs of one live block")
+@quantity("bytes", "hbsL elements and the 12 hbs of one live block")
 def checkpoints_and_block_bytes(asked: Asked) -> Fraction:
-    return checkpoint_bytes(asked) + zero_activation_bytes(asked) / asked.config.model.layers
+    nbytes: Fraction = checkpoint_bytes(asked) + zero_activation_bytes(asked) / asked.config.model.layers
+    return nbytes
 
 
-@FORMULAS.row("count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))")
+@quantity("count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))")
 def megatron_parameters(asked: Asked) -> Fraction:
     model = _with_blocks(asked)
     return formulas.megatron_parameters(model.layers, model.hidden, model.vocab, model.positions)
 
 
-@FORMULAS.row("count", "12Lh²")
+@quantity("count", "12Lh²")
 def twelve_l_h_squared(asked: Asked) -> int:
     model = _with_blocks(asked)
     return formulas.twelve_l_h_squared(model.layers, model.hidden)
@@ -168,25 +168,33 @@ def _efficiency(asked: Asked, intensity: Fraction | int) -> Fraction:
     return formulas.efficiency(intensity, asked.bandwidth)
 
 
-@FORMULAS.row("share", "i w / (i w + 70e12) with i = seq x rows", takes=(BANDWIDTH,))
+@quantity("share", "i w / (i w + 70e12) with i = seq x rows", takes=(BANDWIDTH,))
 def parameter_efficiency(asked: Asked) -> Fraction:
     c = asked.config
     return _efficiency(asked, formulas.parameter_intensity(_with_blocks(asked).seq, c.data.micro_batch))
 
 
-@FORMULAS.row("share", "i w / (i w + 70e12) with i = seq x rows / 4", takes=(BANDWIDTH,))
+@quantity("share", "i w / (i w + 70e12) with i = seq x rows / 4", takes=(BANDWIDTH,))
 def optimizer_efficiency(asked: Asked) -> Fraction:
     c = asked.config
     return _efficiency(asked, formulas.optimizer_intensity(_with_blocks(asked).seq, c.data.micro_batch))
 
 
-@FORMULAS.row("share", "i w / (i w + 70e12) with i = 24 x hidden", takes=(BANDWIDTH,))
+@quantity("share", "i w / (i w + 70e12) with i = 24 x hidden", takes=(BANDWIDTH,))
 def activation_efficiency(asked: Asked) -> Fraction:
     return _efficiency(asked, formulas.activation_intensity(_with_blocks(asked).hidden))
 
 
-@FORMULAS.row("bytes", "a published calculator's rule", needs=("calculator",))
+@quantity("bytes", "a published calculator's rule", needs=("calculator",))
 def calculator(asked: Asked) -> Fraction | None:
     c = asked.config
     (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
     return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.shards)
+
+
+FORMULAS = table(
+    model_states_bytes, sent_over_psi, block_activation_bytes, activation_share, score_bytes, mask_bytes,
+    attention_output_bytes, bubble, parameters, largest_model, zero_activation_bytes, checkpoint_elements,
+    checkpoint_bytes, partition_share, checkpoints_and_block_bytes, megatron_parameters, twelve_l_h_squared,
+    parameter_efficiency, optimizer_efficiency, activation_efficiency, calculator,
+)  # fmt: skip

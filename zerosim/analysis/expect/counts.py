@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from zerosim.analysis.expect.asked import WHOLE, Asked, Quantities, model_of, ring_share
+from zerosim.analysis.expect.asked import WHOLE, Asked, model_of, quantity, ring_share, table
 from zerosim.analysis.expect.largest import largest_states, largest_that_fits
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
@@ -22,34 +22,33 @@ from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.spec import is_block
 from zerosim.train.plan import plan
 
-COUNTS = Quantities()
 _BY_CLOCK: dict[str, Any] = {"needs": ("gpu",), "takes": (BANDWIDTH,)}
 """Of a time: the GPU that it is on, and what its node's NICs carry."""
 
 
-@COUNTS.row("bytes", "param + grad + optim on the rank with the most, padding included", takes=("at", PIPELINE_STAGE))
+@quantity("bytes", "param + grad + optim on the rank with the most, padding included", takes=("at", PIPELINE_STAGE))
 def model_states_bytes(asked: Asked) -> int:
     at = asked.moment()
     return max(sum(memory.model_states(at).values()) for memory in asked.memory_of_ranks)
 
 
-@COUNTS.row("bytes", "all that is live at a moment, on the rank with the most", takes=("at", PIPELINE_STAGE))
+@quantity("bytes", "all that is live at a moment, on the rank with the most", takes=("at", PIPELINE_STAGE))
 def live_bytes(asked: Asked) -> int:
     at = asked.moment()
     return max(memory.marks[at].total_bytes for memory in asked.memory_of_ranks)
 
 
-@COUNTS.row("bytes", "gradients that are live when backward ends, on the rank with the most", takes=(PIPELINE_STAGE,))
+@quantity("bytes", "gradients that are live when backward ends, on the rank with the most", takes=(PIPELINE_STAGE,))
 def grad_bytes(asked: Asked) -> int:
     return max(memory.model_states()["grad"] for memory in asked.memory_of_ranks)
 
 
-@COUNTS.row("bytes", "the most live bytes at once, on the rank with the most", takes=(PIPELINE_STAGE,))
+@quantity("bytes", "the most live bytes at once, on the rank with the most", takes=(PIPELINE_STAGE,))
 def peak_bytes(asked: Asked) -> int:
     return max(memory.peak.total_bytes for memory in asked.memory_of_ranks)
 
 
-@COUNTS.row(
+@quantity(
     "bytes",
     "the most at once of the blocks that the allocator gave, rounding and unsplit rests included",
     takes=(PIPELINE_STAGE,),
@@ -61,27 +60,28 @@ def allocated_bytes(asked: Asked) -> int:
     return max(held)
 
 
-@COUNTS.row("bytes", "the most that the allocator had taken from the device, in use or cached", takes=(PIPELINE_STAGE,))
+@quantity("bytes", "the most that the allocator had taken from the device, in use or cached", takes=(PIPELINE_STAGE,))
 def reserved_bytes(asked: Asked) -> int:
     if asked.config.memory.allocator == "exact":
         raise InputError("reserved_bytes: an exact allocator takes what is live; give allocator, such as 'caching'")
     return max(memory.reserved_bytes for memory in asked.memory_of_ranks)
 
 
-@COUNTS.row("bytes", "the peak of the same run at stage 0, less this one's")
+@quantity("bytes", "the peak of the same run at stage 0, less this one's")
 def spared_bytes(asked: Asked) -> int:
     """By the peaks."""
     whole = replace(asked, config=asked.config.at_stage(0))
-    return peak_bytes(whole) - peak_bytes(asked)
+    less: int = peak_bytes(whole) - peak_bytes(asked)
+    return less
 
 
-@COUNTS.row("bytes", "model states sent in the last step, by the rank with the most")
+@quantity("bytes", "model states sent in the last step, by the rank with the most")
 def sent_bytes(asked: Asked) -> int:
     result = asked.result
     return max(result.sent_bytes(rank, len(result.steps) - 1) for rank in range(result.config.mesh.ranks))
 
 
-@COUNTS.row("volume", "elements of model states sent in the last step, x N/(N-1), over Ψ")
+@quantity("volume", "elements of model states sent in the last step, x N/(N-1), over Ψ")
 def sent_over_psi(asked: Asked) -> Fraction:
     result, share, last = asked.result, ring_share(asked.config), len(asked.result.steps) - 1
     rows = [row for rows in result.traffic for row in rows if row.step == last and row.purpose == "states"]
@@ -89,12 +89,12 @@ def sent_over_psi(asked: Asked) -> Fraction:
     return elements / asked.config.mesh.ranks / share / result.num_parameters
 
 
-@COUNTS.row("bytes", "what forward keeps of one block")
+@quantity("bytes", "what forward keeps of one block")
 def block_activation_bytes(asked: Asked) -> int:
     return max(_counted_blocks(asked))
 
 
-@COUNTS.row("bytes", "what forward keeps of all blocks")
+@quantity("bytes", "what forward keeps of all blocks")
 def activation_bytes(asked: Asked) -> int:
     return sum(_counted_blocks(asked))
 
@@ -107,7 +107,7 @@ def _counted_blocks(asked: Asked) -> list[int]:
     return kept
 
 
-@COUNTS.row(
+@quantity(
     "share", "what forward keeps of all blocks, over what it keeps with nothing recomputed and no sequence parallelism"
 )
 def activation_share(asked: Asked) -> Fraction:
@@ -116,7 +116,7 @@ def activation_share(asked: Asked) -> Fraction:
     return Fraction(sum(_counted_blocks(asked)), sum(_counted_blocks(whole)))
 
 
-@COUNTS.row("share", "what blocks all-gather over tp for Pa, over what else they send there")
+@quantity("share", "what blocks all-gather over tp for Pa, over what else they send there")
 def partition_share(asked: Asked) -> Fraction:
     """By every message of a block that tp's first rank sent, in a step whose record is kept."""
     sent = {"all_gather": 0, "all_reduce": 0}
@@ -128,16 +128,14 @@ def partition_share(asked: Asked) -> Fraction:
     return Fraction(sent["all_gather"], sent["all_reduce"])
 
 
-@COUNTS.row(
-    "count", "parameters that the rank with the most holds, copies and padding included", takes=(PIPELINE_STAGE,)
-)
+@quantity("count", "parameters that the rank with the most holds, copies and padding included", takes=(PIPELINE_STAGE,))
 def parameters_of_a_rank(asked: Asked) -> int:
     """By the layout that the run was placed with."""
     held = [share.num_parameters for share in shares_of(asked.result)]
     return max(held) if asked.pipeline_stage is None else held[asked.pipeline_stage]
 
 
-@COUNTS.row("share", "slots in which a stage waits, over those that its actions take")
+@quantity("share", "slots in which a stage waits, over those that its actions take")
 def bubble(asked: Asked) -> Fraction:
     """Of the lists of actions that the engine runs; nothing has to run for that."""
     c = asked.config
@@ -148,19 +146,19 @@ def bubble(asked: Asked) -> Fraction:
     return counted_bubble(slots_of(lists, c.chunks))
 
 
-@COUNTS.row("count", "parameters that the model declares, a tied table once")
+@quantity("count", "parameters that the model declares, a tied table once")
 def parameters(asked: Asked) -> int:
     return asked.runs.once(model_of, asked.config).num_parameters
 
 
-@COUNTS.row("count", "elements of the matrices that the model's blocks declare")
+@quantity("count", "elements of the matrices that the model's blocks declare")
 def block_matrices(asked: Asked) -> int:
     flats = asked.runs.once(model_of, asked.config).flats
     shapes = [spec.whole_shape for flat in flats if is_block(flat.name) for spec in flat.spec.weights]
     return sum(math.prod(shape) for shape in shapes if len(shape) == 2)
 
 
-@COUNTS.row(
+@quantity(
     "count",
     "most parameters of a model that fits: flat by its states, x mp; others by a whole step, layer by layer",
     needs=("memory",),
@@ -178,18 +176,18 @@ def largest_model(asked: Asked) -> int:
     return asked.runs.once(model_of, c.replace(layers=layers)).num_parameters if layers else 0
 
 
-@COUNTS.row("count", "most rows of a micro-batch with which a step fits", needs=("memory",))
+@quantity("count", "most rows of a micro-batch with which a step fits", needs=("memory",))
 def largest_batch(asked: Asked) -> int:
     return asked.runs.once(largest_that_fits, asked.config, "micro_batch", asked.memory)
 
 
 # -- by the clock (docs/time.md): modelled, and no count ----------------------------------------
-@COUNTS.row("seconds", "a step by the clock, on the GPU that is named (docs/time.md)", **_BY_CLOCK)
+@quantity("seconds", "a step by the clock, on the GPU that is named (docs/time.md)", **_BY_CLOCK)
 def step_seconds(asked: Asked) -> Fraction:
     return Fraction(asked.time.seconds)
 
 
-@COUNTS.row(
+@quantity(
     "flops per second",
     "FLOP/s of a GPU by the clock: all products of the step, those that are computed again included",
     **_BY_CLOCK,
@@ -198,7 +196,7 @@ def hardware_flops_per_s(asked: Asked) -> Fraction:
     return Fraction(asked.time.hardware_flops / asked.config.mesh.ranks / asked.time.seconds)
 
 
-@COUNTS.row(
+@quantity(
     "flops per second",
     "FLOP/s of a GPU by the clock: each forward product and the two of its backward, none computed again",
     **_BY_CLOCK,
@@ -207,21 +205,27 @@ def model_flops_per_s(asked: Asked) -> Fraction:
     return Fraction(asked.time.model_flops / asked.config.mesh.ranks / asked.time.seconds)
 
 
-@COUNTS.row("tokens per second", "tokens per second of a GPU, by the clock", **_BY_CLOCK)
+@quantity("tokens per second", "tokens per second of a GPU, by the clock", **_BY_CLOCK)
 def tokens_per_s(asked: Asked) -> Fraction:
     c = asked.config
     return Fraction(c.global_batch * c.model.seq / c.mesh.ranks / asked.time.seconds)
 
 
-@COUNTS.row("share", "of a step by the clock, how much the kernels take", **_BY_CLOCK)
+@quantity("share", "of a step by the clock, how much the kernels take", **_BY_CLOCK)
 def compute_share(asked: Asked) -> Fraction:
     return Fraction(asked.time.compute / asked.time.seconds)
 
 
-@COUNTS.row("verdict", "whether a step needs no more than the memory", needs=("memory",))
+@quantity("verdict", "whether a step needs no more than the memory", needs=("memory",))
 def fits(asked: Asked) -> int:
     return int(asked.runs.fits(asked.config, asked.memory))
 
 
+COUNTS = table(
+    model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, spared_bytes, sent_bytes,
+    sent_over_psi, block_activation_bytes, activation_bytes, activation_share, partition_share, parameters_of_a_rank,
+    bubble, parameters, block_matrices, largest_model, largest_batch, step_seconds, hardware_flops_per_s,
+    model_flops_per_s, tokens_per_s, compute_share, fits,
+)  # fmt: skip
 TIMES = tuple(name for name, count in COUNTS.items() if "gpu" in count.needs)
 """Those of the clock."""
