@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import RenderableType
 
+from zerosim.analysis.compare import MARK
+from zerosim.analysis.formulas import STATES
 from zerosim.analysis.meshes import cheapest_meshes
 from zerosim.config import RunConfig, plan_config
 from zerosim.report.activations import check_block
 from zerosim.report.compare import Comparison
 from zerosim.report.fit_meshes import meshes_report
 from zerosim.report.look import emit
-from zerosim.report.mesh_words import about, by_stage, shape, traffic_note
 from zerosim.report.notebook import result_html
 from zerosim.report.plan import plan_report
-from zerosim.report.tables import summary
+from zerosim.report.tables import states_table, summary, traffic_rows, traffic_table
 from zerosim.report.verdict import Limit
+from zerosim.report.words import about, by_stage, shape
 from zerosim.train.plan import figures_within, plan
 from zerosim.train.run import run
 
@@ -41,11 +44,50 @@ def test_summary_names_the_mesh_and_agrees_everywhere() -> None:
     assert text.startswith("ZeRO-1 on 8 ranks: pp 2 x dp 2 x tp 2\n")
     assert "8 x 8 tokens" in text  # rows of a global batch by data ranks: 2 x 4 x 1
     assert "≠" not in text
-    assert text.count("✓") == 2 + 2 * 5
-    assert "Ψ_r = 5,552 on each rank of stage 0, 5,456 on each rank of stage 1" in on_one_line(text)
-    for line in ("tp        all_reduce", "pp        send", "dp_shard  reduce_scatter", "72bsh + 24bs", "2E/N"):
-        assert line in text
+    assert text.count("✓") == 2 * 4 + 2 * 6  # four states; five operations and their total
+    assert "Of Ψ each rank holds Ψ_r = 5,552 on stage 0, 5,456 on stage 1" in on_one_line(text)
+    for line in ("all_reduce tp", "send pp", "reduce_scatter dp_shard", "72bsh + 24bs", "2E/N"):
+        assert line in on_one_line(text)
     assert "Peak by pipeline stage" in text
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_wrong_byte_count_is_marked_at_its_state_and_its_stage(kind: str) -> None:
+    """Of eight states on two pipeline stages one byte too many marks its own and its stage's total."""
+    result = run(RunConfig(**SIZES, ranks=4, pp=2, stage=1, accumulate=2))
+    memory = list(result.memory)
+    snapshot = memory[3].marks[MARK]
+    wrong = replace(snapshot, by_kind={**snapshot.by_kind, kind: snapshot.by_kind[kind] + 1})
+    memory[3] = replace(memory[3], marks={**memory[3].marks, MARK: wrong})
+    lines = printed(states_table(replace(result, memory=memory))).splitlines()
+    first, second = [line for line in lines if line.split()[:1] == ["agree"]]
+    assert first.split() == ["agree", *"✓✓✓✓"]
+    assert second.split() == ["agree", *("≠" if name in (kind, "total") else "✓" for name in (*STATES, "total"))]
+    assert "least of a rank" in "".join(lines)  # ranks 2 and 3 are no longer alike
+
+
+def test_wrong_traffic_of_an_axis_is_marked_at_its_row_and_its_total() -> None:
+    result = run(RunConfig(**SIZES, ranks=4, tp=2, stage=1))
+    rows = [
+        row._replace(sent_bytes=row.sent_bytes + 8) if (row.axis, row.op) == ("tp", "all_reduce") else row
+        for row in result.traffic[0]
+    ]
+    checks = traffic_rows(replace(result, traffic=[rows, *result.traffic[1:]]), 0)
+    assert [(check.op, check.axis) for check in checks if not check.agrees] == [("all_reduce", "tp"), ("total", "")]
+    *parts, total = traffic_rows(result, 0)
+    assert total.agrees
+    assert (total.calls, total.mean) == (sum(check.calls for check in parts), sum(check.mean for check in parts))
+
+
+def test_an_axis_of_one_rank_has_neither_row_nor_column() -> None:
+    texts = (printed(traffic_table(plan(plan_config(**SIZES, ranks=4, stage=2, tp=tp)))) for tp in (1, 2, 4))
+    one, two, alone = texts
+    assert "×(N-1)/N, bytes" in one
+    assert not {"axis", "pipeline", "dp_shard", "tp"} & set(one.split())
+    assert {"axis", "dp_shard", "tp"} <= set(two.split())
+    assert "pipeline" not in two
+    assert "reduce_scatter" not in alone
+    assert "×(t-1)/t, bytes" in alone
 
 
 @pytest.mark.slow
@@ -70,7 +112,7 @@ def test_sequence_parallelism_and_replicas() -> None:
     assert "≠" not in text
     assert "2S/N" in text
     assert "27bsh" in text
-    assert "norms, positions and biases" in on_one_line(text)
+    assert "S = 544, weights whose gradients all t ranks hold shares of" in on_one_line(text)
     assert "stage 0" not in text  # without a pipeline every rank is alike
 
 
@@ -101,8 +143,8 @@ def test_units_that_stay_gathered_are_explained() -> None:
     """GPipe on four micro-batches: the table of stage 0 is gathered once for 4 forwards and a backward."""
     sizes: dict[str, Any] = {**SIZES, "vocab": 32, "model": "llama", "ranks": 4, "pp": 2, "stage_layers": "0,4"}
     config = RunConfig(**sizes, stage=3, accumulate=4, pipeline="gpipe", keep_last_unit=True)
-    assert "U = 2,048 on stage 0, 512 on stage 1, elements" in traffic_note(plan(config))  # 4 V h, V h
-    assert "U = " not in traffic_note(plan(config.replace(keep_last_unit=False)))
+    assert "U = 2,048 on stage 0, 512 on stage 1, units" in on_one_line(printed(traffic_table(plan(config))))  # 4Vh, Vh
+    assert "U = " not in printed(traffic_table(plan(config.replace(keep_last_unit=False))))
 
 
 def test_compare_on_a_mesh() -> None:
@@ -147,6 +189,8 @@ def test_activations_of_a_block_on_t_ranks(changes: dict[str, Any], text: str) -
 
 
 def test_words() -> None:
+    assert shape(RunConfig(**SIZES, ranks=8)) == ""
+    assert shape(RunConfig(**SIZES, ranks=8, dp_replicate=2)) == "dp_replicate 2 x dp_shard 4"
     assert shape(RunConfig(**SIZES, ranks=8, tp=4)) == "dp 2 x tp 4"
     assert shape(RunConfig(**SIZES, ranks=4, tp=4)) == "tp 4"
     assert by_stage([3, 3]) == "3"

@@ -164,6 +164,19 @@ def test_missing_and_unexpected_operations_are_marked() -> None:
     assert {check.op: check.agrees for check in check_traffic(strange, 1)}["gossip"] is False
 
 
+def test_what_native_collectives_sent_is_modelled_and_agrees_with_nothing() -> None:
+    """Payload is counted, a ring's bytes are not: there is no mark."""
+    result = trained()
+    rows = [
+        [row._replace(sent_bytes=None, received_bytes=None, modelled_bytes=row.sent_bytes) for row in rank]
+        for rank in result.traffic
+    ]
+    text = text_of(traffic_table(dataclasses.replace(result, traffic=rows)))
+    assert {"payload", "ring's"} <= set(text.split())
+    assert not {"✓", "≠", "agree"} & set(text.split())
+    assert f"{check_traffic(result, 1)[0].payload:,}" in text
+
+
 def test_padding_in_traffic_is_exact() -> None:
     """Counted less the formula, on every rank."""
     result = trained()
@@ -430,6 +443,17 @@ def test_a_table_is_described_once_and_built_for_each_console() -> None:
     assert "1.23 MB" in text_of(Adaptive(grid.short()))
     assert "1,234,567" in text_of(Adaptive(grid))
     assert "Ψ" not in text_of(Adaptive(grid.without("Ψ")))
+    assert "Ψ" in text_of(Adaptive(grid.filled()))
+    empty = Grid("name", right("padding"), "agree", right("zero"))
+    empty.add("sum", None, False, 0)
+    assert text_of(Adaptive(empty.filled())).split()[:3] == ["name", "agree", "zero"]
+    pair = Grid("operation", right("sent"), "axis")
+    pair.add("all_reduce", 12, "tp")
+    assert text_of(Adaptive(pair.joined("operation", "axis"))).split()[-3:] == ["all_reduce", "12", "tp"]
+    assert "12" in text_of(Adaptive(pair.joined("pipeline", "operation")))
+    formula = Grid(right("volume"))
+    formula.add("3Ψ + 2VD")
+    assert [line.strip() for line in text_of(Adaptive(formula.stacked())).splitlines()][-2:] == ["3Ψ", "+ 2VD"]
     narrow = text_of(Adaptive(grid, grid.without("bytes", "Ψ")), width=12)
     assert flat(narrow).startswith("name ")
     assert "bytes" not in narrow

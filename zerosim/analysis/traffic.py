@@ -34,12 +34,17 @@ class TrafficCheck:
     calls: int
     sent: tuple[int, ...]
     formula: Fraction
-    text: str
+    form: Form
+    """The elements that `formula` is of, in the letters that are not 0."""
     with_padding: Fraction
     even: bool
     """Every rank must send the same (slices, alike shares across replicas); else the total alone is fixed."""
     payload: int
     modelled: bool
+
+    @property
+    def text(self) -> str:
+        return str(self.form)
 
     @property
     def mean(self) -> Fraction:
@@ -156,7 +161,7 @@ def traffic_of(
         payload=sum(row.payload_bytes for rank, row in sent if rank == first),
         modelled=result.is_modelled,
         formula=expected.formula,
-        text=str(expected.form),
+        form=expected.form,
         with_padding=expected.with_padding,
         even=even,
     )

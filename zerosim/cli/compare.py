@@ -23,8 +23,7 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import DIFFERENCE, InputError, OutOfMemory
 
 if TYPE_CHECKING:
-    from zerosim.report.compare import Comparison
-    from zerosim.report.compare_optimizers import OptimizerComparison, PrecisionComparison
+    from zerosim.report.compare import Comparison, OptimizerComparison, PrecisionComparison
     from zerosim.train.result import RunResult
 
 K = TypeVar("K")
@@ -94,14 +93,14 @@ def _stages(base: RunConfig, args: argparse.Namespace) -> Comparison:
 
 def _optimizers(base: RunConfig, args: argparse.Namespace) -> OptimizerComparison:
     """The same batches with each optimizer, with its own learning rate unless one is given."""
-    from zerosim.report.compare_optimizers import OptimizerComparison
+    from zerosim.report.compare import OptimizerComparison
 
     return OptimizerComparison(base, train_optimizers(base, args.optimizers, args))
 
 
 def _precisions(base: RunConfig, args: argparse.Namespace) -> PrecisionComparison:
     """The same batches in each precision: 'bf16-pure:kahan' is one with its rounding."""
-    from zerosim.report.compare_optimizers import PrecisionComparison
+    from zerosim.report.compare import PrecisionComparison
 
     configs = {}
     for name in args.precisions:

@@ -206,7 +206,7 @@ def descent(args: argparse.Namespace, config: None, limit: None) -> Drawn:
 
 
 def optimizers(args: argparse.Namespace, base: RunConfig, limit: None) -> Drawn:
-    from zerosim.report.compare_optimizers import OptimizerComparison
+    from zerosim.report.compare import OptimizerComparison
     from zerosim.report.plots import optimizers_figure
 
     _check_count(args.optimizers)

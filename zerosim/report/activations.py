@@ -22,11 +22,12 @@ from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.report.look import Adaptive, Grid, Stack, prose, right, stacked, titled
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.names import counted
 from zerosim.units import format_bytes
 
-_PER_SCORE = ("softmax", "dropped softmax")
-_PER_TOKEN = ("mean", "rstd")
+_UNITS = {"softmax": "as²b", "dropped softmax": "as²b", "log-sum-exp": "asb", "mean": "sb", "rstd": "sb"}
+"""What tensors are multiples of that are none of sbh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def activations_table(
     sizes = f"s {config.model.seq}, b {config.data.micro_batch}, h {config.model.hidden}, a {config.model.heads}"
     sizes += f", t {config.mesh.tp}" if config.mesh.tp > 1 else ""
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
-    body = Adaptive(_grid(config, check), _grid(config, check, narrow=True))
+    grid = _grid(config, check)
     made_again = max((sum(row.nbytes for row in rows) for rows in (again or {}).values()), default=0)
     has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
     note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
@@ -126,7 +127,7 @@ def activations_table(
         note += f" Of {_others(inputs)} the input alone is kept." if inputs else ""
     if made_again:
         note += f" Backward makes {made_again:,} B more of it again, one block at a time."
-    return Stack(titled(title, body, note), prose(_estimate(config, saved, unit), "dim"))
+    return Stack(titled(title, Adaptive(grid, grid.stacked()), note), prose(_estimate(config, saved, unit), "dim"))
 
 
 def _others(units: Sequence[str]) -> str:
@@ -134,61 +135,45 @@ def _others(units: Sequence[str]) -> str:
     return " and ".join(units) if len(units) < 3 else f"{units[0]}, {units[1]} to {units[-1]}"
 
 
-def _grid(config: RunConfig, check: BlockCheck, *, narrow: bool = False) -> Grid:
-    grid, fitted = Grid("op", "keeps", right("bytes"), right("in units")), stacked if narrow else str
+def _grid(config: RunConfig, check: BlockCheck) -> Grid:
+    grid = Grid("op", "keeps", right("bytes"), right("in units"))
     for row in check.rows:
-        grid.add(f"{row.op}: {row.what}" if narrow else row.op, row.what, row.nbytes, _in_units(config, (row,)))
+        grid.add(row.op, row.what, row.nbytes, _in_units(config, (row,)))
     grid.rule()
-    grid.add("one block", None, check.counted, fitted(_in_units(config, check.rows)))
+    grid.add("one block", None, check.counted, _in_units(config, check.rows))
     if check.formula is not None:
-        grid.add("formula", None, check.formula, fitted(check.text), style="cyan")
+        grid.add("formula", None, check.formula, check.text, style="cyan")
         grid.add("agree", None, check.agrees)
-    return grid.without("keeps") if narrow else grid
+    return grid
 
 
 def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
     """The rows' sum, such as '34sbh + 5as²b'; empty where a factor has more than two decimals."""
-    tokens = config.model.seq * config.data.micro_batch
-    size = {
-        "sbh": tokens * config.model.hidden,
-        "as²b": config.model.heads * config.model.seq * tokens,
-        "asb": config.model.heads * tokens,
-        "sb": tokens,
-    }
-    factors = dict.fromkeys(size, Fraction(0))
-    for row in rows:
-        factors[_unit_of(row)] += Fraction(row.nbytes, size[_unit_of(row)])
+    tokens, heads = config.model.seq * config.data.micro_batch, config.model.heads
+    size = {"sbh": tokens * config.model.hidden, "as²b": heads * config.model.seq * tokens, "asb": heads * tokens}
+    size["sb"] = tokens
+    held = {unit: sum(row.nbytes for row in rows if _unit_of(row) == unit) for unit in size}
+    factors = {unit: Fraction(nbytes, size[unit]) for unit, nbytes in held.items() if nbytes}
     if any(100 % factor.denominator for factor in factors.values()):
         return ""
-    return " + ".join(
-        f"{'' if factor == 1 else f'{float(factor):g}'}{unit}" for unit, factor in factors.items() if factor
-    )
+    return " + ".join(f"{'' if factor == 1 else f'{float(factor):g}'}{unit}" for unit, factor in factors.items())
 
 
 def _unit_of(row: SavedRow) -> str:
-    if row.what in _PER_SCORE or (row.op == "attention" and row.what == "mask"):
-        return "as²b"
-    if row.what == "log-sum-exp":
-        return "asb"
-    return "sb" if row.what in _PER_TOKEN else "sbh"
+    """What a saved tensor is a multiple of."""
+    unit = "as²b" if (row.op, row.what) == ("attention", "mask") else "sbh"
+    return _UNITS.get(row.what, unit)
 
 
 def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: str) -> str:
-    """All blocks and the whole model as counted, and what the ZeRO paper says of them."""
+    """All blocks and all units of a rank as counted, and what the ZeRO paper says of the whole model."""
     by_unit = {name: sum(row.nbytes for row in rows) for name, rows in saved.items()}
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
     elements = int(zero_paper_elements().at(sizes(config), l=config.model.layers))
     nbytes = elements * dtype(config.precision.stored).itemsize
-    if config.mesh.axes.pp > 1 or config.mesh.axes.tp > 1:
-        of = f"the {len(blocks)} blocks of stage 0 keep" if config.mesh.pp > 1 else f"all {len(blocks)} blocks keep"
-        return (
-            f"For one micro-batch {of} {format_bytes(sum(blocks))} on each rank, all units there "
-            f"{format_bytes(sum(by_unit.values()))}."
-        )
-    whose = "The block keeps" if len(blocks) == 1 else f"All {len(blocks)} blocks keep"
     return (
-        f"{whose} {format_bytes(sum(blocks))}, the whole model {format_bytes(sum(by_unit.values()))}. "
-        f"The ZeRO paper estimates 12hbsL = {elements:,} elements, "
-        f"{format_bytes(nbytes)} in {config.precision.param_dtype}: one number that names no tensors and has no term "
-        "in s², where 2205.05198 counts tensor by tensor, scores included."
+        f"Of one micro-batch rank 0 keeps {format_bytes(sum(blocks))} for {counted(len(blocks), 'block')}, "
+        f"{format_bytes(sum(by_unit.values()))} for all its units. The ZeRO paper estimates 12hbsL = {elements:,} "
+        f"elements for the whole model, {format_bytes(nbytes)} in {config.precision.param_dtype}: one number that "
+        "names no tensors and has no term in s², where 2205.05198 counts tensor by tensor, scores included."
     )

@@ -1,28 +1,29 @@
-"""Several stages of one run side by side, and whether they trained the same weights, to the bit."""
+"""Several runs on the same batches side by side: ZeRO stages, and whether they trained the same weights to the bit;
+optimizers and number formats, with bytes per parameter and loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import combinations
-from typing import Any
+from collections.abc import Mapping
+from itertools import chain, combinations
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.letters import passes_of, volume_of
-from zerosim.analysis.shares import is_mesh, shares_of
+from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
-from zerosim.report import mesh, mesh_words, words
+from zerosim.report import words
 from zerosim.report.look import Adaptive, Cell, Grid, Look, Stack, prose, right, titled
-from zerosim.report.names import STAGES, counted, listed, local
+from zerosim.report.names import OPTIMIZERS, STAGES, counted, listed
 from zerosim.report.notebook import InNotebook
 from zerosim.report.tables import mesh_text, set_aside_text
 from zerosim.report.time import step_values, times_table
@@ -30,11 +31,32 @@ from zerosim.train.result import RunResult
 
 IN_RANK_ORDER = ("direct", "pairs")
 """Algorithms whose sums do not depend on which rank owns a slice."""
+Name = TypeVar("Name")
 
 
-class Comparison(InNotebook):
-    """Results by stage; an OutOfMemory stands for a stage that did not fit. `times` are modelled, by stage, on a
-    `cluster`."""
+class Outcomes(InNotebook, Generic[Name]):
+    """Results by what differs between the runs; an OutOfMemory stands for a run that did not fit."""
+
+    def __init__(self, config: RunConfig, outcomes: Mapping[Name, RunResult | OutOfMemory]) -> None:
+        self.config, self.outcomes = config, dict(outcomes)
+        self.results = {name: out for name, out in outcomes.items() if isinstance(out, RunResult)}
+        self.failures = {name: out for name, out in outcomes.items() if isinstance(out, OutOfMemory)}
+
+    def runs(self) -> dict[str, Any]:
+        """The JSON form of every run, or the error in its place."""
+        return {
+            str(name): out.to_dict() if isinstance(out, RunResult) else {"error": str(out)}
+            for name, out in self.outcomes.items()
+        }
+
+    def refused(self, what: str) -> list[RenderableType]:
+        """What was too much, for each run that did not fit."""
+        errors = {name: "; ".join(filter(None, (str(error), error.advice))) for name, error in self.failures.items()}
+        return [prose(f"{what} {name}: {text}.", "red") for name, text in errors.items()]
+
+
+class Comparison(Outcomes[int]):
+    """Results by ZeRO stage. `times` are modelled, by stage, on a `cluster`."""
 
     def __init__(
         self,
@@ -43,10 +65,8 @@ class Comparison(InNotebook):
         times: Mapping[int, StepTime] | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        self.config, self.times, self.cluster = config, dict(times or {}), cluster
-        self.outcomes = dict(outcomes)
-        self.results = {stage: out for stage, out in outcomes.items() if isinstance(out, RunResult)}
-        self.failures = {stage: out for stage, out in outcomes.items() if isinstance(out, OutOfMemory)}
+        super().__init__(config, outcomes)
+        self.times, self.cluster = dict(times or {}), cluster
         self.identical = _groups({stage: result.weights for stage, result in self.results.items()})
         self.differences = {
             (a[0], b[0]): largest_difference(self.results[a[0]].weights, self.results[b[0]].weights)
@@ -58,25 +78,21 @@ class Comparison(InNotebook):
         """Pairs of stages whose weights should be the same to the bit, and are not."""
         if self.config.world.algorithm not in IN_RANK_ORDER:
             return []
-        one_batch, alike = self.config.data.accumulate == 1, not self._exchanges_sums
-        alike = alike and self.config.mesh.dp_replicate == 1
+        one_batch, alike = self.config.data.accumulate == 1, self._adds_alike
         # Pairs that add the same numbers in the same order.
         return [
             (a, b) for a, b in self.differences if (one_batch or (a < 2) == (b < 2)) and (alike or (a > 0) == (b > 0))
         ]
 
     @property
-    def _exchanges_sums(self) -> bool:
-        """Whether slices add up an optimizer's sums, which stage 0 makes of whole tensors."""
+    def _adds_alike(self) -> bool:
+        """Whether stage 0 adds in the others' order: there are no replicas, and no sums of an optimizer over slices."""
         is_cut = self.config.parallel.partition == "slices" and self.config.mesh.shards > 1
-        return is_cut and OPTIMIZERS[self.config.optim.optimizer].cut == "sums"
+        has_sums = is_cut and PRESETS[self.config.optim.optimizer].cut == "sums"
+        return self.config.mesh.dp_replicate == 1 and not has_sums
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: every run's own, or the error in its place."""
-        runs = {
-            str(stage): out.to_dict() if isinstance(out, RunResult) else {"error": str(out)}
-            for stage, out in self.outcomes.items()
-        }
         differences = [
             {"stages": list(pair), "max_abs_difference": value if math.isfinite(value) else None}
             for pair, value in self.differences.items()
@@ -87,38 +103,37 @@ class Comparison(InNotebook):
         }
         return {
             "schema": 2,
-            "runs": runs,
+            "runs": self.runs(),
             **({} if self.cluster is None else {"time": times}),
             "weights": {"bit_identical": self.identical, "differences": differences},
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        ranks = counted(self.config.mesh.ranks, "rank")
-        ranks += f": {mesh_words.shape(self.config)}" if is_mesh(self.config) else ""
+        stages, ranks = ", ".join(map(str, self.outcomes)), counted(self.config.mesh.ranks, "rank")
+        of_mesh = f": {shape}" if (shape := words.shape(self.config)) else ""
         yield Stack(
-            prose(f"Stages {', '.join(map(str, self.outcomes))} on {ranks}", "bold"),
+            prose(f"Stages {stages} on {ranks}{of_mesh}", "bold"),
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             mesh_text(self.config.at_stage(max(self.outcomes))),
             set_aside_text(*map(self.config.at_stage, self.outcomes)),
             self._table() if self.results else None,
             times_table(self.times, self.cluster),
-            *(
-                prose(f"Stage {stage}: {'; '.join(filter(None, (str(error), error.advice)))}.", "red")
-                for stage, error in self.failures.items()
-            ),
+            *self.refused("Stage"),
             self._weights() if len(self.results) > 1 else None,
         )
 
     def _table(self) -> RenderableType:
-        stages = [right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes]
-        grid = Grid("stage", *stages)
-        rows = _ROWS if is_mesh(self.config) else [name for name in _ROWS if name != "exchanged"]
-        for name, *cells in zip(rows, *(_column(outcome, rows) for outcome in self.outcomes.values()), strict=True):
+        grid = Grid("stage", *(right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes))
+        columns = {stage: _figures(result) for stage, result in self.results.items()}
+        lost = {"peak": Text("no memory", style="bold red")}
+        for at, (name, _) in enumerate(next(iter(columns.values()))):
+            cells = [columns[stage][at][1] if stage in columns else lost.get(name) for stage in self.outcomes]
             if name in ("peak", "last loss"):
                 grid.rule()
-            grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
+            if name != "exchanged" or any(cells):
+                grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
         note = "Memory is that of the rank with the most of it, padding included; sent is the mean over ranks."
-        if is_mesh(self.config):
+        if any(map(words.holds_part, self.results.values())):
             note += " Ψ_r are the parameters on a rank; exchanged is what tp and pp send of activations."
         if any(outcome.is_modelled for outcome in self.results.values()):
             note += " Native collectives do not tell what they send: sent is what a ring would, modelled."
@@ -142,78 +157,146 @@ class Comparison(InNotebook):
 
     def _why(self) -> str | None:
         """Why weights differ, or why they do not."""
+        algorithm, one_batch = self.config.world.algorithm, self.config.data.accumulate == 1
         if self.contradictions:
             return "They should be the same to the bit. Please report this as a bug, with the command line."
+        if not self.differences and algorithm not in IN_RANK_ORDER:
+            return None
         if not self.differences:
             return (
                 "The stages add the same numbers in the same order, whoever owns a slice: ZeRO changes where things "
                 "are, not what is computed."
-                if self.config.world.algorithm in IN_RANK_ORDER
-                else None
             )
-        if self.config.world.algorithm == "ring":
+        if algorithm == "ring":
             return (
                 "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who "
                 "owns what. With --collective direct they do not."
             )
-        if self.config.mesh.dp_replicate > 1 and self.config.data.accumulate == 1:
-            return (
-                "Stage 0 adds over all ranks at once, the others within a replica and then over replicas: the same "
-                "numbers in another order, rounded differently."
+        remedy = ""
+        if one_batch and self.config.mesh.dp_replicate > 1:
+            how = "Stage 0 adds over all ranks at once, the others within a replica and then over replicas"
+        elif one_batch and not self._adds_alike:
+            name = OPTIMIZERS[self.config.optim.optimizer]
+            how = (
+                f"{name} adds up squares over rows, columns and tensors: stage 0 over whole ones, the others over "
+                "slices and then over ranks"
             )
-        if self._exchanges_sums and self.config.data.accumulate == 1:
-            title = OPTIMIZERS[self.config.optim.optimizer].title
-            return (
-                f"{title} adds up squares over rows, columns and tensors: stage 0 over whole ones, the others over "
-                "slices and then over ranks, rounded differently."
+        else:
+            how = (
+                "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other "
+                "way round"
             )
-        alike = self.config.mesh.dp_replicate == 1 and not self._exchanges_sums
-        agree = "all stages agree" if alike else "stages 1, 2 and 3 agree"
-        return (
-            "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other way "
-            f"round: the same numbers in another order, rounded differently. With --accumulate 1 {agree}."
-        )
+            remedy = f" With --accumulate 1 {'all stages' if self._adds_alike else 'stages 1, 2 and 3'} agree."
+        return f"{how}: the same numbers in another order, rounded differently.{remedy}"
 
 
-_ROWS = (
-    "param",
-    "grad",
-    "optim",
-    "states",
-    "formula",
-    "agrees",
-    "peak",
-    "sent",
-    "volume",
-    "exchanged",
-    "agrees",
-    "last loss",
-)
-
-
-def _column(outcome: RunResult | OutOfMemory, rows: Sequence[str]) -> list[Cell]:
-    """One stage's cells, in the order of `rows`, which are _ROWS or those of one axis."""
-    if isinstance(outcome, OutOfMemory):
-        return [Text("no memory", style="bold red") if name == "peak" else None for name in rows]
-    on_mesh, step = is_mesh(outcome.config), last_whole_step(outcome)
-    stages = [check_states(outcome, share.stage) for share in shares_of(outcome)]
-    sent: list[Cell] = [None] * (4 if on_mesh else 3)
+def _figures(result: RunResult) -> list[tuple[str, Cell]]:
+    """A row of the table each, of one stage: headings and cells. What it sent is of the last whole step."""
+    pipeline, step = range(result.layout.mesh.pp), last_whole_step(result)
+    states, own = [check_states(result, stage) for stage in pipeline], words.of_rank(result)
+    sent: list[Cell] = [None] * 4
     if step is not None:
-        volume = str(volume_of(outcome, passes=passes_of(outcome, step)))
-        states, exchanged, agrees = mesh.mean_sent(outcome, step)
-        moved: list[Cell] = [local(volume), round(exchanged)] if on_mesh else [check_traffic(outcome, step)[-1].text]
-        sent = [round(states), *moved, None if outcome.is_modelled else agrees]
-    formula = stages[0][-1].text
+        traffic = [check_traffic(result, step, stage) for stage in pipeline]
+        exchanges = list(chain(*(check_exchanges(result, step, stage) for stage in pipeline)))
+        means = (sum(check.mean for check in of) for of in ([own[-1] for own in traffic], exchanges))
+        agrees = None if result.is_modelled else all(check.agrees for check in (*chain(*traffic), *exchanges))
+        of_states, of_activations = (round(mean / len(pipeline)) for mean in means)
+        sent = [of_states, own(traffic[0][-1].text), of_activations, agrees]
+    held = [max(max(check.counted) for check in checks) for checks in zip(*states, strict=True)]
     return [
-        *(max(max(checks[kind].counted) for checks in stages) for kind in range(len(stages[0]))),
-        local(formula) if on_mesh else formula,
-        all(check.agrees for checks in stages for check in checks),
-        max(memory.peak.total_bytes for memory in outcome.memory),
-        *sent,
-        f"{outcome.mean_losses[-1]:.4f}",
+        *zip(("param", "grad", "optim", "states"), held, strict=True),
+        ("formula", own(states[0][-1].text)),
+        ("agrees", all(check.agrees for check in chain(*states))),
+        ("peak", max(memory.peak.total_bytes for memory in result.memory)),
+        *zip(("sent", "volume", "exchanged", "agrees"), sent, strict=True),
+        ("last loss", f"{result.mean_losses[-1]:.4f}"),
     ]
 
 
+# -- optimizers and number formats ---------------------------------------------------------------
+class OptimizerComparison(Outcomes[str]):
+    """Results by optimizer: bytes per parameter, as counted, and loss."""
+
+    what = "optimizer"
+    own = "lr"
+    about_own = "The learning rate is each optimizer's own; --lr sets one for all."
+
+    def own_figure(self, result: RunResult) -> str:
+        """In column `own`."""
+        return f"{result.config.optim.lr:g}"
+
+    def format_of(self, config: RunConfig) -> str:
+        """What all runs have in common."""
+        return f"in {config.precision.param_dtype}"
+
+    def __init__(self, config: RunConfig, outcomes: Mapping[str, RunResult | OutOfMemory]) -> None:
+        super().__init__(config, outcomes)
+        self.costs = {name: bytes_per_parameter(result) for name, result in self.results.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: every run's own with its bytes per parameter, or the error in its place."""
+        runs = self.runs()
+        for name, costs in self.costs.items():
+            runs[name]["bytes_per_parameter"] = {kind: float(cost) for kind, cost in costs.items()}
+        return {"schema": 1, "runs": runs}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        stage, results = STAGES[self.config.parallel.zero_stage], list(self.results.values())
+        yield Stack(
+            prose(f"{counted(len(self.outcomes), self.what)} under {stage}, on the same batches", "bold"),
+            prose(self._trained(results[0])) if results else None,
+            set_aside_text(*(result.config for result in results)),
+            self._table() if results else None,
+            *self.refused(self.what.capitalize()),
+        )
+
+    def _trained(self, result: RunResult) -> str:
+        config = result.config
+        return (
+            f"Ψ = {result.num_parameters:,} parameters on {counted(config.mesh.ranks, 'rank')} "
+            f"{self.format_of(config)}; {counted(len(result.steps), 'step')} of {config.global_batch} x "
+            f"{config.model.seq} tokens."
+        )
+
+    def _table(self) -> RenderableType:
+        figures = (self.own, "K", "all states", "peak, bytes", "first loss", "last loss")
+        grid = Grid(self.what, "states", *(right(name) for name in figures))
+        for name, result in self.results.items():
+            states = sorted({state for memory in result.memory for state in memory.states})
+            grid.add(
+                OPTIMIZERS.get(name, name),
+                ", ".join(states) or "none",
+                self.own_figure(result),
+                *(f"{float(self.costs[name][kind]):.5g}" for kind in ("optim", "total")),
+                f"{max(memory.peak.total_bytes for memory in result.memory):,}",
+                *(f"{loss:.4f}" for loss in (result.mean_losses[0], result.mean_losses[-1])),
+            )
+        note = (
+            f"K and all states: bytes per parameter when backward ends, as counted, padding left out. {self.about_own}"
+        )
+        return titled(f"What each {self.what} keeps, and how far it comes", Adaptive(grid, grid.short()), note)
+
+
+class PrecisionComparison(OptimizerComparison):
+    """Results by precision; of bf16-pure a rounding stands after a colon."""
+
+    what = "precision"
+    own = "stayed"
+    about_own = (
+        "Stayed: the share of the weights that a step left as they were, on average, although their update was not 0. "
+        "Rounding to the nearest loses such an update, stochastic rounding is right on average, and Kahan's "
+        "compensation keeps it."
+    )
+
+    def own_figure(self, result: RunResult) -> str:
+        lost = result.lost_updates
+        return f"{100 * float(sum(lost)) / len(lost):.3g} %" if lost else "-"
+
+    def format_of(self, config: RunConfig) -> str:
+        return f"with {OPTIMIZERS[config.optim.optimizer]}, learning rate {config.optim.lr:g}"
+
+
+# -- weights ------------------------------------------------------------------------------------
 def same_bits(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two sets of weights are the same, to the bit (0 and -0 differ, nan and nan need not)."""
 
@@ -235,10 +318,9 @@ def _groups(weights: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     """The stages, those with the same weights together."""
     groups: list[list[int]] = []
     for stage, own in weights.items():
-        for group in groups:
-            if same_bits(weights[group[0]], own):
-                group.append(stage)
-                break
-        else:
+        alike = next((group for group in groups if same_bits(weights[group[0]], own)), None)
+        if alike is None:
             groups.append([stage])
+        else:
+            alike.append(stage)
     return groups

@@ -17,8 +17,8 @@ from zerosim.analysis.shares import cost_of, laid_out, shares_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.parallel.tensor import vocab_padding
-from zerosim.report import mesh_words
 from zerosim.report.names import OPTIMIZERS, show
+from zerosim.report.words import SCHEDULES, by_stage
 from zerosim.units import format_bytes
 
 PRINTED = "The paper prints"
@@ -133,7 +133,7 @@ def _part(asked: Asked) -> list[str]:
     if not asked.is_part:
         return []
     config, held = asked.config, [share.num_parameters for share in shares_of(asked.placed)]
-    notes = [f"Ψ_r = {mesh_words.by_stage(held, 'on each rank of')}; the whole model has Ψ parameters."]
+    notes = [f"Ψ_r = {by_stage(held)}; the whole model has Ψ parameters."]
     if config.mesh.pp > 1:
         notes.append("The lines are those of pipeline stage 0.")
     if config.mesh.tp > 1 and config.model.has_blocks:
@@ -293,7 +293,7 @@ def _blocks(asked: Asked) -> Section | None:
             f"Live on stage i: {live} {'microbatches' if held['v'] == 1 else 'chunks'}. Bubble by makespan: {bubble} = "
             f"{bubble.at(held)}. By own span, of the stage with the most: {own_span.at(held)}. {bubble.source}."
         )
-    order = f" under {mesh_words.SCHEDULES[kind]}" if held["p"] > 1 else " of one microbatch"
+    order = f" under {SCHEDULES[kind]}" if held["p"] > 1 else " of one microbatch"
     return Section(
         "activations_2205_05198", f"Activations{order}, tensor by tensor", (*terms, kept, last), tuple(notes)
     )

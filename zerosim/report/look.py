@@ -96,6 +96,35 @@ class Grid:
         fewer._rows = [([cells[at] for at in kept if at < len(cells)], style) for cells, style in self._rows]
         return fewer
 
+    def filled(self) -> Grid:
+        """The same table without columns in which no row has anything."""
+        columns = {column.header: at for at, column in enumerate(self._columns) if column.header}
+        seen = {at for cells, _ in self._rows for at, cell in enumerate(cells) if cell not in (None, "")}
+        return self.without(*(str(header) for header, at in columns.items() if at not in seen))
+
+    def joined(self, first: str, second: str) -> Grid:
+        """The same table with the cells of a column below those of another one, if both are there."""
+        headers = [column.header for column in self._columns]
+        if first not in headers or second not in headers:
+            return self
+        above, below, tight = headers.index(first), headers.index(second), copy(self)
+        tight._rows = []
+        for cells, style in self._rows:
+            both = "\n".join(str(cell) for cell in (cells[above], cells[below]) if cell)
+            tight._rows.append(([*cells[:above], both, *cells[above + 1 :]], style))
+        return tight.without(second)
+
+    def stacked(self) -> Grid:
+        """The same table for little room: one term of a sum per line, and long numbers folded."""
+
+        def narrow(cell: Cell) -> Cell:
+            return cell.replace(" + ", "\n+ ").replace(" - ", "\n- ") if isinstance(cell, str) else cell
+
+        tight = copy(self)
+        tight._columns = [replace(one, overflow="fold", no_wrap=one.justify != "right") for one in self._columns]
+        tight._rows = [([narrow(cell) for cell in cells], style) for cells, style in self._rows]
+        return tight
+
     def short(self) -> Grid:
         """The same table with its numbers as bytes in three figures."""
         shorter = copy(self)
@@ -173,11 +202,6 @@ def spread(values: Sequence[int], separator: str = " ") -> str:
     """'12', or '12 to 15' where they differ."""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,}{separator}to {high:,}"
-
-
-def stacked(formula: str) -> str:
-    """A sum with one term per line."""
-    return formula.replace(" + ", "\n+ ").replace(" - ", "\n- ")
 
 
 def titled(title: str, body: RenderableType, note: str = "") -> Stack:

@@ -24,16 +24,17 @@ from zerosim.device.device import Device, Kind
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.placement.mesh import DATA
-from zerosim.report import failures, mesh, mesh_words, words
+from zerosim.report import failures, words
 from zerosim.report.activations import activations_table, has_block
-from zerosim.report.copies import copies_table
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
 from zerosim.report.tables import (
     allocator_text,
+    copies_table,
     kept_text,
     mesh_text,
     owners_table,
+    peaks_table,
     set_aside_text,
     states_table,
     traffic_table,
@@ -87,7 +88,7 @@ def plan_report(
         memory_table(result),
         allocator_text(result),
         outside_table(config, limit),
-        mesh.peaks_table(result),
+        peaks_table(result),
         holders_table(result),
         owners_table(result) if is_owned(config) else None,
         states_table(result),
@@ -163,7 +164,7 @@ def memory_table(result: RunResult) -> RenderableType:
     fewer = grid.short().without(*columns.keys() - {"start", "backward", "peak"})
 
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
-    whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}{mesh_words.place(result, rank)}"
+    whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}{words.place(result, rank)}"
     peak = memory.peak
     note = (
         f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
@@ -215,7 +216,7 @@ def _group(unit: str) -> str:
 def fit_report(config: RunConfig, what: str, found: Found, limit: Limit, speed: str | None = None) -> Stack:
     """The answer, then what was run for it; `speed` is how fast the answer is, where a clock says it."""
     device = limit.name or format_bytes(limit.nbytes)
-    on = f" ({mesh_words.shape(config)})" if is_mesh(config) and what != "ranks" else ""
+    on = f" ({words.shape(config)})" if words.shape(config) and what != "ranks" else ""
     if is_mesh(config) and what == "ranks":
         on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})"
     headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"

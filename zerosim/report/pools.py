@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.console import RenderableType
 from rich.table import Column
@@ -15,12 +15,6 @@ from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import counted
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
-
-LAYOUTS = (
-    ("ledger", "rounding", "pool", "unexplained", "held"),
-    ("ledger", "rounding", "pool", "unexplained"),
-    ("ledger", "pool"),
-)
 
 
 def pools_agree(result: RunResult) -> bool:
@@ -43,26 +37,19 @@ def pools_table(result: RunResult) -> RenderableType:
     alike: dict[PoolRow, list[int]] = {}
     for rank, row in sorted(shown, key=lambda pair: (pair[1].step, MARKS.index(pair[1].mark))):
         alike.setdefault(row, []).append(rank)
-    body = Adaptive(*(_grid(alike, figures) for figures in LAYOUTS))
+    grid = _grid(alike)
+    body = Adaptive(grid, grid.without("held"), grid.without("rounding", "unexplained", "held"))
     return titled("The ledger and CuPy's memory pool, in bytes", body, _note(result, rows, wrong))
 
 
-def _grid(alike: Mapping[PoolRow, list[int]], figures: Sequence[str]) -> Grid:
-    grid = Grid(
-        *(Column(name, no_wrap=True) for name in ("ranks", "step", "mark")),
-        *(right(name, no_wrap=True) for name in figures),
-        "agree" if len(figures) > 3 else "",
-    )
+def _grid(alike: Mapping[PoolRow, list[int]]) -> Grid:
+    names = (Column(name, no_wrap=True) for name in ("ranks", "step", "mark"))
+    figures = ("ledger", "rounding", "pool", "unexplained", "held")
+    grid = Grid(*names, *(right(name, no_wrap=True) for name in figures), "agree")
     for row, ranks in alike.items():
-        counts = {
-            "ledger": row.live_bytes,
-            "rounding": row.rounding_bytes,
-            "pool": row.used_bytes,
-            "unexplained": row.unexplained_bytes,
-            "held": row.held_bytes,
-        }
         when = (None if row.step < 0 else str(row.step), row.mark.replace("end_of_", "").replace("_", " "))
-        grid.add(numbers_text(ranks), *when, *(counts[name] for name in figures), row.unexplained_bytes == 0)
+        counts = (row.live_bytes, row.rounding_bytes, row.used_bytes, row.unexplained_bytes, row.held_bytes)
+        grid.add(numbers_text(ranks), *when, *counts, row.unexplained_bytes == 0)
     return grid
 
 

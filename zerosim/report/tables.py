@@ -1,12 +1,16 @@
 """A run's result as tables: what was counted, what the paper's formula says, and whether the two are the same number.
 
-`summary` is all of it, for the command line and for a notebook's cells.
+`summary` is all of it, for the command line and for a notebook's cells. Every run is a mesh: rows come in groups, one
+for each pipeline stage, and stages that hold and send the same share one. An axis of one rank has no row or column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.constrain import Constrain
@@ -14,21 +18,30 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis.compare import StateCheck, check_states, control_bytes, last_whole_step, peak_rank
+from zerosim.analysis.copies import CopyCheck, check_copies
+from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.forms import is_owned
-from zerosim.analysis.shares import is_mesh
+from zerosim.analysis.formulas import Form
+from zerosim.analysis.letters import sizes
+from zerosim.analysis.shares import alike_stages, share_of
 from zerosim.analysis.traffic import TrafficCheck, check_traffic
 from zerosim.config import RunConfig
-from zerosim.report import mesh, mesh_words, words
-from zerosim.report.copies import copies_table
-from zerosim.report.look import PROSE_WIDTH, Adaptive, Grid, Stack, prose, right, spread, stacked, titled
+from zerosim.report import notes, words
+from zerosim.report.look import PROSE_WIDTH, Adaptive, Cell, Grid, Stack, prose, right, spread, titled
 from zerosim.report.names import KINDS, show
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
+
+Check = TypeVar("Check")
+Groups = Sequence[tuple[str, list[Check]]]
+"""A name and its checks for each group of pipeline stages that are alike; without a pipeline one, without a name."""
 
 EACH_RANK = 8
 """Up to so many ranks have a row each."""
 MOST_OWNED = 8
 """So many of an owner's units or tensors are named."""
+_ACTIVATIONS = ("activation", "activation_grad", "kept")
+_STATES = ("param", "grad", "optim")
 
 
 def summary(result: RunResult) -> Stack:
@@ -49,7 +62,7 @@ def summary(result: RunResult) -> Stack:
         copies_table(result),
         peak_table(result),
         allocator_text(result),
-        mesh.peaks_table(result),
+        peaks_table(result),
         sample_text(result) if result.sample is not None else None,
         prose(words.closing(result)),
     )
@@ -57,7 +70,7 @@ def summary(result: RunResult) -> Stack:
 
 def mesh_text(config: RunConfig) -> RenderableType | None:
     """How a mesh cuts and runs the model."""
-    return prose(mesh_words.about(config)) if is_mesh(config) and mesh_words.about(config) else None
+    return prose(text) if (text := words.about(config)) else None
 
 
 def set_aside_text(*configs: RunConfig) -> RenderableType | None:
@@ -68,7 +81,7 @@ def set_aside_text(*configs: RunConfig) -> RenderableType | None:
 
 def kept_text(config: RunConfig) -> RenderableType | None:
     """How recomputed blocks keep their inputs; a warning where what was asked for changes nothing."""
-    text = mesh_words.kept_inputs(config)
+    text = words.kept_inputs(config)
     return prose(text, "bold yellow" if text.startswith("Warning") else "") if text else None
 
 
@@ -91,39 +104,40 @@ def allocator_text(result: RunResult) -> RenderableType | None:
 
 def states_table(result: RunResult) -> RenderableType:
     """Model states per rank at the end of backward beside the paper's formula."""
-    if is_mesh(result.config):
-        return mesh.states_table(result, words.states_note(result))
-    checks = check_states(result)
-    padding = () if any(checks[-1].padding) else ("padding",)
-    body = Adaptive(*(grid.without(*padding) for grid in (_states_by_rank(checks), _states_by_kind(checks))))
-    return titled("Model states per rank when backward ends, in bytes", body, words.states_note(result))
+    groups = _by_stage(result, partial(check_states, result))
+    own = words.of_rank(result)
+    body = Adaptive(_states_by_rank(groups, own).filled(), _states_by_kind(groups, own).filled())
+    return titled("Model states per rank when backward ends, in bytes", body, notes.states_note(result))
 
 
-def _states_by_rank(checks: Sequence[StateCheck]) -> Grid:
+def _states_by_rank(groups: Groups[StateCheck], own: Callable[[str], str]) -> Grid:
     """A row per rank (or the least, mean and most), a column per state; then formula and mark."""
-    has_padding = any(checks[-1].padding)
-    grid = Grid("", *(right(check.kind) for check in checks), right("padding"))
-    rows = _by_rank(checks)
-    for name, values, padding in rows:
-        grid.add(name, *values, padding)
-    grid.rule()
-    is_uneven = any(len(set(check.counted)) > 1 for check in checks)
-    if has_padding or (is_uneven and all(name != "mean" for name, _, _ in rows)):
-        grid.add("mean, unpadded" if has_padding else "mean", *(check.mean for check in checks))
-    grid.add("formula", *(check.text for check in checks), style="cyan")
-    grid.add("in bytes", *(check.formula for check in checks), style="cyan")
-    grid.add("agree", *(check.agrees for check in checks))
+    grid = Grid("pipeline", "", *(right(check.kind) for check in groups[0][1]), right("padding"))
+    for stage, checks in groups:
+        has_padding = any(checks[-1].padding)
+        rows = _by_rank(checks, most=1 if stage else EACH_RANK)
+        for at, (name, values, padding) in enumerate(rows):
+            grid.add("" if at else stage, name, *values, padding if has_padding else None)
+        if not stage:
+            grid.rule()
+        is_uneven = any(len(set(check.counted)) > 1 for check in checks)
+        if has_padding or (is_uneven and all(name != "mean" for name, _, _ in rows)):
+            grid.add("", "mean, unpadded" if has_padding else "mean", *(check.mean for check in checks))
+        grid.add("", "formula", *(own(check.text) for check in checks), style="cyan")
+        grid.add("", "in bytes", *(check.formula for check in checks), style="cyan")
+        grid.add("", "agree", *(check.agrees for check in checks))
+        grid.rule()
     return grid
 
 
-def _by_rank(checks: Sequence[StateCheck]) -> list[tuple[str, list[Fraction | int], Fraction | int]]:
-    """(name, a value per check, padding) for each rank, or for the least, mean and most where they are many."""
+def _by_rank(checks: Sequence[StateCheck], most: int) -> list[tuple[str, list[Fraction | int], Fraction | int]]:
+    """(name, a value per check, padding) for each of at `most` so many ranks, or for the least, mean and most."""
     ranks = len(checks[0].counted)
     padding = checks[-1].padding
-    if ranks <= EACH_RANK:
+    if ranks <= most:
         return [(f"rank {rank}", [check.counted[rank] for check in checks], padding[rank]) for rank in range(ranks)]
-    if all(len(set(check.counted)) == 1 for check in checks) and not any(padding):
-        return [(f"each of {ranks} ranks", [check.counted[0] for check in checks], 0)]
+    if all(len(set(values)) == 1 for values in (padding, *(check.counted for check in checks))):
+        return [(f"each of {ranks} ranks", [check.counted[0] for check in checks], padding[0])]
     return [
         ("least of a rank", [min(check.counted) for check in checks], min(padding)),
         ("mean", [Fraction(sum(check.counted), ranks) for check in checks], Fraction(sum(padding), ranks)),
@@ -131,14 +145,16 @@ def _by_rank(checks: Sequence[StateCheck]) -> list[tuple[str, list[Fraction | in
     ]
 
 
-def _states_by_kind(checks: Sequence[StateCheck]) -> Grid:
+def _states_by_kind(groups: Groups[StateCheck], own: Callable[[str], str]) -> Grid:
     """The same where there is little room: a row per state."""
-    formula = (right("formula", style="cyan"), right("in bytes", style="cyan", overflow="fold"))
-    grid = Grid("", right("counted", overflow="fold"), right("padding"), *formula, "")
-    for check in checks:
-        counted, padding = spread(check.counted, "\n"), spread(check.padding, "\n")
-        grid.add(check.kind, counted, padding, stacked(check.text), check.formula, check.agrees)
-    return grid
+
+    def cells(check: StateCheck) -> list[Cell]:
+        padding = spread(check.padding, "\n") if any(check.padding) else None
+        return [check.kind, spread(check.counted, "\n"), padding, own(check.text), check.formula, check.agrees]
+
+    numbers = (right(name) for name in ("counted", "padding"))
+    formula = (right(name, style="cyan") for name in ("formula", "in bytes"))
+    return _grouped(Grid("pipeline", "", *numbers, *formula, ""), groups, cells).stacked()
 
 
 def peak_table(result: RunResult) -> RenderableType:
@@ -147,9 +163,27 @@ def peak_table(result: RunResult) -> RenderableType:
     peak = result.memory[rank].peak
     total = peak.total_bytes
     same = len({memory.peak.total_bytes for memory in result.memory}) == 1
-    where = "each rank" if same and len(result.memory) > 1 else f"rank {rank}{mesh_words.place(result, rank)}"
+    where = "each rank" if same and len(result.memory) > 1 else f"rank {rank}{words.place(result, rank)}"
     title = f"Peak: {format_bytes(total)} ({total:,} B) on {where}, {words.moment(*peak.scope[:3])}"
     return titled(title, kinds_table(peak.by_kind))
+
+
+def peaks_table(result: RunResult) -> RenderableType | None:
+    """The peak of each pipeline stage, and what it was made of; None without a pipeline."""
+
+    def of_stage(stage: int) -> list[list[Cell]]:
+        share = share_of(result, stage)
+        peak = max((result.memory[rank].peak for rank in share.ranks), key=lambda one: one.total_bytes)
+        states, activations = (sum(peak.by_kind.get(kind, 0) for kind in kinds) for kinds in (_STATES, _ACTIVATIONS))
+        rest = peak.total_bytes - states - activations
+        return [[share.layers, states, activations, rest, peak.total_bytes, peak.scope.phase]]
+
+    if result.layout.mesh.pp == 1:
+        return None
+    numbers = (right(name) for name in ("layers", "model states", "activations", "the rest", "peak"))
+    grid = _grouped(Grid("pipeline", *numbers, "in"), _by_stage(result, of_stage), list)
+    note = "Of the rank with the highest peak on each stage; activations with their gradients and inputs that are kept."
+    return titled("Peak by pipeline stage, in bytes", Adaptive(grid, grid.short()), note)
 
 
 def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
@@ -181,64 +215,118 @@ def owners_table(result: RunResult) -> RenderableType:
 
 
 # -- traffic ------------------------------------------------------------------------------------
+def traffic_rows(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
+    """What a rank of a pipeline stage sent, by operation and axis, then all. Where nothing is sent or due is no row."""
+    exchanges = check_exchanges(result, step, stage)
+    *states, total = check_traffic(result, step, stage)
+    if exchanges:
+        rows = [*exchanges, total]
+        total = replace(
+            total,
+            dtypes=tuple(dict.fromkeys(dtype for check in rows for dtype in check.dtypes)),
+            calls=sum(check.calls for check in rows),
+            sent=tuple(map(sum, zip(*(check.sent for check in rows), strict=True))),
+            formula=sum((check.formula for check in rows), Fraction(0)),
+            form=Form(),  # factors of several axes have no common one
+            with_padding=sum((check.with_padding for check in rows), Fraction(0)),
+            even=all(check.even for check in rows),
+            payload=sum(check.payload for check in rows),
+        )
+    rows = [*exchanges, *states]
+    return [*([check for check in rows if any(check.sent) or check.with_padding] or rows), total]
+
+
 def traffic_table(result: RunResult) -> RenderableType:
-    """What a rank sends in one step beside the paper's volume, control traffic below."""
+    """What a rank sends in one step beside the closed forms, axis by axis, control traffic below."""
     step = last_whole_step(result)
     if step is None:
         return prose(words.traffic_title(result), "bold")
-    notes = [note] if (note := words.curvature_note(result, step)) else []
-    notes.append(words.control(result, control_bytes(result, step)))
+    groups = _by_stage(result, partial(traffic_rows, result, step))
+    said = [notes.traffic_note(result, [check for _, checks in groups for check in checks])]
+    said += [note] if (note := notes.curvature_note(result, step)) else []
+    said.append(notes.control(result, control_bytes(result, step)))
     # What each rank copied between its device and the host for messages.
     rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
     if any(rows):
         staged = [sum(row.payload_bytes for row in rank) for rank in rows]
-        notes.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
+        said.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
     if result.is_modelled:
-        notes.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
-    if is_mesh(result.config):
-        return mesh.traffic_table(result, step, words.traffic_title(result), notes)
-    checks = check_traffic(result, step)
-    body = _modelled(checks) if result.is_modelled else _sent_beside_formula(checks)
-    return titled(words.traffic_title(result), body, "\n".join([words.volume_note(result, step), *notes]))
+        said.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
+    return titled(words.traffic_title(result), _sent_beside_formula(result, groups), "\n".join(said))
 
 
-def _sent_beside_formula(checks: Sequence[TrafficCheck]) -> Adaptive:
-    """In full, or with fewer columns where there is little room."""
-    left_out = [] if len({check.axis for check in checks[:-1]}) > 1 else ["axis"]
-    left_out += [] if any(check.padding for check in checks) else ["padding"]
-    numbers = (right(name) for name in ("calls", "sent", "padding"))
-    share = "×(N-1)/N, bytes" if "axis" in left_out else "sent of it, bytes"
-    formula = (right("volume", style="cyan"), right(share, style="cyan"))
-    full = Grid("operation", "axis", "dtype", *numbers, *formula, "agree")
-    formula = (right("volume", style="cyan"), right("in bytes", style="cyan", overflow="fold"))
-    short = Grid("operation", right("sent", overflow="fold"), *formula, "")
-    for check in checks:
-        if check is checks[-1]:
-            full.rule()
-            short.rule()
-        count = (check.calls, _sent(check), check.padding)
-        full.add(check.op, check.axis, " ".join(check.dtypes), *count, check.text, check.formula, check.agrees)
-        name = f"{check.op}\n{check.axis}" if check.axis and "axis" not in left_out else check.op
-        padding = f"\n{show(check.padding)} padding" if check.padding else ""
-        short.add(name, _sent(check) + padding, stacked(check.text), check.formula, check.agrees)
-    return Adaptive(full.without(*left_out), short)
+def _sent_beside_formula(result: RunResult, groups: Groups[TrafficCheck]) -> Adaptive:
+    """In full, or with fewer columns where there is little room. Of native collectives what they were given is counted,
+    what they sent is not: so nothing agrees with a formula."""
+    checks, modelled = [check for _, checks in groups for check in checks], result.is_modelled
+    own = words.of_rank(result)
+    axes, has_padding = {check.axis for check in checks if check.axis}, any(check.padding for check in checks)
+
+    def cells(check: TrafficCheck) -> list[Cell]:
+        return [
+            check.op,
+            check.axis if len(axes) > 1 else None,
+            " ".join(check.dtypes),
+            check.calls,
+            check.payload if modelled else None,
+            show(check.mean) if len(set(check.sent)) == 1 else f"{show(check.mean)}\n{spread(check.sent)}",
+            check.padding if has_padding else None,
+            own(check.text) if check.form.terms or check.op != "total" else "",
+            check.formula,
+            None if modelled else check.agrees,
+        ]
+
+    numbers = (right(name) for name in ("calls", "payload", "a ring's" if modelled else "sent", "padding"))
+    share = notes.sent_of_volume(axes)
+    formula = (right("volume", style="cyan"), right(f"{share}, bytes" if share else "in bytes", style="cyan"))
+    grid = Grid("pipeline", "operation", "axis", "dtype", *numbers, *formula, "agree")
+    full = _grouped(grid, groups, cells, has_total=True).filled()
+    fewer = full.without("dtype", "calls")
+    short = fewer.joined("operation", "axis").stacked()
+    return Adaptive(full, fewer, short, short.joined("pipeline", "operation").without("padding"))
 
 
-def _modelled(checks: Sequence[TrafficCheck]) -> Adaptive:
-    """Native collectives: what they were given is counted, what they sent is not; so nothing agrees with a formula."""
-    grid = Grid("operation", "dtype", *(right(name, overflow="fold") for name in ("calls", "payload", "a ring's")))
-    for check in checks:
-        if check is checks[-1]:
+def copies_table(result: RunResult) -> RenderableType | None:
+    """Kept inputs on their way to the host and back in the last whole step, by pipeline stage; None where none go."""
+    step = last_whole_step(result)
+    if not result.config.memory.cpu_checkpointing or step is None:
+        return None
+
+    def cells(check: CopyCheck) -> list[Cell]:
+        return [check.name, check.calls, spread(check.counted), check.text, check.formula, check.agrees]
+
+    groups = _by_stage(result, partial(check_copies, result, step))
+    formula = (right("volume", style="cyan"), right("in bytes", style="cyan"))
+    grid = Grid("pipeline", "kept inputs", right("calls"), right("bytes"), *formula, "agree")
+    grid = _grouped(grid, groups, cells).filled()
+    note = (
+        f"bsh = {sizes(result.config)['bsh']:,} elements, one micro-batch's input of a block. On the host: the most at "
+        "once; the device's bytes above have none of it. Copies pass over PCIe, and are no part of what ranks send."
+    )
+    body = Adaptive(grid, grid.without("calls"), grid.without("calls", "volume"))
+    return titled("Copies between device and host per rank and step", body, note)
+
+
+# -- groups of pipeline stages --------------------------------------------------------------------
+def _by_stage(result: RunResult, check: Callable[[int], list[Check]]) -> Groups[Check]:
+    """The checks of every pipeline stage, those of stages that are alike together."""
+    pp = result.layout.mesh.pp
+    checks = [check(stage) for stage in range(pp)]
+    return [(words.stage_name(run) if pp > 1 else "", checks[run[0]]) for run in alike_stages(checks)]
+
+
+def _grouped(
+    grid: Grid, groups: Groups[Check], cells: Callable[[Check], Iterable[Cell]], *, has_total: bool = False
+) -> Grid:
+    """A row per check, the stages' name before the first of a group; a rule below each group and above a total."""
+    for stage, checks in groups:
+        for at, check in enumerate(checks):
+            if has_total and check is checks[-1]:
+                grid.rule()
+            grid.add("" if at else stage, *cells(check))
+        if len(checks) > 1:
             grid.rule()
-        grid.add(check.op, " ".join(check.dtypes), check.calls, check.payload, _sent(check))
-    return Adaptive(grid)
-
-
-def _sent(check: TrafficCheck) -> str:
-    """What a rank sent; where ranks differ, the mean, and the least and most."""
-    if len(set(check.sent)) == 1:
-        return show(check.sent[0])
-    return f"{show(check.mean)}\n{spread(check.sent)}"
+    return grid
 
 
 # -- what the model wrote -----------------------------------------------------------------------

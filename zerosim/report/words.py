@@ -1,45 +1,166 @@
-"""What the numbers mean, in sentences: what was trained, what each kind of memory is, what a stage did.
+"""What is said of a run, in sentences: how the model is cut, what was trained, what a ZeRO stage did. How to read the
+tables: `notes.py`.
 
-Text only, no layout. Ratios to DDP are of the closed forms, which the tables compare with the count.
+Text only, no layout. Ψ are the whole model's parameters, Ψ_r those that each rank of a pipeline stage holds where that
+is a part of them. Ratios to DDP are of the closed forms, which the tables compare with the count.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.forms import all_reduce_times, is_by_pairs, is_owned
-from zerosim.analysis.letters import exchanged, letters_of, passes_of, volume_of
-from zerosim.analysis.shares import cost_of, is_mesh, shares_of
+from zerosim.analysis.forms import all_reduce_times, is_owned
+from zerosim.analysis.letters import letters_of, sizes
+from zerosim.analysis.shares import alike_stages, cost_of, shares_of
 from zerosim.config import RunConfig
-from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
+from zerosim.parallel.tensor import vocab_padding
 from zerosim.placement.mesh import DATA
-from zerosim.report import mesh_words
-from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted, local
 from zerosim.train.result import RunResult
 
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V"}
 
+
+# -- ranks, stages, parts ---------------------------------------------------------------------------
 def headline(config: RunConfig, of: str = "") -> str:
     """The ZeRO stage, the ranks, `of` which device, and the mesh that they form."""
-    where = f" ({replicas(config)})" if config.mesh.dp_replicate > 1 and not is_mesh(config) else ""
+    where = f": {of_mesh}" if (of_mesh := shape(config)) else ""
     if config.world.transport == "mpi":
         processes = config.mesh.ranks // config.world.ranks_per_process
         where += f", in {counted(processes, 'process', 'processes')} over MPI"
     if config.world.backend == "cuda":
         where += ", on GPUs"
-    ranks = f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}"
-    return f"{ranks}{of}: {mesh_words.shape(config)}{where}" if is_mesh(config) else f"{ranks}{where}{of}"
+    return f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{of}{where}"
 
 
-def replicas(config: RunConfig) -> str:
-    """'2 replicas of 4 ranks each'."""
-    return f"{counted(config.mesh.dp_replicate, 'replica')} of {counted(config.mesh.shards, 'rank')} each"
+def shape(config: RunConfig) -> str:
+    """'pp 8 x dp 8 x tp 16': the axes of a mesh that have more than one rank; '' where ZeRO's is the only one."""
+    mesh = config.mesh.axes
+    sizes = {axis: size for axis, size in mesh.sizes.items() if size > 1}
+    names = {"dp_shard": "dp"} if mesh.dp_replicate == 1 else {}
+    if sizes.keys() <= {"dp_shard"}:
+        return ""
+    return " x ".join(f"{names.get(axis, axis)} {size}" for axis, size in sizes.items())
 
 
+def stage_name(run: range) -> str:
+    """'stages 1 to 6', a run of pipeline stages."""
+    return f"stage {run[0]}" if len(run) == 1 else f"stages {run[0]} to {run[-1]}"
+
+
+def by_stage(values: Sequence[int]) -> str:
+    """'5 on stage 0, 4 on stages 1 to 6'; one number where all stages have the same."""
+    if len(set(values)) == 1:
+        return f"{values[0]:,}"
+    return ", ".join(f"{values[run[0]]:,} on {stage_name(run)}" for run in alike_stages(values))
+
+
+def place(result: RunResult, rank: int) -> str:
+    """' (pp 0, dp_shard 0, tp 0)', where a rank of a mesh stands."""
+    return f" ({result.layout.mesh.place(rank)})" if shape(result.config) else ""
+
+
+def of_rank(result: RunResult) -> Callable[[str], str]:
+    """How a formula of what a rank holds is written: with Ψ_r for Ψ where that is a part of the parameters."""
+    return local if holds_part(result) else str
+
+
+def holds_part(result: RunResult) -> bool:
+    """Whether a rank, before ZeRO divides anything, holds a part of the parameters."""
+    return any(share.num_parameters != result.num_parameters for share in shares_of(result))
+
+
+def about(config: RunConfig) -> str:
+    """How the model is cut and run, and what of it is held twice."""
+    mesh, parallel, said = config.mesh.axes, config.parallel, []
+    if mesh.pp > 1:
+        said.append(_pipeline(config))
+    if mesh.tp > 1 and config.model.has_blocks:
+        cut = f"Linear maps, attention heads and the vocabulary are cut over {mesh.tp} ranks"
+        rest = "norms, dropout and residuals by rows" if parallel.sequence_parallel else "norms are whole on each"
+        said.append(f"{cut}; {rest}.")
+        if config.model.kv_heads < mesh.tp:
+            said.append(
+                f"The {config.model.kv_heads} key-value heads are fewer than the {mesh.tp} ranks: "
+                f"{mesh.tp // config.model.kv_heads} neighbours hold a copy of each, and add up its gradients."
+            )
+        if padding := vocab_padding(config.model.vocab, mesh.tp, padded=parallel.pad_vocab):
+            said.append(f"The token table has {counted(padding, 'row')} of padding, outside of the softmax.")
+    if mesh.pp > 1 and config.parallel.zero_stage >= 2:
+        said.append(_zero_in_a_pipeline(config))
+    return " ".join(said)
+
+
+def kept_inputs(config: RunConfig) -> str:
+    """How recomputed blocks keep their inputs, where it is not whole and on the device."""
+    memory, t = config.memory, config.mesh.tp
+    if memory.partition_activations and not config.partitions_inputs:
+        waits = " They wait on the host." if memory.cpu_checkpointing else ""
+        return (
+            "Warning: partition_activations changes nothing here. Under sequence parallelism a rank has 1/t of a "
+            f"block's input to begin with, and nothing is left to cut.{waits}"
+        )
+    if config.partitions_inputs:
+        name, where = ("Pa+cpu", " in the host's memory") if memory.cpu_checkpointing else ("Pa", "")
+        return (
+            f"ZeRO-R's {name}: of a block's input each of {t} ranks keeps 1/{t}{where}, and gathers the whole before "
+            "the block runs again."
+        )
+    return "Blocks' inputs wait in the host's memory until backward." if memory.cpu_checkpointing else ""
+
+
+def _pipeline(config: RunConfig) -> str:
+    mesh, kind, chunks = config.mesh.axes, config.parallel.pipeline_schedule, config.parallel.num_chunks
+    model, times = config.model, config.data.accumulate
+    layers, word = (model.layers, "layer") if model.has_blocks else (model.units or 0, "unit")
+    layers_of = config.layers_by_chunk(layers)
+    each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{', '.join(map(str, layers_of))} {word}s"
+    of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
+    bubble, live = formulas.bubble(kind), str(formulas.live_micro_batches(kind))
+    live += " micro-batches" if chunks == 1 else " chunks"
+    if kind == "zb-h1":
+        live += ", and what the weight gradients of i more read"
+    said = (
+        f"{SCHEDULES[kind]} over {of} of {each}: stage i from 0 holds the activations of up to "
+        f"{live}, and waits {bubble} = {bubble.at(sizes(config))} of the time that its slots take "
+        f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if kind == 'interleaved' else ''})."
+    )
+    if kind not in ("zb-h1", "zb-v"):
+        return said
+    return f"{said} {_weights_later(config, formulas.own_span_bubble(kind).at(sizes(config)))}"
+
+
+def _weights_later(config: RunConfig, own_span: object) -> str:
+    """What zero bubble means, and what it costs."""
+    said = (
+        f"This is the bubble by makespan, until the last stage is done. By own span, from a stage's first action to "
+        f"its last, as the zero-bubble papers count it, it is {own_span}. Weight gradients run later than input "
+        "gradients, and keep inputs and output gradients of linear maps until then. The head's runs at once: no "
+        "logits' gradient is kept."
+    )
+    if config.memory.recompute != "none":
+        said += " A pending weight gradient keeps what was recomputed: recompute saves little here."
+    return said
+
+
+def _zero_in_a_pipeline(config: RunConfig) -> str:
+    """What stages 2 and 3 cost where micro-batches are many."""
+    times, stage = config.data.accumulate, config.parallel.zero_stage
+    often = f"for each forward and backward, {2 * times:,} times"
+    if not config.gathering.reshard_after_forward:
+        often = counted(times, "time")
+    gathers = f", and gathers parameters {often}" if stage == 3 else ""
+    return (
+        f"{STAGES[stage]} in a pipeline reduces gradients once per micro-batch, {counted(times, 'time')} a step, where "
+        f"ZeRO-1 does once{gathers}. DeepSpeed refuses ZeRO-2 and 3 with its PipelineEngine; Megatron uses ZeRO-1."
+    )
+
+
+# -- what was trained ---------------------------------------------------------------------------
 def trained(result: RunResult) -> str:
     """Which model was trained on what."""
     config = result.config
@@ -111,94 +232,56 @@ def lost(result: RunResult) -> str | None:
     )
 
 
-def states_note(result: RunResult) -> str:
-    """How to read the formula of the model states."""
-    config, cost = result.config, cost_of(result)
-    parts = f"{cost.param} + {cost.grad} + {formulas.figure(cost.optim)} bytes per parameter"
-    if is_mesh(config):
-        return mesh_words.states_note(result, f"{parts} (param + grad + optim)")
-    note = f"{parts} (param + grad + optim); Ψ = {result.num_parameters:,}, N = {config.mesh.shards:,}."
-    if config.mesh.dp_replicate > 1:
-        note += f" N ranks hold one of R = {config.mesh.dp_replicate:,} replicas together."
-    if exchanged(result) and config.mesh.shards > 1:
-        note += (
-            " Each rank with a part of a matrix keeps the averages of all its rows and columns: the bytes include such "
-            f"copies, {formulas.figure(cost.optim)} does not."
-        )
-    return note + mesh_words.padding_note(result, config.gathering.piece)
+# -- where and when ------------------------------------------------------------------------------
+def traffic_title(result: RunResult) -> str:
+    step = last_whole_step(result)
+    if step is None:
+        return "Traffic: every step was skipped, so there is no whole one to show"
+    last = "the last" if step == len(result.steps) - 1 else "the last that was not skipped"
+    with_it = ", with the estimate of curvature after it" if result.steps[step].estimated else ""
+    return f"Bytes sent per rank in step {step}, {last}{with_it}"
 
 
-def volume_note(result: RunResult, step: int) -> str:
-    """How to read the formula of a step's traffic."""
-    config, passes = result.config, passes_of(result, step)
-    volume = volume_of(result, passes=passes)
-    ranks = config.mesh.shards
-    held, letters = letters_of(result), volume.total.symbols
-    note = f"Of a volume of {volume} elements a rank sends (N-1)/N = {Fraction(ranks - 1, ranks)}"
-    if is_by_pairs(config) and config.parallel.zero_stage == 0:
-        note += f"; by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ"
-    if "VD" in letters:
-        keeps = ", which stays gathered when forward ends" if config.gathering.keep_last_unit else ""
-        note += f"; VD = {result.tied_numel:,}, the tied table{keeps}"
-    if sums := exchanged(result):
-        note += f", and of {all_reduce_times(config, ranks)}F more"
-        note += f"; F = {sum(sums):,}, the sums that {config.optim.optimizer} exchanges"
-    if "U" in letters:
-        note += f"; U = {held['U']:,}, the last unit, which stays gathered"
-    if "R" in letters:
-        note += f"; R = {held['R']:,}, the units outside the blocks, which stay gathered until backward ends"
-    if "P" in letters:
-        what = config.gathering.piece
-        note += f"; P = {held['P']:,}, the small {what}s, which are never freed"
-    if "M" in letters:
-        note += f"; M = {held['M']:,}, the modules that backward runs a second time"
-    if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
-        note += f"; each of {config.data.accumulate} micro-batches is reduced" + (
-            " and gathers" if config.parallel.zero_stage == 3 else ""
-        )
-    if (count := config.mesh.dp_replicate) > 1:
-        of = forms.forms(config, passes=passes)[forms.Key("sent", "all_reduce", "replicas")]
-        note += f"; of {of.elements} across R = {count} replicas, (R-1)/R = {Fraction(count - 1, count)}"
-    return note + "."
+def moment(step: int, phase: str, unit: str) -> str:
+    """When something happened, such as 'step 0, backward of h.3'."""
+    if phase == "init":
+        return f"at the start, while {unit or 'the model'} was placed"
+    where = phase.replace("_", " ") + (f" of {unit}" if unit else "")
+    return f"while the sample was drawn, {where}" if step < 0 else f"in step {step}, {where}"
 
 
+# -- what the stage did -----------------------------------------------------------------------------
 def closing(result: RunResult) -> str:
     """What the stage did, in a line or two."""
-    config, cost = result.config, cost_of(result)
-    ranks, stage = config.mesh.shards, config.parallel.zero_stage
+    config, ranks, stage = result.config, result.config.mesh.shards, result.config.parallel.zero_stage
+    cost = formulas.figure(cost_of(result).total)
     if config.mesh.ranks == 1:
         return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
-    whole = formulas.total(formulas.model_states(0, cost).values())
-    ddp, mine = (
-        formulas.total(formulas.model_states(at, cost).values()).at(Ψ=result.num_parameters, N=ranks)
-        for at in (0, config.states_stage)
-    )
-    if exchanged(result) and not is_mesh(config):
-        mine = check_states(result)[-1].formula
+    mesh, of_part = config.mesh, ", of its part of the model," if holds_part(result) else ""
+    sizes = {"--dp-replicate": mesh.dp_replicate, "--tp": mesh.tp, "--pp": mesh.pp}
+    flags = {flag: size for flag, size in sizes.items() if size > 1}
     if stage == 0:
-        if is_mesh(config):
-            return mesh_words.ddp(config, formulas.figure(cost.total))
         return (
-            "DDP keeps every parameter, gradient and optimizer state on every rank: "
-            f"{formulas.figure(cost.total)} bytes per parameter, however many ranks there are. Stages 1, 2 and 3 "
-            f"divide them: zerosim compare --ranks {ranks}"
+            f"DDP keeps every parameter, gradient and optimizer state{of_part} on every rank: {cost} bytes per "
+            f"parameter, however many {'data ranks' if of_part else 'ranks'} there are. Stages 1, 2 and 3 divide them: "
+            + " ".join(["zerosim compare --ranks", str(mesh.ranks), *(f"{flag} {flags[flag]}" for flag in flags)])
         )
-    if ranks == 1 and is_mesh(config) and config.mesh.dp_replicate == 1:
-        return mesh_words.nothing_to_divide(config)
     if ranks == 1:
-        return "Each rank is a replica of its own: nothing is divided, and every stage is DDP. Lower --dp-replicate."
-    share = f"1/{ranks}"
+        larger = f"More --ranks, or a lower {' or '.join(flags)}, make N larger."
+        return f"N = 1: ZeRO has nothing to divide, and every stage is the same. {larger}"
+    shares = shares_of(result)
+    ddp = sum((cost_of(result, share.stage).total * share.num_parameters for share in shares), Fraction(0))
+    mine = sum((check_states(result, share.stage)[-1].formula for share in shares), Fraction(0))
     what = {
-        1: f"{share} of the optimizer states; parameters and gradients stay whole"
+        1: f"1/{ranks} of the optimizer states; parameters and gradients stay whole"
         + ("" if config.states_stage == 1 else " until they are reduced"),
-        2: f"{share} of the optimizer states and gradients; parameters stay whole",
-        3: f"{share} of every model state, and gathers a {config.gathering.gather}'s parameters "
+        2: f"1/{ranks} of the optimizer states and gradients; parameters stay whole",
+        3: f"1/{ranks} of every model state, and gathers a {config.gathering.gather}'s parameters "
         + ("only while it is used" if config.gathering.reshard_after_forward else "once, for forward and backward"),
     }[stage]
-    whole_text = local(str(whole)) if is_mesh(config) else str(whole)
     owned = " on average" if is_owned(config) else ""
     less = (
-        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {whole_text}"
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(result)('Ψ')}"
         if mine < ddp
         else "as many bytes as DDP, for this optimizer keeps nothing that could be divided"
     )
@@ -209,52 +292,16 @@ def _price(result: RunResult) -> str:
     """What the stage sends against DDP."""
     config = result.config
     data_ranks = config.mesh.axes.size(*DATA)
+    plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total
     sends = forms.of(forms.forms(config), "sent")
     zero = formulas.total(form for (_, use), form in sends.items() if use in ("states", "replicas"))
     ddp = sent = Fraction(0)
     for share in shares_of(result):
         held = letters_of(result, share.stage)
-        plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks))
-        ddp += plain.total.at(held, N=data_ranks)
+        ddp += plain.at(held | {"N": data_ranks})
         sent += zero.at(held)
-    ratio, states = sent / ddp, " over the data ranks" if is_mesh(config) else ""
+    ratio, states = sent / ddp, " over the data ranks" if holds_part(result) else ""
     if ratio == 1:
         return f"It sends exactly as much as DDP{states}."
     price = "The price: it sends" if ratio > 1 else "It sends"
     return f"{price} {float(ratio):.3g} times as much as DDP{states}."
-
-
-def control(result: RunResult, sent: Sequence[int]) -> str:
-    """What each rank sent for norms and overflow flags."""
-    if any(sent):
-        return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
-    why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
-    return f"Control traffic: none, for {why}."
-
-
-def traffic_title(result: RunResult) -> str:
-    step = last_whole_step(result)
-    if step is None:
-        return "Traffic: every step was skipped, so there is no whole one to show"
-    last = "the last" if step == len(result.steps) - 1 else "the last that was not skipped"
-    with_it = ", with the estimate of curvature after it" if result.steps[step].estimated else ""
-    return f"Bytes sent per rank in step {step}, {last}{with_it}"
-
-
-def curvature_note(result: RunResult, step: int) -> str | None:
-    """What a step's traffic has in it that most steps have not."""
-    if not result.steps[step].estimated:
-        return None
-    every = PRESETS[result.config.optim.optimizer].estimates_every
-    what = f"Every {every}th step" if every else "Such a step"  # of an optimizer of one's own nothing is known here
-    return (
-        f"{what} is followed by a second forward and backward, on labels that the model draws; they are counted here."
-    )
-
-
-def moment(step: int, phase: str, unit: str) -> str:
-    """When something happened, such as 'step 0, backward of h.3'."""
-    if phase == "init":
-        return f"at the start, while {unit or 'the model'} was placed"
-    where = phase.replace("_", " ") + (f" of {unit}" if unit else "")
-    return f"while the sample was drawn, {where}" if step < 0 else f"in step {step}, {where}"

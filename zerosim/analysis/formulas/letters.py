@@ -19,6 +19,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "Ψ": Letter("parameters of the whole model; a tied table counts once", "parameters"),
         "Ψ_r": Letter("parameters that a rank holds on a mesh, copies and padding for tp included", "parameters"),
         "N": Letter("ranks that model states are divided among, of one replica with hybrid sharding", "ranks"),
+        "H": Letter("replicas of the model states (HSDP)", ""),
         "K": Letter("bytes of optimizer states per parameter", "bytes"),
         "G": Letter("elements that the optimizer copies and steps at once (DeepSpeed's sub_group_size)"),
         "VD": Letter("a tied table, which the first unit and the head both use"),

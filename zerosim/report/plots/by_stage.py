@@ -19,11 +19,11 @@ from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, shares_of
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS
-from zerosim.report.mesh_words import stage_name
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS, Paint
 from zerosim.report.plots.words import check_results, limit_words, run_words
+from zerosim.report.words import stage_name
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -87,7 +87,7 @@ def _by_pipeline_stage(result: RunResult, held: Sequence[Mapping[str, int]]) -> 
     bars = [Bar.of("", {rank: held[rank] for rank in share.ranks}) for share in shares]
     for run in alike_stages([(bar.parts, bar.alike) for bar in bars]):
         ranks = [rank for stage in run for rank in shares[stage].ranks]
-        yield replace(bars[run[0]], label=stage_name(run, len(shares))), ranks
+        yield replace(bars[run[0]], label=stage_name(run)), ranks
 
 
 def memory_figure(

@@ -14,11 +14,11 @@ from zerosim.analysis import formulas
 from zerosim.analysis.slots import Slot, counted_bubble, counted_own_span
 from zerosim.parallel.pipeline import SCHEDULES as ORDERS
 from zerosim.parallel.schedule import Backward, Forward, InputGrad, WeightGrad
-from zerosim.report.mesh_words import SCHEDULES
 from zerosim.report.names import counted
 from zerosim.report.plots.axes import block, rows_axis, ticks
 from zerosim.report.plots.page import Page, dress, finish, frame, open_page, settle
 from zerosim.report.plots.style import KIND_PAINTS, Paint
+from zerosim.report.words import SCHEDULES
 
 _PAINTS = {
     Forward: KIND_PAINTS["param"],

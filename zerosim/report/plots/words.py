@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from zerosim.analysis.shares import is_mesh
 from zerosim.errors import InputError
-from zerosim.report.mesh_words import shape
 from zerosim.report.names import STAGES
+from zerosim.report.words import shape
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
@@ -33,14 +32,10 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     ranks = _range((result.config.mesh.ranks for result in runs), lambda count: f"{count:,}")
     precision = "/".join(dict.fromkeys(result.config.precision.param_dtype for result in runs))
     optimizer = "/".join(dict.fromkeys(result.config.optim.optimizer for result in runs))
-    configs = [result.config for result in runs]
-    if any(is_mesh(config) for config in configs):
-        shapes = "/".join(dict.fromkeys(shape(config) for config in configs))
-        return f"Ψ = {psi} parameters on {ranks} ranks, {shapes}, {precision} with {optimizer}"
+    of_mesh = "/".join(filter(None, dict.fromkeys(shape(result.config) for result in runs)))
     noun = "rank" if ranks == "1" else "ranks"
-    counts = {result.config.mesh.dp_replicate for result in runs if result.config.parallel.zero_stage} - {1}
-    replicas = f" in {_range(counts, lambda count: f'{count:,}')} replicas" if counts else ""
-    return f"Ψ = {psi} parameters, N = {ranks} data-parallel {noun}{replicas}, {precision} with {optimizer}"
+    where = f" on {ranks} {noun}, {of_mesh}" if of_mesh else f", N = {ranks} data-parallel {noun}"
+    return f"Ψ = {psi} parameters{where}, {precision} with {optimizer}"
 
 
 def limit_words(limit: tuple[str, int]) -> str:

@@ -1,0 +1,107 @@
+"""The notes below the tables, in sentences: what the letters of the formulas stand for, and their numbers in this run.
+
+Text only, no layout. A letter has a note where it occurs in the rows, with its number on each pipeline stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+
+from zerosim.analysis import formulas
+from zerosim.analysis.forms import is_by_pairs, is_owned
+from zerosim.analysis.formulas.letters import LETTERS
+from zerosim.analysis.letters import exchanged, letters_of
+from zerosim.analysis.shares import cost_of, extra_of, shares_of
+from zerosim.analysis.traffic import TrafficCheck
+from zerosim.config import RunConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
+from zerosim.report.look import spread
+from zerosim.report.words import by_stage, holds_part, of_rank
+from zerosim.train.result import RunResult
+
+_RANKS_OF = {"dp_shard": "N", "dp_replicate": "H", "tp": "t"}
+"""How formulas call the ranks along an axis."""
+
+
+def states_note(result: RunResult) -> str:
+    """How to read the formula of the model states, and why ranks hold more than it says, or some more than others."""
+    config, cost, shares = result.config, cost_of(result), shares_of(result)
+    tp, optim, piece = config.mesh.tp, formulas.figure(cost.optim), config.gathering.piece
+    replicated, copied, padding = zip(*(extra_of(result, share.stage) for share in shares), strict=True)
+    has_padding = any(memory.marks["end_of_backward"].padding for memory in result.memory)
+    block = PRESETS[config.optim.optimizer].block
+    said = {
+        f"{cost.param} + {cost.grad} + {optim} bytes per parameter (param + grad + optim); "
+        f"Ψ = {result.num_parameters:,}, N = {config.mesh.shards:,}.": True,
+        f"Of Ψ each rank holds Ψ_r = {by_stage([share.num_parameters for share in shares])}.": holds_part(result),
+        f"Of Ψ_r, {by_stage(replicated)} are whole on all {tp} ranks of tp.": any(replicated),
+        f"{by_stage(copied)} are keys' and values' that several ranks hold.": any(copied),
+        f"Padding for tp, over its ranks: {by_stage(padding)}.": any(padding),
+        "The tied table is on the first and on the last stage.": any(share.ends for share in shares),
+        f"N ranks hold one of H = {config.mesh.dp_replicate:,} replicas together.": config.mesh.dp_replicate > 1,
+        "Each rank with a part of a matrix keeps the averages of all its rows and columns: the bytes include such "
+        f"copies, {optim} does not.": bool(exchanged(result)) and config.mesh.shards > 1,
+        f"Whole {piece}s belong to ranks: the formula holds for the mean.": is_owned(config),
+        f"Every tensor begins at a block of {block} elements, and slices end at one: the mean without the padding "
+        "between them is compared.": has_padding and block > 1,
+        f"N does not divide every {piece}, so slices are padded: the mean without padding is compared.": has_padding
+        and block == 1,
+    }
+    return " ".join(text for text, holds in said.items() if holds)
+
+
+def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
+    """Which part of a volume a rank sends, and what the letters of these volumes stand for."""
+    config, mesh = result.config, result.config.mesh.axes
+    shares, axes = shares_of(result), {check.axis for check in checks if check.axis}
+    volume = f" of {total} elements" if len(axes) == 1 and (total := checks[-1].text) else ""
+    said = [f"Of a volume{of_rank(result)(volume)} a rank sends {_parts_sent(config, axes)}"]
+    if is_by_pairs(config) and config.parallel.zero_stage == 0:
+        ranks = config.mesh.shards
+        said.append(f"by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ")
+    found = {letter for check in checks for letter in check.form.symbols}
+    held = [letters_of(result, share.stage) for share in shares]
+    for letter in [letter for letter in LETTERS if letter in found - {"Ψ", "N", "t"}]:
+        said.append(f"{letter} = {by_stage([of[letter] for of in held])}, {LETTERS[letter].meaning}")
+    if "C" in found:
+        said.append(f"{mesh.tp // config.model.kv_heads} ranks hold a copy of each")
+    if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
+        gathers = " and gathers" if config.parallel.zero_stage == 3 else ""
+        said.append(f"each of {config.data.accumulate} micro-batches is reduced{gathers}")
+    return "; ".join(said) + "."
+
+
+def sent_of_volume(axes: Collection[str]) -> str:
+    """'×(N-1)/N', the one factor between volumes and what a rank sends; '' where axes have several, or none."""
+    letters = [_RANKS_OF[axis] for axis in axes if axis in _RANKS_OF]
+    return f"×({letters[0]}-1)/{letters[0]}" if len(axes) == len(letters) == 1 else ""
+
+
+def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
+    """'(N-1)/N = 3/4 on dp_shard, (t-1)/t = 1/2 on tp, all on pp'; one axis goes without its name."""
+    parts = [
+        (axis, f"({letter}-1)/{letter} = {Fraction(config.mesh.axes.size(axis) - 1, config.mesh.axes.size(axis))}")
+        for axis, letter in _RANKS_OF.items()
+        if axis in axes
+    ] + [("pp", "all")] * ("pp" in axes)
+    return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts)
+
+
+def control(result: RunResult, sent: Sequence[int]) -> str:
+    """What each rank sent for norms and overflow flags."""
+    if any(sent):
+        return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
+    why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
+    return f"Control traffic: none, for {why}."
+
+
+def curvature_note(result: RunResult, step: int) -> str | None:
+    """What a step's traffic has in it that most steps have not."""
+    if not result.steps[step].estimated:
+        return None
+    every = PRESETS[result.config.optim.optimizer].estimates_every
+    what = f"Every {every}th step" if every else "Such a step"  # of an optimizer of one's own nothing is known here
+    return (
+        f"{what} is followed by a second forward and backward, on labels that the model draws; they are counted here."
+    )
