@@ -75,7 +75,7 @@ def test_the_flags_that_are_printed_run_it(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_other_searches_say_how_fast_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--layers", "2", "--hidden", "64", "--heads", "4", "--gpu", "a100-80", "--json", "-"]
+    words = ["--layers", "2", "--hidden", "64", "--heads", "4", "--gpu", "a100-80", "--json", "-", "--all"]
     assert main(["fit", "--find", "ranks", *words]) == 0
     out, err = capsys.readouterr()
     values = json.loads(out)

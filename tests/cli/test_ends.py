@@ -194,7 +194,7 @@ def test_without_a_world_of_processes_every_process_speaks_and_writes(
 ) -> None:
     for words, said in (
         ("explain --stage 2 --params 7.5B --ranks 64 --json out.json", "16,640,625,000"),
-        ("plan --json out.json", "Live bytes"),
+        ("plan --json out.json", "per GPU"),
         ("zoo gpus --json out.json", "v100-32"),
     ):
         assert main(words.split()) == 0

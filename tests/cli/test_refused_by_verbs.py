@@ -55,7 +55,8 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
     ],
     "fit": [
         ("--find fastest", "by which clock? pass --gpu NAME"),
-        ("--find fastest --gpu a100-80 --tp 2", "--tp: it is what is looked for"),
+        ("--find fastest --gpu a100-80 --tp 2", "--tp 2: it is what is looked for"),
+        ("--find fastest --gpu a100-80 --sequence-parallel", "--sequence-parallel: it is what is looked for"),
         ("--find fastest --gpu a100-80 --global-batch 8 --micro-batch 2", "choose one"),
         ("--find fastest --gpu a100-80 --global-batch 0", "expected at least 1 row"),
         ("--find mesh --gpu a100-80 --global-batch 8", "--global-batch: of --find fastest"),

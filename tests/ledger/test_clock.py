@@ -273,7 +273,7 @@ def test_a_nodes_nics_are_shared_and_crossed_once() -> None:
 
 def test_a_plan_says_where_the_host_decides(capsys: pytest.CaptureFixture[str]) -> None:
     for words, short in ((["--ranks", "1"], True), (["--model", "llama3-8b", "--layers", "2", "--ranks", "8"], False)):
-        main(["plan", "--gpu", "h100-80", *words])
+        main(["plan", "--gpu", "h100-80", "--all", *words])
         said = " ".join(capsys.readouterr().out.split())
         assert "Time of a step" in said
         assert ("launches each from Python, the host decides" in said) == short

@@ -139,7 +139,7 @@ def test_under_sequence_parallelism_parts_change_nothing() -> None:
 
 def test_reports_show_copies_and_warn_where_nothing_is_left_to_cut(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--ranks", "2", "--tp", "2", "--stage", "0", "--recompute", "full", "--partition-activations"]
-    assert main([*words, "--cpu-checkpointing"]) == 0
+    assert main([*words, "--cpu-checkpointing", "--all"]) == 0
     shown = capsys.readouterr().out
     assert "Copies between device and host" in shown
     assert "ZeRO-R's Pa+cpu" in shown
@@ -148,3 +148,5 @@ def test_reports_show_copies_and_warn_where_nothing_is_left_to_cut(capsys: pytes
     shown = capsys.readouterr().out
     assert "Warning: partition_activations changes nothing here" in shown
     assert "Copies" not in shown
+    assert main([*words, "--sequence-parallel", "--all"]) == 0
+    assert "Copies" not in capsys.readouterr().out

@@ -136,7 +136,7 @@ def test_the_peak_by_hand(settings: dict[str, Any], in_u: float, ahead: int) -> 
 
 def test_a_plan_says_how_much_of_its_peak_is_gathered_ahead() -> None:
     written = io.StringIO()
-    Console(width=200, file=written).print(plan_report(four_units(stage=3, prefetch=1), None, None))
+    Console(width=200, file=written).print(plan_report(four_units(stage=3, prefetch=1), None, all=True))
     assert "Of the peak 2,000 B are parameters gathered ahead, of units.0." in " ".join(written.getvalue().split())
 
 

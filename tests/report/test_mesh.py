@@ -15,7 +15,7 @@ from zerosim.analysis.meshes import cheapest_meshes
 from zerosim.config import RunConfig, plan_config
 from zerosim.report.activations import check_block
 from zerosim.report.compare import Comparison
-from zerosim.report.fit_meshes import meshes_report
+from zerosim.report.fit import Search, meshes_report
 from zerosim.report.look import emit
 from zerosim.report.notebook import result_html
 from zerosim.report.plan import plan_report
@@ -93,12 +93,16 @@ def test_an_axis_of_one_rank_has_neither_row_nor_column() -> None:
 @pytest.mark.slow
 def test_ranks_that_are_alike_share_a_row() -> None:
     config = plan_config(model="llama2-70b", ranks=1024, tp=16, pp=8, stage=1, accumulate=8, recompute="full", seq=128)
-    text = printed(plan_report(plan(config), Limit("a100-80", 80 * 10**9), None))
-    assert text.startswith("llama2-70b: ZeRO-1 on 1,024 ranks of a100-80: pp 8 x dp 8 x tp 16\n")
+    text = printed(plan_report(plan(config), Limit("a100-80", 80 * 10**9), all=True))
     flat = on_one_line(text)
-    assert "One step of 8 data ranks x 8 micro-batches x 1 row x 128 tokens = 8,192 tokens" in flat
+    assert text.startswith(
+        "Fits: peak 3.36 GB, on an 80 GB a100-80 (76.6 GB free).\nllama2-70b: ZeRO-1 on 1,024 ranks "
+    )
+    assert "ranks of a100-80: pp 8 x dp 8 x tp 16. 69.0B parameters, 8,192 tokens a step." in flat
+    assert "pipeline stage 0, rank 0 (pp 0, dp_shard 0, tp 0)" in flat
+    assert "8 microbatches of 1 row of 128 tokens on each of 8 data ranks" in flat
     assert "8 key-value heads are fewer than the 16 ranks: 2 neighbours hold a copy of each" in flat
-    assert "Of 1,024 ranks 16 were run" in flat
+    assert "Of 1,024 ranks 16 were simulated" in flat
     assert "stages 1 to 6" in text
     assert "≠" not in text
     assert max(len(line) for line in text.splitlines()) <= 160
@@ -107,7 +111,7 @@ def test_ranks_that_are_alike_share_a_row() -> None:
 
 def test_sequence_parallelism_and_replicas() -> None:
     config = plan_config(**SIZES, ranks=8, tp=2, dp_replicate=2, stage=3, sequence_parallel=True)
-    text = printed(plan_report(plan(config), None, None))
+    text = printed(plan_report(plan(config), None, all=True))
     assert "ZeRO-3 on 8 ranks: dp_replicate 2 x dp_shard 2 x tp 2" in text
     assert "≠" not in text
     assert "2S/N" in text
@@ -134,7 +138,7 @@ def test_interleaved_pipelines_are_told_in_chunks() -> None:
 
 def test_a_first_stage_without_layers_is_planned() -> None:
     config = plan_config(**SIZES, ranks=2, pp=2, stage=1, stage_layers="0,4")
-    text = printed(plan_report(plan(config), None, None))
+    text = printed(plan_report(plan(config), None, all=True))
     assert "keeps for backward" not in text
     assert "≠" not in text
 
@@ -200,9 +204,9 @@ def test_words() -> None:
 def test_fit_lists_meshes() -> None:
     config = RunConfig(**SIZES, ranks=1, accumulate=4)
     found, tried = cheapest_meshes(config, 200_000, 8, figures_within)
-    text = printed(meshes_report(config, found, tried, 8, Limit("", 200_000)))
+    text = printed(meshes_report(Search("mesh", config, Limit("", 200_000)), found, tried, 8))
     assert "bubble" in text
     assert f"{found[0].config.mesh.ranks} ranks: --ranks {found[0].config.mesh.ranks}" in text
     assert all(one.peak_bytes <= 200_000 for one in found)
-    nothing = printed(meshes_report(config, [], tried, 8, Limit("", 10)))
+    nothing = printed(meshes_report(Search("mesh", config, Limit("", 10)), [], tried, 8))
     assert "Nothing fits on up to 8 ranks" in nothing

@@ -33,7 +33,7 @@ from zerosim.report.failures import out_of_memory
 from zerosim.report.look import Adaptive, Grid, emit, prose, right
 from zerosim.report.names import show
 from zerosim.report.notebook import COLUMNS, InNotebook
-from zerosim.report.plan import holders_table, memory_table
+from zerosim.report.plan_tables import holders_table, memory_table
 from zerosim.report.plots.style import contrast
 from zerosim.report.progress import mean_over_ranks, progress_on
 from zerosim.report.tables import owners_table, sample_text, states_table, summary, traffic_table

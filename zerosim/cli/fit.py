@@ -1,11 +1,15 @@
-"""`zerosim fit`: the largest size that fits on a device, or the fewest ranks, found by running on shapes alone."""
+"""`zerosim fit`: the largest size that fits on a device, the fewest ranks, the cheapest or the fastest meshes.
+
+All are found by running on tensor shapes only.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.search import (
     MOST_RANKS,
@@ -17,7 +21,7 @@ from zerosim.analysis.search import (
     with_value,
 )
 from zerosim.cli.options import add_run_flags
-from zerosim.cli.outputs import as_json, output, show, written
+from zerosim.cli.outputs import Output, as_json, output, show, written
 from zerosim.cli.parser import Parser, flag_of, whole_number
 from zerosim.cli.plan import (
     add_device_flags,
@@ -33,7 +37,13 @@ from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from zerosim.report.fit import Search
     from zerosim.train.plan import Figures
+
+SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
+"""What a search of meshes finds, and may not be given."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -59,6 +69,7 @@ def add_arguments(parser: Parser) -> None:
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time, modelled where --gpu is given").add_argument)
     group = parser.add_argument_group("what it leaves")
+    group.add_argument("--all", action="store_true", help="everything that was run, after the first page")
     group.add_argument("--json", metavar="OUT.json", help="what was tried and found; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
 
@@ -68,113 +79,177 @@ def main(args: argparse.Namespace) -> int:
     args.find = known_word(args.find, SEARCHES) or args.find
     if args.global_batch is not None and args.find != "fastest":
         raise InputError("--global-batch: of --find fastest; here --micro-batch and --accumulate say it")
-    if args.find == "mesh":
-        return find_meshes(args)
-    if args.find == "fastest":
-        from zerosim.cli.fastest import find_fastest
+    return {"mesh": find_meshes, "fastest": find_fastest}.get(args.find, find_size)(args)
 
-        return find_fastest(args)
-    config = planned_config(args, any_ranks=args.find == "ranks")
-    field = check_search(config, args.find)
-    if hasattr(args, field):
-        raise InputError(f"--{args.find} {getattr(args, field)}: it is what is looked for; leave it out")
+
+def _asked(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> tuple[Search, Output | None]:
+    """What is searched, and where the figures go.
+
+    Raises: InputError without a device, and where the figures cannot be written.
+    """
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
-        raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
-    config, cluster = config.replace(capacity=None), device_cluster(args, limit)
-    from zerosim.report.time import speed_text, time_values
+        raise InputError(no_limit or "fit into what? pass --gpu NAME or --limit SIZE")
+    from zerosim.report.fit import Search
+
+    return Search(args.find, config.replace(capacity=None), limit, device_cluster(args, limit), args.all), figures
+
+
+def _told(args: argparse.Namespace) -> Callable[[str], None]:
+    """Say what was run on stderr, with the seconds since now, where a person waits."""
+    started, is_told = time.perf_counter(), not args.quiet and sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        if is_told:
+            print(f"[{time.perf_counter() - started:5.1f} s] {text}", file=sys.stderr)
+
+    return say
+
+
+def _leave(
+    args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, found: dict[str, Any],
+    report: Callable[[], RenderableType],
+) -> int:  # fmt: skip
+    """Write what was `found` and show the report; 0 if something fits, 3 if nothing does."""
+    outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
+    values = {"schema": 1, "find": search.find, **found, **outside, "config": search.config.to_dict()}
+    with written((figures, as_json(lambda: values))):
+        if not args.quiet:
+            show(args, report())
+    return 3 if best is None else 0
+
+
+def _refuse(args: argparse.Namespace, *names: str) -> None:
+    """Raises: InputError where what is looked for was given."""
+    for name in names:
+        if hasattr(args, name):
+            more = "; the most ranks that are tried: --most-ranks" if args.find == "mesh" and name == "ranks" else ""
+            value = getattr(args, name)
+            given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
+            raise InputError(f"{given}: it is what is looked for; leave it out{more}")
+    for name in ("partition_activations", "cpu_checkpointing"):
+        if "recompute" in names and hasattr(args, name):
+            raise InputError(f"{flag_of(name)}: recompute is what is looked for; leave it out, and plan with it then")
+
+
+def find_size(args: argparse.Namespace) -> int:
+    """Find the largest value of one size that fits, or the fewest ranks."""
+    config = planned_config(args, any_ranks=args.find == "ranks")
+    field = check_search(config, args.find)
+    _refuse(args, field)
+    search, figures = _asked(args, config)
+    from zerosim.report.fit import fit_report
+    from zerosim.report.time import time_values
     from zerosim.train.plan import judged, peak_of, plan
 
-    started = time.perf_counter()
+    told = _told(args)
 
     def say(tried: Tried) -> None:
-        if not args.quiet and sys.stderr.isatty():
-            passed = time.perf_counter() - started
-            print(f"[{passed:5.1f} s] {args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}", file=sys.stderr)
-
-    def room(tried: RunConfig) -> int:
-        return limit.nbytes - limit.reserve(tried)
+        told(f"{args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}")
 
     def trial(tried: RunConfig) -> int:
-        return peak_of(tried, room(tried))
+        return peak_of(tried, search.room(tried))
 
+    nbytes, reserve, config = search.limit.nbytes, search.limit.reserve, search.config
     if field == "ranks":
-        found = fewest_ranks(config, limit.nbytes, trial, say, limit.reserve)
+        found = fewest_ranks(config, nbytes, trial, say, reserve)
     else:
-        found = most_that_fits(config, field, limit.nbytes, trial, say, limit.reserve)
-    shown = config if found.best is None else with_value(config, field, found.best.value)
-    is_timed = found.best is not None and cluster is not None
-    timed = plan(judged(shown, room(shown)), cluster=cluster) if is_timed else None
+        found = most_that_fits(config, field, nbytes, trial, say, reserve)
+    best = None if found.best is None else with_value(config, field, found.best.value)
+    timed = None
+    if best is not None and search.cluster is not None:
+        timed = plan(judged(best, search.room(best)), cluster=search.cluster)
     values = {
-        "schema": 1,
-        "find": args.find,
         "best": found.best and found.best._asdict(),
         "beyond": found.beyond and found.beyond._asdict(),
         "tried": [tried._asdict() for tried in found.tried],
-        "limit": limit.to_dict(),
-        **outside_values(shown, limit),
-        "time": timed and time_values(timed, cluster),
-        "config": config.to_dict(),
+        "time": timed and time_values(timed, search.cluster),
     }
-    with written((figures, as_json(lambda: values))):
-        if not args.quiet:
-            from zerosim.report.plan import fit_report
-
-            speed = None if timed is None else speed_text(timed, cluster)
-            show(args, fit_report(config, args.find, found, limit, speed))
-    return 0 if found.best is not None else 3
-
-
-SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute", "ranks")
+    return _leave(args, search, figures, best, values, lambda: fit_report(search, found, timed))
 
 
 def find_meshes(args: argparse.Namespace) -> int:
-    """`--find mesh`: what is looked for may not be given."""
-    for name in SEARCHED:
-        if hasattr(args, name):
-            more = "; the most ranks that are tried: --most-ranks" if name == "ranks" else ""
-            raise InputError(f"{flag_of(name)} {getattr(args, name)}: it is what is looked for; leave it out{more}")
-    for name in ("partition_activations", "cpu_checkpointing"):
-        if hasattr(args, name):
-            raise InputError(f"{flag_of(name)}: recompute is what is looked for; leave it out, and plan with it then")
-    config = planned_config(args).replace(ranks=1)
-    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
-    if limit is None:
-        raise InputError("fit into what? pass --gpu NAME or --limit SIZE")
+    """Find the meshes of the fewest ranks that fit, the cheapest first."""
+    _refuse(args, *SEARCHED, "ranks")
+    search, figures = _asked(args, planned_config(args).replace(ranks=1))
     if not 1 <= args.most_ranks <= 65536:
         raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
-    config, cluster = config.replace(capacity=None), device_cluster(args, limit)
     from zerosim.analysis.meshes import cheapest_meshes
+    from zerosim.report.fit import meshes_report
     from zerosim.report.time import step_values
     from zerosim.train.plan import figures_within
 
-    started = time.perf_counter()
+    told, cluster = _told(args), search.cluster
 
-    def say(ranks: int, asked: RunConfig, fits: bool) -> None:
-        if not args.quiet and sys.stderr.isatty():
-            mesh, passed = asked.mesh, time.perf_counter() - started
-            which = f"{ranks:,} ranks, tp {mesh.tp} x pp {mesh.pp}, stage {asked.parallel.zero_stage}"
-            print(f"[{passed:5.1f} s] {which}: {'fits' if fits else 'too much'}", file=sys.stderr)
+    def say(ranks: int, tried: RunConfig, fits: bool) -> None:
+        which = f"{ranks:,} ranks, tp {tried.mesh.tp} x pp {tried.mesh.pp}, stage {tried.parallel.zero_stage}"
+        told(f"{which}: {'fits' if fits else 'too much'}")
 
-    nbytes, reserve = limit.nbytes, limit.reserve
-
-    def beside(asked: RunConfig, capacity: int) -> Figures | None:
+    def beside(tried: RunConfig, capacity: int) -> Figures | None:
         """What it takes where the reserve of its mesh leaves enough."""
-        return figures_within(asked, capacity - reserve(asked), cluster)
+        return figures_within(tried, capacity - search.limit.reserve(tried), cluster)
 
-    found, tried = cheapest_meshes(config, nbytes, args.most_ranks, beside, say)
+    found, tried = cheapest_meshes(search.config, search.limit.nbytes, args.most_ranks, beside, say)
     values = {
-        "schema": 1,
-        "find": "mesh",
         "meshes": [{**one.to_dict(), "time": one.time and step_values(one.config, one.time, cluster)} for one in found],
         "tried": tried,
-        "limit": limit.to_dict(),
-        **outside_values(found[0].config if found else config, limit),
-        "config": config.to_dict(),
     }
-    with written((figures, as_json(lambda: values))):
-        if not args.quiet:
-            from zerosim.report.fit_meshes import meshes_report
+    best = found[0].config if found else None
+    return _leave(args, search, figures, best, values, lambda: meshes_report(search, found, tried, args.most_ranks))
 
-            show(args, meshes_report(config, found, tried, args.most_ranks, limit, cluster))
-    return 0 if found else 3
+
+def find_fastest(args: argparse.Namespace) -> int:
+    """Find meshes, ZeRO stages, microbatches and recompute of a number of ranks, by tokens/s.
+
+    Ctrl-C shows the best so far.
+    """
+    _refuse(args, *SEARCHED, "sequence_parallel")
+    for name in ("micro_batch", "accumulate"):
+        if args.global_batch is not None and hasattr(args, name):
+            raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
+    config = planned_config(args)
+    if not config.model.has_blocks:
+        raise InputError(f"--find fastest: {config.model.name} has no blocks to compute with; choose another --model")
+    no_clock = "--find fastest: by which clock? pass --gpu NAME, such as h100-80"
+    search, figures = _asked(args, config, no_clock)
+    if (cluster := search.cluster) is None:
+        raise InputError(no_clock)
+    batch = config.global_batch if args.global_batch is None else args.global_batch
+    if batch < 1:
+        raise InputError(f"--global-batch {batch}: expected at least 1 row")
+    from zerosim.analysis.fastest import fastest, least_seconds
+    from zerosim.report.fit import fastest_report
+    from zerosim.report.time import step_values
+    from zerosim.train.plan import figures_within
+
+    told = _told(args)
+
+    def say(tried: RunConfig, took: Figures | None) -> None:
+        mesh, rows = tried.mesh, tried.data.micro_batch
+        which = f"tp {mesh.tp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
+        how = "too much" if took is None or took.time is None else f"{took.time.seconds:.4g} s"
+        told(f"{which}, recompute {tried.memory.recompute}: {how}")
+
+    def trial(tried: RunConfig) -> Figures | None:
+        return figures_within(tried, search.room(tried), cluster)
+
+    def has_room(tried: RunConfig) -> bool:
+        return figures_within(tried, search.room(tried)) is not None
+
+    result = fastest(search.config, batch, trial, least_seconds(cluster), has_room, say)
+    if not result.candidates:
+        raise InputError(
+            f"a global batch of {batch:,} rows is too few, or not divided, for any mesh of {config.mesh.ranks} ranks: "
+            "choose another --global-batch"
+        )
+    found = result.found
+    values = {
+        "global_batch": batch,
+        "found": [{**one.to_dict(), "time": step_values(one.config, one.time, cluster)} for one in found],
+        **{name: getattr(result, name) for name in ("candidates", "tried", "too_much", "ended")},
+    }
+    best = found[0].config if found else None
+    code = _leave(args, search, figures, best, values, lambda: fastest_report(search, batch, result, cluster))
+    if not result.ended:
+        raise KeyboardInterrupt  # what was found has been shown
+    return code

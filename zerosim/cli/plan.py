@@ -28,6 +28,7 @@ def add_arguments(parser: Parser) -> None:
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time").add_argument)
     group = parser.add_argument_group("what it leaves")
+    group.add_argument("--all", action="store_true", help="every table after the first page")
     group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no tables")
@@ -110,6 +111,7 @@ def main(args: argparse.Namespace) -> int:
     cluster = device_cluster(args, limit)
     result, refusal = _planned(config, limit, every_rank=args.every_rank, cluster=cluster)
     fitting, advice = refusal is None and (limit is None or fits(result, limit)), None
+    found: list[str] = []
     if limit is not None and not fitting:
         from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
@@ -119,7 +121,7 @@ def main(args: argparse.Namespace) -> int:
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
     with written((figures, as_json(lambda: plan_values(result, limit, fitting, advice, cluster)))):
         if not args.quiet:
-            show(args, plan_report(result, limit, advice, refusal, cluster))
+            show(args, plan_report(result, limit, found, refusal, cluster, all=args.all))
     return 0 if fitting else 3
 
 

@@ -34,9 +34,8 @@ right = partial(Column, justify="right")
 
 PIPE_WIDTH = 160
 PROSE_WIDTH = 96
-_ASCII = str.maketrans(
-    {"Ψ": "Psi", "²": "^2", "✓": "ok", "≠": "!=", "→": "->", "×": "x", "·": "*", "−": "-", "…": "..."}
-)
+_IN_ASCII = {"Ψ": "Psi", "²": "^2", "✓": "ok", "≠": "!=", "→": "->", "×": "x", "·": "*", "−": "-", "…": "..."}
+_ASCII = str.maketrans(_IN_ASCII | {"█": "#", "µ": "u"})
 _PLAIN_BOX = box.Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 _RULED_BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
 

@@ -1,287 +1,223 @@
-"""Plans and searches on shapes alone: what one rank holds at each mark, what its peak was made of, what fits.
+"""A plan's first page: whether it fits, what its peak is made of, how long a step takes, and what would help.
 
-Reads a result of `train.plan.plan` (or of a real run); tables of model states and traffic, with their formulas, are
-those of a run.
+Reads a result of `train.plan.plan` (or of a real run). Every table behind the page: `plan_tables.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Container, Sequence
 
 from rich.console import RenderableType
 from rich.table import Column
 
-from zerosim.analysis.compare import peak_rank
-from zerosim.analysis.forms import is_owned
-from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
-from zerosim.analysis.shares import is_mesh
-from zerosim.comm.runtime import make_backend
-from zerosim.config import MemoryConfig, RunConfig
+from zerosim.analysis.compare import check_states, last_whole_step, peak_rank
+from zerosim.analysis.copies import check_copies
+from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.formulas import STATES
+from zerosim.analysis.traffic import check_traffic
+from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.device.device import Device, Kind
 from zerosim.errors import OutOfMemory
-from zerosim.ledger.memory import MARKS, Snapshot
-from zerosim.placement.mesh import DATA
+from zerosim.ledger.memory import Snapshot
+from zerosim.placement.spec import is_block
 from zerosim.report import failures, words
-from zerosim.report.activations import activations_table, has_block
+from zerosim.report.activations import block_unit, check_block, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import KINDS, OPTIMIZERS, STAGES, counted, listed
-from zerosim.report.tables import (
-    allocator_text,
-    copies_table,
-    kept_text,
-    mesh_text,
-    owners_table,
-    peaks_table,
-    set_aside_text,
-    states_table,
-    traffic_table,
-)
-from zerosim.report.time import time_table
-from zerosim.report.verdict import Limit, assumed, fits, outside_table, taken_column, takes, too_much, verdict
-from zerosim.train.build import build_model
+from zerosim.report.names import counted, listed
+from zerosim.report.plan_tables import all_tables
+from zerosim.report.tables import kept_text, set_aside_text, states_table, traffic_table
+from zerosim.report.time import step_lines
+from zerosim.report.verdict import Limit, alike, assumed, fits, verdict
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
-MOST_HOLDERS = 10
-_OF_BLOCKS = ("gpt", "llama")  # families of models
-_MARK_NAMES = {
-    "after_init": "start",
-    "end_of_forward": "forward",
-    "end_of_backward": "backward",
-    "gradients_upcast": "upcast",
-    "after_step": "step",
+BAR = 16
+"""Letters of the longest bar."""
+SMALL = 0.01
+"""Parts of less than this share of what the program takes are one."""
+MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (formulas with numbers)."
+_GATHERED = ("unsharded_param", "prefetched_param", "unsharded_grad")
+_LOGITS = ("lm_head", "loss")  # the units that hold them and their gradients
+_ITEMS = {"model states": STATES, "activations": ("activation", "activation_grad", "kept", "temp")}
+_NAMES = {
+    "param": "parameters",
+    "grad": "gradients",
+    "optim": "optimizer states",
+    "activation": "activations",
+    "activation_grad": "gradients of activations",
+    "kept": "inputs kept for recompute",
+    "temp": "working memory of kernels",
+    "comm": "buffers of collectives",
 }
 
 
 def plan_report(
     result: RunResult,
     limit: Limit | None,
-    advice: str | None,
+    advice: Sequence[str] = (),
     refusal: OutOfMemory | None = None,
     cluster: Cluster | None = None,
+    *,
+    all: bool = False,
 ) -> Stack:
-    """All of a plan. `advice` is the cheapest change that was found to fit, `refusal` what an allocator said;
-    `cluster` is what its time is of."""
+    """The first page of a plan, and with `all` every table after it.
+
+    `advice` are the cheapest changes that fit, `refusal` is what an allocator said, `cluster` what the time is of.
+    """
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
-    recipe, notes = find_recipe(config.parallel.recipe), config.model.notes
-    of_stage = f" {note}." if (note := recipe.note(config.parallel.zero_stage, config.precision.stored)) else ""
-    answer = None
-    if limit is not None:
-        answer = prose(verdict(result, limit), "bold green" if fits(result, limit) else "bold red")
-    if refusal is not None:
-        answer = prose(f"It does not fit: {refusal}.", "bold red")
-    return Stack(
-        prose(f"{words.model_name(config)}: {words.headline(config, where)}", "bold"),
-        prose(_what_was_run(result)),
-        mesh_text(config),
-        kept_text(config),
-        set_aside_text(config),
-        answer,
+    does_fit = refusal is None and (limit is None or fits(result, limit))
+    has_agreed = formulas_agree(result)
+    about = (
+        f"{words.model_name(config)}: {words.headline(config, where)}. {format_count(result.num_parameters)} "
+        f"parameters, {config.global_batch * config.model.seq:,} tokens a step."
+    )
+    taken = max(memory.reserved_bytes for memory in result.memory)
+    answer = f"Needs {format_bytes(taken)} per GPU." if limit is None else verdict(config, limit, taken)
+    lines = step_lines(result, cluster)
+    page = [
+        Stack(
+            prose(answer if refusal is None else f"Does not fit: {refusal}.", "bold green" if does_fit else "bold red"),
+            *(prose(f"{'Also' if index else 'Cheapest change'}: {text}.") for index, text in enumerate(advice)),
+            None if does_fit or advice else prose("No change that was tried fits: see zerosim fit --find mesh."),
+            prose(about),
+            close=True,
+        ),
+        parts_table(result, limit),
         None if refusal is None else failures.room_text(refusal),
-        None if limit is None else prose(assumed(config, limit), "dim"),
-        None if limit is None or fits(result, limit) else prose(too_much(result, limit)),
-        None if advice is None else prose(advice),
-        time_table(result, cluster),
-        memory_table(result),
-        allocator_text(result),
-        outside_table(config, limit),
-        peaks_table(result),
-        holders_table(result),
-        owners_table(result) if is_owned(config) else None,
-        states_table(result),
-        activations_table(config, result.saved, result.saved_again) if has_block(result.saved) else None,
-        traffic_table(result),
-        copies_table(result),
-        prose(f"Recipe {recipe.name}: {recipe.models} Source: {recipe.source}.{of_stage}", "dim"),
-        # What a preset's source leaves open, or a config.json asks for that is not modelled.
-        prose(f"Model {config.model.name}: {'; '.join(notes)}.", "dim") if notes else None,
-        answer,
-    )
+        None if does_fit or limit is None else prose(_too_much(result, limit)),
+        Stack(*map(prose, lines), close=True) if lines else None,
+        prose(assumed(config, limit), "dim"),
+        *_warnings(result),
+        prose("Formulas and counts agree.") if has_agreed else prose("Formulas and counts do not agree:", "bold red"),
+    ]
+    if all:
+        return Stack(*page, *all_tables(result, limit, cluster))
+    if not has_agreed:
+        page += [states_table(result), traffic_table(result)]
+    return Stack(*page, prose(MORE, "dim"))
 
 
-def _what_was_run(result: RunResult) -> str:
-    config, psi = result.config, result.num_parameters
-    model = counted(psi, "parameter") + (f" ({format_count(psi)})" if psi >= 10**6 else "")
-    batch = (
-        counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank"),
-        counted(config.data.accumulate, "micro-batch", "micro-batches"),
-        counted(config.data.micro_batch, "row"),
-        f"{config.model.seq:,} tokens = {config.global_batch * config.model.seq:,} tokens",
-    )
-    text = (
-        f"Ψ = {model} in {words.pieces(result)}, {config.precision.param_dtype}, "
-        f"{OPTIMIZERS[config.optim.optimizer]}. One step of {' x '.join(batch)} was run on shapes alone"
-    )
-    if config.model.family in _OF_BLOCKS:
-        kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[config.memory.saves]
-        text += (
-            f", with {config.memory.attention} attention and what {kernels} kernels save; "
-            f"{_run_again(config.memory)} computed again in backward"
-        )
+def _warnings(result: RunResult) -> list[RenderableType | None]:
+    """What changes the figures' meaning: what is left out, warnings, notes of the recipe, the model and the step."""
+    config = result.config
+    notes = [f"Model {config.model.name}: {note}" for note in config.model.notes]
+    recipe = find_recipe(config.parallel.recipe).note(config.parallel.zero_stage, config.precision.stored)
+    notes += [f"Recipe {recipe}"] if recipe else []
     if config.optim.steps is None and result.steps[0].estimated:
         every = PRESETS[config.optim.optimizer].estimates_every
-        text += (
-            f". It is a step with an estimate of curvature, as every {every}th is: memory and traffic are with it, "
-            f"its time is the mean of {every} steps"
+        notes.append(
+            f"The step has an estimate of curvature, as every {every}th does: memory and traffic include it, and its "
+            f"time is the mean of {every} steps"
         )
-    ran, ranks = len(result.ran), config.mesh.ranks
-    if ran == ranks:
-        return f"{text}. {'Every rank was run.' if ranks > 1 else ''}"
-    if ran == 1:
-        return f"{text}. Of {ranks:,} ranks one was run: they cannot differ."
-    return f"{text}. Of {ranks:,} ranks {ran:,} were run, one of each kind that can differ."
+    return [
+        set_aside_text(config),
+        kept_text(config),
+        prose(" ".join(f"{note}." for note in notes), "dim") if notes else None,
+    ]
 
 
-def _run_again(memory: MemoryConfig) -> str:
-    """The subject of '... computed again in backward'."""
-    if memory.again.every:
-        return "blocks are" if memory.again.every == 1 else f"one block in {memory.again.every} is"
-    words = {
-        "none": "nothing is",
-        "selective": "the attention core is",
-        "selective:op": "all but attention and every second matmul of a block is",
-    }
-    return words.get(memory.recompute, f"of every block {memory.recompute.partition(':')[2].replace(',', ', ')} is")
+# -- what a peak is made of -----------------------------------------------------------------------
+def parts(config: RunConfig, at: Snapshot) -> dict[str, int]:
+    """Name live bytes in plain words. The parts add up to the snapshot's total."""
+    found: Counter[str] = Counter()
+    gathered: dict[str, Counter[str]] = {}
+    for (unit, kind), nbytes in at.by_unit.items():
+        if kind in _GATHERED:
+            gathered.setdefault(unit, Counter())[kind] += nbytes
+        elif config.model.has_blocks and unit in _LOGITS and kind in _ITEMS["activations"]:
+            found["logits and their gradients"] += nbytes
+        else:
+            found[_NAMES[kind]] += nbytes
+    units = sorted(gathered, key=lambda unit: -gathered[unit].total())
+    for unit in units[:1]:
+        found[_gathered(unit, gathered[unit])] = gathered[unit].total()
+    if more := units[1:]:
+        found[counted(len(more), "more gathered unit")] = sum(gathered[unit].total() for unit in more)
+    return dict(found)
 
 
-def memory_table(result: RunResult) -> RenderableType:
-    """Live bytes by kind at each mark and at the peak, of the rank with the highest peak."""
-    rank = peak_rank(result)
+def _gathered(unit: str, kinds: Container[str]) -> str:
+    """Name what of a unit is whole for a while: its parameters, its gradient, or both."""
+    noun = "block" if is_block(unit) else "unit"
+    if "unsharded_param" not in kinds and "prefetched_param" not in kinds:
+        return f"one {noun}'s whole gradient ({unit})"
+    return f"one gathered {noun}{' with its gradient' if 'unsharded_grad' in kinds else ''} ({unit})"
+
+
+def parts_table(result: RunResult, limit: Limit | None) -> RenderableType:
+    """What the fullest rank holds at its peak, largest first; then what is estimated beside it."""
+    config = result.config
+    rank = max(range(len(result.memory)), key=lambda rank: result.memory[rank].reserved_bytes)
     memory = result.memory[rank]
-    columns: dict[str, Mapping[str, int]] = {
-        _MARK_NAMES[mark]: memory.marks[mark].by_kind for mark in MARKS if mark in memory.marks
-    }
-    columns["peak"] = memory.peak.by_kind
-    grid = Grid("kind", *(right(name, style="bold" if name == "peak" else "") for name in columns))
-    for kind in KINDS:
-        if any(kind in by_kind for by_kind in columns.values()):
-            grid.add(kind, *(by_kind.get(kind) or None for by_kind in columns.values()))
+    held = parts(config, memory.peak)
+    if unused := memory.reserved_bytes - memory.peak.total_bytes:
+        held["unused inside the allocator"] = unused
+    reserve = 0 if limit is None else limit.reserve(config)
+    total = memory.reserved_bytes + reserve
+    small = [name for name, nbytes in held.items() if nbytes < SMALL * memory.reserved_bytes]
+    if len(small) > 1:
+        held["everything else"] = sum(held.pop(name) for name in small)
+    rows = sorted(held.items(), key=lambda row: -row[1])
+    if limit is not None and reserve:
+        names = (
+            dict.fromkeys(one.name.split()[0].removesuffix("Lt") for one in limit.outside(config))
+            if limit.kept is None
+            else {}
+        )
+        rows.append((f"{', '.join(names) or '--reserve'} (estimated, not counted)", reserve))
+    most = max(nbytes for _, nbytes in rows)
+    grid = Grid(Column("what", overflow="fold"), right("bytes"), Column("bar"), has_header=False)
+    for name, nbytes in rows:
+        grid.add(name, alike(nbytes, format_bytes(total)), "█" * round(BAR * nbytes / most))
     grid.rule()
-    grid.add("total", *(sum(by_kind.values()) or None for by_kind in columns.values()), style="bold")
-    fewer = grid.short().without(*columns.keys() - {"start", "backward", "peak"})
-
-    same = len({memory.peak.total_bytes for memory in result.memory}) == 1
-    whose = "every rank" if same and len(result.memory) > 1 else f"rank {rank}{words.place(result, rank)}"
-    peak = memory.peak
-    note = (
-        f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
-        "start: all is placed; forward, backward, step: when each ends."
-        + (" upcast: gradients are there in fp32 too." if "upcast" in columns else "")
-        + _prefetched(peak)
-    )
-    body = Adaptive(grid, grid.short(), fewer, fewer.without("start", "backward"))
-    return titled(f"Live bytes of {whose}, by kind", body, note)
+    grid.add("total", alike(total, format_bytes(total)), None, style="bold")
+    has_gpus = limit is None or limit.device is None or limit.device.machine is None
+    return titled(_whose(result, rank, "GPU" if has_gpus else "rank"), Adaptive(grid, grid.without("bar")))
 
 
-def _prefetched(peak: Snapshot) -> str:
-    """How much of a peak is parameters whose turn has not come."""
-    ahead = {unit: nbytes for (unit, kind), nbytes in peak.by_unit.items() if kind == Kind.PREFETCHED_PARAM}
-    if not ahead:
-        return ""
-    names = listed(list(ahead)) if len(ahead) <= MOST_HOLDERS else f"{next(iter(ahead))} and {len(ahead) - 1:,} more"
-    return f" Of the peak {sum(ahead.values()):,} B are parameters gathered ahead, of {names}."
+def _whose(result: RunResult, rank: int, name: str) -> str:
+    """Which rank's peak, and when it is."""
+    memory = result.memory[rank]
+    stage, place = result.layout.mesh.index(rank, "pp"), words.place(result, rank)
+    when = words.moment(*memory.peak.scope[:3]).removeprefix("in step 0, ")
+    if len({one.reserved_bytes for one in result.memory}) == 1:
+        return f"What each {name} holds at the peak ({when})"
+    where = f"pipeline stage {stage}, rank {rank}{place}" if result.layout.mesh.pp > 1 else f"rank {rank}{place}"
+    return f"What the fullest {name} holds at the peak: {where}, {when}"
 
 
-def holders_table(result: RunResult) -> RenderableType:
-    """What the peak was made of: bytes by group of units and kind, the most first."""
-    peak = result.memory[peak_rank(result)].peak
-    groups: dict[tuple[str, str], int] = {}
-    members: dict[tuple[str, str], set[str]] = {}
-    for (unit, kind), nbytes in peak.by_unit.items():
-        key = (_group(unit), kind)
-        groups[key] = groups.get(key, 0) + nbytes
-        members.setdefault(key, set()).add(unit)
-    ordered = sorted(groups.items(), key=lambda item: -item[1])
-    total = peak.total_bytes
-
-    grid = Grid(Column("units", overflow="fold"), Column("kind", overflow="fold"), right("bytes"), right("share"))
-    for key, nbytes in ordered[:MOST_HOLDERS]:
-        count = len(members[key])
-        name = f"{key[0]} ({count:,})" if count > 1 else next(iter(members[key])) or "step"
-        grid.add(name, key[1], nbytes, f"{100 * nbytes / total:.1f} %")
-    if rest := sum(nbytes for _, nbytes in ordered[MOST_HOLDERS:]):
-        grid.add("the rest", None, rest, f"{100 * rest / total:.1f} %")
-    return titled("What the peak was made of", Adaptive(grid, grid.short()))
+def _too_much(result: RunResult, limit: Limit) -> str:
+    """Name each item that alone is more than the device has for the program, else the largest: at the peak and at the
+    marks."""
+    memory, room = result.memory[peak_rank(result)], limit.nbytes - limit.reserve(result.config)
+    most: dict[str, int] = {}
+    for at in (memory.peak, *memory.marks.values()):
+        items = parts(result.config, at)
+        for name, kinds in _ITEMS.items():
+            items[name] = sum(items.pop(_NAMES[kind], 0) for kind in kinds)
+        most = {name: max(most.get(name, 0), nbytes) for name, nbytes in (most | items).items()}
+    alone = [f"{name} ({format_bytes(nbytes)})" for name, nbytes in most.items() if nbytes > room]
+    if alone:
+        return f"Too big by itself: {listed(alone)}."
+    name = max(most, key=most.__getitem__)
+    return f"No single item is too big by itself. The largest: {name}, {format_bytes(most[name])}."
 
 
-def _group(unit: str) -> str:
-    """h.17 belongs to h.*, h.17.mlp.c_fc to h.*.mlp.c_fc."""
-    return ".".join("*" if part.isdigit() else part for part in unit.split("."))
-
-
-# -- a search -----------------------------------------------------------------------------------
-def fit_report(config: RunConfig, what: str, found: Found, limit: Limit, speed: str | None = None) -> Stack:
-    """The answer, then what was run for it; `speed` is how fast the answer is, where a clock says it."""
-    device = limit.name or format_bytes(limit.nbytes)
-    on = f" ({words.shape(config)})" if words.shape(config) and what != "ranks" else ""
-    if is_mesh(config) and what == "ranks":
-        on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})"
-    headline = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
-    grid = Grid(right(what), right(taken_column(config)), right(""), "fits")
-    for tried in sorted(found.tried):
-        does = "yes" if tried.taken_bytes <= limit.nbytes else "no"
-        peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
-        grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
-    shown = config if found.best is None else with_value(config, what.replace("-", "_"), found.best.value)
-    return Stack(
-        prose(headline, "bold"),
-        prose(_answer(config, what, found, limit), "bold green" if found.best is not None else "bold red"),
-        None if speed is None else prose(speed),
-        prose(assumed(shown, limit), "dim"),
-        set_aside_text(shown),
-        titled("What was run", Adaptive(grid)),
-        outside_table(shown, limit),
-    )
-
-
-def _answer(config: RunConfig, what: str, found: Found, limit: Limit) -> str:
-    best, beyond = found.best, found.beyond
-    is_exact = config.memory.allocator == "exact"
-    if best is None:
-        least = min(found.tried, key=lambda tried: tried.taken_bytes)
-        peak = "takes the least, and its peak is" if is_exact else "needs at least"
-        return (
-            f"Nothing fits: {what} {least.value:,} {peak} {format_bytes(least.peak_bytes)} "
-            f"of {format_bytes(limit.nbytes)}{_beside(least)}.{_what_to_try(config, limit)}"
-        )
-    text = (
-        f"{what} {best.value:,}: {takes(config)} {format_bytes(best.peak_bytes)} of {format_bytes(limit.nbytes)}"
-        f"{_beside(best)}, {format_bytes(limit.nbytes - best.taken_bytes)} are left."
-    )
-    if beyond is not None:
-        least_of_it = "" if is_exact else "at least "  # it was refused there, and not run on
-        more = format_bytes(beyond.taken_bytes - limit.nbytes)
-        text += f" {what} {beyond.value:,} does not fit, by {least_of_it}{more}."
-    elif what == "ranks" and is_mesh(config):
-        text += " One data rank is enough."
-    elif what == "ranks":
-        text += " One rank is enough." if config.mesh.dp_replicate == 1 else " One rank per replica is enough."
-    else:
-        text += " It is the end of what was searched."
-    if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
-        text += (
-            f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
-        )
-    if what in ("layers", "params"):
-        numel = build_model(with_value(config, what, best.value), Device(0, make_backend("meta"))).num_parameters
-        text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
-    return text
-
-
-def _beside(tried: Tried) -> str:
-    """What is kept outside the program, if anything is."""
-    kept = tried.reserve_bytes
-    return f", {format_bytes(kept)} are kept for what is outside the program" if kept else ""
-
-
-def _what_to_try(config: RunConfig, limit: Limit) -> str:
-    """Flags that were not given and take less; none of what the device or the model does not have."""
-    has_flash = limit.device is None or limit.device.flash is not False
-    flags = ["a higher --stage"] if config.parallel.zero_stage < 3 else []
-    if config.model.has_blocks:
-        flags += ["--recompute full"] if config.memory.recompute != "full" else []
-        flags += ["--attention flash"] if config.memory.attention == "eager" and has_flash else []
-    return f" Try {' or '.join(flags)}." if flags else ""
+# -- counts beside closed forms ---------------------------------------------------------------------
+def formulas_agree(result: RunResult) -> bool:
+    """Whether every count that the tables mark equals its closed form."""
+    step, saved, stages = last_whole_step(result), result.saved, range(result.layout.mesh.pp)
+    agreed = [check.agrees for stage in stages for check in check_states(result, stage)]
+    if step is not None:
+        for stage in stages:
+            sent = (*check_traffic(result, step, stage), *check_exchanges(result, step, stage))
+            agreed += [check.agrees for check in sent]
+            if result.config.memory.cpu_checkpointing:
+                agreed += [check.agrees is not False for check in check_copies(result, step, stage)]
+    if has_block(saved):
+        block = check_block(result.config, saved[block_unit(saved)], block_unit(saved))
+        agreed.append(block.agrees or block.formula is None)
+    return all(agreed)

@@ -13,14 +13,19 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime, Track
 from zerosim.placement.mesh import what_for
 from zerosim.report.look import Adaptive, Grid, right, titled
-from zerosim.report.names import STAGES
+from zerosim.report.names import STAGES, listed
 from zerosim.train.result import RunResult
 
 HOST_S = (68e-6, 269e-6)
 """What Megatron-LM's steps of 12 layers of width 512 took for each kernel that is counted, least and most; there the
 host decides. Source: scenarios/measured_time_megatron.toml."""
 _WORTH_IT = 0.05
-_AXES = {"dp_shard": "ZeRO's collectives", "tp": "tensor parallelism's", "pp": "between pipeline stages"}
+_WORTH_SAYING = 0.01
+_AXES = {
+    "dp_shard": "ZeRO's collectives",
+    "tp": "tensor parallelism's collectives",
+    "pp": "the neighbouring stage",
+}
 
 
 def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
@@ -34,24 +39,48 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     grid.rule()
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
     note = (
-        f"Modelled on {_place(cluster)}. Known "
-        f"error: {cluster.known_error}. {values['tokens_per_s']:,.0f} tokens/s; "
-        f"{values['model_tflops']:.1f} TFLOP/s per GPU, {values['hardware_tflops']:.1f} with what is computed again; "
-        f"MFU {100 * values['mfu']:.1f} %. Products at most at "
-        f"{100 * cluster.matmul.most:.1f} % of the peak ({cluster.source})."
+        f"Modelled on {_place(cluster)}. {values['tokens_per_s']:,.0f} tokens/s; {values['model_tflops']:.1f} TFLOP/s "
+        f"per GPU, {values['hardware_tflops']:.1f} with recompute. Products at most at {100 * cluster.matmul.most:.1f} "
+        f"% of the peak ({cluster.source})."
     )
+    return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
+
+
+def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
+    """How long a step takes, what it waits for, and how far such estimates were from measured steps; nothing without
+    a clock."""
+    time, values = result.time, time_values(result, cluster)
+    if time is None or cluster is None or values is None:
+        return []
+    lines = [speed_text(values)]
+    shares = [(name, seconds / time.seconds) for name, seconds in _parts(time)[1:]]
+    waits = [f"{100 * share:.1f} % {name}" for name, share in shares if share >= _WORTH_SAYING]
+    wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of it waits for communication."
+    if flags := _hiding(result.config, time):
+        wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
+    lines.append(wait)
     precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
-        note += f" Kernels were measured in {cluster.machine.precision}: those of {precision} take other times."
+        lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")
     if cluster.machine is None and _host_decides(time):
         least, most = (seconds * time.kernels for seconds in HOST_S)
-        note += (
-            f" Its {time.kernels:,} kernels are short. Where a framework launches each from Python, the host decides: "
-            f"Megatron-LM's small tests took 68 to 269 µs for each, so many would take {least:.2g} to {most:.2g} s."
+        lines.append(
+            f"Its {time.kernels:,} kernels are short. Where a framework launches each from Python, the host decides: "
+            f"at 68 to 269 µs for each, as in Megatron-LM's small tests, {least:.2g} to {most:.2g} s."
         )
-    if flags := _hiding(result.config, time):
-        note += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
-    return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
+    minus = " Minus: real steps took longer." if "-" in cluster.known_error else ""
+    return [*lines, f"Modelled, not measured. Known error: {cluster.known_error}.{minus}"]
+
+
+def speed_text(values: Mapping[str, Any]) -> str:
+    """One sentence of `step_values`, in three figures."""
+    step, tokens = three_figures(values["step_s"]), three_figures(values["tokens_per_s"])
+    return f"One step takes about {step} s: {tokens} tokens/s, MFU {100 * values['mfu']:.1f} %."
+
+
+def three_figures(value: float) -> str:
+    """160168 as '160,000', 0.05115 as '0.0512'."""
+    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _hiding(config: RunConfig, time: StepTime) -> list[str]:
@@ -84,18 +113,6 @@ def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> d
         "kernels": time.kernels,
         "known_error": cluster.known_error,
     }
-
-
-def speed_text(result: RunResult, cluster: Cluster | None) -> str | None:
-    """One sentence: how fast a plan's step is."""
-    values = time_values(result, cluster)
-    if values is None or cluster is None:
-        return None
-    return (
-        f"A step of it takes {values['step_s']:.4g} s: {values['tokens_per_s']:,.0f} tokens/s, "
-        f"{values['model_tflops']:.1f} TFLOP/s per GPU, MFU {100 * values['mfu']:.1f} %; modelled on {cluster.name}, "
-        f"known error: {cluster.known_error}."
-    )
 
 
 def times_table(times: Mapping[int, StepTime], cluster: Cluster | None) -> RenderableType | None:

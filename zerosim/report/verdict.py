@@ -1,28 +1,23 @@
-"""Whether a plan fits on a device: its peak and, beside it, what the device holds outside of the program.
+"""Whether a configuration fits on a device: what it takes and, beside it, what the device holds outside of the program.
 
 The peak was counted; what is outside is the preset's (`config/presets/outside.py`) or `--reserve`. The two are compared
-with the device together, and are never one figure.
+with the device together, and the verdict shows both.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
-from rich.console import RenderableType
-from rich.table import Column
-
 from zerosim.analysis.compare import peak_rank
-from zerosim.analysis.formulas import STATES
+from zerosim.analysis.shares import is_mesh
 from zerosim.config import RunConfig
 from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.outside import Outside
-from zerosim.ledger.memory import Snapshot
-from zerosim.report.look import Adaptive, Grid, right, titled
-from zerosim.report.names import counted, listed
+from zerosim.placement.mesh import DATA
+from zerosim.report.names import OPTIMIZERS, counted, listed
 from zerosim.train.result import RunResult
-from zerosim.units import format_bytes
-
-_LOGITS = ("lm_head", "loss")  # the units that hold them and their gradients
+from zerosim.units import format_bytes, parse_bytes
 
 
 class Limit(NamedTuple):
@@ -66,98 +61,71 @@ def fits(result: RunResult, limit: Limit) -> bool:
     return peak_bytes(result) + limit.reserve(result.config) <= limit.nbytes
 
 
-def verdict(result: RunResult, limit: Limit) -> str:
-    """Whether it fits and by how much."""
-    peak, reserve = peak_bytes(result), limit.reserve(result.config)
-    room = limit.nbytes - peak - reserve
-    share = f"{100 * abs(room) / limit.nbytes:.3g} %"
-    if result.config.memory.allocator != "exact":  # it was given what the reserve leaves, and has not refused
-        reserved = max(memory.reserved_bytes for memory in result.memory)
-        return f"It fits: the allocator takes {format_bytes(reserved)} of {format_bytes(limit.nbytes - reserve)}."
-    if room >= 0:
-        of = f"{format_bytes(peak)} of {format_bytes(limit.nbytes)}"
-        kept = f" {format_bytes(reserve)} are kept for what is outside the program," if reserve else ""
-        return f"It fits: the peak is {of},{kept} {format_bytes(room)} ({share}) are left."
-    kept = f" and {format_bytes(reserve)} are kept for what is outside the program" if reserve else ""
-    return (
-        f"It does not fit: the peak is {format_bytes(peak)}{kept}, {format_bytes(-room)} ({share}) more than the "
-        f"{format_bytes(limit.nbytes)}{f' of {limit.name}' if limit.name else ''}."
-    )
+def verdict(config: RunConfig, limit: Limit, taken: int) -> str:
+    """Say whether `taken` bytes and the reserve fit, and by how much: the first words of a page."""
+    reserve = limit.reserve(config)
+    need, room = format_bytes(taken + reserve), limit.nbytes - taken - reserve
+    takes = "peak"
+    if config.memory.allocator != "exact":  # where it was refused, it was not run on
+        takes = "the allocator takes" if room >= 0 else "the allocator needs at least"
+    what = f"{takes} {need}"
+    if reserve:
+        of = " for CUDA" if limit.kept is None else ""
+        what = f"{takes} {alike(taken, need)} + {alike(reserve, need)} reserved{of} = {alike(taken + reserve, need)}"
+    answer, left = ("Fits", "free") if room >= 0 else ("Does not fit", "short")
+    return f"{answer}: {what}, on {_device(limit)} ({format_bytes(abs(room))} {left})."
 
 
-def takes(config: RunConfig) -> str:
-    """The subject and verb of the bytes by which a configuration is judged."""
-    return "the peak is" if config.memory.allocator == "exact" else "the allocator takes"
+def alike(value: int, other: str) -> str:
+    """A size in the unit and with the decimals of another one: 418 MB beside '67.4 GB' is '0.4 GB'."""
+    number, unit = other.split()
+    digits = max(len(number.partition(".")[2]), int(unit != "B"))
+    text = f"{value / parse_bytes(f'1{unit}'):.{digits}f}"
+    return f"{text} {unit}" if float(text) else format_bytes(value)
+
+
+def _device(limit: Limit) -> str:
+    """'a 32 GB V100', 'an 85 GB A100', 'a 20 GB device'."""
+    size = re.sub(r"\.0+ ", " ", format_bytes(limit.nbytes))
+    name = limit.name or "device"
+    if limit.name and limit.device is not None and limit.device.held is not None:  # 'v100-32' says the memory again
+        name = name.partition("-")[0].upper()
+    an = "an" if re.match(r"8|1[18]\b", size) else "a"
+    return f"{an} {size} {name}"
 
 
 def taken_column(config: RunConfig) -> str:
-    """The heading of those bytes in a table."""
+    """The heading in a table of the bytes by which a configuration is judged."""
     return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
 
 
-def assumed(config: RunConfig, limit: Limit) -> str:
-    """What the verdict takes for granted."""
-    parts = [f"micro-batches of {counted(config.data.micro_batch, 'row')} of {config.model.seq:,} tokens"]
+def assumed(config: RunConfig, limit: Limit | None) -> str:
+    """What the verdict takes for granted, and what it leaves out."""
+    data, reserve = config.data, 0 if limit is None else limit.reserve(config)
+    ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
+    rows = f"{counted(data.micro_batch, 'row')} of {config.model.seq:,} tokens"
+    batch = f"{counted(data.accumulate, 'microbatch', 'microbatches')} of {rows} on each of {ranks}".replace(
+        "each of 1 ", "one "
+    )
+    parts = [batch, config.precision.param_dtype, OPTIMIZERS[config.optim.optimizer]]
     if config.model.has_blocks:
-        parts.append(f"{config.memory.attention} attention{_why(config, limit)}")
-    reserve = limit.reserve(config)
-    parts.append(f"{format_bytes(reserve)} outside the program" if reserve else "nothing outside the program")
-    exact = " What an allocator leaves unused between buffers is not counted: see --allocator caching."
-    return f"Assumed: {', '.join(parts)}.{exact if config.memory.allocator == 'exact' else ''}"
+        parts += [f"{config.memory.attention} attention{_why(config, limit)}", f"recompute {config.memory.recompute}"]
+    if config.parallel.recipe != "paper":
+        parts.append(f"recipe {config.parallel.recipe}")
+    missing = []
+    if reserve:
+        parts.append(f"{format_bytes(reserve)} outside the program")
+    elif limit is None or limit.device is None or limit.device.machine is None:
+        flag = "--gpu NAME" if limit is None or limit.device is None else "--reserve SIZE"
+        missing.append(f"CUDA and its libraries ({flag} adds them)")
+    if config.memory.allocator == "exact":
+        missing.append("what an allocator leaves unused between buffers (--allocator caching adds it)")
+    return f"Assumed: {', '.join(parts)}." + (f" Not counted: {listed(missing)}." if missing else "")
 
 
-def _why(config: RunConfig, limit: Limit) -> str:
+def _why(config: RunConfig, limit: Limit | None) -> str:
     """Which kernels a device has, where that is what decides."""
-    device = limit.device
+    device = None if limit is None else limit.device
     if device is None or device.flash is not (config.memory.attention == "flash"):
         return ""
     return f" ({'' if device.flash else 'no '}flash kernels run on {device.name})"
-
-
-def too_much(result: RunResult, limit: Limit) -> str:
-    """Which part alone is more than the device has for the program; else which is the largest. Seen at the peak and at
-    the marks."""
-    memory, room = result.memory[peak_rank(result)], limit.nbytes - limit.reserve(result.config)
-    held = [_parts(snapshot) for snapshot in (memory.peak, *memory.marks.values())]
-    parts = {name: max(at[name] for at in held) for name in held[0]}
-    alone = [(name, nbytes) for name, nbytes in parts.items() if nbytes > room]
-    if not alone:
-        name = max(parts, key=parts.__getitem__)
-        return f"No part alone is more than the device has; the largest: {name}, {format_bytes(parts[name])}."
-    return f"Alone more than the device has: {listed([f'{name} ({format_bytes(nbytes)})' for name, nbytes in alone])}."
-
-
-def _parts(at: Snapshot) -> dict[str, int]:
-    """What can be too much on its own, as it was held at one moment."""
-    gathered: dict[str, int] = {}
-    logits = activations = 0
-    for (unit, kind), nbytes in at.by_unit.items():
-        if kind in ("unsharded_param", "prefetched_param", "unsharded_grad"):
-            gathered[unit] = gathered.get(unit, 0) + nbytes
-        elif kind in ("activation", "activation_grad", "kept", "temp"):
-            logits += nbytes if unit in _LOGITS else 0
-            activations += nbytes if unit not in _LOGITS else 0
-    return {
-        "model states": sum(at.by_kind.get(kind, 0) for kind in STATES),
-        "one gathered unit and its gradient": max(gathered.values(), default=0),
-        "activations": activations,
-        "logits and their gradients": logits,
-        "buffers of collectives": at.by_kind.get("comm", 0),
-    }
-
-
-def outside_table(config: RunConfig, limit: Limit | None) -> RenderableType | None:
-    """What the device holds beside the program, with sources; None where nothing is known."""
-    lines = () if limit is None else limit.outside(config)
-    if limit is None or not lines:
-        return None
-    grid = Grid("what", right("bytes"), Column("read in", overflow="fold"), Column("assumed", overflow="fold"))
-    for one in lines:
-        grid.add(one.name, one.nbytes, one.source, one.assumed)
-    grid.rule()
-    grid.add("total", sum(one.nbytes for one in lines), None, None, style="bold")
-    note = "Not counted, and in no peak; --reserve SIZE is kept in its place."
-    if limit.kept is not None:
-        note = f"Not counted, and in no peak. --reserve: {format_bytes(limit.kept)} are kept in its place."
-    less = grid.without("assumed")
-    return titled("Outside the program", Adaptive(grid, less, less.without("read in")), note)

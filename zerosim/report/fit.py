@@ -1,0 +1,239 @@
+"""What a search found: the answer first, then the rows that matter, and with `all` everything that was run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.console import RenderableType
+
+from zerosim.analysis import formulas
+from zerosim.analysis.fastest import Fastest, Timed
+from zerosim.analysis.letters import sizes
+from zerosim.analysis.meshes import MOST_TENSOR, Fitting
+from zerosim.analysis.search import SEARCHES, Found, with_value
+from zerosim.analysis.shares import is_mesh
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
+from zerosim.device.device import Device
+from zerosim.report import words
+from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
+from zerosim.report.names import STAGES, counted
+from zerosim.report.plan import MORE
+from zerosim.report.plan_tables import outside_table
+from zerosim.report.tables import set_aside_text
+from zerosim.report.time import speed_text, step_lines, step_values, time_table
+from zerosim.report.verdict import Limit, assumed, taken_column, verdict
+from zerosim.train.build import build_model
+from zerosim.train.result import RunResult
+from zerosim.units import format_bytes, format_count
+
+FEW = 3
+"""So many rows are on the first page."""
+_LEFT = ("ZeRO", "SP", "recompute")  # columns of words
+
+
+class Search(NamedTuple):
+    """What is looked for, of which configuration, on which device, by which clock; `all`: every row is shown."""
+
+    find: str
+    config: RunConfig
+    limit: Limit
+    cluster: Cluster | None = None
+    all: bool = False
+
+    def room(self, tried: RunConfig) -> int:
+        """Bytes of the device that the reserve leaves."""
+        return self.limit.nbytes - self.limit.reserve(tried)
+
+    def page(
+        self, about: str, answer: str, best: RunConfig | None, lines: Sequence[str], *tables: RenderableType | None
+    ) -> Stack:
+        """The answer and what it is about, what is assumed, tables, what the device holds outside the program."""
+        shown = self.config if best is None else best
+        style = "bold red" if best is None else "bold green"
+        return Stack(
+            Stack(prose(answer, style), prose(about), *map(prose, lines), close=True),
+            prose(assumed(shown, self.limit), "dim"),
+            set_aside_text(shown),
+            *tables,
+            outside_table(shown, self.limit) if self.all else prose(MORE, "dim"),
+        )
+
+    def title(self, text: str, rows: Sequence[object]) -> str:
+        """The title of a table, which says so where rows are left out."""
+        return text if self.all or len(rows) <= FEW else f"{text}: {FEW} of {len(rows)}"
+
+    def grid(self, rows: Sequence[dict[str, Cell]]) -> Grid:
+        """A row for each thing that was found, the best first; on the first page a few of them, in three figures."""
+        grid = Grid(*(name if name in _LEFT else right(name) for name in rows[0]))
+        for row in rows if self.all else rows[:FEW]:
+            grid.add(*row.values(), style="bold" if row is rows[0] else "")
+        return grid if self.all else grid.short()
+
+
+def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> Stack:
+    """The largest value that fits, or the fewest ranks. `timed` is a plan of it, where there is a clock."""
+    config, what, limit = search.config, search.find, search.limit
+    on = ""
+    if is_mesh(config):
+        on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})" if what == "ranks" else f" ({words.shape(config)})"
+    device = limit.name or format_bytes(limit.nbytes)
+    about = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
+    grid = Grid(right(what), right(taken_column(config)), right(""), "fits")
+    for tried in sorted(found.tried):
+        does = "yes" if tried.taken_bytes <= limit.nbytes else "no"
+        peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
+        grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
+    best = None if found.best is None else with_value(config, what.replace("-", "_"), found.best.value)
+    lines = [] if timed is None else step_lines(timed, search.cluster)
+    tables = [titled("What was run", Adaptive(grid)), None if timed is None else time_table(timed, search.cluster)]
+    return search.page(about, _answer(search, found), best, lines, *(tables if search.all else []))
+
+
+def _answer(search: Search, found: Found) -> str:
+    config, what, limit, field = search.config, search.find, search.limit, search.find.replace("-", "_")
+    best, beyond = found.best, found.beyond
+    if best is None:
+        least = min(found.tried, key=lambda tried: tried.taken_bytes)
+        does_not = verdict(with_value(config, field, least.value), limit, least.peak_bytes)
+        return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config, limit)}"
+    shown = with_value(config, field, best.value)
+    text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
+    if beyond is not None:
+        least_of_it = "" if config.memory.allocator == "exact" else "at least "  # it was refused there, and not run on
+        short = format_bytes(beyond.taken_bytes - limit.nbytes)
+        text += f" --{what} {beyond.value} does not fit: {least_of_it}{short} short."
+    elif what == "ranks":
+        one = "data rank" if is_mesh(config) else "rank per replica" if config.mesh.dp_replicate > 1 else "rank"
+        text += f" One {one} is enough."
+    else:
+        text += " No larger value was searched."
+    if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
+        text += (
+            f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
+        )
+    if what in ("layers", "params"):
+        numel = build_model(shown, Device(0, make_backend("meta"))).num_parameters
+        text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
+    return text
+
+
+def _what_to_try(config: RunConfig, limit: Limit) -> str:
+    """Flags that were not given and take less; none of what the device or the model does not have."""
+    has_flash = limit.device is None or limit.device.flash is not False
+    flags = ["a higher --stage"] if config.parallel.zero_stage < 3 else []
+    if config.model.has_blocks:
+        flags += ["--recompute full"] if config.memory.recompute != "full" else []
+        flags += ["--attention flash"] if config.memory.attention == "eager" and has_flash else []
+    return f" Try {' or '.join(flags)}." if flags else ""
+
+
+# -- meshes ---------------------------------------------------------------------------------------
+def meshes_report(search: Search, found: Sequence[Fitting], tried: int, most_ranks: int) -> Stack:
+    """The cheapest meshes of the fewest ranks that fit: least traffic first, with their speed on a cluster."""
+    config, limit, cluster = search.config, search.limit, search.cluster
+    about = f"{words.model_name(config)} on {limit.name or format_bytes(limit.nbytes)}, the cheapest meshes"
+    how = prose(
+        f"{counted(tried, 'configuration')} of 1, 2, 4 ... ranks were run on tensor shapes only, one step of each: tp "
+        f"up to {MOST_TENSOR}, ZeRO-2 and 3 only without a pipeline, the least recompute that fits.",
+        "dim",
+    )
+    if not found:
+        answer = f"Nothing fits on up to {counted(most_ranks, 'rank')} of {format_bytes(limit.nbytes)}."
+        return search.page(about, answer, None, [], how)
+    best, rows = found[0].config, []
+    for one in found:
+        asked = one.config
+        bubble = str(formulas.bubble(asked.parallel.pipeline_schedule).at(sizes(asked)))
+        row = _mesh_cells(asked) | {"recompute": asked.memory.recompute, taken_column(config): one.peak_bytes}
+        row |= {"sent per token, bytes": round(one.sent_per_token), "bubble": bubble}
+        if cluster is not None:
+            values = one.time and step_values(asked, one.time, cluster)
+            row["tokens/s"] = f"{values['tokens_per_s']:,.0f}" if values else None
+        rows.append(row)
+    note = "Sent: by all ranks, of model states and activations. With one data rank all ZeRO stages are the same."
+    if search.all:
+        of = formulas.bubble(best.parallel.pipeline_schedule)
+        note += f" The bubble is how long a pipeline's ranks wait, {of} of their busy time."
+    if cluster is not None:
+        note += f" tokens/s are modelled on {cluster.name}, not measured. Known error: {cluster.known_error}."
+    ranks, grid = counted(best.mesh.ranks, "rank"), search.grid(rows)
+    table = titled(search.title(f"What fits on {ranks}", rows), Adaptive(grid, grid.short()), note)
+    answer = f"{ranks}: {mesh_flags(best)}. {verdict(best, limit, found[0].peak_bytes)}"
+    return search.page(about, answer, best, [], table, how if search.all else None)
+
+
+def _mesh_cells(config: RunConfig) -> dict[str, Cell]:
+    """The first cells of a mesh's row."""
+    mesh = config.mesh.axes
+    stage = STAGES[config.parallel.zero_stage] if mesh.shards > 1 else "-"
+    return {"tp": str(mesh.tp), "pp": str(mesh.pp), "dp": str(mesh.shards), "ZeRO": stage}
+
+
+def mesh_flags(config: RunConfig) -> str:
+    """What is passed to run or plan it."""
+    mesh, parallel = config.mesh, config.parallel
+    flags = [f"--ranks {mesh.ranks}", *(f"--{axis} {getattr(mesh, axis)}" for axis in ("tp", "pp"))]
+    flags += [f"--stage {parallel.zero_stage}"] + ["--pad-vocab"] * parallel.pad_vocab
+    flags += [f"--recompute {config.memory.recompute}"] if config.memory.recompute != "none" else []
+    return " ".join(flag for flag in flags if not flag.endswith(("tp 1", "pp 1")))
+
+
+# -- the fastest ----------------------------------------------------------------------------------
+def fastest_report(search: Search, batch: int, result: Fastest, cluster: Cluster) -> Stack:
+    """The flags of the best, its speed and memory, then the best ten."""
+    ranks, limit = counted(search.config.mesh.ranks, "rank"), search.limit
+    about = f"{words.model_name(search.config)} on {ranks} of {cluster.name}, a global batch of {counted(batch, 'row')}"
+    how = prose(
+        f"{result.candidates:,} ways to cut model and batch: tp up to {MOST_TENSOR}, with and without sequence "
+        "parallelism, ZeRO-2 and 3 only without a pipeline, microbatches of powers of two. "
+        f"{counted(result.tried, 'configuration')} were run on tensor shapes only, {result.too_much:,} of which do not "
+        "fit. The others cannot be among these: they need more memory or more recompute, or their kernels alone take "
+        "longer.",
+        "dim",
+    )
+    if not result.ended:
+        tried = counted(result.tried, "configuration")
+        how = prose(f"Interrupted after {tried}: there may be faster ones.", "bold red")
+    if not result.found:
+        return search.page(about, "Nothing fits.", None, [], how)
+    best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
+    fewer = grid.without("SP", "exposed, s", "bubble, s")
+    note = (
+        f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs, not "
+        f"measured. Known error: {cluster.known_error}. Configurations that are closer than that cannot be told apart. "
+        "rows: microbatch x accumulation; SP: sequence parallelism; exposed: what compute waits for collectives, and "
+        "bubble for other ranks, on the rank that ends last."
+    )
+    shown = (grid, grid.short(), fewer, fewer.without(taken_column(best.config)))
+    values = step_values(best.config, best.time, cluster)
+    lines = [speed_text(values), verdict(best.config, limit, best.peak_bytes)] if values else []
+    table = titled(search.title("The fastest", result.found), Adaptive(*shown), note)
+    is_shown = search.all or not result.ended
+    return search.page(about, fastest_flags(best.config), best.config, lines, table, how if is_shown else None)
+
+
+def _cells(one: Timed, cluster: Cluster) -> dict[str, Cell]:
+    config, time = one.config, one.time
+    values = step_values(config, time, cluster)
+    assert values is not None  # blocks multiply
+    return _mesh_cells(config) | {
+        "SP": "yes" if config.parallel.sequence_parallel else "-",
+        "rows": f"{config.data.micro_batch} x {config.data.accumulate}",
+        "recompute": config.memory.recompute,
+        "tokens/s": f"{values['tokens_per_s']:,.0f}",
+        "MFU, %": f"{100 * values['mfu']:.1f}",
+        "step, s": f"{time.seconds:.4g}",
+        taken_column(config): one.peak_bytes,
+        "exposed, s": f"{sum(time.exposed.values()):.3g}",
+        "bubble, s": f"{time.bubble:.3g}",
+    }
+
+
+def fastest_flags(config: RunConfig) -> str:
+    """What is passed to run or plan it."""
+    data = config.data
+    flags = [mesh_flags(config), *["--sequence-parallel"] * config.parallel.sequence_parallel]
+    return " ".join([*flags, f"--micro-batch {data.micro_batch}", f"--accumulate {data.accumulate}"])
