@@ -27,7 +27,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from zerosim.analysis.meshes import arranged, cuts, powers
+from zerosim.analysis.meshes import arranged, cuts, mesh_values, powers
 from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -52,19 +52,8 @@ class Timed:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, without the time."""
-        mesh, parallel, data = self.config.mesh.axes, self.config.parallel, self.config.data
-        return {
-            "ranks": mesh.world_size,
-            "pp": mesh.pp,
-            "dp": mesh.shards,
-            "tp": mesh.tp,
-            "stage": parallel.zero_stage,
-            "sequence_parallel": parallel.sequence_parallel,
-            "micro_batch": data.micro_batch,
-            "accumulate": data.accumulate,
-            "recompute": self.config.memory.recompute,
-            "peak_bytes": self.peak_bytes,
-        }
+        rows = {name: getattr(self.config.data, name) for name in ("micro_batch", "accumulate")}
+        return {**mesh_values(self.config), **rows, "peak_bytes": self.peak_bytes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,16 +156,8 @@ def _activations(config: RunConfig, passes: int) -> Forms:
         yield Key("kept", "block"), block_form(config)
 
 
-CAPABILITIES = (
-    _zero,
-    _optimizer_sums,
-    _replicas,
-    _shared_grads,
-    _tensor,
-    _pipeline,
-    _offload,
-    _activations,
-)  # fmt: skip
+CAPABILITIES = (_zero, _optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _activations)
+"""In the order in which their operations are shown."""
 
 
 def block_form(config: RunConfig, block: int = 0) -> Form:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.formulas import Form, Volume
+from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
 from zerosim.analysis.shares import Placed, Share, itemsizes, share_of, shared_grads
 from zerosim.config import RunConfig
@@ -38,13 +38,6 @@ def letters_of(placed: Placed, stage: int = 0, *, padded: bool = False) -> dict[
 def shown(form: Form, held: Mapping[str, int]) -> Form:
     """The elements of a form in the letters that are printed: what is 0 is gone, and counts are numbers."""
     return form.elements.where({x: value for x, value in held.items() if value == 0 or x in COUNTS})
-
-
-def volume_of(placed: Placed, stage: int = 0, *, passes: int = 1) -> Volume:
-    """What ranks of a pipeline stage send per step for ZeRO, in the letters that are not 0 there."""
-    held, found = letters_of(placed, stage), forms.zero_volume(placed.config, passes)
-    gone = {letter: 0 for letter in found.total.symbols if held[letter] == 0}
-    return Volume(found.grads.where(gone), found.params.where(gone))
 
 
 def passes_of(result: RunResult, step: int) -> int:

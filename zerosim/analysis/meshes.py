@@ -36,18 +36,22 @@ class Fitting:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        mesh, parallel = self.config.mesh.axes, self.config.parallel
-        return {
-            "ranks": mesh.world_size,
-            "pp": mesh.pp,
-            "dp": mesh.shards,
-            "tp": mesh.tp,
-            "stage": parallel.zero_stage,
-            "sequence_parallel": parallel.sequence_parallel,
-            "recompute": self.config.memory.recompute,
-            "peak_bytes": self.peak_bytes,
-            "sent_bytes_per_token": float(self.sent_per_token),
-        }
+        sent = {"sent_bytes_per_token": float(self.sent_per_token)}
+        return {**mesh_values(self.config), "peak_bytes": self.peak_bytes, **sent}
+
+
+def mesh_values(config: RunConfig) -> dict[str, Any]:
+    """The JSON form of what a search chooses."""
+    mesh, parallel = config.mesh.axes, config.parallel
+    return {
+        "ranks": mesh.world_size,
+        "pp": mesh.pp,
+        "dp": mesh.shards,
+        "tp": mesh.tp,
+        "stage": parallel.zero_stage,
+        "sequence_parallel": parallel.sequence_parallel,
+        "recompute": config.memory.recompute,
+    }
 
 
 MeshTrial = Callable[[RunConfig, int], Figures | None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from zerosim.analysis import formulas
 from zerosim.analysis.forms import is_sliced
@@ -24,19 +24,7 @@ from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import build_model
 from zerosim.train.build_strategy import layout_of
-
-
-class Placed(Protocol):
-    """A configuration with its layout: of a run, of a plan, or of neither (`laid_out`)."""
-
-    @property
-    def config(self) -> RunConfig: ...
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def num_parameters(self) -> int: ...
-    @property
-    def tied_numel(self) -> int: ...
+from zerosim.train.result import RunResult
 
 
 class LaidOut(NamedTuple):
@@ -46,6 +34,10 @@ class LaidOut(NamedTuple):
     layout: Layout
     num_parameters: int
     tied_numel: int
+
+
+Placed = RunResult | LaidOut
+"""A configuration with its layout."""
 
 
 def laid_out(config: RunConfig) -> LaidOut:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerosim.cli.options import add_run_flags
-from zerosim.cli.outputs import as_json, output, show, written
+from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, flag_of
 from zerosim.cli.plan import planned_config
 from zerosim.errors import InputError
@@ -29,8 +29,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.report.explain import Explanation
 
     explanation = Explanation(config)
-    with written((figures, as_json(explanation.to_dict))):
-        show(args, explanation)
+    leave(args, figures, explanation.to_dict, lambda: explanation)
     return 0
 
 

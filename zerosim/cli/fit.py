@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from zerosim.analysis.search import (
     with_value,
 )
 from zerosim.cli.options import add_run_flags
-from zerosim.cli.outputs import Output, as_json, output, show, written
+from zerosim.cli.outputs import Output, leave, output
 from zerosim.cli.parser import Parser, flag_of, whole_number
 from zerosim.cli.plan import (
     add_device_flags,
@@ -31,6 +30,7 @@ from zerosim.cli.plan import (
     outside_values,
     planned_config,
 )
+from zerosim.cli.streams import stopwatch
 from zerosim.config import RunConfig
 from zerosim.config.option import known_word
 from zerosim.errors import InputError
@@ -97,13 +97,7 @@ def _asked(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> t
 
 def _told(args: argparse.Namespace) -> Callable[[str], None]:
     """Say what was run on stderr, with the seconds since now, where a person waits."""
-    started, is_told = time.perf_counter(), not args.quiet and sys.stderr.isatty()
-
-    def say(text: str) -> None:
-        if is_told:
-            print(f"[{time.perf_counter() - started:5.1f} s] {text}", file=sys.stderr)
-
-    return say
+    return stopwatch(quiet=args.quiet or not sys.stderr.isatty())
 
 
 def _leave(
@@ -113,9 +107,7 @@ def _leave(
     """Write what was `found` and show the report; 0 if something fits, 3 if nothing does."""
     outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
     values = {"schema": 1, "find": search.find, **found, **outside, "config": search.config.to_dict()}
-    with written((figures, as_json(lambda: values))):
-        if not args.quiet:
-            show(args, report())
+    leave(args, figures, lambda: values, report)
     return 3 if best is None else 0
 
 

@@ -6,10 +6,11 @@ import argparse
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.outputs import as_json, output, show, written
+from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, size, whole_number
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
@@ -119,9 +120,8 @@ def main(args: argparse.Namespace) -> int:
         flash = limit.device is None or limit.device.flash is not False
         found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve, flash=flash)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
-    with written((figures, as_json(lambda: plan_values(result, limit, fitting, advice, cluster)))):
-        if not args.quiet:
-            show(args, plan_report(result, limit, found, refusal, cluster, all=args.all))
+    page = partial(plan_report, result, limit, found, refusal, cluster, all=args.all)
+    leave(args, figures, lambda: plan_values(result, limit, fitting, advice, cluster), page)
     return 0 if fitting else 3
 
 

@@ -10,10 +10,10 @@ from fractions import Fraction
 
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
-from zerosim.lessons.sheet import THEME, Sheet, bars_figure, ink_on
+from zerosim.lessons.sheet import THEME, Sheet, bars_figure
 from zerosim.report.plots.bars import Bar
 from zerosim.report.plots.page import Picture
-from zerosim.report.plots.style import LINE_PAINTS, mixed
+from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
 
 WHOLE, CUT, SCORES = "whole", "cut", "attention scores"
 PAINTS = {WHOLE: LINE_PAINTS[1], CUT: LINE_PAINTS[3], SCORES: LINE_PAINTS[2]}

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import THEME, Sheet, ink_on
+from zerosim.lessons.sheet import THEME, Sheet
 from zerosim.report.plots.page import Picture
-from zerosim.report.plots.style import LINE_PAINTS, mixed
+from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
 
 _COLORS = {"fp16": 5, "bf16": 1, "fp32": 3}  # places in LINE_PAINTS
 _LOG_LOW, _LOG_HIGH = -152, 132

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from zerosim.device.events import Event
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
-from zerosim.lessons.sheet import THEME, Sheet, bars_figure, ink_on
+from zerosim.lessons.sheet import THEME, Sheet, bars_figure
 from zerosim.lessons.stepping import Joined, joined
 from zerosim.report.plots.bars import Bar
 from zerosim.report.plots.page import Picture
-from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, OTHER_PAINT, mixed
+from zerosim.report.plots.style import KIND_PAINTS, LINE_PAINTS, OP_PAINTS, OTHER_PAINT, ink_on, mixed
 from zerosim.stepper import Moment, OwnedSlice, Ownership
 from zerosim.units import format_bytes
 

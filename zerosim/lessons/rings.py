@@ -13,9 +13,9 @@ from typing import Any
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Launch, Message, Recorder
 from zerosim.errors import InputError
-from zerosim.lessons.sheet import THEME, Place, Sheet, ink_on
+from zerosim.lessons.sheet import THEME, Place, Sheet
 from zerosim.report.plots.page import Picture
-from zerosim.report.plots.style import LINE_PAINTS, mixed
+from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
 from zerosim.units import format_bytes
 
 MOST_DRAWN = 6

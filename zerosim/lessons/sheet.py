@@ -12,7 +12,7 @@ from typing import Any, Literal
 from zerosim.errors import InputError
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
 from zerosim.report.plots.page import Page, Picture, dress, finish, frame, open_page
-from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, Paint, contrast
+from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, Paint, ink_on
 
 Place = tuple[float, float]
 THEME = THEMES["light"]
@@ -106,11 +106,6 @@ class Line:
             )
         if self.style not in ("-", "o", "-o"):
             raise InputError(f"style {self.style!r}: expected '-', 'o' or '-o'")
-
-
-def ink_on(fill: str) -> str:
-    """Black or white, whichever is better read on a fill."""
-    return max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, fill))
 
 
 def chart(

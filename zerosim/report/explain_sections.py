@@ -327,16 +327,7 @@ def _paper_activations(asked: Asked) -> Section | None:
     return Section("activations_1910_02054", "Activations of one microbatch, the ZeRO paper's estimate", terms, notes)
 
 
-SECTIONS = (
-    _states,
-    _optimizer_step,
-    _sent,
-    _gathered,
-    _exchanged,
-    _copies,
-    _blocks,
-    _paper_activations,
-)  # fmt: skip
+SECTIONS = (_states, _optimizer_step, _sent, _gathered, _exchanged, _copies, _blocks, _paper_activations)
 
 
 def _sources(found: Mapping[tuple[str, str], Form]) -> list[str]:

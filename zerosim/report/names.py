@@ -61,8 +61,3 @@ def show(value: Fraction | int) -> str:
     if isinstance(value, Fraction) and value.denominator != 1:
         return f"{float(value):,.2f}"
     return f"{int(value):,}"
-
-
-def local(text: str) -> str:
-    """A formula in words of what all ranks of a mesh hold, in those of what one does: of Ψ_r in the place of Ψ."""
-    return text.replace("Ψ", "Ψ_r")

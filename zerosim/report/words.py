@@ -19,7 +19,7 @@ from zerosim.analysis.shares import alike_stages, cost_of, shares_of
 from zerosim.config import RunConfig
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.placement.mesh import DATA
-from zerosim.report.names import OPTIMIZERS, STAGES, counted, local
+from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.result import RunResult
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V"}
@@ -66,7 +66,7 @@ def place(result: RunResult, rank: int) -> str:
 
 def of_rank(result: RunResult) -> Callable[[str], str]:
     """How a formula of what a rank holds is written: with Ψ_r for Ψ where that is a part of the parameters."""
-    return local if holds_part(result) else str
+    return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(result) else str
 
 
 def holds_part(result: RunResult) -> bool:

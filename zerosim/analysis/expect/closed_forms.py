@@ -11,8 +11,8 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.expect.asked import WHOLE, Asked, quantity, ring_share, table
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
-from zerosim.analysis.forms import block_form, forms, of
-from zerosim.analysis.letters import letters_of, sizes, volume_of
+from zerosim.analysis.forms import block_form, forms, of, zero_volume
+from zerosim.analysis.letters import letters_of, sizes
 from zerosim.analysis.shares import cost_of, is_mesh, shares_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
@@ -54,7 +54,7 @@ def model_states_bytes(asked: Asked) -> Fraction:
 def sent_over_psi(asked: Asked) -> Fraction:
     result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
     held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1}
-    return volume_of(result).total.at(held) / share / psi
+    return zero_volume(asked.config).total.at(held) / share / psi
 
 
 def _with_blocks(asked: Asked) -> ModelConfig:

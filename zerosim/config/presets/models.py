@@ -9,7 +9,7 @@ arXiv 2407.21783, Table 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -93,51 +93,33 @@ _DROPOUT = "dropout 0.1 is GPT-2's released configuration"
 
 
 def _gpt(
-    name: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    seq: int,
-    vocab: int,
-    published: str,
-    source: str,
-    *notes: str,
-    exact: int | None = None,
+    name: str, sizes: Sequence[int], published: str, source: str, *notes: str, exact: int | None = None
 ) -> ModelPreset:
-    given = dict(layers=layers, hidden=hidden, heads=heads, seq=seq, vocab=vocab, tie_embeddings=True, dropout=0.1)
-    sizes = MappingProxyType(family_sizes("gpt", given))
-    return ModelPreset(name, "gpt", sizes, published, exact, source, (*notes, _DROPOUT))
+    """`sizes`: layers, hidden, heads, seq, vocab."""
+    given = dict(zip(("layers", "hidden", "heads", "seq", "vocab"), sizes, strict=True))
+    whole = MappingProxyType(family_sizes("gpt", {**given, "tie_embeddings": True, "dropout": 0.1}))
+    return ModelPreset(name, "gpt", whole, published, exact, source, (*notes, _DROPOUT))
 
 
-def _llama(
-    name: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    seq: int,
-    published: str,
-    exact: int,
-    *notes: str,
-) -> ModelPreset:
+def _llama(name: str, sizes: Sequence[int], published: str, exact: int, *notes: str) -> ModelPreset:
+    """`sizes`: layers, hidden, heads, kv_heads, ffn, seq."""
     first = name.startswith("llama2")
-    given = dict(layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, seq=seq)
+    given = dict(zip(("layers", "hidden", "heads", "kv_heads", "ffn", "seq"), sizes, strict=True))
     rest = dict(vocab=32000 if first else 128256, rope_base=1e4 if first else 5e5, norm_eps=1e-5)
-    sizes = MappingProxyType(family_sizes("llama", {**given, **rest}))
+    whole = MappingProxyType(family_sizes("llama", {**given, **rest}))
     source = "arXiv 2307.09288 and the released config.json" if first else "arXiv 2407.21783, Table 3, and config.json"
-    return ModelPreset(name, "llama", sizes, published, exact, source, notes)
+    return ModelPreset(name, "llama", whole, published, exact, source, notes)
 
 
 def _zero(name: str, layers: int, hidden: int, heads: int, tables: str) -> ModelPreset:
     size = name.removesuffix("-base").rpartition("-")[2].upper()
     source = f"ZeRO, arXiv 1910.02054, appendix, {tables}"
-    return _gpt(f"zero-{name}", layers, hidden, heads, 1024, 50257, size, source, _ZERO_VOCAB)
+    return _gpt(f"zero-{name}", (layers, hidden, heads, 1024, 50257), size, source, _ZERO_VOCAB)
 
 
 def _megatron(name: str, layers: int, hidden: int, heads: int, published: str) -> ModelPreset:
     source = "Megatron-LM, arXiv 2104.04473, Table 1"
-    return _gpt(name, layers, hidden, heads, 2048, 51200, published, source)
+    return _gpt(name, (layers, hidden, heads, 2048, 51200), published, source)
 
 
 _ZERO_VOCAB = "the paper does not state a vocabulary: GPT-2's 50257, not padded; head tied"
@@ -145,12 +127,12 @@ _GPT2 = "GPT-2's released config.json"
 _SCALED = "trained at 8192 tokens first, then stretched to 131072 by scaled rotary angles, which are not modelled"
 
 _ALL = (
-    _gpt("gpt2", 12, 768, 12, 1024, 50257, "124M", _GPT2, exact=124_439_808),
-    _gpt("gpt2-medium", 24, 1024, 16, 1024, 50257, "355M", _GPT2, exact=354_823_168),
-    _gpt("gpt2-large", 36, 1280, 20, 1024, 50257, "774M", _GPT2, exact=774_030_080),
-    _gpt("gpt2-xl", 48, 1600, 25, 1024, 50257, "1.5B", _GPT2, exact=1_557_611_200),
+    _gpt("gpt2", (12, 768, 12, 1024, 50257), "124M", _GPT2, exact=124_439_808),
+    _gpt("gpt2-medium", (24, 1024, 16, 1024, 50257), "355M", _GPT2, exact=354_823_168),
+    _gpt("gpt2-large", (36, 1280, 20, 1024, 50257), "774M", _GPT2, exact=774_030_080),
+    _gpt("gpt2-xl", (48, 1600, 25, 1024, 50257), "1.5B", _GPT2, exact=1_557_611_200),
     _gpt(
-        "gpt3-175b", 96, 12288, 96, 2048, 50257, "175B", "GPT-3, arXiv 2005.14165, Table 2.1",
+        "gpt3-175b", (96, 12288, 96, 2048, 50257), "175B", "GPT-3, arXiv 2005.14165, Table 2.1",
         "every attention is dense; GPT-3 alternates dense and locally banded sparse layers",
     ),
     # ZeRO's own rows, then its baseline's where the heads differ. A row that two figures share stands once.
@@ -195,11 +177,11 @@ _ALL = (
     _megatron("megatron-310.1b", 96, 16384, 128, "310.1B"),
     _megatron("megatron-529.6b", 105, 20480, 128, "529.6B"),
     _megatron("1t", 128, 25600, 160, "1008.0B"),
-    _llama("llama2-7b", 32, 4096, 32, 32, 11008, 4096, "7B", 6_738_415_616),
-    _llama("llama2-70b", 80, 8192, 64, 8, 28672, 4096, "70B", 68_976_648_192),
-    _llama("llama3-8b", 32, 4096, 32, 8, 14336, 8192, "8B", 8_030_261_248),
-    _llama("llama3-70b", 80, 8192, 64, 8, 28672, 8192, "70B", 70_553_706_496),
-    _llama("llama3.1-405b", 126, 16384, 128, 8, 53248, 8192, "405B", 405_853_388_800, _SCALED),
+    _llama("llama2-7b", (32, 4096, 32, 32, 11008, 4096), "7B", 6_738_415_616),
+    _llama("llama2-70b", (80, 8192, 64, 8, 28672, 4096), "70B", 68_976_648_192),
+    _llama("llama3-8b", (32, 4096, 32, 8, 14336, 8192), "8B", 8_030_261_248),
+    _llama("llama3-70b", (80, 8192, 64, 8, 28672, 8192), "70B", 70_553_706_496),
+    _llama("llama3.1-405b", (126, 16384, 128, 8, 53248, 8192), "405B", 405_853_388_800, _SCALED),
 )  # fmt: skip
 
 MODELS: Mapping[str, ModelPreset] = MappingProxyType({preset.name: preset for preset in _ALL})
