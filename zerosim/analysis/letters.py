@@ -45,12 +45,6 @@ def passes_of(result: RunResult, step: int) -> int:
     return 2 if result.steps[step].estimated else 1
 
 
-def blocks_run_again(config: RunConfig, share: Share) -> int:
-    """Blocks of a stage that keep their input alone: all with `full`, every K-th with `full:K`."""
-    blocks = [int(name.rpartition(".")[2]) for name in share.units if is_block(name)]
-    return sum(map(config.memory.again.wraps, blocks))
-
-
 def exchanged(placed: Placed, stage: int = 0) -> list[int]:
     """Numbers in each all-reduce of an optimizer's sums, over the flat buffers of a pipeline stage that are sliced."""
     config, flats = placed.config, placed.layout.flats
@@ -90,7 +84,7 @@ def _place(config: RunConfig, share: Share) -> dict[str, int]:
         "start": int(share.stage == 0),
         "end": int(share.stage == config.mesh.pp - 1),
         "l": share.layers,
-        "r": blocks_run_again(config, share),
+        "r": sum(_is_wrapped(config, unit) for unit in share.units),
     }
 
 

@@ -191,7 +191,7 @@ def _sent(asked: Asked) -> Section:
     terms.append(asked.term("total", whole, is_sum=True))
     notes = [
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
-        f"{held['g']} of a gradient, {held['w']} of a parameter. {formulas.ZERO_PAPER}, section 7."
+        f"{held['g']} of a gradient, {held['w']} of a parameter. {zero.source}."
     ]
     letters = [x for x in ("VD", "U", "R", "P", "M", "S", "C", "E", "F") if x in shown(whole, held).symbols]
     notes += [asked.says(letter) for letter in letters]

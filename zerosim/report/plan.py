@@ -86,6 +86,7 @@ def plan_report(
             close=True,
         ),
         parts_table(result, limit),
+        None if refusal is None else prose("These are exact bytes. An allocator takes more."),
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, lines), close=True) if lines else None,
@@ -162,11 +163,8 @@ def parts_table(result: RunResult, limit: Limit | None) -> RenderableType:
         held["everything else"] = sum(held.pop(name) for name in small)
     rows = sorted(held.items(), key=lambda row: -row[1])
     if limit is not None and reserve:
-        names = (
-            dict.fromkeys(one.name.split()[0].removesuffix("Lt") for one in limit.outside(config))
-            if limit.kept is None
-            else {}
-        )
+        outside = limit.outside(config) if limit.kept is None else ()
+        names = dict.fromkeys(one.name.split()[0].removesuffix("Lt") for one in outside)
         rows.append((f"{', '.join(names) or '--reserve'} (estimated, not counted)", reserve))
     most = max(nbytes for _, nbytes in rows)
     grid = Grid(Column("what", overflow="fold"), right("bytes"), Column("bar"), has_header=False)

@@ -129,8 +129,7 @@ def checkpoint_elements(asked: Asked) -> Fraction:
 
 @quantity("bytes", "hbsL elements, over mp, or over tp with Pa", takes=("mp",))
 def checkpoint_bytes(asked: Asked) -> Fraction:
-    nbytes: Fraction = checkpoint_elements(asked) * _param_bytes(asked)
-    return nbytes
+    return Fraction(checkpoint_elements(asked) * _param_bytes(asked))
 
 
 def _param_bytes(asked: Asked) -> int:
@@ -146,8 +145,7 @@ def partition_share(asked: Asked) -> Fraction:
 
 @quantity("bytes", "hbsL elements and the 12 hbs of one live block")
 def checkpoints_and_block_bytes(asked: Asked) -> Fraction:
-    nbytes: Fraction = checkpoint_bytes(asked) + zero_activation_bytes(asked) / asked.config.model.layers
-    return nbytes
+    return Fraction(checkpoint_bytes(asked) + zero_activation_bytes(asked) / asked.config.model.layers)
 
 
 @quantity("count", "12Lh² (1 + 13/(12h) + (V+s)/(12Lh))")

@@ -71,8 +71,7 @@ def reserved_bytes(asked: Asked) -> int:
 def spared_bytes(asked: Asked) -> int:
     """By the peaks."""
     whole = replace(asked, config=asked.config.at_stage(0))
-    less: int = peak_bytes(whole) - peak_bytes(asked)
-    return less
+    return int(peak_bytes(whole) - peak_bytes(asked))
 
 
 @quantity("bytes", "model states sent in the last step, by the rank with the most")

@@ -74,7 +74,7 @@ def volume(
     `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     """
-    grads, params = ring(N) * _g, ring(N) * _w
+    grads, params = ((ring(N) * each).by(ZERO_VOLUME) for each in (_g, _w))
     if stage == 0:
         return Volume(grads * all_reduce * passes * PSI)
     reduction = all_reduce if grad_reduction == "all_reduce" else 1
