@@ -233,4 +233,5 @@ def test_pictures_say_how_many_replicas_there_are(tmp_path: Path) -> None:
         words = f"plot {figure} --model flat --params 1M --dp-replicate 8 -o {tmp_path}/{figure}.svg"
         assert main([*words.split(), *(["--ranks", "64"] if figure != "scaling" else [])]) == 0
         text = (tmp_path / f"{figure}.svg").read_text("utf-8")
-        assert "N = 64 data-parallel ranks in 8 replicas" in text or figure == "scaling"
+        ranks = "16 to 1,024" if figure == "scaling" else "64"
+        assert f"Ψ = 1.00M parameters on {ranks} ranks, dp_replicate 8 x dp_shard" in text

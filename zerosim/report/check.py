@@ -56,8 +56,9 @@ class CheckedFile:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """How many figures there are, how many of them are compared with what, are from where, or differ."""
-        found = dict.fromkeys((*_COMPARED, *FIGURES), 0) | {"differ": self.num_failed}
+        """How many figures there are, how many of them are compared with what, are from where, are bold, or differ."""
+        found = dict.fromkeys((*_COMPARED, *FIGURES), 0)
+        found |= {"bold": sum(table.num_bold for table in self.tables), "differ": self.num_failed}
         for table in self.tables:
             compared = [name for name, is_so in _COMPARED.items() if is_so(table.expectation)]
             for name in (*compared, table.expectation.figures):

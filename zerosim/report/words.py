@@ -19,6 +19,7 @@ from zerosim.analysis.shares import alike_stages, cost_of, shares_of
 from zerosim.config import RunConfig
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.placement.mesh import DATA
+from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.result import RunResult
 
@@ -37,14 +38,14 @@ def headline(config: RunConfig, of: str = "") -> str:
     return f"{STAGES[config.parallel.zero_stage]} on {counted(config.mesh.ranks, 'rank')}{of}{where}"
 
 
-def shape(config: RunConfig) -> str:
-    """'pp 8 x dp 8 x tp 16': the axes of a mesh that have more than one rank; '' where ZeRO's is the only one."""
-    mesh = config.mesh.axes
-    sizes = {axis: size for axis, size in mesh.sizes.items() if size > 1}
-    names = {"dp_shard": "dp"} if mesh.dp_replicate == 1 else {}
-    if sizes.keys() <= {"dp_shard"}:
-        return ""
-    return " x ".join(f"{names.get(axis, axis)} {size}" for axis, size in sizes.items())
+def shape(*configs: RunConfig) -> str:
+    """'pp 8 x dp 8 x tp 16': the axes of a mesh that have more than one rank; '' where ZeRO's is the only one. Of runs
+    that differ 'dp 2 to 128 x tp 2'."""
+    found = {axis: {config.mesh.axes.size(axis) for config in configs} - {1} for axis in configs[0].mesh.axes.sizes}
+    sizes = {axis: spread(sorted(several)) for axis, several in found.items() if several}
+    names = {} if "dp_replicate" in sizes else {"dp_shard": "dp"}
+    said = " x ".join(f"{names.get(axis, axis)} {size}" for axis, size in sizes.items())
+    return "" if sizes.keys() <= {"dp_shard"} else said
 
 
 def stage_name(run: range) -> str:

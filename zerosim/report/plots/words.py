@@ -32,7 +32,7 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     ranks = _range((result.config.mesh.ranks for result in runs), lambda count: f"{count:,}")
     precision = "/".join(dict.fromkeys(result.config.precision.param_dtype for result in runs))
     optimizer = "/".join(dict.fromkeys(result.config.optim.optimizer for result in runs))
-    of_mesh = "/".join(filter(None, dict.fromkeys(shape(result.config) for result in runs)))
+    of_mesh = shape(*(result.config for result in runs))
     noun = "rank" if ranks == "1" else "ranks"
     where = f" on {ranks} {noun}, {of_mesh}" if of_mesh else f", N = {ranks} data-parallel {noun}"
     return f"Ψ = {psi} parameters{where}, {precision} with {optimizer}"
