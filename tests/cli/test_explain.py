@@ -212,6 +212,14 @@ def test_it_refuses_what_a_run_refuses(capsys: pytest.CaptureFixture[str], words
     assert captured.err.count("\n") == 1
 
 
+def test_the_printed_command_is_a_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A plan takes no sample and no memory of its own."""
+    scenario = tmp_path / "run.toml"
+    scenario.write_text('stage = 3\nranks = 4\nsample = "hello you"\nsample_tokens = 4\ncapacity = "1GB"\n', "utf-8")
+    command = shlex.split(figures(capsys, ["explain", str(scenario), "--layers", "2"])["count_with"])
+    assert main([*command[1:], "-q"]) == 0
+
+
 def test_where_the_cost_depends_on_the_tensor_it_is_a_mean(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "--layers", "2", "--stage", "2", "--ranks", "3", "--optimizer", "adafactor"]
     result = plan(zerosim.plan_config(layers=2, stage=2, ranks=3, optimizer="adafactor"))

@@ -24,7 +24,7 @@ class Key(NamedTuple):
     states, upcast, between   bytes of a model state per rank: when backward ends, in the optimizer step, between steps
     sent                      bytes per rank and step for model states, by operation and what the group is for
     exchanged                 the same for activations, by operation and axis
-    copied, waiting           bytes of blocks' inputs: moved to the host and back; there at once
+    copied                    bytes of blocks' inputs that are moved to the host and back
     kept                      bytes of one block's activations
     """
 

@@ -72,7 +72,7 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
     for _, row in sent:
         expected.setdefault((row.op, what_for(row.axis)), NOTHING)
     even = is_sliced(config)
-    # An all_reduce of what R does not divide: replicas add unlike shares of a part.
+    # An all_reduce of what the replicas do not divide: they add unlike shares of a part.
     shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
     alike = {"states": even, "replicas": shared}
     by_operation = {key: [(rank, row) for rank, row in sent if (row.op, what_for(row.axis)) == key] for key in expected}

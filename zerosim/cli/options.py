@@ -23,7 +23,7 @@ from zerosim.cli.parser import (
     utf8,
     whole_number,
 )
-from zerosim.config import OPTIONS, PLAN_DEFAULTS, Option, RunConfig
+from zerosim.config import OPTIONS, PLAN_DEFAULTS, WITH_VALUES, Option, RunConfig
 from zerosim.config.launcher import is_launched, mpirun_size, size_name
 from zerosim.errors import InputError
 from zerosim.units import parse_bytes, parse_count
@@ -46,9 +46,6 @@ GROUPS: Mapping[str, str] = {
     "data and weights": "data tokens weights sample sample_tokens",
 }
 """Titles in a verb's help, and the options under each."""
-
-WITH_VALUES = "capacity parallel backend world ranks_per_process data tokens weights sample sample_tokens"
-"""What a plan has no use for: files, a sample, threads."""
 
 _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "sample": utf8,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from zerosim.config.parts import OPTIONS as OPTIONS
     from zerosim.config.parts import MemoryConfig as MemoryConfig
     from zerosim.config.run import PLAN_DEFAULTS as PLAN_DEFAULTS
+    from zerosim.config.run import WITH_VALUES as WITH_VALUES
     from zerosim.config.run import RunConfig as RunConfig
     from zerosim.config.run import plan_config as plan_config
 
@@ -18,7 +19,7 @@ _NAMES = {
     "model": "ModelConfig",
     "option": "Option",
     "parts": "OPTIONS MemoryConfig",
-    "run": "PLAN_DEFAULTS RunConfig plan_config",
+    "run": "PLAN_DEFAULTS WITH_VALUES RunConfig plan_config",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOMES)

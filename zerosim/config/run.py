@@ -23,6 +23,8 @@ from zerosim.placement.stages import Chunks, cut_layers
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
+WITH_VALUES = "capacity parallel backend world ranks_per_process data tokens weights sample sample_tokens"
+"""What a plan's flags leave out: files, a sample, threads. A plan's --capacity is its device's."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)

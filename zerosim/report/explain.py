@@ -6,12 +6,13 @@ configuration's and its layout's. Nothing here was counted.
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.config import PLAN_DEFAULTS, WITH_VALUES, RunConfig
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.report import words
 from zerosim.report.explain_sections import PRINTED, SECTIONS, Asked, Section, gigabytes
@@ -72,7 +73,7 @@ def plan_command(config: RunConfig) -> str:
     """The command that counts what these formulas say: every value that was given."""
     said = ["zerosim plan"]
     for name, value in config.given.items():
-        if value == PLAN_DEFAULTS.get(name, ...) or (name == "steps" and value == 1):
+        if value == PLAN_DEFAULTS.get(name, ...) or name in WITH_VALUES.split() or (name == "steps" and value == 1):
             continue
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
@@ -80,7 +81,7 @@ def plan_command(config: RunConfig) -> str:
         elif isinstance(value, (tuple, list)):
             said.append(f"{flag} {(' ' if name == 'betas' else ',').join(map(str, value))}")
         else:
-            said.append(f"{flag} {'none' if value is None else value}")
+            said.append(f"{flag} {'none' if value is None else quote(str(value))}")
     return " ".join(said)
 
 

@@ -145,12 +145,12 @@ def _part(asked: Asked) -> list[str]:
 
 def _beside(asked: Asked, total: Fraction) -> list[str]:
     """The paper's own rule, where a recipe has another; else DDP's."""
-    config, (param, grad) = asked.config, (asked.held["w"], asked.held["g"])
+    config, param = asked.config, asked.held["w"]
     moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
     if config.optim.optimizer not in formulas.UNIFORM:
         return []
     plain, stage = formulas.bytes_per_parameter(param, param, moments), config.parallel.zero_stage
-    if asked.cost != plain or grad != param:
+    if asked.cost != plain:
         paper = formulas.total(formulas.model_states(stage, plain).values())
         return [f"The paper's own rule, {asked.text(paper)}, gives {gigabytes(paper.at(asked.held))}."]
     if stage == 0:
@@ -257,7 +257,7 @@ def _copies(asked: Asked) -> Section | None:
 
 def _blocks(asked: Asked) -> Section | None:
     config, form = asked.config, asked.forms.get(Key("kept", "block"))
-    if form is None or config.model.family not in ("gpt", "llama"):
+    if form is None:
         return None
     parallel, held = config.parallel, asked.held
     in_h = {"f": 4 * symbol("h")} if held["f"] == 4 * held["h"] else {}
