@@ -170,7 +170,7 @@ def test_a_kernel_is_run_and_counted(device: Device) -> None:
     device.kernel(4, device.backend.add, a.array, 0.5, b.array)
     kernel = device.recorder.events[-1]
     assert isinstance(kernel, Kernel)
-    assert kernel[1:] == ("add", "vector", 4, 16, 8, None)
+    assert kernel[1:] == ("add", "vector", 4, 16, 8, (), None)
     assert b.array.tolist() == [3.5] * 4
     assert device.ticks == 1
 

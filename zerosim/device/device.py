@@ -198,6 +198,12 @@ class Device:
             self.count(part)
         run(*args, **kwargs)
 
+    def product(self, name: str, run: Callable[..., None], left: Array, right: Array, *rest: Array | None) -> None:
+        """Run a product of left (M, K) and right (K, N), and record it as `name`: 'linear' or one of its backward."""
+        (rows, inner), columns = left.shape, right.shape[1]
+        work = work_of(run.__name__, 2 * rows * inner * columns, (left, right, *rest))
+        self.kernels((work._replace(name=name, shape=(rows, inner, columns)),), run, left, right, *rest)
+
     def count(self, part: KernelWork, work: int | None = None) -> None:
         """Record work that is this rank's, whoever runs it (a collective's sums run where the last rank joins).
 

@@ -83,7 +83,8 @@ class Retag(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Work on the device. `engine` is 'matmul' or 'vector'; flops are counted by the operation.
+    """Work on the device. `engine` is 'matmul' or 'vector'; flops are counted by the operation. `shape`: see
+    `device/work.py`.
 
     `work` is the collective whose sums these are, None for a kernel of the program.
     """
@@ -94,6 +95,7 @@ class Kernel(NamedTuple):
     flops: int
     bytes_read: int
     bytes_written: int
+    shape: tuple[int, ...] = ()
     work: int | None = None
 
 

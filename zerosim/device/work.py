@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 MATMUL, VECTOR = "matmul", "vector"
+LINEAR, DGRAD, WGRAD = "linear", "linear_dgrad", "linear_wgrad"
+"""A linear map, and the products that make the gradients of its input and of its weight, as the record names them."""
 MATMULS = frozenset({"matmul", "linear", "flash_attention", "flash_attention_backward"})
 
 # By kernel the places of the arrays, among its arguments, that it fills.
@@ -40,13 +42,18 @@ UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3)}
 
 
 class KernelWork(NamedTuple):
-    """One kernel: its floating-point operations, and bytes of memory."""
+    """One kernel: its floating-point operations, and bytes of memory.
+
+    `shape` is what its speed depends on beside these: (M, K, N) of a product (M, K) by (K, N); (B, H, K, T, d) of a
+    FlashAttention over B rows of T tokens, with H query heads and K key-value heads of width d. Others have none.
+    """
 
     name: str
     engine: str
     flops: int
     bytes_read: int
     bytes_written: int
+    shape: tuple[int, ...] = ()
 
 
 def work_of(name: str, flops: int, args: Sequence[Any]) -> KernelWork:

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
-from zerosim.device.work import eager_attention, eager_attention_backward
+from zerosim.device.work import eager_attention, eager_attention_backward, work_of
 from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
@@ -48,6 +48,11 @@ class Core:
         """Multiply-adds of one product of scores with a head, over all heads: B H T² d."""
         batch, tokens, columns = qkv.shape
         return batch * tokens * tokens * self.heads.queries * columns // self.heads.packed
+
+    def flash_shape(self, qkv: Tensor) -> tuple[int, ...]:
+        """(B, H, K, T, d), as the record has it."""
+        batch, tokens, columns = qkv.shape
+        return batch, self.heads.queries, self.heads.keys, tokens, columns // self.heads.packed
 
     def result(self, qkv: Tensor) -> Buffer:
         return like(qkv, *qkv.shape[:2], qkv.shape[2] // self.heads.packed * self.heads.queries)
@@ -149,7 +154,9 @@ class Flash:
         delta = device.alloc(self.lse.shape, self.lse.dtype, Kind.TEMP)
         chance, kept = Dropout(core.key, core.dropout), (self.out.array, self.lse.array)
         arrays = grad.array, self.qkv.array, core.heads, chance, *kept, delta.array, dqkv.array
-        device.kernel(10 * core.products(self.qkv), device.backend.flash_attention_backward, *arrays)
+        work = work_of("flash_attention_backward", 10 * core.products(self.qkv), arrays)
+        work = work._replace(shape=core.flash_shape(self.qkv))
+        device.kernels((work,), device.backend.flash_attention_backward, *arrays)
         return (dqkv,)
 
 
@@ -159,7 +166,8 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     out = core.result(qkv)
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
     arrays = qkv.array, core.heads, Dropout(core.key, core.dropout), out.array, lse.array
-    device.kernel(4 * core.products(qkv), device.backend.flash_attention, *arrays)
+    work = work_of("flash_attention", 4 * core.products(qkv), arrays)._replace(shape=core.flash_shape(qkv))
+    device.kernels((work,), device.backend.flash_attention, *arrays)
     return Attended(out, Flash(qkv, core, out, lse))
 
 

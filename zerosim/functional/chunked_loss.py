@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from zerosim.device.device import Buffer, Kind
+from zerosim.device.work import DGRAD, WGRAD
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
 from zerosim.functional.linear import linear_result
@@ -86,10 +87,9 @@ class ChunkedLossRule:
         x, dx, dweight = rows_of(self.x.array), self.x.new_grad(), None
         for rows in chunks_of(self.x):
             dlogits = self.loss.logits_grad(self.x, rows)
-            flops = 2 * dlogits.shape[0] * weight.array.size
-            device.kernel(flops, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
+            device.product(DGRAD, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
             share = weight.new_grad()  # the weight's own window first, then buffers to be added to it
-            device.kernel(flops, k.matmul, dlogits.array.T, x[rows], share.array)
+            device.product(WGRAD, k.matmul, dlogits.array.T, x[rows], share.array)
             if dweight is None:
                 dweight = share
             else:

@@ -8,6 +8,7 @@ from functools import partial
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
+from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, bias_grad, like, rows_of, weight_grad
 from zerosim.tensor.discarded import Held, held
@@ -25,18 +26,17 @@ class Linear:
 
     def backward(self, grad: Buffer) -> Grads:
         device, k = grad.device, grad.device.backend
-        x, weight, rows = rows_of(self.x.array), self.weight.array, rows_of(grad.array)
-        flops = 2 * x.shape[0] * weight.size
+        weight, rows = self.weight.array, rows_of(grad.array)
         dx = None
         if self.x.requires_grad:
             dx = self.x.new_grad()
             across = weight if self.transposed else weight.T
-            device.kernel(flops, k.matmul, rows, across, rows_of(dx.array))
+            device.product(DGRAD, k.matmul, rows, across, rows_of(dx.array))
 
         def make() -> Buffer:
             dweight, x, rows = self.weight.new_grad(), rows_of(self.x.array), rows_of(grad.array)
             left, right = (rows.T, x) if self.transposed else (x.T, rows)
-            device.kernel(flops, k.matmul, left, right, dweight.array)
+            device.product(WGRAD, k.matmul, left, right, dweight.array)
             return dweight
 
         dweight = weight_grad(self.weight, make)
@@ -63,14 +63,8 @@ def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, tr
         raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes {width}")
     out = like(x, *x.shape[:-1], wide)
     rows = rows_of(x.array)
-    x.device.kernel(
-        2 * rows.shape[0] * width * wide,
-        x.device.backend.linear,
-        rows,
-        weight.array.T if transposed else weight.array,
-        None if bias is None else bias.array,
-        rows_of(out.array),
-    )
+    matrix, added = weight.array.T if transposed else weight.array, None if bias is None else bias.array
+    x.device.product(LINEAR, x.device.backend.linear, rows, matrix, added, rows_of(out.array))
     return out
 
 
@@ -93,18 +87,17 @@ class PackedLinear:
     def _grad_of(self, index: int, grad: Buffer) -> Buffer:
         x, (weight, columns) = rows_of(self.x.array), list(_columns(self.weights, grad))[index]
         dweight = weight.new_grad()
-        grad.device.kernel(2 * x.size * columns.shape[1], grad.device.backend.matmul, columns.T, x, dweight.array)
+        grad.device.product(WGRAD, grad.device.backend.matmul, columns.T, x, dweight.array)
         return dweight
 
     def _grad_of_x(self, grad: Buffer) -> Buffer:
         """The maps' shares, added in their order: each is rounded as a map of its own would be."""
         device, k, dx = grad.device, grad.device.backend, self.x.new_grad()
         (weight, columns), *others = _columns(self.weights, grad)
-        device.kernel(2 * columns.shape[0] * weight.array.size, k.matmul, columns, weight.array, rows_of(dx.array))
+        device.product(DGRAD, k.matmul, columns, weight.array, rows_of(dx.array))
         share = device.alloc(dx.shape, dx.dtype, Kind.TEMP) if others else dx
         for weight, columns in others:
-            flops = 2 * columns.shape[0] * weight.array.size
-            device.kernel(flops, k.matmul, columns, weight.array, rows_of(share.array))
+            device.product(DGRAD, k.matmul, columns, weight.array, rows_of(share.array))
             device.kernel(dx.numel, k.add, dx.array, share.array, dx.array)
         return dx
 
@@ -129,8 +122,7 @@ def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
     out = like(x, *x.shape[:-1], sum(weight.shape[0] for weight in weights))
     rows = rows_of(x.array)
     for weight, columns in _columns(weights, out):
-        flops = 2 * rows.shape[0] * weight.array.size
-        x.device.kernel(flops, x.device.backend.linear, rows, weight.array.T, None, columns)
+        x.device.product(LINEAR, x.device.backend.linear, rows, weight.array.T, None, columns)
     return out
 
 
