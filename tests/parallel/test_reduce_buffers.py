@@ -74,7 +74,7 @@ def test_with_two_buffers_one_is_reduced_while_the_other_is_filled() -> None:
                 under_way.add(event.work)
             elif isinstance(event, Wait):
                 under_way.discard(event.work)
-            elif isinstance(event, Kernel) and event.name .startswith("linear_"):  # backward goes on
+            elif isinstance(event, Kernel) and event.name.startswith("linear_"):  # backward goes on
                 most = max(most, len(under_way))
         return most
 

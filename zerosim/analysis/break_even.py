@@ -14,6 +14,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import wrong
 from zerosim.ledger.clock import StepTime, simulate, step_time
+from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.pace import Entry
 from zerosim.train.plan import paces_of, plan
 
@@ -32,7 +33,7 @@ class Recorded:
 
     def on(self, cluster: Cluster) -> StepTime:
         """The step with that cluster's links."""
-        timeline = simulate(self.paces, self.stands_for, self.config.mesh.axes, cluster)
+        timeline = simulate(self.paces, self.stands_for, self.config.mesh.axes, costs_of(self.config, cluster))
         return step_time(timeline, self.stands_for)
 
 

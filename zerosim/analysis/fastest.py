@@ -35,7 +35,7 @@ from zerosim.device.device import Phase
 from zerosim.device.events import Kernel
 from zerosim.device.work import MATMUL
 from zerosim.ledger.clock import StepTime
-from zerosim.ledger.costs import kernel_seconds
+from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.mesh import Mesh
 from zerosim.train.plan import Figures, plan
 
@@ -173,7 +173,8 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
             one, two = (kernels(config.replace(layers=count * every)) for count in (1, 2))
             return one + (config.model.layers // every - 1) * (two - one)
         events = plan(config, keep_events=True).events[0]
-        return sum(kernel_seconds(event, cluster) for event in events if isinstance(event, Kernel) and _in_all(event))
+        costs = costs_of(config, cluster)
+        return sum(costs.kernel(event) for event in events if isinstance(event, Kernel) and _in_all(event))
 
     def bound(config: RunConfig) -> float:
         tp, stages, batches = config.mesh.tp, config.mesh.pp, config.data.accumulate

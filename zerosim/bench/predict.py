@@ -20,6 +20,7 @@ from zerosim.bench.training import TIMEOUT_S, initial_weights, one_thread, own_r
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
+from zerosim.config.presets.machine_file import Machine
 from zerosim.device.events import Reader
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MemoryLedger
@@ -97,9 +98,9 @@ def compare(
     gather: Gather | None = None,
 ) -> list[Compared]:
     """Every model at every stage. Raises: ValueError for a cluster that was not measured."""
-    if cluster.machine is None:
+    machine = cluster.measured
+    if not isinstance(machine, Machine):
         raise ValueError(f"{cluster.name} was not measured")
-    machine = cluster.machine
     configs = {
         (name, stage): config.replace(
             stage=stage, ranks=machine.ranks, precision=machine.precision, world=machine.transport,

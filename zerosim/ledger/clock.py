@@ -3,8 +3,13 @@
 A device runs its kernels in their order, on its compute stream. A collective waits in the stream of its mesh axis, a
 message in that of its pair of ranks and a copy in that of its direction, each behind what came before it there. A
 collective starts when its last member has launched it; a Wait holds compute until the work has ended. A collective's
-own sums are part of it. Nothing that runs at the same time slows another down; what shares a NIC has its fixed share
-(`costs.py`).
+own sums are part of it. What shares a NIC has its fixed share (`costs.py`).
+
+A rank's host launches one kernel or call after the other, and does not wait for the device: it runs ahead where
+kernels are long, and the device waits for it where they are short. When the step ends it has read the loss.
+
+Kernels that run while a collective is in flight share the device with it, and take longer by a share. The clock adds
+that time where compute waits for the collective, not to each kernel.
 
 Ranks that are alike are simulated once (`train/plan.py`): a member of a group stands where the one that represents it
 does, at the call of the same number.
@@ -18,15 +23,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Copy, Launch, Scope
 from zerosim.errors import InputError
-from zerosim.ledger.costs import Topology, collective_seconds, copy_seconds, topology
+from zerosim.ledger.costs import Costs
 from zerosim.ledger.pace import Busy, Entry, Live
 from zerosim.placement.mesh import AXES, Mesh
 from zerosim.verbs import MESSAGES
 
-COMPUTE = "compute"
+COMPUTE, HOST = "compute", "host"
 Key = tuple[str, tuple[tuple[int, ...], ...], int]
 """What members of a call agree on: stream, where each of them stands along the axes that differ, and number."""
 
@@ -54,6 +58,8 @@ class Track:
 
     exposed  seconds that compute waited for a collective's own time, by mesh axis
     bubble   seconds that it waited because another rank was not there yet
+    host     seconds that it waited for its host to launch the next kernel
+    slowed   seconds that kernels took longer because collectives were in flight
     """
 
     rank: int
@@ -61,6 +67,8 @@ class Track:
     compute: float = 0.0
     copies: float = 0.0
     bubble: float = 0.0
+    host: float = 0.0
+    slowed: float = 0.0
     exposed: dict[str, float] = field(default_factory=dict)
     kernels: int = 0
     flops: int = 0
@@ -88,7 +96,7 @@ def simulate(
     paces: Mapping[int, Sequence[Entry]],
     stands_for: Sequence[int],
     mesh: Mesh,
-    cluster: Cluster,
+    costs: Costs,
     *,
     keep_spans: bool = False,
 ) -> Timeline:
@@ -96,8 +104,8 @@ def simulate(
 
     Raises: InputError for ranks of which one waits for a call that another never makes.
     """
-    runs = {rank: _Run(rank, paces[rank], mesh, cluster, keep_spans) for rank in sorted(set(stands_for))}
-    calls = _Calls(runs, stands_for, cluster)
+    runs = {rank: _Run(rank, paces[rank], mesh, costs, keep_spans) for rank in sorted(set(stands_for))}
+    calls = _Calls(runs, stands_for, costs)
     waiting = deque(runs.values())
     stuck = 0
     while waiting:
@@ -117,16 +125,18 @@ def simulate(
 class StepTime(NamedTuple):
     """How long a step takes and what its time is made of, on the rank that ends last; in seconds.
 
-    compute, bubble, copies and all of `exposed` (by mesh axis) add up to `seconds`. `kernels` is how many compute has;
-    `hardware_flops` are those of all products on all ranks; `model_flops` count each forward product and the two of its
-    backward, and none that is computed again.
+    compute, slowed, bubble, host, copies and all of `exposed` (by mesh axis) add up to `seconds`: see `Track`.
+    `kernels` is how many compute has; `hardware_flops` are those of all products on all ranks; `model_flops` count each
+    forward product and the two of its backward, and none that is computed again.
     """
 
     rank: int
     seconds: float
     compute: float
+    slowed: float
     exposed: Mapping[str, float]
     bubble: float
+    host: float
     copies: float
     kernels: int
     hardware_flops: int
@@ -140,8 +150,10 @@ def step_time(timeline: Timeline, stands_for: Sequence[int]) -> StepTime:
         last.rank,
         last.end,
         last.compute,
+        last.slowed,
         dict(last.exposed),
         last.bubble,
+        last.host,
         last.copies,
         last.kernels,
         sum(track.flops for track in tracks),
@@ -163,12 +175,14 @@ class _Call:
 class _Run:
     """One rank on its way through its record."""
 
-    def __init__(self, rank: int, entries: Sequence[Entry], mesh: Mesh, cluster: Cluster, keep: bool) -> None:
+    def __init__(self, rank: int, entries: Sequence[Entry], mesh: Mesh, costs: Costs, keep: bool) -> None:
         self.track = Track(rank)
         self.entries = entries
         self.at = 0
-        self.now = 0.0
-        self.mesh, self.cluster, self.keep = mesh, cluster, keep
+        self.now = 0.0  # of compute
+        self.host = 0.0  # the host's own time, at most compute's where the host waits
+        self.shared = 0.0  # until when compute has paid for collectives in flight
+        self.mesh, self.costs, self.keep = mesh, costs, keep
         self.calls: dict[Key, _Call] = {}
         self.works: dict[int, _Call] = {}
         self.streams: dict[str, deque[_Call]] = {}  # launched, and not placed in time yet
@@ -195,6 +209,12 @@ class _Run:
         self.track.end = self.now
 
     def _compute(self, busy: Busy) -> None:
+        late = max(0.0, self.host + busy.lag - (self.now + busy.seconds))
+        if late:
+            self._span(COMPUTE, "wait", self.now, self.now + late, busy.scope, HOST)
+        self.track.host += late
+        self.now += late
+        self.host += busy.launch
         self._span(COMPUTE, busy.name, self.now, self.now + busy.seconds, busy.scope)
         self.now += busy.seconds
         self.track.compute += busy.seconds
@@ -208,11 +228,13 @@ class _Run:
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
         key = stream, _places(self.mesh, event.group), event.sequence
-        call = _Call(key, event, stream, self.now)
+        self.host += self.costs.call
+        call = _Call(key, event, stream, max(self.now, self.host))
         self.calls[key] = self.works[event.work] = call
         self.streams.setdefault(stream, deque()).append(call)
 
     def _wait(self, call: _Call, scope: Scope) -> None:
+        self._share(call)
         if call.stop > self.now:
             late = max(0.0, call.start - max(self.now, call.ready))
             gap = call.stop - self.now
@@ -223,11 +245,21 @@ class _Run:
             self._span(COMPUTE, "wait", self.now, call.stop, scope, call.stream, bubble=absent)
             self.now = call.stop
 
+    def _share(self, call: _Call) -> None:
+        """Kernels ran beside the call: they took longer."""
+        beside = min(self.now, call.stop) - max(self.shared, call.start)
+        if beside > 0:
+            slowed = beside * self.costs.contention
+            self.shared = min(self.now, call.stop)
+            self.track.slowed += slowed
+            self.now += slowed
+
     def _copy(self, event: Copy) -> None:
         """To the host beside compute; from it compute waits, for the copy is what it goes on with."""
+        self.host += self.costs.call
         stream = f"{event.source} to {event.target}"
-        start = max(self.now, self.free.get(stream, 0.0))
-        stop = start + copy_seconds(event, self.cluster)
+        start = max(self.now, self.host, self.free.get(stream, 0.0))
+        stop = start + self.costs.copy(event)
         self._span(stream, "copy", start, stop, event.scope)
         self.free[stream] = stop
         if event.target == "device":
@@ -260,10 +292,9 @@ class _Run:
 class _Calls:
     """What ranks do together: a call is placed in time when all of its members have launched it."""
 
-    def __init__(self, runs: Mapping[int, _Run], stands_for: Sequence[int], cluster: Cluster) -> None:
-        self.runs, self.stands_for, self.cluster = runs, stands_for, cluster
+    def __init__(self, runs: Mapping[int, _Run], stands_for: Sequence[int], costs: Costs) -> None:
+        self.runs, self.stands_for, self.costs = runs, stands_for, costs
         self._members: dict[tuple[int, ...], tuple[_Run, ...]] = {}
-        self._places: dict[tuple[int, ...], Topology] = {}
 
     def members(self, group: tuple[int, ...]) -> tuple[_Run, ...]:
         if group not in self._members:
@@ -286,7 +317,7 @@ class _Calls:
             if ready is None:
                 return False
             start = max(start, ready)
-        call.start, call.stop = start, start + self._seconds(call.launch)
+        call.start, call.stop = start, start + self.costs.collective(call.launch)
         run.end_call(call)
         return True
 
@@ -301,11 +332,6 @@ class _Calls:
                     return None
             call.ready = max(call.launched, run.free.get(call.stream, 0.0))
         return call.ready
-
-    def _seconds(self, launch: Launch) -> float:
-        if launch.group not in self._places:
-            self._places[launch.group] = topology(launch.group, self.cluster)
-        return collective_seconds(launch, self._places[launch.group], self.cluster)
 
 
 @lru_cache(maxsize=4096)

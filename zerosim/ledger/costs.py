@@ -1,65 +1,42 @@
-"""How long one thing takes by itself: a kernel, a collective, a message, a copy. A duration depends on its event alone.
+"""How long one thing takes by itself: a kernel, its launch, a collective, a message, a copy.
 
-A kernel takes the longer of its arithmetic and its memory traffic, each at the share of the peak that a kernel of that
-size reaches (`config/presets/cluster.py`). A collective takes a latency and its bytes over the slowest link of its
-ring; NCCL's own formulas and constants (NVIDIA/nccl 5067397, tuning.cc): three protocols, ring or, of an all-reduce,
-tree, the cheapest of which is taken. A node's NICs are shared by its GPUs, and a ring crosses them once: the members of
-a group on one node have their share of them together. In an all-reduce by all pairs each member sends the whole buffer
-to every other one in a single step: over the link within its node and, side by side, over its own NIC to the rest. An
-all-to-all goes the same ways with a part for each member, one member after the other.
+`Costs` is what the clock asks. A GPU's come from tables of measured kernels (`gpu_costs.py`) and NCCL's formulas
+(`nccl.py`), those of a machine that `zerosim calibrate` measured from its file (`machine_costs.py`). A duration depends
+on its event alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from zerosim.config.presets.cluster import Cluster
-from zerosim.config.presets.machine_file import Machine
 from zerosim.device.events import Copy, Kernel, Launch
-from zerosim.device.work import MATMUL
-from zerosim.verbs import MESSAGES, find_verb
-
-US = 1e-6
 
 
-class Protocol(NamedTuple):
-    """Microseconds of a call, of a step inside a node and of one between nodes, and the share of the bandwidth."""
+class Costs(Protocol):
+    """Seconds of each thing that a rank does."""
 
-    base: float
-    intra: float
-    inter: float
-    share: float
+    def kernel(self, kernel: Kernel) -> float:
+        """Of a kernel on its device."""
 
+    def launch(self, kernel: Kernel) -> float:
+        """Of the host, until the kernel is in its stream."""
 
-CAUSAL = ("flash_attention", "flash_attention_backward")
-"""Kernels that skip the blocks above the diagonal, half of their products (FlashAttention-2, arXiv 2307.08691, 3.1)."""
-RINGS = (Protocol(6.6, 0.6, 2.7, 0.5), Protocol(14.0, 1.9, 4.0, 0.92), Protocol(8.4, 3.4, 14.0, 1.0))
-TREES = (Protocol(6.8, 0.6, 5.0, 0.92 / 3.8), Protocol(14.0, 1.25, 8.5, 0.92 * 0.92), Protocol(8.4, 4.0, 14.0, 0.92))
-"""LL, LL128 and Simple, over NVLink and a network."""
+    def collective(self, launch: Launch) -> float:
+        """Of a collective or a message, from the moment when all members are there."""
 
+    def copy(self, copy: Copy) -> float:
+        """Of a copy between a device and its host."""
 
-def kernel_seconds(kernel: Kernel, cluster: Cluster) -> float:
-    """Roofline: the longer of arithmetic and memory. On a machine that was measured, what was measured, and the host's
-    time."""
-    if cluster.machine is not None:
-        flops = kernel.flops if kernel.engine == MATMUL else 0
-        nbytes = kernel.bytes_read + kernel.bytes_written
-        return cluster.machine.kernel_seconds(kernel.name, flops, nbytes) + cluster.kernel_s
-    seconds = (kernel.bytes_read + kernel.bytes_written) / cluster.hbm
-    seconds /= cluster.memory.share(seconds) if seconds else 1.0
-    if kernel.engine == MATMUL and kernel.flops:
-        causal = kernel.name in CAUSAL
-        arithmetic = kernel.flops / (2 if causal else 1) / cluster.peak_flops
-        share = cluster.matmul.share(arithmetic)
-        seconds = max(seconds, arithmetic / (min(share, cluster.flash) if causal else share))
-    return seconds
+    @property
+    def call(self) -> float:
+        """Of the host, to launch a collective, a message or a copy."""
 
-
-def copy_seconds(copy: Copy, cluster: Cluster) -> float:
-    """Between a device and its host."""
-    return copy.nbytes / cluster.pcie
+    @property
+    def contention(self) -> float:
+        """How much longer, as a share, kernels take while a collective is in flight."""
 
 
 class Topology(NamedTuple):
@@ -82,64 +59,3 @@ def bandwidth(place: Topology, cluster: Cluster) -> float:
         return cluster.link
     share = cluster.nic * place.together / cluster.node_gpus
     return share if place.together == 1 else min(share, cluster.link)
-
-
-def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
-    """A collective or a message of its own, from the moment when all members are there."""
-    if launch.payload_bytes == 0 or place.members == 1:
-        return 0.0
-    speed = bandwidth(place, cluster)
-    if cluster.machine is not None:
-        return _measured_seconds(launch, place, speed, cluster.machine)
-    if launch.op in MESSAGES:
-        ways = [_seconds(ring, launch.payload_bytes, 1, place.nodes - 1, speed, cluster.latency) for ring in RINGS]
-        return min(ways)
-    n, verb = place.members, find_verb(launch.op)
-    if _is_by_pairs(launch):
-        return _pairs_seconds(launch.payload_bytes, 1, 1, place, cluster)
-    if verb.pairwise:
-        return _pairs_seconds(launch.payload_bytes / n, place.together - 1, n - place.together, place, cluster)
-    steps, inter = verb.rounds * (n - 1), verb.rounds * (place.nodes - 1)
-    nbytes = launch.payload_bytes * verb.share(n)
-    ways = [_seconds(ring, nbytes, steps, inter, speed, cluster.latency) for ring in RINGS]
-    if launch.op == "all_reduce":
-        depth, local = (place.nodes - 1).bit_length(), n // place.nodes - 1
-        ways += [_seconds(tree, nbytes, 2 * (local + depth), 2 * depth, speed, cluster.latency) for tree in TREES]
-    return min(ways)
-
-
-def _is_by_pairs(launch: Launch) -> bool:
-    return launch.op == "all_reduce" and launch.algorithm == "pairs"
-
-
-def _pairs_seconds(nbytes: float, inside: int, outside: int, place: Topology, cluster: Cluster) -> float:
-    """Every member sends `nbytes` to each other one: over the link within its node, in `inside` steps, and side by side
-    over its own NIC to the rest, in `outside` steps."""
-    ways, away = [], place.members - place.together
-    for ring in RINGS:
-        within = _seconds(ring, (place.together - 1) * nbytes, inside, 0, cluster.link, cluster.latency)
-        nic = cluster.nic / cluster.node_gpus
-        across = _seconds(ring, away * nbytes, outside, outside, nic, cluster.latency) if away else 0.0
-        ways.append(max(within, across))
-    return min(ways)
-
-
-def sent_share(launch: Launch, members: int) -> float:
-    """What a member sends of a call's payload."""
-    return members - 1 if _is_by_pairs(launch) else find_verb(launch.op).share(members)
-
-
-def _measured_seconds(launch: Launch, place: Topology, speed: float, machine: Machine) -> float:
-    """What the call took between the ranks that were measured; other numbers of ranks move a ring's bytes. Between
-    machines it takes no less than the latency and its bytes over the NIC."""
-    verb, share = find_verb(launch.op), sent_share(launch, place.members)
-    measured = machine.collectives[verb.curve]
-    seconds = measured.seconds(launch.payload_bytes * share / verb.share(machine.ranks))
-    if place.nodes == 1:
-        return seconds
-    return max(seconds, measured.points[0][1] + launch.payload_bytes * share / speed)
-
-
-def _seconds(protocol: Protocol, nbytes: float, steps: int, inter: int, speed: float, latency: float) -> float:
-    latency *= protocol.base + (steps - inter) * protocol.intra + inter * protocol.inter
-    return latency * US + nbytes / (speed * protocol.share)

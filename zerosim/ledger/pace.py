@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.work import MATMUL
-from zerosim.ledger.costs import kernel_seconds
+from zerosim.ledger.costs import Costs
 
 FORWARD = Phase.FORWARD.value
 
 
 class Busy(NamedTuple):
     """The device computes for so many seconds, in so many `kernels`. `flops` are those of products; `forward_flops`
-    those of a forward."""
+    those of a forward.
+
+    launch  seconds of the host, to launch them
+    lag     seconds from the moment when the host begins to launch them to that when a device that waits for nothing
+            else has run them
+    """
 
     scope: Scope
     name: str
@@ -28,6 +32,21 @@ class Busy(NamedTuple):
     flops: int
     forward_flops: int
     kernels: int = 1
+    launch: float = 0.0
+    lag: float = 0.0
+
+    def then(self, other: Busy) -> Busy:
+        """Both, one after the other: where this one ends is where the other may begin."""
+        return Busy(
+            self.scope,
+            self.name,
+            self.seconds + other.seconds,
+            self.flops + other.flops,
+            self.forward_flops + other.forward_flops,
+            self.kernels + other.kernels,
+            self.launch + other.launch,
+            max(self.lag + other.seconds, self.launch + other.lag),
+        )
 
 
 class Live(NamedTuple):
@@ -43,10 +62,10 @@ Entry = Busy | Launch | Wait | Copy | Live
 class PaceLedger:
     """The entries of one step."""
 
-    def __init__(self, cluster: Cluster, *, step: int = 0, detail: bool = False) -> None:
-        self.cluster, self.step, self.detail = cluster, step, detail
+    def __init__(self, costs: Costs, *, step: int = 0, detail: bool = False) -> None:
+        self.costs, self.step, self.detail = costs, step, detail
         self.entries: list[Entry] = []
-        self._seconds: dict[tuple[object, ...], float] = {}  # of a kernel, whose time is that of its work alone
+        self._times: dict[tuple[object, ...], tuple[float, float]] = {}  # of a kernel and of its launch, by its work
         self._sizes: dict[int, int] = {}
         self._live = 0
 
@@ -75,15 +94,16 @@ class PaceLedger:
 
     def _add(self, kernel: Kernel) -> None:
         work = kernel[1:]
-        seconds = self._seconds.get(work)
-        if seconds is None:
-            seconds = self._seconds[work] = kernel_seconds(kernel, self.cluster)
+        times = self._times.get(work)
+        if times is None:
+            times = self._times[work] = self.costs.kernel(kernel), self.costs.launch(kernel)
+        seconds, launch = times
         flops = kernel.flops if kernel.engine == MATMUL else 0
         forward = flops if kernel.scope.phase == FORWARD else 0
         last = self.entries[-1] if self.entries else None
+        name = kernel.name if self.detail else kernel.scope.unit
+        busy = Busy(kernel.scope, name, seconds, flops, forward, 1, launch, launch + seconds)
         if isinstance(last, Busy) and last.scope == kernel.scope and not self.detail:
-            both = last.seconds + seconds, last.flops + flops, last.forward_flops + forward, last.kernels + 1
-            self.entries[-1] = Busy(last.scope, last.name, *both)
+            self.entries[-1] = last.then(busy)
         else:
-            name = kernel.name if self.detail else kernel.scope.unit
-            self.entries.append(Busy(kernel.scope, name, seconds, flops, forward))
+            self.entries.append(busy)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
-from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Event, Reader
 from zerosim.errors import InputError, OutOfMemory, wrong
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.allocator import AllocatorLedger
+from zerosim.ledger.costs import Costs
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.pools import PoolLedger
@@ -26,13 +26,13 @@ FILES = ("data", "tokens", "weights")
 
 class RankLedgers:
     """What is counted on one rank: memory, traffic, its memory pool; on rank 0 activations too (all save the same);
-    what its allocator holds, unless it is exact; how long things take, on a cluster.
+    what its allocator holds, unless it is exact; how long things take, by `costs`.
 
     `events` are those that the run kept.
     """
 
     def __init__(
-        self, rank: int, allocator: str = "exact", cluster: Cluster | None = None, *, by_moment: bool = False
+        self, rank: int, allocator: str = "exact", costs: Costs | None = None, *, by_moment: bool = False
     ) -> None:
         self.rank = rank
         self.memory = MemoryLedger(by_moment=by_moment)
@@ -40,7 +40,7 @@ class RankLedgers:
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None
         self.allocator = None if allocator == "exact" else AllocatorLedger()
-        self.pace = None if cluster is None else PaceLedger(cluster)
+        self.pace = None if costs is None else PaceLedger(costs)
         self.events: list[Event] = []
 
     @property

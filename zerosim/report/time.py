@@ -16,9 +16,6 @@ from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES, listed
 from zerosim.train.result import RunResult
 
-HOST_S = (68e-6, 269e-6)
-"""What Megatron-LM's steps of 12 layers of width 512 took for each kernel that is counted, least and most; there the
-host decides. Source: scenarios/measured_time_megatron.toml."""
 _WORTH_IT = 0.05
 _WORTH_SAYING = 0.01
 _AXES = {
@@ -40,8 +37,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
     note = (
         f"Modelled on {_place(cluster)}. {values['tokens_per_s']:,.0f} tokens/s; {values['model_tflops']:.1f} TFLOP/s "
-        f"per GPU, {values['hardware_tflops']:.1f} with recompute. Products at most at {100 * cluster.matmul.most:.1f} "
-        f"% of the peak ({cluster.source})."
+        f"per GPU, {values['hardware_tflops']:.1f} with recompute. Times of kernels: {cluster.source}."
     )
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
 
@@ -60,13 +56,12 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
     lines.append(wait)
     precision = result.config.precision.stored
-    if cluster.machine is not None and cluster.machine.precision != precision:
-        lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")
-    if cluster.machine is None and _host_decides(time):
-        least, most = (seconds * time.kernels for seconds in HOST_S)
+    if cluster.precision not in (None, precision):
+        lines.append(f"Kernels were measured in {cluster.precision}. Kernels of {precision} take other times.")
+    if is_host_bound(time):
         lines.append(
-            f"Its {time.kernels:,} kernels are short. Where a framework launches each from Python, the host decides: "
-            f"at 68 to 269 µs for each, as in Megatron-LM's small tests, {least:.2g} to {most:.2g} s."
+            f"The host decides how long the step takes: launching its {time.kernels:,} kernels takes longer than "
+            "running them."
         )
     minus = " Minus: real steps took longer." if "-" in cluster.known_error else ""
     return [*lines, f"Modelled, not measured. Known error: {cluster.known_error}.{minus}"]
@@ -92,7 +87,8 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
-    """The JSON form. `compute_s`, all of `exposed_s`, `bubble_s` and `copies_s` add up to `step_s`."""
+    """The JSON form. `compute_s`, `slowed_s`, all of `exposed_s`, `bubble_s`, `host_s` and `copies_s` add up to
+    `step_s`."""
     return None if result.time is None else step_values(result.config, result.time, cluster)
 
 
@@ -129,13 +125,12 @@ def times_table(times: Mapping[int, StepTime], cluster: Cluster | None) -> Rende
         f"Modelled on {_place(cluster)}, not "
         f"measured, from the same program on shapes; on the rank that ends last. Known error: {cluster.known_error}."
     )
-    if cluster.machine is None and any(_host_decides(time) for time in times.values()):
-        note += " Kernels are short: where a framework launches each from Python, steps take longer."
     return titled("Time of a step", Adaptive(grid), note)
 
 
-def _host_decides(time: StepTime) -> bool:
-    return time.seconds < HOST_S[0] * time.kernels
+def is_host_bound(time: StepTime) -> bool:
+    """Whether compute waits longer for its host than for anything else."""
+    return time.host > max(0.1 * time.seconds, time.bubble, *time.exposed.values())
 
 
 def _place(cluster: Cluster) -> str:
@@ -145,9 +140,10 @@ def _place(cluster: Cluster) -> str:
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:
     """Those that take any time."""
-    parts = [("kernels", time.compute)]
+    parts = [("kernels", time.compute), ("kernels that share the GPU with a collective: longer by", time.slowed)]
     parts += [(f"waits for {_AXES.get(axis, axis)}", seconds) for axis, seconds in time.exposed.items()]
-    parts += [("waits for other ranks", time.bubble), ("copies to and from the host", time.copies)]
+    parts += [("waits for other ranks (bubble)", time.bubble), ("waits for the host's launches", time.host)]
+    parts += [("copies to and from the host", time.copies)]
     return [(name, seconds) for name, seconds in parts if seconds]
 
 
@@ -164,7 +160,9 @@ def track_values(track: Track) -> dict[str, Any]:
 def _part_values(time: StepTime | Track) -> dict[str, Any]:
     return {
         "compute_s": time.compute,
+        "slowed_s": time.slowed,
         "exposed_s": dict(time.exposed),
         "bubble_s": time.bubble,
+        "host_s": time.host,
         "copies_s": time.copies,
     }

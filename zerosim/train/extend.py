@@ -36,7 +36,10 @@ from zerosim.train.result import RankMemory, RunResult
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")
 """What grows of a row of traffic."""
-SECONDS, WORK = ("seconds", "compute", "bubble", "copies"), ("kernels", "hardware_flops", "model_flops")
+SECONDS, WORK = (
+    ("seconds", "compute", "slowed", "bubble", "host", "copies"),
+    ("kernels", "hardware_flops", "model_flops"),
+)
 """And of a step's time, beside what is exposed."""
 
 

@@ -26,6 +26,7 @@ from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
+from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.pace import Entry, PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
@@ -104,20 +105,21 @@ def _plan(
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
     uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
+    costs = None if cluster is None else costs_of(config, cluster)
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
-            ledgers[rank] = RankLedgers(rank, config.memory.allocator, cluster, by_moment=by_moment)
+            ledgers[rank] = RankLedgers(rank, config.memory.allocator, costs, by_moment=by_moment)
             reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events, is_trained)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
             stands_for = classes(layout, reasons(uneven.found, by_tensor=by_tensor), around)
     result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
-    if cluster is None:
+    if costs is None:
         return result
     paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
 
     def time_of(entries: Mapping[int, Sequence[Entry]]) -> StepTime:
-        return step_time(simulate(entries, stands_for, config.mesh.axes, cluster), stands_for)
+        return step_time(simulate(entries, stands_for, config.mesh.axes, costs), stands_for)
 
     time = time_of(paces)
     if config.optim.steps is None and result.steps[0].estimated:  # of so many steps one has an estimate
@@ -139,12 +141,14 @@ def plan_first_step(config: RunConfig) -> RunResult:
 def timeline_of(result: RunResult, cluster: Cluster, step: int = 0) -> Timeline:
     """Every kernel and collective of a plan's step in time, on each rank that ran. The plan has kept its events."""
     entries = paces_of(result, cluster, step, detail=True)
-    return simulate(entries, result.stands_for, result.config.mesh.axes, cluster, keep_spans=True)
+    costs = costs_of(result.config, cluster)
+    return simulate(entries, result.stands_for, result.config.mesh.axes, costs, keep_spans=True)
 
 
 def paces_of(result: RunResult, cluster: Cluster, step: int = 0, *, detail: bool = False) -> dict[int, list[Entry]]:
     """What the clock needs of a plan's step, on each rank that ran. The plan has kept its events."""
-    paces = {rank: PaceLedger(cluster, step=step, detail=detail) for rank in result.ran}
+    costs = costs_of(result.config, cluster)
+    paces = {rank: PaceLedger(costs, step=step, detail=detail) for rank in result.ran}
     for rank, pace in paces.items():
         pace.read(result.events[rank])
     return {rank: pace.entries for rank, pace in paces.items()}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config.inputs import read_toml
+from zerosim.config.presets.kernel_tables import KernelTables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
 from zerosim.config.presets.outside import AMPERE, HOPPER, VOLTA, Held, Outside
 from zerosim.errors import InputError, did_you_mean
@@ -43,7 +44,8 @@ class Hardware:
     """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers.
 
     `held` is what it holds outside of a program, None where that is not known; `flash`: FlashAttention runs on it, None
-    where that is not known; `machine`: what `zerosim calibrate` measured, None for a device that was not.
+    where that is not known; `kernels`: tables of its own, None for a preset's; `machine`: what `zerosim calibrate`
+    measured, None for a device that was not.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Hardware:
     sources: Sources
     held: Held | None = None
     flash: bool | None = None
+    kernels: KernelTables | None = None
     machine: Machine | None = None
 
     def outside(self, mesh: Mesh) -> tuple[Outside, ...]:
@@ -70,7 +73,7 @@ class Hardware:
 MOST = 10**18
 KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
 """The keys of a device's TOML file, all required: sizes like "80GB" or whole bytes, bandwidths per second. A
-table [machine] may follow (`machine_file.py`)."""
+table [kernels] (`kernel_tables.py`) or [machine] (`machine_file.py`) may follow."""
 
 
 def presets() -> tuple[Hardware, ...]:
@@ -150,7 +153,9 @@ def read_hardware(path: str) -> Hardware:
         values = read_toml(path, "hardware")
     except InputError as error:
         raise InputError(f"{error}: give a TOML file with {', '.join(KEYS)}") from None
-    machine = read_machine(f"hardware {path}", values.pop("machine")) if "machine" in values else None
+    where = f"hardware {path}"
+    machine = read_machine(where, values.pop("machine")) if "machine" in values else None
+    kernels = read_tables(f"{where}, kernels", values.pop("kernels")) if "kernels" in values else None
     for key in values:
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, f"known keys: {', '.join(KEYS)}")
@@ -161,7 +166,8 @@ def read_hardware(path: str) -> Hardware:
         raise InputError(f"hardware {path}: name {values['name']!r}: expected text")
     given = f"given in {path}"
     memory, peak, hbm, link = (_positive(path, key, values) for key in KEYS[1:])
-    return Hardware(values["name"], memory, peak, hbm, link, Sources(given, given, given, given), machine=machine)
+    sources = Sources(given, given, given, given)
+    return Hardware(values["name"], memory, peak, hbm, link, sources, kernels=kernels, machine=machine)
 
 
 def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:

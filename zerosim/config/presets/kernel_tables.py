@@ -1,0 +1,200 @@
+"""What kernels were measured to reach on one GPU: shares of its peaks, as tables (`kernels/*.toml`).
+
+A table has three parts, each with its source:
+
+    products    for a forward product and those of its backward: the share of the peak by microseconds at the peak.
+                `narrow`: what is left of that share, by a product's smallest dimension
+    attention   for each implementation and head width, forward and backward: the share that a causal kernel gets of
+                the products that it does, by tokens; `tiles_forward`, `tiles_backward`: what is left of it, by tiles
+                of 128 queries of a head, which are shared out among the multiprocessors
+    memory      the share of the bandwidth by microseconds at it, and what is left of it for a loss
+
+A user's own GPU may have such a table in its TOML file, as [kernels] (`hardware.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+from zerosim.errors import InputError, did_you_mean
+
+PRODUCTS = ("linear", "linear_dgrad", "linear_wgrad")
+FLASH_KERNELS = ("fa1", "fa2", "fa3", "cudnn", "triton", "xformers")
+US = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """y by x, ascending in x. Between two points y is linear in the logarithm of x; beyond the ends it stays."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, x: float) -> float:
+        first, last = self.points[0], self.points[-1]
+        if x <= first[0]:
+            return first[1]
+        if x >= last[0]:
+            return last[1]
+        for (low, below), (high, above) in pairwise(self.points):
+            if x <= high:
+                return below + (above - below) * math.log(x / low) / math.log(high / low)
+        raise AssertionError(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The share of a peak that a kernel reaches, by the seconds that it would take at the peak, ascending.
+
+    Between two points its seconds follow a power law. What is smaller than the first takes as long as the first.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def seconds(self, at_peak: float) -> float:
+        """How long a kernel takes that would take so long at the peak."""
+        (first, lowest), (last, highest) = self.points[0], self.points[-1]
+        if at_peak <= first:
+            return first / lowest
+        if at_peak >= last:
+            return at_peak / highest
+        for (low, below), (high, above) in pairwise(self.points):
+            if at_peak <= high:
+                part = math.log(at_peak / low) / math.log(high / low)
+                return low / below * math.exp(math.log(high / above / (low / below)) * part)
+        raise AssertionError(at_peak)
+
+    @property
+    def most(self) -> float:
+        """The highest share."""
+        return max(share for _, share in self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class Flash:
+    """One implementation of FlashAttention at one head width: shares of the peak by tokens."""
+
+    forward: Curve
+    backward: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTables:
+    """One GPU's tables. `products` by kernel; `attention` by implementation and head width; `sources` by part."""
+
+    gpu: str
+    products: Mapping[str, Reached]
+    narrow: Curve
+    attention: Mapping[str, Mapping[int, Flash]]
+    tiles: Flash
+    elementwise: Reached
+    cross_entropy: float
+    sources: Mapping[str, str]
+
+    def flash(self, kernel: str, width: int) -> Flash:
+        """Of the nearest head width. Raises: KeyError for an implementation that was not measured."""
+        widths = self.attention[kernel]
+        return widths[min(widths, key=lambda known: (abs(math.log(known / width)), known))]
+
+
+def packaged_tables(name: str) -> KernelTables:
+    """The table of one of zerosim's own GPUs, by the name of its file."""
+    text = files("zerosim.config.presets").joinpath("kernels", f"{name}.toml").read_text(encoding="utf-8")
+    return read_tables(f"kernels of {name}", tomllib.loads(text))
+
+
+def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
+    """A table of the file that `where` names. Raises: InputError in one line, with the key."""
+    _check_keys(where, "", values, ("gpu", "products", "attention", "memory"))
+    products, attention, memory = (_part(where, values, part) for part in ("products", "attention", "memory"))
+    _check_keys(where, "products.", products, ("source", *PRODUCTS, "narrow"))
+    _check_keys(where, "memory.", memory, ("source", "elementwise", "cross_entropy"))
+    fixed = ("source", "tiles_forward", "tiles_backward")
+    _check_keys(where, "attention.", attention, fixed, also=FLASH_KERNELS)
+    sources = {"products": products["source"], "attention": attention["source"], "memory": memory["source"]}
+    for name, text in {"gpu": values["gpu"], **{f"{part}.source": text for part, text in sources.items()}}.items():
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{where}: {name} {text!r}: expected text, which says where the figures come from")
+    return KernelTables(
+        values["gpu"],
+        {kind: _reached(where, f"products.{kind}", products[kind]) for kind in PRODUCTS},
+        _curve(where, "products.narrow", products["narrow"]),
+        {
+            kernel: _widths(where, f"attention.{kernel}", attention[kernel])
+            for kernel in FLASH_KERNELS
+            if kernel in attention
+        },
+        Flash(*(_curve(where, f"attention.{key}", attention[key]) for key in fixed[1:])),
+        _reached(where, "memory.elementwise", memory["elementwise"]),
+        _share(where, "memory.cross_entropy", memory["cross_entropy"]),
+        sources,
+    )
+
+
+def _part(where: str, values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(values[name], dict):
+        raise InputError(f"{where}: {name}: expected a table")
+    return values[name]  # type: ignore[no-any-return]
+
+
+def _check_keys(
+    where: str, prefix: str, values: Mapping[str, Any], keys: Sequence[str], also: Sequence[str] = ()
+) -> None:
+    for key in values:
+        if key not in (*keys, *also):
+            hint = did_you_mean(key, (*keys, *also), f"known keys: {', '.join((*keys, *also))}")
+            raise InputError(f"{where}: unknown key {prefix}{key}: {hint}")
+    if missing := [key for key in keys if key not in values]:
+        raise InputError(f"{where}: missing {prefix}{missing[0]}: all of {', '.join(keys)} are needed")
+
+
+def _widths(where: str, key: str, values: Any) -> Mapping[int, Flash]:
+    found = dict[int, Flash]()
+    if not isinstance(values, dict) or not values:
+        raise InputError(f"{where}: {key}: expected a table by head width, such as 128 = {{forward, backward}}")
+    for width, sides in values.items():
+        if not width.isdecimal() or not int(width) or not isinstance(sides, dict):
+            raise InputError(f"{where}: {key}.{width}: expected a head width with forward and backward")
+        _check_keys(where, f"{key}.{width}.", sides, ("forward", "backward"))
+        forward, backward = (_curve(where, f"{key}.{width}.{side}", sides[side]) for side in ("forward", "backward"))
+        found[int(width)] = Flash(forward, backward)
+    return found
+
+
+def _reached(where: str, key: str, value: Any) -> Reached:
+    points = _curve(where, key, value).points
+    for (low, below), (high, above) in pairwise(points):
+        if high / above < low / below:
+            raise InputError(
+                f"{where}: {key}: [{high:g}, {above:g}] after [{low:g}, {below:g}] takes less time: what does more "
+                "never ends sooner"
+            )
+    return Reached(tuple((us * US, share) for us, share in points))
+
+
+def _curve(where: str, key: str, value: Any) -> Curve:
+    if not isinstance(value, list) or not value or not all(isinstance(one, list) and len(one) == 2 for one in value):
+        raise InputError(f"{where}: {key}: expected a list of [size, share], such as [[10, 0.4], [1000, 0.7]]")
+    for x, share in value:
+        if not _is_number(x) or x <= 0:
+            raise InputError(f"{where}: {key}: size {x!r}: expected a number more than 0")
+        _share(where, key, share)
+    for (low, _), (high, _) in pairwise(value):
+        if high <= low:
+            raise InputError(f"{where}: {key}: {high:g} after {low:g}: sizes ascend")
+    return Curve(tuple((float(x), float(share)) for x, share in value))
+
+
+def _share(where: str, key: str, value: Any) -> float:
+    if not _is_number(value) or not 0 < value <= 1:
+        raise InputError(f"{where}: {key}: share {value!r}: expected a number more than 0, at most 1")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
