@@ -40,6 +40,13 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("timeline -o x.png --rank all --ranks 64", "more than the 8"),
         ("timeline -o x.png --step 3", "--step 3: expected 0 to 0, or more --steps"),
     ],
+    "plan --model gpt2": [
+        ("--kernels eager", "--kernels eager: of which devices? pass --gpu NAME too"),
+        ("--gpu h100 --kernels egaer", "expected one of eager, compiled, fused; did you mean 'eager'?"),
+        ("--gpu h100 --flash-kernel fa4", "--flash-kernel 'fa4': expected one of auto, fa1, fa2, fa3, cudnn, triton"),
+    ],
+    "run": [("--kernels eager", "unknown flag --kernels")],
+    "compare --optimizers adam,sgd": [("--flash-kernel fa2", "--flash-kernel fa2: of which devices? pass --gpu")],
     "plot gradients --steps 2 -q -o p.svg": [
         ("--ranks 4", "--ranks 4: gradients are counted with --ranks 1; leave it out"),
         ("--precision bf16", "--precision bf16: gradients are counted with --precision fp32; leave it out"),

@@ -44,8 +44,9 @@ def test_the_names() -> None:
         assert recipe.approximations
 
 
-DEEPSPEED: dict[str, Any] = {"loss": "torch", "upcast_grads": True, "reduce_bucket": 500_000_000}
-LATE: dict[str, Any] = {"loss": "torch", "foreach": True, "overlap_reduction": True}
+TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
+DEEPSPEED: dict[str, Any] = {**TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
+LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 50_000_000, "max_live": 1_000_000_000}
 
@@ -55,7 +56,7 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
     [
         ("paper", 3, {}),
         ("ddp", 0, {**LATE, "grad_buckets": "copies"}),
-        ("deepspeed", 0, {**FP32, "loss": "torch", "persistent_grads": True}),
+        ("deepspeed", 0, {**TORCH, **FP32, "persistent_grads": True}),
         ("deepspeed", 1, {**DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}),
         ("deepspeed", 2, {**DEEPSPEED, "grad_reduction": "all_reduce"}),
         ("deepspeed", 3, {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True}),

@@ -73,6 +73,7 @@ def _check(args: argparse.Namespace, flag: str) -> None:
             raise InputError(f"--{name} and --{flag} are both given: choose one")
     if args.gpu is not None:
         raise InputError(f"--gpu {args.gpu}: of --stages; zerosim plan times a step of any other run")
+    device_cluster(args, None)  # of a clock that is not there nothing may be said either
     if args.stages is not None:
         raise InputError(f"--stages: with --{flag} one stage, such as --stage 2")
 

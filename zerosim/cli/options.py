@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from zerosim.cli.parser import (
@@ -45,7 +46,7 @@ GROUPS: Mapping[str, str] = {
     "hysteresis min_loss_scale skip_nonfinite",
     "data and weights": "data tokens weights sample sample_tokens",
 }
-"""Titles in a verb's help, and the options under each."""
+"""Titles in a verb's help, and the options under each. The clock's are under "time", in verbs that have one."""
 
 _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "sample": utf8,
@@ -64,28 +65,30 @@ _CONVERT: Mapping[Any, Callable[[str], Any]] = {
 def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False) -> None:
     """Every field of RunConfig as a flag; `stage` apart, for a verb that runs several stages.
 
+    Those of the clock stand beside --gpu (`plan.add_time_flags`), in verbs that have one.
     With `planning`, a plan's defaults, and without what needs values (files, a sample) or threads.
     """
     defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none"} if planning else {}
     left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a run's values; flags override them")
     for title, names in GROUPS.items():
-        shown = [OPTIONS[name] for name in names.split() if name not in left_out]
-        group = parser.add_argument_group(title) if shown else None
-        for option in shown:
-            _add_flag(group, option, defaults)
+        if shown := [OPTIONS[name] for name in names.split() if name not in left_out]:
+            add = parser.add_argument_group(title).add_argument
+            for option in shown:
+                add_flag(add, option, defaults)
 
 
-def _add_flag(group: Any, option: Option, defaults: Mapping[str, Any]) -> None:
+def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Add the flag of one field. Without it the field is not given."""
     common = {"dest": option.flat, "default": argparse.SUPPRESS}
     if option.kinds[0] == "bool":
         state = option.shown or ("on" if option.default else "off")
         help = f"{option.help} (default: {state})"
         names = flag_of(option.flat), *option.also
-        group.add_argument(*names, help=help, action=argparse.BooleanOptionalAction, **common)
+        add(*names, help=help, action=argparse.BooleanOptionalAction, **common)
         return
     default = defaults.get(option.flat, option.default if option.shown is None else option.shown)
-    group.add_argument(
+    add(
         flag_of(option.flat),
         *option.also,
         metavar="|".join(option.choices) or option.metavar,

@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zerosim.cli.options import add_run_flags, run_config
+from zerosim.cli.options import add_flag, add_run_flags, run_config
 from zerosim.cli.outputs import leave, output
-from zerosim.cli.parser import Parser, size, whole_number
-from zerosim.config import PLAN_DEFAULTS, RunConfig
+from zerosim.cli.parser import Parser, flag_of, size, whole_number
+from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
+from zerosim.config.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory
@@ -36,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def add_time_flags(add: Any) -> None:
-    """--node-gpus and --nic, by an `add_argument`."""
+    """--node-gpus, --nic and the fields of the clock, by an `add_argument`."""
     add("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: the preset's)")
     add(
         "--nic",
@@ -44,6 +45,8 @@ def add_time_flags(add: Any) -> None:
         type=size,
         help="bytes per second of all NICs of a node, such as 200GB (default: the preset's)",
     )
+    for name in CLOCK:
+        add_flag(add, OPTIONS[name])
 
 
 def add_device_flags(group: Any) -> None:
@@ -128,13 +131,13 @@ def main(args: argparse.Namespace) -> int:
 def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | None:
     """The devices of --gpu in nodes, as --node-gpus and --nic say; None without --gpu.
 
-    Raises: InputError for nodes of no GPU, and where there is no device that nodes could be of.
+    Raises: InputError for nodes of no GPU, and for a flag of the clock where there is no device.
     """
     if limit is not None and limit.device is not None:
         return cluster_of(limit.device, node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
-    for flag, value in (("--node-gpus", args.node_gpus), ("--nic", args.nic)):
-        if value is not None:
-            raise InputError(f"{flag} {value}: of which devices? pass --gpu NAME too")
+    for name in ("node_gpus", "nic", *CLOCK):
+        if (value := getattr(args, name, None)) is not None:
+            raise InputError(f"{flag_of(name)} {value}: of which devices? pass --gpu NAME too")
     return None
 
 

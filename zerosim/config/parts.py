@@ -12,6 +12,7 @@ from typing import get_type_hints
 
 from zerosim.config.allocator import NAMES as ALLOCATORS
 from zerosim.config.allocator import check_knobs
+from zerosim.config.clock import ClockConfig
 from zerosim.config.model import ModelConfig
 from zerosim.config.optim import OptimConfig
 from zerosim.config.option import OF_RECIPE, Option, Part, option
@@ -215,6 +216,7 @@ class Parts:
     data: DataConfig
     memory: MemoryConfig
     world: WorldConfig
+    clock: ClockConfig
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))

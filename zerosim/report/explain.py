@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
 from zerosim.config import PLAN_DEFAULTS, WITH_VALUES, RunConfig
+from zerosim.config.clock import CLOCK
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.report import words
 from zerosim.report.explain_sections import PRINTED, SECTIONS, Asked, Section, gigabytes
@@ -71,9 +72,9 @@ class Explanation(InNotebook):
 
 def plan_command(config: RunConfig) -> str:
     """The command that counts what these formulas say: every value that was given."""
-    said = ["zerosim plan"]
+    said, unsaid = ["zerosim plan"], {*WITH_VALUES.split(), *CLOCK}
     for name, value in config.given.items():
-        if value == PLAN_DEFAULTS.get(name, ...) or name in WITH_VALUES.split() or (name == "steps" and value == 1):
+        if value == PLAN_DEFAULTS.get(name, ...) or name in unsaid or (name == "steps" and value == 1):
             continue
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

@@ -130,7 +130,7 @@ def find_recipe(name: str) -> Recipe:
     raise wrong("recipe", f" {name!r} is not known; {hint}")
 
 
-_TORCH: Mapping[str, Any] = {"loss": "torch"}
+_TORCH: Mapping[str, Any] = {"loss": "torch", "kernels": "eager"}
 _DEEPSPEED = {**_TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
 _DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce"}
 _DEEPSPEED_3 = {
