@@ -78,7 +78,8 @@ def tables() -> dict[str, str]:
             _h100(burst, max(one.share for one in cool if one.smallest == 4096), b200),
             [],
             "FlashAttention. Assumed: a causal backward of FA3 and cuDNN loses to one without a mask what its forward "
-            "loses (FA2's does within 7 %); few heads as on an A100, by its SMs",
+            "loses (FA2's does within 7 %); Triton's of 2022 loses to an A100's what FA1 does; few heads as on an "
+            "A100, by its SMs",
             flash["H100"], tuple(_scaled(side, SMS["H100"] / SMS["A100"]) for side in occupied[0]),
             (_average(casts), moved["A100"][1]),
             "torchao: casts at .79 to .87 of 3,352 GB/s; a loss's share as an A100's; smaller ones as Calculon's table",
@@ -180,7 +181,7 @@ def _flash(table: Mapping[str, Any], on_a100: Mapping[str, Any]) -> dict[str, di
         forward = rates.get((gpu, "fwd", True, width, name))
         whole = rates.get((gpu, "fwd", False, width, name)), rates.get((gpu, "bwd", False, width, name))
         peak = 312 if gpu == "A100" else 989
-        if not causal or width == 256:
+        if not causal or width == 256 or (gpu, name) == ("H100", "triton"):
             continue
         if phase == "fwd+bwd" and forward is None:  # parted as Transformer Engine's
             both = [(seq, rate / peak) for seq, rate in values]
@@ -196,7 +197,17 @@ def _flash(table: Mapping[str, Any], on_a100: Mapping[str, Any]) -> dict[str, di
         else:
             continue
         found[gpu].setdefault(name, {})[width] = sides
+    of, old = found["H100"], found["A100"]
+    of["triton"] = {  # H100's rows are a later kernel's
+        width: tuple(map(_borrowed, old["triton"][width], old["fa1"][width], of["fa1"][width])) for width in (64, 128)
+    }
     return found
+
+
+def _borrowed(own: Points, there: Points, here: Points) -> Points:
+    """A curve of another GPU, which loses or gains what one that was measured on both does."""
+    rows = zip(own, there, here, strict=True)
+    return [(seq, share * other / one) for (seq, share), (_, one), (_, other) in rows]
 
 
 def _slower(table: Mapping[str, Any]) -> float:

@@ -43,7 +43,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
     "plan --model gpt2": [
         ("--kernels eager", "--kernels eager: of which devices? pass --gpu NAME too"),
         ("--gpu h100 --kernels egaer", "expected one of eager, compiled, fused; did you mean 'eager'?"),
-        ("--gpu h100 --flash-kernel fa4", "--flash-kernel 'fa4': expected one of auto, fa1, fa2, fa3, cudnn, triton"),
+        ("--gpu h100 --flash-kernel fa4", "--flash-kernel 'fa4': expected one of fa1, fa2, fa3, cudnn, triton"),
     ],
     "run": [("--kernels eager", "unknown flag --kernels")],
     "compare --optimizers adam,sgd": [("--flash-kernel fa2", "--flash-kernel fa2: of which devices? pass --gpu")],

@@ -18,10 +18,12 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
-from zerosim.device.events import Copy, Launch, Scope, Wait
+from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.clock import COMPUTE, Timeline, Track, simulate, step_time
-from zerosim.ledger.costs import collective_seconds, topology
+from zerosim.ledger.costs import topology
+from zerosim.ledger.costs_of import costs_of
+from zerosim.ledger.nccl import collective_seconds
 from zerosim.ledger.pace import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
@@ -54,7 +56,9 @@ def planned(config: RunConfig, cluster: Cluster, *, every_rank: bool = False) ->
 def test_causes_come_first_and_no_second_is_lost(name: str) -> None:
     timeline = planned(small(**MESHES[name]), A100)
     for track in timeline.tracks.values():
-        assert sum([track.compute, track.bubble, track.copies, *track.exposed.values()]) == pytest.approx(track.end)
+        assert sum(
+            [track.compute, track.slowed, track.bubble, track.host, track.copies, *track.exposed.values()]
+        ) == pytest.approx(track.end)
         streams = defaultdict(list)
         for span in track.spans:
             streams[span.stream].append(span)
@@ -91,7 +95,7 @@ def test_a_faster_link_never_makes_a_step_longer(name: str) -> None:
 
 
 def test_links_without_limits_leave_compute_alone() -> None:
-    free = replace(A100, link=inf, nic=inf, pcie=inf, latency=0.0)
+    free = replace(A100, link=inf, nic=inf, pcie=inf, latency=0.0, host=0.0)
     timeline = planned(small(ranks=4, stage=3), free)
     assert all(track.end == track.compute for track in timeline.tracks.values())
 
@@ -99,13 +103,14 @@ def test_links_without_limits_leave_compute_alone() -> None:
 def test_where_nothing_overlaps_the_time_is_the_sum() -> None:
     """The paper's stage 3 waits for each collective where it is launched."""
     result = plan(small(ranks=4, stage=3), keep_events=True)
-    places = topology((0, 1, 2, 3), A100)
+    free = replace(A100, host=0.0)
+    places = topology((0, 1, 2, 3), free)
     collectives = [
-        collective_seconds(event, places, A100)
+        collective_seconds(event, places, free)
         for event in result.events[0]
         if isinstance(event, Launch) and event.scope.step == 0
     ]
-    track = planned(small(ranks=4, stage=3), A100).tracks[0]
+    track = planned(small(ranks=4, stage=3), free).tracks[0]
     assert sum(track.exposed.values()) == pytest.approx(sum(collectives))
     assert track.end == pytest.approx(track.compute + sum(collectives))
 
@@ -117,7 +122,23 @@ def test_prefetch_hides_what_the_paper_waits_for() -> None:
     assert min(waits) > 0  # what begins a forward or backward has nothing before it
 
 
-BYTE_PER_S = replace(A100, link=1.0, nic=8.0, pcie=1.0, latency=0.0)
+class BytePerSecond:
+    """Costs: every link carries a byte a second; the host takes `call` for each call."""
+
+    def __init__(self, call: float = 0.0, contention: float = 0.0) -> None:
+        self.call, self.contention = call, contention
+
+    def kernel(self, kernel: Kernel) -> float:
+        return 0.0
+
+    def launch(self, kernel: Kernel) -> float:
+        return 0.0
+
+    def collective(self, launch: Launch) -> float:
+        return float(launch.payload_bytes)
+
+    def copy(self, copy: Copy) -> float:
+        return float(copy.nbytes)
 
 
 def _broadcast(sequence: int, nbytes: int) -> Launch:
@@ -145,7 +166,7 @@ def test_a_bubble_is_the_wait_for_a_late_rank_alone(computes: float, bubble: flo
         early: [_broadcast(0, 4), _broadcast(1, 1), _busy(computes), Wait(Scope(0), 1)],
         late: [_broadcast(0, 4), _busy(7), _broadcast(1, 1), Wait(Scope(0), 1)],
     }
-    tracks = simulate(paces, (0, 1), Mesh(dp_shard=2), BYTE_PER_S, keep_spans=True).tracks
+    tracks = simulate(paces, (0, 1), Mesh(dp_shard=2), BytePerSecond(), keep_spans=True).tracks
     assert (tracks[early].bubble, tracks[early].exposed.get("dp_shard", 0)) == (bubble, exposed)
     assert (tracks[late].bubble, tracks[late].exposed["dp_shard"]) == (0, 1)
     assert (tracks[early].end, tracks[late].end) == (max(8, computes), 8)
@@ -156,10 +177,55 @@ def test_a_bubble_is_the_wait_for_a_late_rank_alone(computes: float, bubble: flo
         assert all(stop - start == track.bubble and stop == 7 for start, stop in waits)
 
 
+def _launched(seconds: float, launch: float) -> Busy:
+    return Busy(Scope(0), "", seconds, 0, 0, 1, launch, launch + seconds)
+
+
+def test_the_device_runs_behind_its_host() -> None:
+    """A launch takes 2 s. The device waits for each of many short kernels; a long one hides those of the next."""
+    short, long = _launched(1, 2), _launched(5, 2)
+    for entries, host, end in (
+        ([short] * 3, 4, 7),  # launched at 2, 4 and 6 s
+        ([long, short, short], 2, 9),  # the long one runs from 2 to 7 s; all are launched at 6 s
+        ([long, short, short, short, short], 2, 11),  # the last is launched at 10 s, when the one before it ends
+    ):
+        (track,) = simulate({0: entries}, (0,), Mesh(), BytePerSecond()).tracks.values()
+        assert (track.host, track.end) == (host, end)
+        assert track.end == track.compute + track.host
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kernels_that_are_one_entry_end_as_single_ones_do(seed: int) -> None:
+    draw = random.Random(seed)
+    single = [_launched(draw.randint(1, 9), draw.randint(1, 9)) for _ in range(draw.randint(1, 12))]
+    cut = draw.randint(0, len(single))
+    ends = set()
+    for entries in (single, [_joined(part) for part in (single[:cut], single[cut:]) if part]):
+        (track,) = simulate({0: entries}, (0,), Mesh(), BytePerSecond()).tracks.values()
+        ends.add((track.end, track.host, track.compute))
+    assert len(ends) == 1
+
+
+def _joined(entries: list[Busy]) -> Busy:
+    together = entries[0]
+    for entry in entries[1:]:
+        together = together.then(entry)
+    return together
+
+
+def test_kernels_beside_a_collective_take_longer() -> None:
+    """Of 10 s of kernels 6 run beside a broadcast; they take a quarter longer."""
+    paces: dict[int, list[Entry]] = {
+        rank: [_busy(2), _broadcast(0, 6), _busy(8), Wait(Scope(0), 0)] for rank in range(2)
+    }
+    for track in simulate(paces, (0, 1), Mesh(dp_shard=2), BytePerSecond(contention=0.25)).tracks.values():
+        assert (track.slowed, track.compute, track.end) == (1.5, 10, 11.5)
+
+
 def test_copies_of_a_direction_queue_and_compute_waits_for_what_comes_back() -> None:
     out, back = Copy(Scope(0), "device", "host", 4, "offload"), Copy(Scope(0), "host", "device", 3, "offload")
     entries: list[Entry] = [out, _busy(1), out, back, _busy(5), out]
-    (track,) = simulate({0: entries}, (0,), Mesh(), BYTE_PER_S, keep_spans=True).tracks.values()
+    (track,) = simulate({0: entries}, (0,), Mesh(), BytePerSecond(), keep_spans=True).tracks.values()
     copies = [(span.stream, span.start, span.stop) for span in track.spans if span.name == "copy"]
     to, fro = "device to host", "host to device"
     assert copies == [(to, 0, 4), (to, 4, 8), (fro, 1, 4), (to, 9, 13)]
@@ -168,7 +234,8 @@ def test_copies_of_a_direction_queue_and_compute_waits_for_what_comes_back() -> 
 
 def test_tracks_are_in_the_order_of_ranks_and_of_equal_ends_the_lowest_is_the_last() -> None:
     ends = {8: 2.0, 1: 2.0, 3: 1.0}
-    timeline = simulate({rank: [_busy(end)] for rank, end in ends.items()}, [8, 3, 1] * 3, Mesh(dp_shard=9), A100)
+    paces = {rank: [_busy(end)] for rank, end in ends.items()}
+    timeline = simulate(paces, [8, 3, 1] * 3, Mesh(dp_shard=9), BytePerSecond())
     assert list(timeline.tracks) == [1, 3, 8]
     assert timeline.last.rank == 1
     assert Timeline({8: Track(8, 2.0), 1: Track(1, 2.0)}).last.rank == 1
@@ -180,9 +247,9 @@ def test_equal_forwards_and_backwards_on_free_links_wait_p_minus_1_over_m(name: 
     draw = random.Random(seed)
     stages, chunks = draw.randint(2, 5), {"interleaved": draw.randint(2, 3), "zb-v": 2}.get(name, 1)
     batches, lie = stages * draw.randint(1 if chunks == 1 else 2, 4), Chunks(stages, chunks, turns_back=name == "zb-v")
-    free = replace(A100, link=inf, nic=inf, latency=0.0)
+    free = replace(A100, link=inf, nic=inf, latency=0.0, host=0.0)
     entries = {stage: _entries(SCHEDULES[name](stages, stage, batches, chunks), stage, lie) for stage in range(stages)}
-    timeline = simulate(entries, range(stages), Mesh(pp=stages), free)
+    timeline = simulate(entries, range(stages), Mesh(pp=stages), costs_of(small(), free))
     for track in timeline.tracks.values():
         ideal = 3 * batches * chunks
         assert Fraction(round(timeline.seconds) - ideal, ideal) == bubble(name).at(p=stages, m=batches, v=chunks)
@@ -272,11 +339,12 @@ def test_a_nodes_nics_are_shared_and_crossed_once() -> None:
 
 
 def test_a_plan_says_where_the_host_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, short in ((["--ranks", "1"], True), (["--model", "llama3-8b", "--layers", "2", "--ranks", "8"], False)):
+    large = ["--model", "llama3-8b", "--layers", "2", "--ranks", "8", "--seq", "4096"]
+    for words, short in ((["--ranks", "1"], True), (large, False)):
         main(["plan", "--gpu", "h100-80", "--all", *words])
         said = " ".join(capsys.readouterr().out.split())
         assert "Time of a step" in said
-        assert ("launches each from Python, the host decides" in said) == short
+        assert ("The host decides how long the step takes" in said) == short
 
 
 def test_what_the_clock_refuses() -> None:
@@ -285,6 +353,6 @@ def test_what_the_clock_refuses() -> None:
         Wait(Scope(0), 1),
     ]
     with pytest.raises(InputError, match="rank 0 waits for a call that another rank never makes"):
-        simulate({0: lonely, 1: []}, [0, 1], Mesh(dp_shard=2), A100)
+        simulate({0: lonely, 1: []}, [0, 1], Mesh(dp_shard=2), BytePerSecond())
     with pytest.raises(InputError, match="node_gpus 0"):
         cluster_of(find_hardware("a100-80"), node_gpus=0)

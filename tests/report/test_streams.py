@@ -56,7 +56,14 @@ def test_the_command_draws_and_says_what_it_drew(tmp_path: Path, capsys: pytest.
     assert main([*words, "--stage", "3", "--prefetch", "1", "-o", str(out), "--json", str(figures)]) == 0
     values = json.loads(figures.read_text("utf-8"))
     [rank] = values["ranks"]
-    parts = [rank["compute_s"], rank["bubble_s"], rank["copies_s"], *rank["exposed_s"].values()]
+    parts = [
+        rank["compute_s"],
+        rank["slowed_s"],
+        rank["bubble_s"],
+        rank["host_s"],
+        rank["copies_s"],
+        *rank["exposed_s"].values(),
+    ]
     assert sum(parts) == pytest.approx(values["step_s"])
     assert "modelled" in out.read_text("utf-8")
     assert "wrote" in capsys.readouterr().out

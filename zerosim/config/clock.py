@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.presets.kernel_tables import FLASH_KERNELS
 
 KERNELS = ("eager", "compiled", "fused")
 
@@ -18,8 +19,8 @@ class ClockConfig(Part):
         "hand-written one", choices=KERNELS, follows=OF_RECIPE,
     )  # fmt: skip
     flash_kernel: str = option(
-        "auto", "whose FlashAttention kernel the clock times; auto: cuDNN's with Transformer Engine on Hopper and "
-        "later, else FlashAttention 2", choices=("auto", "fa1", "fa2", "fa3", "cudnn", "triton", "xformers"),
+        "fa2", "whose FlashAttention kernel the clock times: of a GPU that was not measured with it, the one that was",
+        choices=FLASH_KERNELS, follows=OF_RECIPE,
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 MATMUL, VECTOR = "matmul", "vector"
 LINEAR, DGRAD, WGRAD = "linear", "linear_dgrad", "linear_wgrad"
 """A linear map, and the products that make the gradients of its input and of its weight, as the record names them."""
+ACCUMULATE = "accumulate"
+"""A gradient that is added to its sum, or begins it."""
 MATMULS = frozenset({"matmul", "linear", "flash_attention", "flash_attention_backward"})
 
 # By kernel the places of the arrays, among its arguments, that it fills.

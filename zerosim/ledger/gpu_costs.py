@@ -4,19 +4,28 @@ A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic r
 product of its direction and size was measured to reach, or an attention kernel of that implementation, head width,
 length and number of heads; memory traffic that of an element-wise kernel of its size. What the framework runs as
 several kernels moves more bytes and is launched as often (`config/presets/operators.py`).
+
+The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
+PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
+is taken, because it waits for the device once), 6.8 for a kernel of torch.compile and 44 for a graph of them
+(meta-pytorch/tritonbench#1017).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from zerosim.config.clock import ClockConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
+from zerosim.config.presets.operators import PLAIN, operators
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import LINEAR, MATMUL
 from zerosim.ledger.costs import topology
 from zerosim.ledger.nccl import collective_seconds
 
+US = 1e-6
+LAUNCH, WRAPPED, COMPILED = 7 * US, 27 * US, 6.8 * US
 CONTENTION = 0.15 / 0.85
 """A collective in flight takes 15 % of the multiprocessors (calculon-ai/calculon caa4b11, a100.json)."""
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
@@ -25,19 +34,24 @@ _TILE = 128
 
 
 class GpuCosts:
-    """One GPU's tables, and whose attention kernel runs."""
+    """One GPU's tables, and the kernels that a framework launches there."""
 
-    def __init__(self, tables: KernelTables, cluster: Cluster, flash_kernel: str) -> None:
-        self.tables, self.cluster, self.flash_kernel = tables, cluster, flash_kernel
-        self.contention = CONTENTION
-        self.call = 0.0
+    def __init__(self, tables: KernelTables, cluster: Cluster, clock: ClockConfig) -> None:
+        self.tables, self.cluster, self.kernels = tables, cluster, clock.kernels
+        self.call, self.contention = WRAPPED * cluster.host, CONTENTION * cluster.contention
+        self.operators = operators(clock.kernels)
+        known = tables.attention
+        self.flash_kernel = next(name for name in (clock.flash_kernel, "fa2", *known) if name in known)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:
         return max(self._arithmetic(kernel), self._traffic(kernel))
 
     def launch(self, kernel: Kernel) -> float:
-        return 0.0
+        launches = self.operators.get(kernel.name, PLAIN).launches
+        each = COMPILED if self.kernels == "compiled" else LAUNCH
+        least = WRAPPED if launches and self.kernels != "compiled" else 0.0
+        return max(least, launches * each) * self.cluster.host
 
     def collective(self, launch: Launch) -> float:
         return collective_seconds(launch, self._place(launch.group), self.cluster)
@@ -62,8 +76,10 @@ class GpuCosts:
         return flash.backward.at(tokens) * self.tables.tiles.backward.at(tiles)
 
     def _traffic(self, kernel: Kernel) -> float:
-        nbytes = kernel.bytes_read + kernel.bytes_written
-        if not nbytes:
+        """Of a kernel, or of those that the framework runs for it: each moves its share of the bytes."""
+        operator, nbytes = self.operators.get(kernel.name, PLAIN), kernel.bytes_read + kernel.bytes_written
+        if not nbytes or not operator.launches:
             return 0.0
-        seconds = self.tables.elementwise.seconds(nbytes / self.cluster.hbm)
+        each = nbytes * operator.traffic / operator.launches / self.cluster.hbm
+        seconds = operator.launches * self.tables.elementwise.seconds(each)
         return seconds / self.tables.cross_entropy if kernel.name in _LOSSES else seconds

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.work import ACCUMULATE, work_of
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.placement.layout import Row, Rows
 from zerosim.placement.partition import Slice, nothing
@@ -148,12 +149,11 @@ class GradAccumulator:
             return
         whole = self._open_grad()
         if grad.storage is not whole.storage:
-            into = self.window(whole, index).array
-            k = self.device.backend
+            into, k = self.window(whole, index).array, self.device.backend
             if index in self._collected or self.adds_at_once:
-                self.device.kernel(grad.numel, k.add, into, grad.array, into)
+                _accumulate(self.device, grad.numel, k.add, into, grad.array, into)
             else:
-                self.device.kernel(0, k.copy, grad.array, into)
+                _accumulate(self.device, 0, k.copy, grad.array, into)
         self._given.add(index)
         self._collected.add(index)
 
@@ -261,5 +261,10 @@ class GradAccumulator:
 def _added(kept: Buffer | None, grad: Buffer) -> Buffer:
     if kept is None:
         return grad
-    kept.device.kernel(grad.numel, kept.device.backend.add, kept.array, grad.array, kept.array)
+    _accumulate(kept.device, grad.numel, kept.device.backend.add, kept.array, grad.array, kept.array)
     return kept
+
+
+def _accumulate(device: Device, flops: int, run: Callable[..., None], *arrays: Array) -> None:
+    """A kernel of its own here. Fused frameworks have the product that makes the gradient add it."""
+    device.kernels((work_of(run.__name__, flops, arrays)._replace(name=ACCUMULATE),), run, *arrays)

@@ -50,7 +50,8 @@ class Cluster(Links):
     """Devices of one kind, with their peaks, and how nodes of them are linked.
 
     `measured` is what kernels take: one GPU's tables, or a machine of its own. `borrowed`: they are another GPU's.
-    `latency` times NCCL's latencies; 0 for links that take none. `known_error` is how far the clock was off measured
+    Three factors, 0 for what takes no time: `latency` of NCCL's latencies, `host` of the host's launches, `contention`
+    of what kernels lose to collectives in flight. `known_error` is how far the clock was off measured
     steps, none of which it was fitted to.
     """
 
@@ -61,6 +62,8 @@ class Cluster(Links):
     known_error: str
     borrowed: bool = False
     latency: float = 1.0
+    host: float = 1.0
+    contention: float = 1.0
 
     def node_of(self, rank: int) -> int:
         return rank // self.node_gpus

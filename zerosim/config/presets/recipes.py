@@ -147,7 +147,7 @@ _FOREACH = {**_TORCH, "foreach": True}
 _LATE = {**_FOREACH, "overlap_reduction": True}
 _FSDP2 = (_FOREACH, _FOREACH, _LATE, {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1})
 _FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
-_MEGATRON = {"loss": "megatron", "persistent_grads": True, "param_dtype_grads": True}
+_MEGATRON = {"loss": "megatron", "flash_kernel": "cudnn", "persistent_grads": True, "param_dtype_grads": True}
 _ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         "paper": {"": ({},) * 4},

@@ -1,0 +1,117 @@
+"""Tables of kernels: every number is what others measured, and a broken table is refused by its key."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerosim.config.presets.hardware import read_hardware
+from zerosim.config.presets.kernel_tables import packaged_tables, read_tables
+from zerosim.errors import InputError
+
+TESTS = Path(__file__).parent.parent
+sys.path.insert(0, str(TESTS))
+from kernel_tables import TABLES, tables  # noqa: E402
+
+
+def test_every_number_is_made_of_measured_kernels() -> None:
+    made = tables()
+    assert {path.name for path in TABLES.glob("*.toml")} == made.keys()
+    for name, text in made.items():
+        assert (TABLES / name).read_text("utf-8") == text, (
+            f"run python tests/kernel_tables.py write, then look at {name}"
+        )
+
+
+def test_a_table_repeats_the_products_that_it_is_made_of() -> None:
+    """Within 8 % of the total time of the products of A100 and B200 of more than 0.1 ms, by kind."""
+    measured = tomllib.loads((TESTS / "measured/kernels.toml").read_text("utf-8"))
+    for part, name in (("gemm_a100_pcie", "a100-pcie"), ("gemm_b200", "b200")):
+        table, peak = packaged_tables(name), measured[part]["peak_tflops"] * 1e12
+        for kind in ("linear", "linear_dgrad", "linear_wgrad"):
+            took = modelled = 0.0
+            for of, b, m, k, n, *_, share in measured[part]["rows"]:
+                at_peak = 2 * b * m * k * n / peak
+                if of == kind and at_peak > 1e-4:
+                    took += at_peak / share
+                    modelled += table.products[kind].seconds(at_peak) / table.narrow.at(min(m, k, n))
+            assert modelled == pytest.approx(took, rel=0.08)
+
+
+GOOD: dict[str, Any] = {
+    "gpu": "mine",
+    "products": {
+        "source": "measured here",
+        **{kind: [[1, 0.1], [100, 0.6]] for kind in ("linear", "linear_dgrad", "linear_wgrad")},
+        "narrow": [[1024, 1.0]],
+    },
+    "attention": {
+        "source": "measured here",
+        "tiles_forward": [[1, 1.0]],
+        "tiles_backward": [[1, 1.0]],
+        "fa2": {"128": {"forward": [[512, 0.3]], "backward": [[512, 0.2]]}},
+    },
+    "memory": {"source": "measured here", "elementwise": [[1, 0.5]], "cross_entropy": 1.0},
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """GOOD with another value at a dotted path; None takes the key out."""
+    *parts, last = path.split(".")
+    copy: dict[str, Any] = {key: _copied(of) for key, of in GOOD.items()}
+    at = copy
+    for part in parts:
+        at = at[part]
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return copy
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(of) for key, of in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("products.linear", None, "missing products.linear: all of source, linear,"),
+        ("products.liner", [[1, 0.5]], "unknown key products.liner: did you mean 'linear'?"),
+        ("products.linear", [], "products.linear: expected a list of [size, share]"),
+        ("products.linear", [[1, 0.5], [2]], "products.linear: expected a list of [size, share]"),
+        ("products.linear", [[1, -0.5]], "products.linear: share -0.5: expected a number more than 0, at most 1"),
+        ("products.linear", [[1, 1.5]], "products.linear: share 1.5: expected"),
+        ("products.linear", [[-1, 0.5]], "products.linear: size -1: expected a number more than 0"),
+        ("products.linear", [[2, 0.5], [1, 0.6]], "products.linear: 1 after 2: sizes ascend"),
+        ("products.linear", [[1, 0.1], [2, 0.9]], "takes less time: what does more never ends sooner"),
+        ("attention.fa4", {}, "unknown key attention.fa4: did you mean 'fa3'?"),
+        ("attention.fa2", {"wide": {}}, "attention.fa2.wide: expected a head width"),
+        ("attention.fa2.128.backward", None, "missing attention.fa2.128.backward"),
+        ("memory.cross_entropy", "fast", "memory.cross_entropy: share 'fast': expected a number"),
+        ("memory", 3, "memory: expected a table"),
+        ("memory.source", "", "memory.source '': expected text, which says where the figures come from"),
+        ("gpu", None, "missing gpu"),
+    ],
+)
+def test_a_broken_table_is_refused_by_its_key(path: str, value: Any, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_tables("hardware mine.toml, kernels", changed(path, value))
+    assert said in str(error.value)
+    assert str(error.value).startswith("hardware mine.toml, kernels: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_users_own_gpu_may_have_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    device = (
+        'name = "mine"\nmemory_bytes = "80GB"\npeak_flops = 1e14\nhbm_bytes_per_s = "1TB"\nlink_bytes_per_s = "1TB"\n'
+    )
+    table = (TABLES / "h100.toml").read_text("utf-8")
+    nested = "[kernels]\n" + table.replace("\n[", "\n[kernels.")
+    path.write_text(device + nested, encoding="utf-8")
+    assert read_hardware(str(path)).kernels == packaged_tables("h100")

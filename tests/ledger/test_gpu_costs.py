@@ -1,0 +1,104 @@
+"""What a kernel and its launch cost on a GPU: cases worked by hand from a table, and what must hold of any table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zerosim.config.clock import ClockConfig
+from zerosim.config.presets.cluster import Cluster, cluster_of
+from zerosim.config.presets.hardware import find_hardware, presets
+from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached
+from zerosim.config.presets.operators import operators
+from zerosim.device.events import Kernel, Scope
+from zerosim.device.work import DGRAD, LINEAR, WGRAD
+from zerosim.ledger.gpu_costs import COMPILED, LAUNCH, WRAPPED, GpuCosts
+
+HALF, FULL = Reached(((1.0, 0.5),)), Curve(((1.0, 1.0),))
+TABLES = KernelTables(
+    "a GPU",
+    {LINEAR: HALF, DGRAD: Reached(((1.0, 0.25),)), WGRAD: HALF},
+    Curve(((4.0, 0.5), (16.0, 1.0))),
+    {"fa2": {64: Flash(Curve(((8.0, 0.25),)), Curve(((8.0, 0.125),)))}},
+    Flash(Curve(((2.0, 0.5), (4.0, 1.0))), FULL),
+    Reached(((1.0, 0.8),)),
+    0.5,
+    {},
+)
+SLOW = replace(cluster_of(find_hardware("a100-80")), peak_flops=100.0, hbm=10.0)
+
+
+def of(name: str, flops: int, nbytes: int = 0, shape: tuple[int, ...] = ()) -> Kernel:
+    return Kernel(Scope(0), name, "matmul" if flops else "vector", flops, nbytes // 2, nbytes // 2, shape)
+
+
+def seconds(kernel: Kernel, kernels: str = "fused") -> float:
+    return GpuCosts(TABLES, SLOW, ClockConfig(kernels=kernels)).kernel(kernel)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "takes"),
+    [
+        (of(LINEAR, 1000, 8), 10 / 0.5),  # 10 s at the peak
+        (of(LINEAR, 1000, 8, (99, 16, 99)), 10 / 0.5),
+        (of(LINEAR, 1000, 8, (99, 4, 99)), 10 / 0.5 / 0.5),  # a narrow one
+        (of(DGRAD, 1000, 8), 10 / 0.25),
+        (of(LINEAR, 1000, 400), 40 / 0.8),  # 40 s of memory traffic
+        (of("add", 0, 8), 1.0 / 0.8),  # 0.8 s at the bandwidth: no less than the smallest that was measured
+        (of("add", 0, 80), 8 / 0.8),
+        (of("cross_entropy", 0, 80), 8 / 0.8 / 0.5),
+        (of("flash_attention", 1000, 8, (4, 1, 1, 8, 64)), 5 / 0.25),  # half of the products, on 4 tiles
+        (of("flash_attention", 1000, 8, (2, 1, 1, 8, 64)), 5 / 0.25 / 0.5),  # too few tiles
+        (of("flash_attention_backward", 1000, 8, (2, 1, 1, 8, 64)), 5 / 0.125),
+        (of("free", 0, 0), 0.0),
+    ],
+)
+def test_a_kernel_takes_the_longer_of_arithmetic_and_memory(kernel: Kernel, takes: float) -> None:
+    assert seconds(kernel) == pytest.approx(takes)
+
+
+def test_what_a_framework_runs_as_several_kernels_moves_more_bytes_in_as_many_launches() -> None:
+    norm, eager = of("rms_norm", 0, 8000), operators("eager")["rms_norm"]
+    assert eager.launches > 1
+    assert seconds(norm, "eager") == pytest.approx(eager.traffic * seconds(norm, "fused"))
+    costs = {
+        kernels: GpuCosts(TABLES, SLOW, ClockConfig(kernels=kernels)) for kernels in ("eager", "compiled", "fused")
+    }
+    assert costs["eager"].launch(norm) == pytest.approx(max(WRAPPED, eager.launches * LAUNCH))
+    assert costs["fused"].launch(norm) == pytest.approx(WRAPPED)
+    assert costs["compiled"].launch(norm) == pytest.approx(COMPILED)
+    free = GpuCosts(TABLES, replace(SLOW, host=0.0), ClockConfig())
+    assert free.launch(norm) == free.call == 0
+
+
+@pytest.mark.parametrize("device", presets(), ids=lambda device: device.name)
+@pytest.mark.parametrize("kernels", ["eager", "compiled", "fused"])
+def test_what_does_more_never_ends_sooner(device: object, kernels: str) -> None:
+    cluster = cluster_of(device)  # type: ignore[arg-type]
+    assert isinstance(cluster.measured, KernelTables)
+    for asked in ("fa1", "fa2", "cudnn"):
+        costs = GpuCosts(cluster.measured, cluster, ClockConfig(kernels=kernels, flash_kernel=asked))
+        for name in (LINEAR, DGRAD, WGRAD):
+            times = [costs.kernel(of(name, 2**n, 8, (2048, 2048, 2048))) for n in range(20, 50)]
+            assert times == sorted(times)
+        for name in ("add", "rms_norm", "cross_entropy"):
+            times = [costs.kernel(of(name, 0, 2**n)) for n in range(8, 36)]
+            assert times == sorted(times)
+        for name in ("flash_attention", "flash_attention_backward"):
+            for width in (32, 64, 80, 128, 256):
+                shapes = [(1, 16, 16, 2**n, width) for n in range(7, 18)]
+                times = [costs.kernel(of(name, 4 * 16 * s[3] ** 2 * width, 8, s)) for s in shapes]
+                assert times == sorted(times)
+
+
+def test_an_attention_kernel_that_a_gpu_was_not_measured_with_is_the_one_that_was() -> None:
+    def kernel_of(gpu: str, asked: str) -> str:
+        cluster: Cluster = cluster_of(find_hardware(gpu))
+        assert isinstance(cluster.measured, KernelTables)
+        return GpuCosts(cluster.measured, cluster, ClockConfig(flash_kernel=asked)).flash_kernel
+
+    assert kernel_of("a100-80", "cudnn") == "fa2"
+    assert kernel_of("h100-80", "cudnn") == "cudnn"
+    assert kernel_of("h100-80", "fa3") == "fa3"
+    assert kernel_of("b200", "fa2") == "cudnn"
