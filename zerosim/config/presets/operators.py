@@ -1,0 +1,93 @@
+"""How many kernels a framework launches for one of zerosim's kernel events, and how many times its bytes they move.
+
+A framework without a fused kernel runs an operator as several: each reads and writes memory, and each costs the host a
+launch. The table (`operators.toml`) is counted from the frameworks' formulas; a test counts it again.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from zerosim.config.clock import KERNELS
+from zerosim.errors import InputError, did_you_mean, wrong
+
+
+class Operator(NamedTuple):
+    """What a framework runs for one kernel event: so many launches, and `traffic` times the event's bytes.
+
+    No launch, but traffic: a neighbour's kernel does it too. Neither: no framework runs it.
+    """
+
+    launches: int
+    traffic: float
+
+
+ALONE = Operator(1, 1.0)
+"""Of every name that is not in a table: the event is one kernel, and moves what it says."""
+FOREACH = "foreach"
+LOSSES: Mapping[str, str] = MappingProxyType(
+    {"torch": "torch", "torch-kept": "torch", "torch-fp32-kept": "torch", "megatron": "megatron"}
+)
+"""Whose kernels a `--loss` is, where they are not those that the program records."""
+TABLES = (*KERNELS, FOREACH, *(f"loss-{name}" for name in dict.fromkeys(LOSSES.values())))
+
+
+class Operators(dict[str, Operator]):
+    """Operators by the name of a kernel event; `ALONE` where there is none."""
+
+    def __missing__(self, name: str) -> Operator:
+        return ALONE
+
+
+def operators(kernels: str, *, loss: str = "", foreach: bool = False) -> Mapping[str, Operator]:
+    """What a choice of `--kernels` runs for each kernel event. Of any name: those that are not listed are `ALONE`.
+
+    `loss` is `--loss`, whose kernels are the same in all choices; `foreach`: the optimizer steps with PyTorch's foreach
+    kernels, which torch.compile leaves alone.
+
+    Raises: InputError for an unknown choice, with the nearest one.
+    """
+    if kernels not in KERNELS:
+        near = did_you_mean(kernels, KERNELS, f"expected one of {', '.join(KERNELS)}")
+        raise wrong("kernels", f" {kernels!r} is not known; {near}")
+    text = resources.files("zerosim.config.presets").joinpath("operators.toml").read_text("utf-8")
+    tables = checked(tomllib.loads(text), "operators.toml")
+    chosen = [kernels, *([FOREACH] if foreach else []), *([f"loss-{LOSSES[loss]}"] if loss in LOSSES else [])]
+    return Operators({name: row for table in chosen for name, row in tables[table].items()})
+
+
+def checked(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Operator]]:
+    """Tables as they stand in a TOML file. Raises: InputError for a table or key that is missing or not known, and for
+    numbers that no operator has."""
+    for table in values:
+        if table not in TABLES:
+            near = did_you_mean(table, TABLES, f"expected {', '.join(TABLES)}", quote=lambda name: f"[{name}]")
+            raise InputError(f"{where}: unknown table [{table}]; {near}")
+    if missing := [f"[{table}]" for table in TABLES if table not in values]:
+        raise InputError(f"{where}: missing {', '.join(missing)}")
+    for table, rows in values.items():
+        if not isinstance(rows, dict):
+            raise InputError(f"{where}: [{table}] = {rows}: expected a table of operators")
+    return {
+        table: {name: _operator(row, f"{where}: [{table}] {name}") for name, row in rows.items()}
+        for table, rows in values.items()
+    }
+
+
+def _operator(row: Any, where: str) -> Operator:
+    keys = Operator._fields
+    if not isinstance(row, dict) or row.keys() != set(keys):
+        raise InputError(f"{where} = {row}: expected {{{' = ..., '.join(keys)} = ...}}")
+    launches, traffic = row["launches"], row["traffic"]
+    if type(launches) is not int or launches < 0:
+        raise InputError(f"{where}: launches {launches}: expected a whole number of at least 0")
+    if type(traffic) not in (int, float) or not math.isfinite(traffic) or traffic < 0:
+        raise InputError(f"{where}: traffic {traffic}: expected a number of at least 0")
+    if launches and not traffic:
+        raise InputError(f"{where}: {launches} launches move 0 bytes: expected traffic more than 0, or launches 0")
+    return Operator(launches, float(traffic))
