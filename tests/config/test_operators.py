@@ -10,10 +10,10 @@ from zerosim.config.clock import KERNELS
 from zerosim.config.parts import LOSSES
 from zerosim.config.presets import operators as table
 from zerosim.config.presets.operators import ALONE, TABLES, Operator, checked, operators
-from zerosim.device.work import BY_ROWS, EAGER_PARTS, FILLS, UPDATES
+from zerosim.device.work import ACCUMULATE, BY_ROWS, DGRAD, EAGER_PARTS, FILLS, LINEAR, UPDATES, WGRAD
 from zerosim.errors import InputError
 
-PROGRAM = {*FILLS, *UPDATES, *BY_ROWS, *EAGER_PARTS}
+PROGRAM = {*FILLS, *UPDATES, *BY_ROWS, *EAGER_PARTS, LINEAR, DGRAD, WGRAD, ACCUMULATE}
 
 
 @pytest.mark.parametrize("loss", ["", *LOSSES])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from zerosim.config.clock import ClockConfig
+from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets
 from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached
@@ -34,7 +34,7 @@ def of(name: str, flops: int, nbytes: int = 0, shape: tuple[int, ...] = ()) -> K
 
 
 def seconds(kernel: Kernel, kernels: str = "fused") -> float:
-    return GpuCosts(TABLES, SLOW, ClockConfig(kernels=kernels)).kernel(kernel)
+    return GpuCosts(TABLES, SLOW, RunConfig(kernels=kernels)).kernel(kernel)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,11 @@ def test_what_a_framework_runs_as_several_kernels_moves_more_bytes_in_as_many_la
     norm, eager = of("rms_norm", 0, 8000), operators("eager")["rms_norm"]
     assert eager.launches > 1
     assert seconds(norm, "eager") == pytest.approx(eager.traffic * seconds(norm, "fused"))
-    costs = {
-        kernels: GpuCosts(TABLES, SLOW, ClockConfig(kernels=kernels)) for kernels in ("eager", "compiled", "fused")
-    }
+    costs = {kernels: GpuCosts(TABLES, SLOW, RunConfig(kernels=kernels)) for kernels in ("eager", "compiled", "fused")}
     assert costs["eager"].launch(norm) == pytest.approx(max(WRAPPED, eager.launches * LAUNCH))
     assert costs["fused"].launch(norm) == pytest.approx(WRAPPED)
     assert costs["compiled"].launch(norm) == pytest.approx(COMPILED)
-    free = GpuCosts(TABLES, replace(SLOW, host=0.0), ClockConfig())
+    free = GpuCosts(TABLES, replace(SLOW, host=0.0), RunConfig())
     assert free.launch(norm) == free.call == 0
 
 
@@ -78,7 +76,7 @@ def test_what_does_more_never_ends_sooner(device: object, kernels: str) -> None:
     cluster = cluster_of(device)  # type: ignore[arg-type]
     assert isinstance(cluster.measured, KernelTables)
     for asked in ("fa1", "fa2", "cudnn"):
-        costs = GpuCosts(cluster.measured, cluster, ClockConfig(kernels=kernels, flash_kernel=asked))
+        costs = GpuCosts(cluster.measured, cluster, RunConfig(kernels=kernels, flash_kernel=asked))
         for name in (LINEAR, DGRAD, WGRAD):
             times = [costs.kernel(of(name, 2**n, 8, (2048, 2048, 2048))) for n in range(20, 50)]
             assert times == sorted(times)
@@ -96,7 +94,7 @@ def test_an_attention_kernel_that_a_gpu_was_not_measured_with_is_the_one_that_wa
     def kernel_of(gpu: str, asked: str) -> str:
         cluster: Cluster = cluster_of(find_hardware(gpu))
         assert isinstance(cluster.measured, KernelTables)
-        return GpuCosts(cluster.measured, cluster, ClockConfig(flash_kernel=asked)).flash_kernel
+        return GpuCosts(cluster.measured, cluster, RunConfig(flash_kernel=asked)).flash_kernel
 
     assert kernel_of("a100-80", "cudnn") == "fa2"
     assert kernel_of("h100-80", "cudnn") == "cudnn"

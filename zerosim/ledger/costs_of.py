@@ -14,4 +14,4 @@ def costs_of(config: RunConfig, cluster: Cluster) -> Costs:
     """What a step of this configuration costs there."""
     if isinstance(cluster.measured, Machine):
         return MachineCosts(cluster.measured, cluster)
-    return GpuCosts(cluster.measured, cluster, config.clock)
+    return GpuCosts(cluster.measured, cluster, config)

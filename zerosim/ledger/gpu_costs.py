@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from zerosim.config.clock import ClockConfig
+from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
-from zerosim.config.presets.operators import PLAIN, operators
+from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import LINEAR, MATMUL
 from zerosim.ledger.costs import topology
@@ -36,19 +36,19 @@ _TILE = 128
 class GpuCosts:
     """One GPU's tables, and the kernels that a framework launches there."""
 
-    def __init__(self, tables: KernelTables, cluster: Cluster, clock: ClockConfig) -> None:
-        self.tables, self.cluster, self.kernels = tables, cluster, clock.kernels
+    def __init__(self, tables: KernelTables, cluster: Cluster, config: RunConfig) -> None:
+        self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
         self.call, self.contention = WRAPPED * cluster.host, CONTENTION * cluster.contention
-        self.operators = operators(clock.kernels)
+        self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
         known = tables.attention
-        self.flash_kernel = next(name for name in (clock.flash_kernel, "fa2", *known) if name in known)
+        self.flash_kernel = next(name for name in (config.clock.flash_kernel, "fa2", *known) if name in known)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:
         return max(self._arithmetic(kernel), self._traffic(kernel))
 
     def launch(self, kernel: Kernel) -> float:
-        launches = self.operators.get(kernel.name, PLAIN).launches
+        launches = self.operators[kernel.name].launches
         each = COMPILED if self.kernels == "compiled" else LAUNCH
         least = WRAPPED if launches and self.kernels != "compiled" else 0.0
         return max(least, launches * each) * self.cluster.host
@@ -77,9 +77,9 @@ class GpuCosts:
 
     def _traffic(self, kernel: Kernel) -> float:
         """Of a kernel, or of those that the framework runs for it: each moves its share of the bytes."""
-        operator, nbytes = self.operators.get(kernel.name, PLAIN), kernel.bytes_read + kernel.bytes_written
-        if not nbytes or not operator.launches:
-            return 0.0
-        each = nbytes * operator.traffic / operator.launches / self.cluster.hbm
-        seconds = operator.launches * self.tables.elementwise.seconds(each)
+        operator = self.operators[kernel.name]
+        at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
+        if not operator.launches or not at_peak:  # a neighbour's kernel moves them too
+            return at_peak / self.tables.elementwise.most
+        seconds = operator.launches * self.tables.elementwise.seconds(at_peak / operator.launches)
         return seconds / self.tables.cross_entropy if kernel.name in _LOSSES else seconds
