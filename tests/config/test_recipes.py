@@ -62,7 +62,7 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
         ("deepspeed", 3, {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True}),
         ("fsdp2", 2, {**LATE, **FP32}),
         ("fsdp2", 3, {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1}),
-        ("megatron", 1, {**FP32, "persistent_grads": True, "loss": "megatron"}),
+        ("megatron", 1, {**FP32, "persistent_grads": True, "loss": "megatron", "flash_kernel": "cudnn"}),
     ],
 )
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:
