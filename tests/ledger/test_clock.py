@@ -256,6 +256,26 @@ def test_equal_forwards_and_backwards_on_free_links_wait_p_minus_1_over_m(name: 
         assert track.compute == ideal
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_reductions_of_a_pipeline_delay_no_message_and_are_no_bubble(name: str, stage: int) -> None:
+    """Every message arrives when it does without data parallelism. Each pipeline stage begins to reduce as soon as it
+    has drained, and waits for all that its reductions take."""
+    sizes = dict(SMALL, layers=8, stage=stage, accumulate=8, pipeline=name, tie_embeddings=False)
+    alone, shared = (planned(plan_config(**sizes, pp=4, ranks=4 * copies), A100) for copies in (1, 2))
+    for rank, track in shared.tracks.items():
+        assert _messages(track) == pytest.approx(_messages(alone.tracks[rank // 2]), rel=1e-12)
+        spans = [span for span in track.spans if span.scope.phase == "backward"]
+        drained = max(span.stop for span in spans if span.name not in ("wait", "reduce_scatter", "all_reduce"))
+        reductions = [span for span in track.spans if span.stream == "dp_shard"]
+        assert reductions[0].start == pytest.approx(drained, rel=1e-12)
+        assert track.exposed["dp_shard"] == pytest.approx(sum(span.stop - span.start for span in reductions))
+
+
+def _messages(track: Track) -> list[float]:
+    return [span.stop for span in track.spans if span.name in ("send", "recv")]
+
+
 def _entries(actions: list[Any], stage: int, chunks: Chunks) -> list[Entry]:
     """A forward takes 1, a backward 2 or 1 and 1; a message goes between any two stages that follow one another."""
     entries: list[Entry] = []

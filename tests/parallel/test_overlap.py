@@ -10,6 +10,8 @@ from test_prefetch import four_units, under_way
 from test_shapes import assert_same_record, small
 
 from zerosim.cli.main import main
+from zerosim.device.events import Event, Launch, Wait
+from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -67,6 +69,44 @@ def test_what_it_holds_is_one_more_gradient_or_nothing() -> None:
     grads = {case: (kinds["unsharded_grad"], kinds["grad"]) for case, kinds in peaks.items() if case[0] > 1}
     assert [grads[stage, False] for stage in (2, 3)] == [(2000, 4 * 500), (2000, 3 * 500)]
     assert [grads[stage, True] for stage in (2, 3)] == [(2 * 2000, 3 * 500), (2 * 2000, 3 * 500)]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "all-reduced": dict(stage=0, bucket_bytes=3000),
+    "slices": dict(stage=1, bucket_bytes=3000),
+    "owners": dict(stage=1, bucket_bytes=3000, partition="owner"),
+    "out of a buffer": dict(stage=1, reduce_bucket=1000),
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.bits
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pipeline_drains_before_it_reduces_unless_reductions_overlap(way: str, schedule: str) -> None:
+    """No reduction comes before the last input gradient has arrived. Inside the last backward, those of a stage come
+    before it is sent; zero-bubble schedules send it before they make the weights' gradients."""
+    settings = dict(ranks=4, pp=2, layers=4, accumulate=4, pipeline=schedule, tie_embeddings=False, **WAYS[way])
+    drained, within = (run(small(**settings, overlap=overlap), keep_events=True) for overlap in ("none", "reduce"))
+    for result in (drained, within):
+        for events in result.events:
+            for step in (0, 1):
+                sent, reduced = last_sent_and_reduced([event for event in events if event.scope.step == step])
+                assert reduced
+                waits = result is drained or schedule.startswith("zb")
+                assert sent < min(reduced) if waits or sent < 0 else min(reduced) < sent
+    assert drained.losses == within.losses
+    assert all((drained.weights[key] == within.weights[key]).all() for key in drained.weights)
+    assert [sorted(rows) for rows in drained.traffic] == [sorted(rows) for rows in within.traffic]
+
+
+def last_sent_and_reduced(events: list[Event]) -> tuple[int, list[int]]:
+    """Where a step's last input gradient has arrived (-1: none is sent), and where its reductions are launched."""
+    of_backward = [(at, event) for at, event in enumerate(events) if event.scope.phase == "backward"]
+    launches = [(at, event) for at, event in of_backward if isinstance(event, Launch)]
+    sends = {event.work for _, event in launches if event.op == "send"}
+    arrived = [at for at, event in of_backward if isinstance(event, Wait) and event.work in sends]
+    return max(arrived, default=-1), [at for at, event in launches if event.axis == "dp_shard"]
 
 
 def test_out_of_buffers_it_is_two_of_them(capsys: pytest.CaptureFixture[str]) -> None:

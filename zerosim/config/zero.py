@@ -30,7 +30,8 @@ class Reduction(Part):
     )  # fmt: skip
     overlaps: bool = option(
         False, "backward goes on while gradients are reduced: stages 0 and 1 wait for all of it when backward is over, "
-        "2 and 3 for each reduction when the next one begins; out of buffers it is --reduce-buffers 2 that overlaps",
+        "2 and 3 for each reduction when the next one begins; out of buffers it is --reduce-buffers 2 that overlaps. "
+        "Without, stages 0 and 1 of a pipeline reduce after it has drained",
         flat="overlap_reduction", also=("--overlap-grad-reduce",), follows=OF_RECIPE,
     )  # fmt: skip
     allgather_bucket: int = option(

@@ -7,6 +7,8 @@ InBuckets      where gradients are kept whole anyway (stages 0 and 1): several t
                is over. Or in copies that live through the run (PyTorch's DDP)
 OutOfBuffers   ZeRO-R's constant-size buffers, CB (ZeRO paper, section 6.2): gradients are copied into a buffer whose
                size does not depend on the model's, and reduced from there
+AfterDrain     one of these in a pipeline: nothing is reduced before the last input gradient is sent, then all of it, on
+               every pipeline stage at once. A reduction inside the last backward holds up the stages before it
 """
 
 from __future__ import annotations
@@ -210,6 +212,37 @@ class OutOfBuffers(Reducer):
             calls = self.launch(flats, windows)
             self.wait(calls if self.count > 1 else 0)  # what is in the buffer that is filled next
             self._buffers.rotate(-1)
+
+
+class AfterDrain(Reducer):
+    """Keep complete gradients until a pipeline has drained, then reduce them through `reducer`, in the same order.
+
+    Source: Megatron-LM d98e8a6, core/pipeline_parallel/schedules.py:866 (finalize_model_grads_func after the loop) and
+    core/distributed/param_and_grad_buffer.py:805 (finish_grad_sync starts the call where nothing overlaps); DeepSpeed
+    edaa722, runtime/pipe/schedule.py:237 (ReduceGrads in the schedule's last step).
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        super().__init__(reducer.exchange, averages_each=reducer.averages_each)
+        self.reducer = reducer
+        self._complete: list[Flat] = []
+
+    def join(self, groups: Groups) -> None:
+        self.reducer.join(groups)
+
+    def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
+        self.reducer.place(flats, memory)
+
+    def reduce(self, flat: Flat) -> None:
+        self._complete.append(flat)
+
+    def finish(self) -> None:
+        complete, self._complete = self._complete, []
+        self.reducer.open(complete)
+        for flat in complete:
+            self.reducer.reduce(flat)
+        self.reducer.close()
+        self.reducer.finish()
 
 
 def _copy(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:

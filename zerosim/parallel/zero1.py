@@ -5,6 +5,7 @@
 
 ZeRO paper, sections 5.1 and 7.2.1. Each rank reduces and updates its own slice, in place in the whole gradients;
 then the new parameters are gathered over the old ones. With accumulation, gradients are summed first and reduced once.
+A pipeline reduces after it has drained, unless reductions overlap (`reducer.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.exchange import AllReduce, KeepSlice, Owners, Slices
 from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
-from zerosim.parallel.reducer import AtOnce, InBuckets, OutOfBuffers, Reducer
+from zerosim.parallel.reducer import AfterDrain, AtOnce, InBuckets, OutOfBuffers, Reducer
 from zerosim.parallel.stage import Stage
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
@@ -94,6 +94,8 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
     choices, stage = config.gathering, STAGES[config.parallel.zero_stage]
     exchange = exchange_class(config)(config.reduction.allgather_bucket)
     reducer = _reducer(config, exchange)
+    if config.mesh.pp > 1 and stage in (DDP, Zero1) and config.parallel.overlap not in ("reduce", "all"):
+        reducer = AfterDrain(reducer)
     if stage is not Zero3:
         return stage(comm, device, updater, reducer)
     turns = [turn.name for unit in model.units for turn in unit.turns()]

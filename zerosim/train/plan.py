@@ -72,7 +72,8 @@ def plan(
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
         return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment, is_trained)
 
-    # Under GPipe another stage may be the slowest one of a long step: a search within a capacity ranks by exact times.
+    # Under GPipe, where reductions hold up the last backward, another stage may be the slowest one of a long step: a
+    # search within a capacity ranks by exact times.
     # Pending weight gradients are slack, which unequal stages use up over many micro-batches: no short step tells.
     kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
     timed = cluster is not None and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))

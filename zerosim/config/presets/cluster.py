@@ -26,7 +26,7 @@ GB = 10**9
 _ON_V100 = "-71 to +27 % of measured steps (ZeRO, ZeRO++, Megatron-LM: 355M to 170B)"
 _ON_A100 = "-26 to +7 % of Megatron-LM's measured steps (7B to 1T), -74 to -38 % of ZeRO-3's (arXiv 2104.04473)"
 _ON_H100 = "-55 to -29 % of measured steps (torchtitan, 8B; Megatron-LM's tests, 7B)"
-_ON_B200 = "-18 to +6 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
+_ON_B200 = "-18 to +3 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
 _UNKNOWN = "not held against measured steps of this device"
 
 
