@@ -10,7 +10,7 @@ from test_prefetch import four_units, under_way
 from test_shapes import assert_same_record, small
 
 from zerosim.cli.main import main
-from zerosim.device.events import Event, Launch, Wait
+from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.train.plan import plan
 from zerosim.train.run import run
@@ -56,6 +56,49 @@ def test_what_computes_while_a_gradient_is_reduced(stage: int, op: str) -> None:
     following = {unit: set(back[at + 1 :]) if stage < 2 else {back[at + 1]} for at, unit in enumerate(back[:-1])}
     assert {unit: computed for _, unit, computed in found} == following
     assert not [one for one in under_way(run(small(**settings), keep_events=True).events[0], op) if one[1]]
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "slices": dict(stage=2),
+    "owners": dict(stage=2, partition="owner"),
+    "gathered": dict(stage=3, prefetch=1, tie_embeddings=False),
+    "by module": dict(stage=3, gather="module"),
+    "out of buffers": dict(stage=2, reduce_bucket=1000, layers=6),
+    "rings": dict(stage=3, collective="ring"),
+    "pipeline": dict(stage=2, ranks=8, pp=2, pipeline="zb-v", layers=4),
+    "scaled": dict(stage=3, precision="fp16", recipe="fsdp2"),
+}
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_replicas_average_while_backward_goes_on(name: str) -> None:
+    """In the last backward alone, each own part once: the same bits, bytes and calls as after it."""
+    settings = dict(ranks=4, dp_replicate=2, accumulate=4, layers=3) | HYBRIDS[name]
+    after, ours = (run(small(**settings, overlap=overlap), keep_events=True) for overlap in ("none", "reduce"))
+    assert ours.losses == after.losses
+    assert all((ours.weights[key] == after.weights[key]).all() for key in ours.weights)
+    assert ours.traffic == after.traffic
+    assert set(ours.live_bytes_after) == {0}
+    computed = [[averaging(events) for events in result.events] for result in (after, ours)]
+    assert not any(any(of_rank) for of_rank in computed[0])
+    assert all(len(of_rank) == len(waited) for of_rank, waited in zip(*computed, strict=True))
+    assert all(sum(of_rank) >= 2 for of_rank in computed[1])  # in two steps
+    assert_same_record(small(**settings, overlap="reduce"))
+
+
+def averaging(events: list[Event]) -> list[bool]:
+    """Of each average over replicas, whether backward's products run meanwhile; it is in the last micro-batch."""
+    found, since = [], dict[int, int]()
+    for event in events:
+        if isinstance(event, Launch) and event.axis == "dp_replicate" and event.purpose == "states":
+            assert event.scope.slot in (0, 3)
+            since[event.work] = 0
+        elif isinstance(event, Kernel) and event.engine == "matmul":
+            since = {work: count + 1 for work, count in since.items()}
+        elif isinstance(event, Wait) and event.work in since:
+            found.append(since.pop(event.work) > 0)
+    return found
 
 
 def test_what_it_holds_is_one_more_gradient_or_nothing() -> None:

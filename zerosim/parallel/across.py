@@ -17,7 +17,7 @@ from zerosim.tensor.flat import Flat
 
 
 def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: bool) -> None:
-    """Reduce the own parts over the other axes; `averaged`: over dp_replicate they have been, in each micro-batch."""
+    """Reduce the own parts over the other axes; `averaged`: over dp_replicate they have been, in backward."""
     if not averaged:
         average_replicas(groups, flats)
     add_shares(groups, layout, flats)

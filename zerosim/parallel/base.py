@@ -29,7 +29,7 @@ class Strategy:
     keeps_params: bool | None = None  # whether every rank holds all parameters between uses; None: as the stage does
     keeps_grads: bool | None = None  # whether every rank holds all gradients until the step
     sees_all_grads = False  # every rank sees every reduced gradient, so that the norm needs no exchange
-    averages_each = False  # replicas average their parts in every micro-batch, not once a step
+    averages = "after"  # when replicas average their parts: in "each" micro-batch, in the "last" backward, "after" it
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm
@@ -112,7 +112,7 @@ class Strategy:
     def finish_backward(self) -> None:
         """Backward is over in all micro-batches; after this every rank holds its part of the averaged gradients."""
         self.end_backward()
-        across.reduce(self.groups, self.layout, self.flats, averaged=self.averages_each)
+        across.reduce(self.groups, self.layout, self.flats, averaged=self.averages != "after")
 
     def step(self) -> None:
         """Decide by the norm; then update the own parts and publish the new parameters. Or skip."""

@@ -23,19 +23,24 @@ from zerosim.comm.groups import Groups
 from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.schedule import Timetable
 from zerosim.tensor.flat import Flat
 
 
 class Reducer:
     """What all have: reductions in flight, and keeping what arrives.
 
-    averages_each   what arrives is averaged over the ranks that hold the same part (HSDP), in every micro-batch
+    averages   when own parts are averaged over the ranks that hold the same ones (HSDP): what arrives in "each"
+               micro-batch; the sum of all in the "last" backward, in flight until it is over (FSDP2's all-reduce
+               stream, _fsdp_collectives.py, foreach_reduce); or "after" it, which `across.py` does
     """
 
-    def __init__(self, exchange: Slices, *, averages_each: bool = False) -> None:
+    def __init__(self, exchange: Slices, *, averages: str = "after") -> None:
         self.exchange = exchange
-        self.averages_each = averages_each
+        self.averages = averages
+        self.timetable = Timetable()
         self._in_flight: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
+        self._averages: list[Work[Any]] = []
 
     def join(self, groups: Groups) -> None:
         """Take its place among the ranks."""
@@ -44,6 +49,10 @@ class Reducer:
 
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
         """Take memory that lives through the run."""
+
+    def begin(self, timetable: Timetable) -> None:
+        """A step begins."""
+        self.timetable = timetable
 
     def open(self, flats: Sequence[Flat]) -> None:
         """A micro-batch's backward begins."""
@@ -59,14 +68,18 @@ class Reducer:
     def finish(self) -> None:
         """The step's last one is: all is reduced when this returns."""
         self.wait()
+        for average in self._averages:
+            average.wait()
+        self._averages.clear()
 
     def launch(self, flats: Sequence[Flat], grads: list[Buffer]) -> int:
         """Reduce whole gradients, which are taken out of the list, in as many calls as the exchange makes of them."""
         waiting, calls = dict(zip(flats, grads, strict=True)), self.exchange.calls(flats)
+        averages = self.averages == "each" or (self.averages == "last" and self.timetable.last)
         grads.clear()
         for together in calls:
             work = self.exchange.launch_reduce(together, [waiting.pop(flat) for flat in together])
-            self._in_flight.append((work, partial(self._keep, together)))
+            self._in_flight.append((work, partial(self._keep, together, averages)))
         return len(calls)
 
     def wait(self, most: int = 0) -> None:
@@ -75,24 +88,29 @@ class Reducer:
             work, then = self._in_flight.popleft()
             then(work.wait())
 
-    def _keep(self, flats: Sequence[Flat], reduced: Any) -> None:
-        """The own parts of what has arrived, added to those of earlier micro-batches."""
+    def _keep(self, flats: Sequence[Flat], averages: bool, reduced: Any) -> None:
+        """The own parts of what has arrived, added to those of earlier micro-batches; averaged before, or launched."""
         parts = reduced if isinstance(reduced, list) else [reduced]
         del reduced
         for flat in flats:
             with flat.device.scope(unit=flat.module):
-                self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)))
+                self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
 
-    def _keep_part(self, flat: Flat, own: Buffer | None) -> None:
-        replicas = self.groups.replicas(*flat.axes, flat.spec.axis) if self.averages_each else None
-        if own is not None and replicas is not None:
+    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> None:
+        if own is None:
+            return
+        replicas = self.groups.replicas(*flat.axes, flat.spec.axis) if averages else None
+        if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
         flat.add_grad_shard(own)
+        if replicas is not None and self.averages == "last":
+            assert flat.grad_shard is not None
+            self._averages.append(replicas.launch_all_reduce(flat.grad_shard))
 
 
 class AtOnce(Reducer):
-    def __init__(self, exchange: Slices, *, late: bool = False, averages_each: bool = False) -> None:
-        super().__init__(exchange, averages_each=averages_each)
+    def __init__(self, exchange: Slices, *, late: bool = False, averages: str = "after") -> None:
+        super().__init__(exchange, averages=averages)
         self.late = late
 
     def reduce(self, flat: Flat) -> None:
@@ -164,9 +182,9 @@ class OutOfBuffers(Reducer):
     """
 
     def __init__(
-        self, exchange: Slices, numel: int, *, count: int = 1, lasting: bool = False, averages_each: bool = False
+        self, exchange: Slices, numel: int, *, count: int = 1, lasting: bool = False, averages: str = "after"
     ) -> None:
-        super().__init__(exchange, averages_each=averages_each)
+        super().__init__(exchange, averages=averages)
         self.numel = numel
         self.count = count
         self.lasting = lasting
@@ -223,7 +241,7 @@ class AfterDrain(Reducer):
     """
 
     def __init__(self, reducer: Reducer) -> None:
-        super().__init__(reducer.exchange, averages_each=reducer.averages_each)
+        super().__init__(reducer.exchange, averages=reducer.averages)
         self.reducer = reducer
         self._complete: list[Flat] = []
 

@@ -12,6 +12,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.reducer import AtOnce, Reducer
+from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout
 from zerosim.tensor.flat import Flat
 
@@ -23,7 +24,7 @@ class Stage(Strategy):
         super().__init__(comm, device, updater)
         self.reducer = reducer or self.default_reducer(comm)
         self.exchange = self.reducer.exchange
-        self.averages_each = self.reducer.averages_each
+        self.averages = self.reducer.averages
 
     def default_reducer(self, comm: Comm) -> Reducer:
         return AtOnce(Slices())
@@ -39,6 +40,10 @@ class Stage(Strategy):
                 with self.device.scope(unit=flat.module):
                     self.exchange.place(flat, state)
         self.reducer.place(flats, self.memory)
+
+    def begin(self, uses: Sequence[Use]) -> None:
+        super().begin(uses)
+        self.reducer.begin(self.timetable)
 
     def open_backward(self) -> None:
         self.reducer.open(self.flats)

@@ -94,8 +94,6 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
     choices, stage = config.gathering, STAGES[config.parallel.zero_stage]
     exchange = exchange_class(config)(config.reduction.allgather_bucket)
     reducer = _reducer(config, exchange)
-    if config.mesh.pp > 1 and stage in (DDP, Zero1) and config.parallel.overlap not in ("reduce", "all"):
-        reducer = AfterDrain(reducer)
     if stage is not Zero3:
         return stage(comm, device, updater, reducer)
     turns = [turn.name for unit in model.units for turn in unit.turns()]
@@ -113,13 +111,20 @@ def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, 
 
 def _reducer(config: RunConfig, exchange: Slices) -> Reducer:
     """When gradients are reduced."""
-    stage, how = config.parallel.zero_stage, config.reduction
-    each = config.parallel.replica_reduction == "micro_batch" and stage > 1
+    stage, how, averages = config.parallel.zero_stage, config.reduction, "after"
+    overlaps = config.parallel.overlap in ("reduce", "all")
+    if stage > 1:
+        each = config.parallel.replica_reduction == "micro_batch"
+        averages = "each" if each else "last" if overlaps else "after"
     if how.bucket:
-        return OutOfBuffers(exchange, how.bucket, count=how.buffers, lasting=stage == 3, averages_each=each)
-    if stage < 2:
-        return InBuckets(exchange, config.parallel.bucket_bytes, late=how.overlaps)
-    return AtOnce(exchange, late=how.overlaps, averages_each=each)
+        lasting = stage == 3
+        reducer: Reducer = OutOfBuffers(exchange, how.bucket, count=how.buffers, lasting=lasting, averages=averages)
+    elif stage < 2:
+        reducer = InBuckets(exchange, config.parallel.bucket_bytes, late=how.overlaps)
+    else:
+        reducer = AtOnce(exchange, late=how.overlaps, averages=averages)
+    drains = config.mesh.pp > 1 and stage < 2 and not overlaps
+    return AfterDrain(reducer) if drains else reducer
 
 
 def join_by_itself(strategy: Strategy, flats: Sequence[Flat]) -> None:
