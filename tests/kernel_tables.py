@@ -22,8 +22,6 @@ KINDS = ("linear", "linear_dgrad", "linear_wgrad")
 Points = list[tuple[float, float]]
 SMS = {"A100": 108, "H100": 132}
 """Streaming multiprocessors, which share the tiles of an attention out among them."""
-CALCULONS = ((0.49, 0.6), (4.9, 0.75), (49.0, 0.9))
-"""Microseconds at an A100's bandwidth of 1, 10 and 100 MB, and its share: calculon-ai/calculon caa4b11, a100.json."""
 
 
 class Product(NamedTuple):
@@ -50,8 +48,7 @@ def tables() -> dict[str, str]:
     occupied = _occupied(measured["attention_a100_pcie"]), _occupied(measured["attention_b200"])
     flash = _flash(measured["flash"], measured["attention_a100_pcie"])
     moved = _moved(measured["memory_bound"])
-    casts = measured["memory_bound"]["h100_cast_kernels_share"]
-    sxm = best["A100 SXM"] / best["A100 PCIe"]
+    sxm, v100 = (best[card] / best["A100 PCIe"] for card in ("A100 SXM", "V100"))
     return {
         "a100-pcie.toml": _text(
             "A100 PCIe 80GB",
@@ -60,7 +57,7 @@ def tables() -> dict[str, str]:
             [],
             "FlashAttention, on an A100 SXM; forward and backward parted as Transformer Engine's in SimuMax",
             flash["A100"], occupied[0], moved["A100"],
-            "SimuMax: .91 and .808 of 1,600 of 1,935 GB/s; smaller ones as Calculon's table of an A100",
+            "SimuMax: .91 and .808 of 1,600 of 1,935 GB/s",
         ),
         "a100.toml": _text(
             "A100 SXM",
@@ -69,7 +66,16 @@ def tables() -> dict[str, str]:
             [],
             "FlashAttention; forward and backward parted, and few heads, as in SimuMax on an A100 PCIe",
             flash["A100"], occupied[0], moved["A100"],
-            "SimuMax, of an A100 PCIe: .91 and .808 of 1,600 of 1,935 GB/s; smaller ones as Calculon's table",
+            "SimuMax, of an A100 PCIe: .91 and .808 of 1,600 of 1,935 GB/s",
+        ),
+        "v100.toml": _text(
+            "V100",
+            "assumed: an A100 PCIe's, times the two cards' best products, 83 of 125 (arXiv 1803.04014) to 252.9 of 312",
+            {kind: _times(_lengthened(_curve(a100, kind, 512), burst), v100) for kind in KINDS},
+            [],
+            "assumed, an A100's: FlashAttention does not run on a V100",
+            flash["A100"], occupied[0], moved["A100"],
+            "assumed, an A100 PCIe's (SimuMax)",
         ),
         "h100.toml": _text(
             "H100 SXM",
@@ -81,8 +87,8 @@ def tables() -> dict[str, str]:
             "loses (FA2's does within 7 %); Triton's of 2022 loses to an A100's what FA1 does; few heads as on an "
             "A100, by its SMs",
             flash["H100"], tuple(_scaled(side, SMS["H100"] / SMS["A100"]) for side in occupied[0]),
-            (_average(casts), moved["A100"][1]),
-            "torchao: casts at .79 to .87 of 3,352 GB/s; a loss's share as an A100's; smaller ones as Calculon's table",
+            moved["H100"],
+            "torchao: kernels that cast reach .79 of 3,352 GB/s in 150 microseconds and .87 in 570; a loss as an A100's",
         ),
         "b200.toml": _text(
             "B200",
@@ -91,7 +97,7 @@ def tables() -> dict[str, str]:
             _narrow(b200, "linear"),
             "SimuMax: Transformer Engine's causal attention with 64 heads of 128, and fewer",
             _b200(measured["attention_b200"]), occupied[1], moved["B200"],
-            "SimuMax: .666 and .3246 of 8,000 GB/s, which are 7,700; smaller ones as Calculon's table of an A100",
+            "SimuMax: .666 and .3246 of 8,000 GB/s, which are 7,700",
         ),
     }  # fmt: skip
 
@@ -242,11 +248,23 @@ def _occupied(table: Mapping[str, Any]) -> Both:
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-def _moved(table: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """The shares of the peak bandwidth of large element-wise kernels, and of a loss."""
+class Moved(NamedTuple):
+    """A kernel that moves bytes: microseconds for any, the share of the bandwidth beyond, and that of a loss."""
+
+    latency: float
+    share: float
+    loss: float
+
+
+def _moved(table: Mapping[str, Any]) -> dict[str, Moved]:
     real = {"A100 PCIe": 1935, "B200": 7700}
     share = {(gpu, of): nominal * part / real[gpu] for gpu, of, nominal, part, _ in table["rows"]}
-    return {gpu.split()[0]: (share[gpu, "element-wise"], share[gpu, "cross entropy"]) for gpu in real}
+    late = {gpu: latency for gpu, of, _, _, latency in table["rows"] if of == "element-wise"}
+    found = {gpu.split()[0]: Moved(late[gpu], share[gpu, "element-wise"], share[gpu, "cross entropy"]) for gpu in real}
+    (few, reached), (many, more) = table["h100_cast_kernels"]  # microseconds, and the share: two points of a line
+    beyond = (many * more - few * reached) / (many - few)
+    found["H100"] = Moved(few - few * reached / beyond, beyond, beyond * found["A100"].loss / found["A100"].share)
+    return found
 
 
 # -- points and text --------------------------------------------------------------------------------------------------
@@ -284,7 +302,7 @@ def _text(
     attention_source: str,
     attention: Mapping[str, Mapping[int, Both]],
     occupied: Iterable[Points],
-    moved: tuple[float, float],
+    moved: Moved,
     memory_source: str,
 ) -> str:
     def lines() -> Iterator[str]:
@@ -303,10 +321,11 @@ def _text(
             yield f"\n[attention.{name}]"
             for width, (forward, backward) in sorted(widths.items()):
                 yield f"{width} = {{forward = {_row(forward)}, backward = {_row(backward)}}}"
-        yield "\n[memory]  # microseconds at the peak bandwidth, and the share of it"
+        yield "\n[memory]  # of each kernel that moves bytes: microseconds for any, and the share of the bandwidth beyond"
         yield f'source = "{memory_source}"'
-        yield f"elementwise = {_row([(us, share / CALCULONS[-1][1] * moved[0]) for us, share in CALCULONS])}"
-        yield f"cross_entropy = {moved[1] / moved[0]:.3f}  # of that share"
+        yield f"latency_us = {moved.latency:.3g}"
+        yield f"share = {moved.share:.3f}"
+        yield f"cross_entropy = {moved.loss:.3f}  # of a loss"
 
     return "\n".join(lines()) + "\n"
 

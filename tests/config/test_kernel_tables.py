@@ -55,7 +55,7 @@ GOOD: dict[str, Any] = {
         "tiles_backward": [[1, 1.0]],
         "fa2": {"128": {"forward": [[512, 0.3]], "backward": [[512, 0.2]]}},
     },
-    "memory": {"source": "measured here", "elementwise": [[1, 0.5]], "cross_entropy": 1.0},
+    "memory": {"source": "measured here", "latency_us": 10, "share": 0.7, "cross_entropy": 0.5},
 }
 
 
@@ -93,6 +93,7 @@ def _copied(value: Any) -> Any:
         ("attention.fa2", {"wide": {}}, "attention.fa2.wide: expected a head width"),
         ("attention.fa2.128.backward", None, "missing attention.fa2.128.backward"),
         ("memory.cross_entropy", "fast", "memory.cross_entropy: share 'fast': expected a number"),
+        ("memory.latency_us", -1, "memory.latency_us -1: expected microseconds, at least 0"),
         ("memory", 3, "memory: expected a table"),
         ("memory.source", "", "memory.source '': expected text, which says where the figures come from"),
         ("gpu", None, "missing gpu"),

@@ -2,7 +2,7 @@
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the share of the peak that a
 product of its direction and size was measured to reach, or an attention kernel of that implementation, head width,
-length and number of heads; memory traffic that of an element-wise kernel of its size. What the framework runs as
+length and number of heads; memory traffic takes a latency, and a share of the bandwidth. What the framework runs as
 several kernels moves more bytes and is launched as often (`config/presets/operators.py`).
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
@@ -79,7 +79,5 @@ class GpuCosts:
         """Of a kernel, or of those that the framework runs for it: each moves its share of the bytes."""
         operator = self.operators[kernel.name]
         at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
-        if not operator.launches or not at_peak:  # a neighbour's kernel moves them too
-            return at_peak / self.tables.elementwise.most
-        seconds = operator.launches * self.tables.elementwise.seconds(at_peak / operator.launches)
-        return seconds / self.tables.cross_entropy if kernel.name in _LOSSES else seconds
+        share = self.tables.cross_entropy if kernel.name in _LOSSES else self.tables.moved
+        return at_peak / share + (operator.launches * self.tables.latency_s if at_peak else 0.0)

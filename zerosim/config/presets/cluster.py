@@ -83,7 +83,7 @@ class Cluster(Links):
 
 _LINKS: Mapping[str, tuple[Links, str, str]] = MappingProxyType(
     {
-        "v100": (Links(120 * GB, 12 * GB, 16, 96 * GB), "a100", _ON_V100),
+        "v100": (Links(120 * GB, 12 * GB, 16, 96 * GB), "v100", _ON_V100),
         "a100-pcie": (Links(24 * GB, 24 * GB, 8, 192 * GB), "a100-pcie", _UNKNOWN),
         "a100": (Links(240 * GB, 24 * GB, 8, 192 * GB), "a100", _ON_A100),
         "h100": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", _ON_H100),

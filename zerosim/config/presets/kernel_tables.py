@@ -7,7 +7,7 @@ A table has three parts, each with its source:
     attention   for each implementation and head width, forward and backward: the share that a causal kernel gets of
                 the products that it does, by tokens; `tiles_forward`, `tiles_backward`: what is left of it, by tiles
                 of 128 queries of a head, which are shared out among the multiprocessors
-    memory      the share of the bandwidth by microseconds at it, and what is left of it for a loss
+    memory      a kernel that moves bytes takes a latency, and its bytes at a share of the bandwidth, a loss at another
 
 A user's own GPU may have such a table in its TOML file, as [kernels] (`hardware.py`).
 """
@@ -92,7 +92,8 @@ class KernelTables:
     narrow: Curve
     attention: Mapping[str, Mapping[int, Flash]]
     tiles: Flash
-    elementwise: Reached
+    latency_s: float
+    moved: float
     cross_entropy: float
     sources: Mapping[str, str]
 
@@ -113,7 +114,7 @@ def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
     _check_keys(where, "", values, ("gpu", "products", "attention", "memory"))
     products, attention, memory = (_part(where, values, part) for part in ("products", "attention", "memory"))
     _check_keys(where, "products.", products, ("source", *PRODUCTS, "narrow"))
-    _check_keys(where, "memory.", memory, ("source", "elementwise", "cross_entropy"))
+    _check_keys(where, "memory.", memory, ("source", "latency_us", "share", "cross_entropy"))
     fixed = ("source", "tiles_forward", "tiles_backward")
     _check_keys(where, "attention.", attention, fixed, also=FLASH_KERNELS)
     sources = {"products": products["source"], "attention": attention["source"], "memory": memory["source"]}
@@ -130,7 +131,8 @@ def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
             if kernel in attention
         },
         Flash(*(_curve(where, f"attention.{key}", attention[key]) for key in fixed[1:])),
-        _reached(where, "memory.elementwise", memory["elementwise"]),
+        _latency(where, "memory.latency_us", memory["latency_us"]) * US,
+        _share(where, "memory.share", memory["share"]),
         _share(where, "memory.cross_entropy", memory["cross_entropy"]),
         sources,
     )
@@ -188,6 +190,12 @@ def _curve(where: str, key: str, value: Any) -> Curve:
         if high <= low:
             raise InputError(f"{where}: {key}: {high:g} after {low:g}: sizes ascend")
     return Curve(tuple((float(x), float(share)) for x, share in value))
+
+
+def _latency(where: str, key: str, value: Any) -> float:
+    if not _is_number(value) or value < 0:
+        raise InputError(f"{where}: {key} {value!r}: expected microseconds, at least 0")
+    return float(value)
 
 
 def _share(where: str, key: str, value: Any) -> float:
