@@ -88,7 +88,7 @@ def tables() -> dict[str, str]:
             "A100, by its SMs",
             flash["H100"], tuple(_scaled(side, SMS["H100"] / SMS["A100"]) for side in occupied[0]),
             moved["H100"],
-            "torchao: kernels that cast reach .79 of 3,352 GB/s in 150 microseconds and .87 in 570; a loss as an A100's",
+            "torchao: kernels that cast reach .79 of 3,352 GB/s in 150 microseconds and .87 in 570; losses as on an A100",
         ),
         "b200.toml": _text(
             "B200",
@@ -321,7 +321,7 @@ def _text(
             yield f"\n[attention.{name}]"
             for width, (forward, backward) in sorted(widths.items()):
                 yield f"{width} = {{forward = {_row(forward)}, backward = {_row(backward)}}}"
-        yield "\n[memory]  # of each kernel that moves bytes: microseconds for any, and the share of the bandwidth beyond"
+        yield "\n[memory]  # of a kernel that moves bytes: microseconds for any, and the share of the bandwidth"
         yield f'source = "{memory_source}"'
         yield f"latency_us = {moved.latency:.3g}"
         yield f"share = {moved.share:.3f}"

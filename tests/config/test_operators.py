@@ -10,10 +10,21 @@ from zerosim.config.clock import KERNELS
 from zerosim.config.parts import LOSSES
 from zerosim.config.presets import operators as table
 from zerosim.config.presets.operators import ALONE, TABLES, Operator, checked, operators
-from zerosim.device.work import ACCUMULATE, BY_ROWS, DGRAD, EAGER_PARTS, FILLS, LINEAR, UPDATES, WGRAD
+from zerosim.device.work import (
+    ACCUMULATE,
+    ADD_BIAS,
+    ADD_NORM,
+    BY_ROWS,
+    DGRAD,
+    EAGER_PARTS,
+    FILLS,
+    LINEAR,
+    UPDATES,
+    WGRAD,
+)
 from zerosim.errors import InputError
 
-PROGRAM = {*FILLS, *UPDATES, *BY_ROWS, *EAGER_PARTS, LINEAR, DGRAD, WGRAD, ACCUMULATE}
+PROGRAM = {*FILLS, *UPDATES, *BY_ROWS, *EAGER_PARTS, LINEAR, DGRAD, WGRAD, ACCUMULATE, ADD_BIAS, ADD_NORM}
 
 
 @pytest.mark.parametrize("loss", ["", *LOSSES])

@@ -15,6 +15,8 @@ LINEAR, DGRAD, WGRAD = "linear", "linear_dgrad", "linear_wgrad"
 """A linear map, and the products that make the gradients of its input and of its weight, as the record names them."""
 ACCUMULATE = "accumulate"
 """A gradient that is added to its sum, or begins it."""
+ADD_BIAS, ADD_NORM = "add_bias", "add_norm"
+"""A row-parallel map's bias, after its all-reduce; a tensor's part of the gradients' norm."""
 MATMULS = frozenset({"matmul", "linear", "flash_attention", "flash_attention_backward"})
 
 # By kernel the places of the arrays, among its arguments, that it fills.

@@ -182,6 +182,7 @@ class _Run:
         self.now = 0.0  # of compute
         self.host = 0.0  # the host's own time, at most compute's where the host waits
         self.shared = 0.0  # until when compute has paid for collectives in flight
+        self.busy: list[tuple[float, float]] = []  # when kernels ran since then, from and to
         self.mesh, self.costs, self.keep = mesh, costs, keep
         self.calls: dict[Key, _Call] = {}
         self.works: dict[int, _Call] = {}
@@ -216,7 +217,9 @@ class _Run:
         self.now += late
         self.host += busy.launch
         self._span(COMPUTE, busy.name, self.now, self.now + busy.seconds, busy.scope)
+        began = self.busy.pop()[0] if self.busy and self.busy[-1][1] == self.now else self.now
         self.now += busy.seconds
+        self.busy.append((began, self.now))
         self.track.compute += busy.seconds
         self.track.kernels += busy.kernels
         self.track.flops += busy.flops
@@ -246,13 +249,19 @@ class _Run:
             self.now = call.stop
 
     def _share(self, call: _Call) -> None:
-        """Kernels ran beside the call: they took longer."""
-        beside = min(self.now, call.stop) - max(self.shared, call.start)
+        """Kernels ran beside the call: they took longer, and what they lose they lose while it is in flight. A message
+        takes no multiprocessors to speak of."""
+        if call.launch.op in MESSAGES:
+            return
+        start, stop = max(self.shared, call.start), min(self.now, call.stop)
+        beside = sum(max(0.0, min(stop, end) - max(start, began)) for began, end in self.busy)
         if beside > 0:
-            slowed = beside * self.costs.contention
-            self.shared = min(self.now, call.stop)
+            share = self.costs.contention
+            slowed = min(beside * share, (call.stop - start) * share / (1 + share))
             self.track.slowed += slowed
             self.now += slowed
+        self.shared = max(self.shared, stop)
+        self.busy = [span for span in self.busy if span[1] > self.shared]
 
     def _copy(self, event: Copy) -> None:
         """To the host beside compute; from it compute waits, for the copy is what it goes on with."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
 from zerosim.tensor.flat import Flat, slice_size
@@ -124,7 +125,9 @@ def norm_partials(
                 lo, hi = max(start, at * size) - flat.own.start, min(end, at * size + size) - flat.own.start
                 part = flat.grad_shard[lo:hi]
                 device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
-                device.kernel(1, device.backend.add, row[at : at + 1], one.array, row[at : at + 1])
+                added = row[at : at + 1], one.array, row[at : at + 1]
+                work = work_of("add", 1, added)._replace(name=ADD_NORM)
+                device.kernels((work,), device.backend.add, *added)
     return partials
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
+from zerosim.device.work import ADD_BIAS, work_of
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, bias_grad, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
@@ -139,7 +140,9 @@ class TensorParallel(WholeMaps):
     ) -> Tensor:
         out = self.borders.g_forward(self.comm, linear_result(x, weight, transposed=transposed))
         if bias is not None:
-            out.device.kernel(out.numel, out.device.backend.add, out.array, bias.array, out.array)
+            arrays = out.array, bias.array, out.array
+            work = work_of("add", out.numel, arrays)._replace(name=ADD_BIAS)
+            out.device.kernels((work,), out.device.backend.add, *arrays)
         inputs = (x, weight) if bias is None else (x, weight, bias)
         rule = G(Linear(held(x), weight, None, transposed), bias, self)
         return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": held(x)})
