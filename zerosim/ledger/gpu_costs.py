@@ -1,4 +1,4 @@
-"""Costs of a GPU: kernels as they were measured (`config/presets/kernels/`), NCCL's collectives, a host that launches.
+"""Costs of a GPU: kernels and collectives as they were measured (`config/presets/`), a host that launches.
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the share of the peak that a
 product of its direction and size was measured to reach, or an attention kernel of that implementation, head width,
@@ -14,8 +14,8 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import LINEAR, MATMUL
+from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
-from zerosim.ledger.nccl import collective_seconds
 
 CONTENTION = 0.15 / 0.85
 """A collective in flight takes 15 % of the multiprocessors (calculon-ai/calculon caa4b11, a100.json)."""
