@@ -79,6 +79,14 @@ def test_trees_of_a_middling_size_lose_what_nccl_says() -> None:
     assert seconds("all_reduce", range(0, 512, 8), slow, 65536) == pytest.approx(min(ways) * 1e-6)
 
 
+def test_ll_carries_so_much_between_nodes_whatever_the_links() -> None:
+    """39 GB/s between two nodes, 20.4 between more: LL sends 195 kB in 5 us, 204 kB in 10 us."""
+    free = replace(A100, link=inf, nic=inf)
+    assert seconds("all_gather", (0, 8), free, 2 * 195_000) == pytest.approx((6.6 + 5.0 + 5) * 1e-6)
+    eight = seconds("all_gather", range(0, 64, 8), free, 204_000 * 8 // 7)
+    assert eight == pytest.approx((6.6 + 7 * 5.0 + 10) * 1e-6, rel=1e-4)
+
+
 def test_an_unknown_verb_has_no_cost() -> None:
     with pytest.raises(InputError, match="unknown collective 'all_gathr': expected one of all_gather, "):
         seconds("all_gathr", range(8), A100)
