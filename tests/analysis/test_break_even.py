@@ -16,7 +16,9 @@ from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
 from zerosim.train.plan import plan
 
-A100 = replace(cluster_of(find_hardware("a100-80")), latency=0.0, host=0.0, contention=0.0)
+A100 = replace(
+    cluster_of(find_hardware("a100-80")), latency=0.0, host=0.0, contention=0.0, collectives=None
+)  # links alone
 GPT: dict[str, Any] = dict(model="gpt", layers=4, hidden=512, heads=8, seq=256, vocab=1024, micro_batch=4, ranks=4)
 
 

@@ -56,11 +56,18 @@ def test_a_machine_comes_out_of_its_file_as_it_went_in(tmp_path: Path) -> None:
         (("kernel_s = 0.25", "kernels_s = 1"), "unknown key machine.kernels_s: did you mean 'kernel_s'?"),
         (("kernel_s = 0.25\n", ""), "missing machine.kernel_s: measure again with zerosim calibrate"),
         (("ranks = 2", "ranks = 1"), "machine.ranks 1: expected a whole number, at least 2"),
+        (("version = 1\n", ""), "missing machine.version: measure again with zerosim calibrate"),
+        (
+            ("version = 1", "version = 2"),
+            "machine.version 2: written by a newer zerosim; this one reads 1: measure again",
+        ),
+        (("version = 1", "version = 0"), "machine.version 0: expected 1: measure again with zerosim calibrate"),
+        (("version = 1", 'version = "1"'), "machine.version '1': expected 1: measure again"),
         (("send = ", "sent = "), "missing machine.collectives.send: measure again"),
         (("[1e+06, 0.5]", "[1e+06, 0.4]"), "machine.kernels.gelu: [1e+06, 0.4] after [1000, 0.5]: points ascend"),
         (("[1e+06, 0.5]", "1e+06"), "machine.kernels.gelu: expected a list of [work, seconds]"),
         (("[1e+06, 0.5]", "[nan, 0.5]"), "machine.kernels.gelu: expected a list of [work, seconds]"),
-        (("[machine]", "[machines]"), "missing machine.precision, machine.transport"),
+        (("[machine]", "[machines]"), "missing machine.version, machine.precision"),
     ],
 )
 def test_what_a_machines_file_may_not_say(tmp_path: Path, change: tuple[str, str], message: str) -> None:

@@ -21,9 +21,9 @@ from zerosim.config.run import plan_config
 from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.clock import COMPUTE, Timeline, Track, simulate, step_time
+from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
 from zerosim.ledger.costs_of import costs_of
-from zerosim.ledger.nccl import collective_seconds
 from zerosim.ledger.pace import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
@@ -334,30 +334,6 @@ def test_model_flops_are_2205_05198s(recompute: str) -> None:
     assert time.model_flops == blocks + head
     again = {"none": 0, "selective": 4 * ranks * batch * layers * s * s * h, "full": blocks / 3}[recompute]
     assert time.hardware_flops == blocks + head + again
-
-
-def test_all_pairs_send_everything_in_one_step() -> None:
-    """Of 16 GPUs in two nodes each sends to 7 over its link, and to 8 over its own NIC: N/2 times a ring's bytes."""
-    cluster, nbytes = replace(A100, latency=0.0), 16 * 10**9
-    fields = (Scope(0), 1, "all_reduce", "bf16", "states", "dp_shard", (), 0, nbytes, 0, 0, None)
-    ring, pairs = Launch(*fields), Launch(*fields, "pairs")
-    node, everyone = topology(range(8), cluster), topology(range(16), cluster)
-    assert collective_seconds(pairs, node, cluster) == pytest.approx(7 * nbytes / cluster.link)
-    assert collective_seconds(pairs, node, cluster) == pytest.approx(4 * collective_seconds(ring, node, cluster))
-    across = 8 * nbytes / (cluster.nic / cluster.node_gpus)
-    assert collective_seconds(pairs, everyone, cluster) == pytest.approx(across)
-    small = pairs._replace(payload_bytes=8)
-    assert collective_seconds(small, node, A100) < collective_seconds(ring._replace(payload_bytes=8), node, A100)
-
-
-def test_a_nodes_nics_are_shared_and_crossed_once() -> None:
-    """16 GPUs in two nodes: one ring of all has all NICs; one of eight rings, a GPU of each node, an eighth."""
-    cluster = replace(A100, latency=0.0)
-    launch = Launch(Scope(0), 1, "all_gather", "bf16", "states", "dp_shard", (), 0, 16 * 10**9, 0, 0)
-    everyone, pair = topology(range(16), cluster), topology((0, 8), cluster)
-    assert collective_seconds(launch, everyone, cluster) == pytest.approx(16e9 * 15 / 16 / 192e9)
-    assert collective_seconds(launch, pair, cluster) == pytest.approx(16e9 / 2 / 24e9)
-    assert collective_seconds(launch, topology(range(8), cluster), cluster) == pytest.approx(16e9 * 7 / 8 / 240e9)
 
 
 def test_a_plan_says_where_the_host_decides(capsys: pytest.CaptureFixture[str]) -> None:

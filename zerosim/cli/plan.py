@@ -52,7 +52,7 @@ def add_time_flags(add: Any) -> None:
 def add_device_flags(group: Any) -> None:
     """--gpu, --limit and --reserve."""
     group.add_argument(
-        "--gpu", metavar="NAME", help="v100-32, a100-40, a100-80, h100-80, h200-141, b200, or a TOML file"
+        "--gpu", metavar="NAME", help="v100-32, dgx1-v100, a100-40, a100-80, h100-80, h200-141, b200, or a TOML file"
     )
     group.add_argument(
         "--limit", "--capacity", metavar="SIZE", type=size, help="bytes per device, such as 24GB, in place of --gpu's"

@@ -7,12 +7,14 @@ on its event alone.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Copy, Kernel, Launch
+from zerosim.verbs import find_verb
 
 
 class Costs(Protocol):
@@ -40,17 +42,24 @@ class Costs(Protocol):
 
 
 class Topology(NamedTuple):
-    """Where a group's members are: how many there are, on how many nodes, and how many share a node at most."""
+    """Where a group's members are: how many there are, on how many nodes, and how many share a node at most.
+
+    `stride`: how far apart two neighbours on a node are. That many groups like it share the node, side by side.
+    """
 
     members: int
     nodes: int
     together: int
+    stride: int = 1
 
 
 def topology(group: Sequence[int], cluster: Cluster) -> Topology:
     """Of these ranks, which fill nodes in their order."""
-    on_node = Counter(map(cluster.node_of, group))
-    return Topology(len(group), len(on_node), max(on_node.values()))
+    on_node = defaultdict[int, list[int]](list)
+    for rank in sorted(group):
+        on_node[cluster.node_of(rank)].append(rank)
+    gaps = [high - low for ranks in on_node.values() for low, high in pairwise(ranks)]
+    return Topology(len(group), len(on_node), max(map(len, on_node.values())), min(gaps, default=1))
 
 
 def bandwidth(place: Topology, cluster: Cluster) -> float:
@@ -59,3 +68,25 @@ def bandwidth(place: Topology, cluster: Cluster) -> float:
         return cluster.link
     share = cluster.nic * place.together / cluster.node_gpus
     return share if place.together == 1 else min(share, cluster.link)
+
+
+def is_by_pairs(launch: Launch) -> bool:
+    """Whether each member sends its whole buffer to each other one."""
+    return launch.op == "all_reduce" and launch.algorithm == "pairs"
+
+
+def sent_share(launch: Launch, members: int) -> float:
+    """What a member sends of a call's payload."""
+    return members - 1 if is_by_pairs(launch) else find_verb(launch.op).share(members)
+
+
+def network_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
+    """How long a call's bytes take over the NICs: a ring's pass those that its members on a node have together; what
+    goes from each member to each other one passes its own."""
+    if place.nodes == 1:
+        return 0.0
+    sent = launch.payload_bytes * sent_share(launch, place.members)
+    if is_by_pairs(launch) or find_verb(launch.op).pairwise:
+        away = (place.members - place.together) / (place.members - 1)
+        return sent * away / (cluster.nic / cluster.node_gpus)
+    return sent / bandwidth(place, cluster)

@@ -1,4 +1,4 @@
-"""Costs of a GPU: kernels as they were measured (`config/presets/kernels/`), NCCL's collectives, a host that launches.
+"""Costs of a GPU: kernels and collectives as they were measured (`config/presets/`), a host that launches.
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the share of the peak that a
 product of its direction and size was measured to reach, or an attention kernel of that implementation, head width,
@@ -21,8 +21,8 @@ from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import LINEAR, MATMUL
+from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
-from zerosim.ledger.nccl import collective_seconds
 
 US = 1e-6
 LAUNCH, WRAPPED, COMPILED = 7 * US, 27 * US, 6.8 * US

@@ -8,8 +8,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.machine_file import Machine
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import MATMUL
-from zerosim.ledger.costs import bandwidth, topology
-from zerosim.ledger.nccl import sent_share
+from zerosim.ledger.costs import network_seconds, sent_share, topology
 from zerosim.verbs import find_verb
 
 
@@ -33,7 +32,7 @@ class MachineCosts:
 
     def collective(self, launch: Launch) -> float:
         """What the call took between the ranks that were measured; other numbers of ranks move a ring's bytes. Between
-        machines it takes no less than the latency and its bytes over the NIC."""
+        machines it takes no less than the latency and what its bytes take over the NIC."""
         place, payload = self._place(launch.group), launch.payload_bytes
         if payload == 0 or place.members == 1:
             return 0.0
@@ -42,7 +41,7 @@ class MachineCosts:
         seconds = measured.seconds(payload * share / verb.share(self.machine.ranks))
         if place.nodes == 1:
             return seconds
-        return max(seconds, measured.points[0][1] + payload * share / bandwidth(place, self.cluster))
+        return max(seconds, measured.points[0][1] + network_seconds(launch, place, self.cluster))
 
     def copy(self, copy: Copy) -> float:
         return copy.nbytes / self.cluster.pcie

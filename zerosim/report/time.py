@@ -37,7 +37,8 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
     note = (
         f"Modelled on {_place(cluster)}. {values['tokens_per_s']:,.0f} tokens/s; {values['model_tflops']:.1f} TFLOP/s "
-        f"per GPU, {values['hardware_tflops']:.1f} with recompute. Times of kernels: {cluster.source}."
+        f"per GPU, {values['hardware_tflops']:.1f} with recompute. Times of kernels: {cluster.source}. "
+        f"Of collectives inside a node: {cluster.collectives_source}."
     )
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
 

@@ -1,8 +1,8 @@
 """How devices of one kind are linked, and what their kernels were measured to take: what the clock reads.
 
 Peaks and bandwidths are the preset's (`hardware.py`). The share of them that a kernel reaches is in tables
-(`kernel_tables.py`), or the whole machine was measured (`machine_file.py`). Here is what links carry, none of it fitted
-to a measured step.
+(`kernel_tables.py`), and what collectives take inside a node too (`collective_tables.py`), or the whole machine was
+measured (`machine_file.py`). Here is what links carry, none of it fitted to a measured step.
 
     links    NCCL's own constants (NVIDIA/nccl 5067397, topo.h): 20, 20 and 20.6 GB/s for each NVLink; B200: what its
              all-gathers and reduce-scatters reached (SimuMax's file: .6735 of 900 GB/s; NCCL's constant is 40.1)
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
+from zerosim.config.presets.collective_tables import CollectiveTables, packaged_collectives
 from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.kernel_tables import KernelTables, packaged_tables
 from zerosim.config.presets.machine_file import Machine
@@ -50,6 +51,7 @@ class Cluster(Links):
     """Devices of one kind, with their peaks, and how nodes of them are linked.
 
     `measured` is what kernels take: one GPU's tables, or a machine of its own. `borrowed`: they are another GPU's.
+    `collectives`: what collectives take inside a node; None where NCCL's formula says it.
     Three factors, 0 for what takes no time: `latency` of NCCL's latencies, `host` of the host's launches, `contention`
     of what kernels lose to collectives in flight. `known_error` is how far the clock was off measured
     steps, none of which it was fitted to.
@@ -61,6 +63,7 @@ class Cluster(Links):
     measured: KernelTables | Machine
     known_error: str
     borrowed: bool = False
+    collectives: CollectiveTables | None = None
     latency: float = 1.0
     host: float = 1.0
     contention: float = 1.0
@@ -80,19 +83,28 @@ class Cluster(Links):
             return self.measured.source
         return f"{'assumed, of ' if self.borrowed else ''}{self.measured.gpu}: {self.measured.sources['products']}"
 
+    @property
+    def collectives_source(self) -> str:
+        """Where the times of collectives inside a node come from."""
+        if isinstance(self.measured, Machine):
+            return self.measured.source
+        return "NCCL's formula" if self.collectives is None else f"{self.collectives.gpu}, {self.collectives.source}"
 
-_LINKS: Mapping[str, tuple[Links, str, str]] = MappingProxyType(
+
+_LINKS: Mapping[str, tuple[Links, str, str, str]] = MappingProxyType(
     {
-        "v100": (Links(120 * GB, 12 * GB, 16, 96 * GB), "v100", _ON_V100),
-        "a100-pcie": (Links(24 * GB, 24 * GB, 8, 192 * GB), "a100-pcie", _UNKNOWN),
-        "a100": (Links(240 * GB, 24 * GB, 8, 192 * GB), "a100", _ON_A100),
-        "h100": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", _ON_H100),
-        "h200": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", _UNKNOWN),
-        "b200": (Links(606 * GB, 48 * GB, 8, 384 * GB), "b200", _ON_B200),
+        "v100": (Links(120 * GB, 12 * GB, 16, 96 * GB), "v100", "", _ON_V100),
+        "dgx1-v100": (Links(120 * GB, 12 * GB, 8, 48 * GB), "v100", "dgx1-v100", _UNKNOWN),
+        "a100-pcie": (Links(24 * GB, 24 * GB, 8, 192 * GB), "a100-pcie", "a100-pcie", _UNKNOWN),
+        "a100": (Links(240 * GB, 24 * GB, 8, 192 * GB), "a100", "a100", _ON_A100),
+        "h100": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", "h100", _ON_H100),
+        "h200": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", "h100", _UNKNOWN),
+        "b200": (Links(606 * GB, 48 * GB, 8, 384 * GB), "b200", "b200", _ON_B200),
     }
 )
-"""By the beginning of a device's name: its links, whose tables of kernels it takes, and the known error. Nodes: DGX-2
-with eight 100 Gb/s NICs, DGX A100 with eight of 200, DGX H100 and later of 400."""
+"""By the beginning of a device's name: its links, whose tables of kernels and of collectives it takes ('': NCCL's
+formula), and the known error. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX-1 with four, DGX A100 with eight of 200, DGX
+H100 and later of 400."""
 
 
 def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_s: float | None = None) -> Cluster:
@@ -105,7 +117,7 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         raise wrong("node_gpus", f" {node_gpus}: expected at least 1")
     if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
         raise wrong("nic", f" {nic_bytes_per_s}: expected bytes per second, more than 0")
-    links, measured, borrowed, known_error = _of(device)
+    links, measured, borrowed, collectives, known_error = _of(device)
     given = {"node_gpus": node_gpus, "nic": nic_bytes_per_s}
     values = {of.name: getattr(links, of.name) for of in fields(links)}
     values |= {name: value for name, value in given.items() if value is not None}
@@ -116,20 +128,23 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         measured=measured,
         known_error=known_error,
         borrowed=borrowed,
+        collectives=collectives,
         **values,
     )
 
 
-def _of(device: Hardware) -> tuple[Links, KernelTables | Machine, bool, str]:
-    """Its links, what its kernels take, whether that is another GPU's, and the known error. Of a machine that was
-    measured: all ranks on it, or on several like it with NICs between them."""
+def _of(device: Hardware) -> tuple[Links, KernelTables | Machine, bool, CollectiveTables | None, str]:
+    """Its links, what its kernels take, whether that is another GPU's, what its collectives take, and the known error.
+    Of a machine that was measured: all ranks on it, or on several like it with NICs between them."""
     machine, link = device.machine, device.link_bytes_per_s
     if machine is not None:
         links = Links(link, device.hbm_bytes_per_s, max(machine.cores, machine.ranks), math.inf)
-        return links, machine, False, machine.known_error
+        return links, machine, False, None, machine.known_error
     names = [name for name in _LINKS if device.name == name or device.name.startswith(f"{name}-")]
-    if not names or device.kernels is not None:
+    if not names or device.kernels is not None or device.collectives is not None:
         own = Links(link, _LINKS["a100"][0].pcie, 8, _LINKS["a100"][0].nic)
-        return own, device.kernels or packaged_tables("a100"), device.kernels is None, _UNKNOWN
-    links, tables, known_error = _LINKS[max(names, key=len)]
-    return links, packaged_tables(tables), not names[0].startswith(tables), known_error
+        kernels = device.kernels or packaged_tables("a100")
+        return own, kernels, device.kernels is None, device.collectives, _UNKNOWN
+    links, tables, calls, known_error = _LINKS[max(names, key=len)]
+    collectives = packaged_collectives(calls, links.link) if calls else None
+    return links, packaged_tables(tables), not names[0].startswith(tables), collectives, known_error

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.config.inputs import read_toml
+from zerosim.config.presets.collective_tables import CollectiveTables, read_collectives
 from zerosim.config.presets.kernel_tables import KernelTables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
 from zerosim.config.presets.outside import AMPERE, HOPPER, VOLTA, Held, Outside
@@ -41,11 +42,12 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers.
+    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers, 0 where
+    it has none.
 
     `held` is what it holds outside of a program, None where that is not known; `flash`: FlashAttention runs on it, None
-    where that is not known; `kernels`: tables of its own, None for a preset's; `machine`: what `zerosim calibrate`
-    measured, None for a device that was not.
+    where that is not known; `kernels` and `collectives`: tables of its own, None for a preset's; `machine`: what
+    `zerosim calibrate` measured, None for a device that was not.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Hardware:
     held: Held | None = None
     flash: bool | None = None
     kernels: KernelTables | None = None
+    collectives: CollectiveTables | None = None
     machine: Machine | None = None
 
     def outside(self, mesh: Mesh) -> tuple[Outside, ...]:
@@ -72,8 +75,9 @@ class Hardware:
 
 MOST = 10**18
 KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
-"""The keys of a device's TOML file, all required: sizes like "80GB" or whole bytes, bandwidths per second. A
-table [kernels] (`kernel_tables.py`) or [machine] (`machine_file.py`) may follow."""
+"""The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second. All are required but the
+last, without which a device has no links. Tables [kernels] (`kernel_tables.py`) and [collectives]
+(`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
 
 
 def presets() -> tuple[Hardware, ...]:
@@ -84,6 +88,10 @@ def presets() -> tuple[Hardware, ...]:
             "v100-32", 32 * 10**9, 125, 900, 150, "paper: ZeRO (1910.02054), DGX-2",
             "recalled, consistent with the ZeRO paper: 38 TFLOPs is over 30% of it", "recalled",
             "paper: NVSwitch of DGX-2", VOLTA,
+        ),
+        _device(
+            "dgx1-v100", 32 * 10**9, 125, 900, 150, "as of v100-32", "as of v100-32", "recalled",
+            "recalled: six links to four of the seven others, no switch", VOLTA,
         ),
         _device("a100-40", _gib(3941), 312, 1555, 300, f"{shown} tatsu-lab/stanford_alpaca#308", titan, "sheet",
                 "sheet", AMPERE),
@@ -156,18 +164,23 @@ def read_hardware(path: str) -> Hardware:
     where = f"hardware {path}"
     machine = read_machine(where, values.pop("machine")) if "machine" in values else None
     kernels = read_tables(f"{where}, kernels", values.pop("kernels")) if "kernels" in values else None
+    collectives = values.pop("collectives", None)
     for key in values:
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, f"known keys: {', '.join(KEYS)}")
             raise InputError(f"hardware {path}: unknown key {key!r}: {hint}")
-    if missing := [key for key in KEYS if key not in values]:
-        raise InputError(f"hardware {path}: missing {', '.join(missing)}: all of {', '.join(KEYS)} are needed")
+    if missing := [key for key in KEYS[:-1] if key not in values]:
+        raise InputError(f"hardware {path}: missing {', '.join(missing)}: all of {', '.join(KEYS[:-1])} are needed")
     if not isinstance(values["name"], str) or not values["name"].strip():
         raise InputError(f"hardware {path}: name {values['name']!r}: expected text")
     given = f"given in {path}"
-    memory, peak, hbm, link = (_positive(path, key, values) for key in KEYS[1:])
+    memory, peak, hbm = (_positive(path, key, values) for key in KEYS[1:-1])
+    link = _positive(path, KEYS[-1], values) if values.get(KEYS[-1], 0) != 0 else 0
+    calls = None if collectives is None else read_collectives(f"{where}, collectives", collectives, link)
     sources = Sources(given, given, given, given)
-    return Hardware(values["name"], memory, peak, hbm, link, sources, kernels=kernels, machine=machine)
+    return Hardware(
+        values["name"], memory, peak, hbm, link, sources, kernels=kernels, collectives=calls, machine=machine
+    )
 
 
 def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:

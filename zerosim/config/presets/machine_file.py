@@ -9,6 +9,7 @@ both, so that what does more never ends sooner.
     kernels           by name: by operations where the kernel is a product, else by bytes read and written
     collectives       by verb (`verbs.MEASURED`), by bytes of payload, between `ranks` ranks that run over `transport`
     kernel_s          seconds of the host for each kernel: what a program does between two of them
+    version           of this format
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from typing import Any
 
 from zerosim.errors import InputError, did_you_mean
 from zerosim.verbs import MEASURED
+
+VERSION = 1
+"""Of the format: a file of a newer one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Machine:
 def machine_text(machine: Machine, device: Mapping[str, Any]) -> str:
     """The TOML file of a machine; `device` has the keys that every device has."""
     words = [f"{key} = {_toml(value)}" for key, value in device.items()]
-    words += ["", "[machine]"]
+    words += ["", "[machine]", f"version = {VERSION}"]
     for key in ("precision", "transport", "ranks", "cores", "kernel_s", "known_error"):
         words.append(f"{key} = {_toml(getattr(machine, key))}")
     words += [_curve("product", machine.product), _curve("memory", machine.memory)]
@@ -106,37 +110,49 @@ def _toml(value: str | float) -> str:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 _KEYS = (
-    "precision", "transport", "ranks", "cores", "kernel_s", "known_error", "product", "memory", "kernels",
+    "version", "precision", "transport", "ranks", "cores", "kernel_s", "known_error", "product", "memory", "kernels",
     "collectives",
 )  # fmt: skip
+_AGAIN = "measure again with zerosim calibrate"
+_POINTS = "[work, seconds], such as [[1e6, 2e-5], [1e9, 0.01]]"
 
 
 def read_machine(where: str, values: Any) -> Machine:
     """The table [machine] of the file that `where` names. Raises: InputError in one line, with the key."""
     _check_table(where, "machine", values)
+    if "version" in values:
+        _check_version(where, values["version"])
     for key in values:
         if key not in _KEYS:
             raise InputError(f"{where}: unknown key machine.{key}: {did_you_mean(key, _KEYS, ', '.join(_KEYS))}")
     if missing := [key for key in _KEYS if key not in values]:
-        raise InputError(f"{where}: missing machine.{', machine.'.join(missing)}: measure again with zerosim calibrate")
+        raise InputError(f"{where}: missing machine.{', machine.'.join(missing)}: {_AGAIN}")
     for key in ("precision", "transport", "known_error"):
         if not isinstance(values[key], str) or not values[key].isprintable():
             raise InputError(f"{where}: machine.{key} {values[key]!r}: expected text")
     for key, least in (("ranks", 2), ("cores", 1)):
         if isinstance(values[key], bool) or not isinstance(values[key], int) or values[key] < least:
             raise InputError(f"{where}: machine.{key} {values[key]!r}: expected a whole number, at least {least}")
-    if not _is_number(values["kernel_s"]) or values["kernel_s"] < 0:
+    if not is_number(values["kernel_s"]) or values["kernel_s"] < 0:
         raise InputError(f"{where}: machine.kernel_s {values['kernel_s']!r}: expected seconds, at least 0")
     tables: dict[str, dict[str, Measured]] = {}
     for title in ("kernels", "collectives"):
         _check_table(where, f"machine.{title}", values[title])
-        tables[title] = {
-            name: _read_curve(where, f"machine.{title}.{name}", points) for name, points in values[title].items()
-        }
+        curves = values[title].items()
+        tables[title] = {name: read_curve(where, f"machine.{title}.{name}", curve, _POINTS) for name, curve in curves}
     if missing := [verb for verb in MEASURED if verb not in tables["collectives"]]:
-        raise InputError(f"{where}: missing machine.collectives.{missing[0]}: measure again with zerosim calibrate")
-    alone = {key: _read_curve(where, f"machine.{key}", values[key]) for key in ("product", "memory")}
-    return Machine(**{**values, **tables, **alone})
+        raise InputError(f"{where}: missing machine.collectives.{missing[0]}: {_AGAIN}")
+    alone = {key: read_curve(where, f"machine.{key}", values[key], _POINTS) for key in ("product", "memory")}
+    given = {key: value for key, value in values.items() if key != "version"}
+    return Machine(**{**given, **tables, **alone})
+
+
+def _check_version(where: str, version: Any) -> None:
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise InputError(f"{where}: machine.version {version!r}: expected {VERSION}: {_AGAIN}")
+    if version > VERSION:
+        newer = f"machine.version {version}: written by a newer zerosim; this one reads {VERSION}"
+        raise InputError(f"{where}: {newer}: {_AGAIN}")
 
 
 def _check_table(where: str, key: str, value: Any) -> None:
@@ -144,20 +160,22 @@ def _check_table(where: str, key: str, value: Any) -> None:
         raise InputError(f"{where}: {key}: expected a table")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
-def _read_curve(where: str, key: str, value: Any) -> Measured:
+def read_curve(where: str, key: str, value: Any, what: str) -> Measured:
+    """A list of such points. Raises: InputError in one line, with the key."""
     if not isinstance(value, list) or not value or not all(map(_is_pair, value)):
-        raise InputError(f"{where}: {key}: expected a list of [work, seconds], such as [[1e6, 2e-5], [1e9, 0.01]]")
+        raise InputError(f"{where}: {key}: expected a list of {what}")
     points = tuple((float(work), float(seconds)) for work, seconds in value)
-    if not all(work > 0 and seconds > 0 for work, seconds in points):
-        raise InputError(f"{where}: {key}: work and seconds are more than 0")
+    for work, seconds in points:
+        if work <= 0 or seconds <= 0:
+            raise InputError(f"{where}: {key}: [{work:g}, {seconds:g}]: both are more than 0")
     for (low, below), (high, above) in pairwise(points):
         if high <= low or above < below:
             raise InputError(
