@@ -88,7 +88,7 @@ def tables() -> dict[str, str]:
             "A100, by its SMs",
             flash["H100"], tuple(_scaled(side, SMS["H100"] / SMS["A100"]) for side in occupied[0]),
             moved["H100"],
-            "torchao: kernels that cast reach .79 of 3,352 GB/s in 150 microseconds and .87 in 570; losses as on an A100",
+            "torchao: kernels that cast reach .79 of 3,352 GB/s in 150 microseconds and .87 in 570; a loss: an A100",
         ),
         "b200.toml": _text(
             "B200",
