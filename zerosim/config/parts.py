@@ -25,7 +25,10 @@ from zerosim.units import MOST_BYTES, parse_bytes
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
 PURE = "bf16-pure"
 ROUNDINGS = ("nearest", "stochastic", "kahan")
-LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked")
+LOSSES = (
+    *("in-place", "lean", "megatron", "megatron-fused", "megatron-compiled"),
+    *("torch", "torch-kept", "torch-fp32-kept", "chunked"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
