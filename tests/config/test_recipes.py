@@ -47,6 +47,7 @@ def test_the_names() -> None:
 DEEPSPEED: dict[str, Any] = {"loss": "torch", "upcast_grads": True, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {"loss": "torch", "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+MEGATRON: dict[str, Any] = {**FP32, "persistent_grads": True, "loss": "megatron", "transformer_engine": True}
 LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 50_000_000, "max_live": 1_000_000_000}
 
 
@@ -61,7 +62,8 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
         ("deepspeed", 3, {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True}),
         ("fsdp2", 2, {**LATE, **FP32}),
         ("fsdp2", 3, {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1}),
-        ("megatron", 1, {**FP32, "persistent_grads": True, "loss": "megatron"}),
+        ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),
+        ("megatron", 2, MEGATRON),
     ],
 )
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:

@@ -169,6 +169,7 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
         keep_gathered=config.parallel.keep_gathered,
         partitioned=config.partitions_inputs,
         on_host=config.memory.cpu_checkpointing,
+        fp32_softmax=config.memory.fp32_softmax,
     )
 
 

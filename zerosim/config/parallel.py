@@ -133,6 +133,11 @@ class ParallelConfig(Part):
     recipe: str = option(
         "paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES), parse=str.lower
     )
+    transformer_engine: bool = option(
+        False, "blocks are Transformer Engine's: a dummy gradient stays for each shape of weight (with "
+        "--gradient-accumulation-fusion). Recipe megatron without it keeps eager attention's softmax in fp32",
+        also=("--te",), follows=OF_RECIPE,
+    )  # fmt: skip
     overlap: str = option(
         "none", "collectives that overlap with compute: reduce (late reductions, or two buffers where there is a "
         "bucket), gather (stage 3: a unit ahead), both, or none; the flags below win where they are given",

@@ -139,6 +139,10 @@ class MemoryConfig(Part):
     attention: str = option(
         "eager", "eager holds the scores (B, H, T, T); flash never does", choices=("eager", "flash")
     )
+    fp32_softmax: bool = option(
+        False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
+        "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
+    )  # fmt: skip
     loss: str = option(
         "lean", "what a step holds of its logits: none beside them, zerosim's own, Megatron's, PyTorch's, or a part of "
         "the tokens at a time", choices=LOSSES, follows=OF_RECIPE,

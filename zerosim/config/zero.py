@@ -118,6 +118,11 @@ class GradMemory(Part):
         "such buckets (DDP's gradient_as_bucket_view)", flat="grad_buckets", choices=("none", "copies", "views"),
         stages=(0,), follows=OF_RECIPE,
     )  # fmt: skip
+    fused: bool = option(
+        False, "with --persistent-grads: products of a block's linear maps add to the gradient buffer. Transformer "
+        "Engine returns a dummy in place of each gradient and keeps one for each shape of weight",
+        flat="gradient_accumulation_fusion", stages=(0, 1), follows=OF_RECIPE,
+    )  # fmt: skip
     upcast: bool = option(
         False, "the optimizer step copies its gradients to fp32 first", flat="upcast_grads", follows=OF_RECIPE
     )

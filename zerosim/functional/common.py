@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
@@ -19,6 +19,13 @@ def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
         weight.flat.postpone(weight.index, make)
         return None
     return make()
+
+
+def map_grad(weight: Operand, packed: Sequence[Operand] = (), place: int = 0) -> Buffer:
+    """Where the gradient of a linear map's weight is to be written; of `packed` maps, the one at `place`."""
+    if isinstance(weight, Parameter):
+        return weight.flat.map_grad_window(weight.index, [one.shape for one in packed or [weight]], place)
+    return weight.new_grad()
 
 
 def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:

@@ -9,7 +9,7 @@ from functools import partial
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, bias_grad, like, rows_of, weight_grad
+from zerosim.functional.common import Grads, bias_grad, like, map_grad, rows_of, weight_grad
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
@@ -34,7 +34,7 @@ class Linear:
             device.kernel(flops, k.matmul, rows, across, rows_of(dx.array))
 
         def make() -> Buffer:
-            dweight, x, rows = self.weight.new_grad(), rows_of(self.x.array), rows_of(grad.array)
+            dweight, x, rows = map_grad(self.weight), rows_of(self.x.array), rows_of(grad.array)
             left, right = (rows.T, x) if self.transposed else (x.T, rows)
             device.kernel(flops, k.matmul, left, right, dweight.array)
             return dweight
@@ -92,7 +92,7 @@ class PackedLinear:
 
     def _grad_of(self, index: int, grad: Buffer) -> Buffer:
         x, (weight, columns) = rows_of(self.x.array), list(_columns(self.weights, grad))[index]
-        dweight = weight.new_grad()
+        dweight = map_grad(weight, self.weights, index)
         grad.device.kernel(2 * x.size * columns.shape[1], grad.device.backend.matmul, columns.T, x, dweight.array)
         return dweight
 

@@ -11,7 +11,7 @@ reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
@@ -19,7 +19,8 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.placement.layout import Row, Rows
 from zerosim.placement.partition import Slice, nothing
-from zerosim.placement.spec import FlatSpec
+from zerosim.placement.spec import FlatSpec, is_block
+from zerosim.tensor.dummy_grads import DummyGrads
 
 
 class GradProbe:
@@ -52,6 +53,7 @@ class GradAccumulator:
         self.own = nothing(0)
         self.keeps_whole_grad = False
         self.probe: GradProbe | None = None
+        self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are made, if anywhere
         self.grad: Buffer | None = None
         self.grad_whole: Buffer | None = None
         self.grad_shard: Buffer | None = None
@@ -105,10 +107,13 @@ class GradAccumulator:
         """Whether each weight's gradient is added to a whole that lives always, as soon as it is there."""
         return self.keeps_whole_grad and self._lasting is not None
 
-    def place_grads(self, row: Row, memory: GradMemory, param_dtype: DType, *, probes: bool) -> None:
+    def place_grads(
+        self, row: Row, memory: GradMemory, param_dtype: DType, *, probes: bool, dummies: DummyGrads | None = None
+    ) -> None:
         """Before the first step: how gradients are held, a buffer for them where they live always, and whether a
-        GradProbe looks at them."""
+        GradProbe looks at them. `dummies`: the rank's, which a block makes its linear maps' gradients in."""
         self.probe = GradProbe(self.device) if probes else None
+        self.dummies = dummies if is_block(self.spec.unit) else None
         self.keeps_whole_grad = row.is_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
         if row.lives == "always":
@@ -137,6 +142,13 @@ class GradAccumulator:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
+
+    def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
+        """The same of a linear map's weight: a dummy where there are such. `packed` are the shapes of the weights that
+        lie side by side, this one at `place`."""
+        if self.dummies is None or not self.adds_at_once or not self.is_trained:
+            return self.grad_window(index)
+        return self.dummies.window(packed, place, self.local_dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
         """A gradient of parameter `index` is complete: it is in its window already, or is added there. What is not

@@ -54,7 +54,7 @@ def build_model(config: RunConfig, device: Device, group: Group | None = None, *
         dtype(precision.stored),
         dtype(precision.grad_dtype),
         DropoutKeys(device, config.data.seed, first_micro_batch),
-        ActivationPolicy(memory.saves, memory.attention, memory.recompute),
+        ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax),
         group or group_of(config),
         config.gathering.by_module,
     )

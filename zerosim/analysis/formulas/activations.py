@@ -18,7 +18,8 @@ from zerosim.analysis.formulas.states import ZERO_PAPER
 
 RECOMPUTATION = "arXiv 2205.05198 (Reducing Activation Recomputation), section 4"
 _s, _b, _h, _a, _f, _t, _l = symbols("s b h a f t l")
-_sbh, _scores = _s * _b * _h, 5 * _a * _s * _s * _b
+_sbh, _each_score = _s * _b * _h, _a * _s * _s * _b
+_scores = 5 * _each_score
 
 NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -62,6 +63,7 @@ def block_activations(
     keep_gathered: bool = False,
     partitioned: bool = False,
     on_host: bool = False,
+    fp32_softmax: bool = False,
 ) -> Form:
     """Bytes that one block keeps on one of t ranks (2205.05198, Table 2).
 
@@ -71,6 +73,7 @@ def block_activations(
 
     With full recompute t ranks may keep the input `partitioned`, or nothing of it where it waits `on_host` (the ZeRO
     paper's Pa and Pa+cpu, 1910.02054, section 6.1).
+    With the softmax kept in fp32 (4 bytes, beside 2 of it after dropout and 1 of the mask) scores are 7as²b.
     `selective` computes the attention scores again (5as²b), `selective:PART,...` what is named (`NOT_KEPT`), `full` the
     whole block from its input (2sbh; that sequence parallelism divides it follows from the rest).
     """
@@ -81,7 +84,8 @@ def block_activations(
     whole, gathered = (10 - less_whole) * _sbh, 4 * _sbh if sequence_parallel and keep_gathered else Form()
     divided = 8 * _sbh + 4 * _s * _b * _f - Fraction(less_divided, 4) * _s * _b * _f
     shared = gathered + (whole - gathered) / _t if sequence_parallel else whole
-    scores = _scores / _t if keeps_scores(recompute) else Form()
+    each = 7 * _each_score if fp32_softmax else _scores
+    scores = each / _t if keeps_scores(recompute) else Form()
     return (shared + divided / _t + scores).by(RECOMPUTATION)
 
 
