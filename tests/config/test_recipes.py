@@ -47,7 +47,13 @@ def test_the_names() -> None:
 DEEPSPEED: dict[str, Any] = {"loss": "torch", "upcast_grads": True, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {"loss": "torch", "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
-MEGATRON: dict[str, Any] = {**FP32, "persistent_grads": True, "loss": "megatron", "transformer_engine": True}
+MEGATRON: dict[str, Any] = {
+    **FP32,
+    "persistent_grads": True,
+    "loss": "megatron",
+    "transformer_engine": True,
+    "keep_last_inputs": True,
+}
 LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 50_000_000, "max_live": 1_000_000_000}
 
 

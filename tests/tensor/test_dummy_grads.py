@@ -48,6 +48,13 @@ def test_without_fusion_or_transformer_engine_there_are_none() -> None:
     assert dummies(model="gpt", stage=2) == 0
 
 
+@pytest.mark.parametrize("more", [{}, {"pp": 2, "accumulate": 4}, {"recompute": "full"}, {"precision": "fp16"}])
+def test_the_first_step_holds_as_much_as_the_second(more: dict[str, Any]) -> None:
+    fields = {**SMALL, "model": "gpt", "recipe": "megatron", "accumulate": 1, **more}
+    one, two = (plan(plan_config(**{**fields, "steps": steps})).memory for steps in (1, 2))
+    assert [rank.peak.by_kind for rank in one] == [rank.peak.by_kind for rank in two]
+
+
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 @pytest.mark.parametrize("more", [{}, {"stage": 0, "pp": 2, "pipeline": "zb-h1"}, {"tp": 2, "precision": "fp16"}])
 def test_no_bit_depends_on_them(model: str, more: dict[str, Any]) -> None:

@@ -129,6 +129,10 @@ class ParallelConfig(Part):
         metavar="L,L,...", shown="as many on each",
     )  # fmt: skip
     balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
+    keep_last_inputs: bool = option(
+        False, "with --pp: a stage keeps each chunk's last input and its gradient from one step to the next",
+        follows=OF_RECIPE,
+    )  # fmt: skip
     pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
     recipe: str = option(
         "paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES), parse=str.lower

@@ -28,6 +28,13 @@ def map_grad(weight: Operand, packed: Sequence[Operand] = (), place: int = 0) ->
     return weight.new_grad()
 
 
+def ready_map_grads(weights: Sequence[Operand]) -> None:
+    """What stays of gradients of these packed maps is there from their first forward on: each step is like the next."""
+    for place, weight in enumerate(weights):
+        if isinstance(weight, Parameter) and weight.flat.dummies is not None:
+            map_grad(weight, weights, place)
+
+
 def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:
     """The gradient of a bias that was added to each row."""
 

@@ -9,7 +9,7 @@ from functools import partial
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, bias_grad, like, map_grad, rows_of, weight_grad
+from zerosim.functional.common import Grads, bias_grad, like, map_grad, ready_map_grads, rows_of, weight_grad
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
@@ -61,6 +61,7 @@ def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, tr
     width, wide = weight.shape[::-1] if transposed else weight.shape
     if x.shape[-1] != width:
         raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes {width}")
+    ready_map_grads([weight])
     out = like(x, *x.shape[:-1], wide)
     rows = rows_of(x.array)
     x.device.kernel(
@@ -126,6 +127,7 @@ def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
     for weight in weights:
         if weight.shape[-1] != x.shape[-1]:
             raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes another")
+    ready_map_grads(weights)
     out = like(x, *x.shape[:-1], sum(weight.shape[0] for weight in weights))
     rows = rows_of(x.array)
     for weight, columns in _columns(weights, out):

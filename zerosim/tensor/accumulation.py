@@ -113,7 +113,8 @@ class GradAccumulator:
         """Before the first step: how gradients are held, a buffer for them where they live always, and whether a
         GradProbe looks at them. `dummies`: the rank's, which a block makes its linear maps' gradients in."""
         self.probe = GradProbe(self.device) if probes else None
-        self.dummies = dummies if is_block(self.spec.unit) else None
+        uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.is_trained
+        self.dummies = dummies if uses_dummies else None
         self.keeps_whole_grad = row.is_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
         if row.lives == "always":
@@ -146,7 +147,7 @@ class GradAccumulator:
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
         """The same of a linear map's weight: a dummy where there are such. `packed` are the shapes of the weights that
         lie side by side, this one at `place`."""
-        if self.dummies is None or not self.adds_at_once or not self.is_trained:
+        if self.dummies is None:
             return self.grad_window(index)
         return self.dummies.window(packed, place, self.local_dtype)
 

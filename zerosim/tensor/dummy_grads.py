@@ -19,7 +19,8 @@ from zerosim.dtypes import DType
 
 
 class DummyGrads:
-    """One rank's dummies, made at their first use."""
+    """One rank's dummies, made at a map's first forward (there at its first backward): the first step holds as much as
+    those after it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -136,7 +136,8 @@ def build_rank(
     if mesh.pp > 1:
         stage = mesh.index(ctx.rank, "pp")
         order = schedule or SCHEDULES[parallel.pipeline_schedule]
-        pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order)
+        keeps_last = parallel.keep_last_inputs
+        pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order, keeps_last=keeps_last)
         model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     strategy.join(groups, layout_of(config, whole, strategy, is_trained), config.grads)

@@ -119,11 +119,13 @@ def recipes() -> tuple[Recipe, ...]:
             "4 + 16/N). A weight's gradient is made in the parameters' dtype and added at once: in a block with "
             "Transformer Engine and fused accumulation, its defaults, in a dummy that stays for each shape of weight. "
             "--no-transformer-engine is Megatron's own blocks, which keep eager attention's softmax in fp32 unless a "
-            "fused kernel runs (--no-fp32-softmax).",
+            "fused kernel runs (--no-fp32-softmax). In a pipeline each chunk's last input and its gradient stay from "
+            "one step to the next.",
             "NVIDIA/Megatron-LM d98e8a6: docs on the distributed optimizer, theoretical_memory_usage.py, "
             "core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py, arguments.py "
-            "(accumulate_allreduce_grads_in_fp32 with bf16), core/fusions/fused_softmax.py (forward_torch_softmax); "
-            "TransformerEngine: pytorch/module/base.py (get_dummy_wgrad)",
+            "(accumulate_allreduce_grads_in_fp32 with bf16), core/fusions/fused_softmax.py (forward_torch_softmax), "
+            "core/pipeline_parallel/schedules.py (set_input_tensor); TransformerEngine: "
+            "pytorch/module/base.py (get_dummy_wgrad)",
             "One buffer for each unit here, one for all there. With gradient_accumulation_fusion the products add to "
             "the buffer themselves there, without the rounding and the kernel between; the head's 2-byte gradient is a "
             "temporary dummy. Megatron's fused softmax kernel (masked_softmax_fusion) keeps 2 bytes also without "
@@ -161,7 +163,13 @@ _FSDP2 = (_FOREACH, _FOREACH, _LATE, {**_LATE, "keep_root_units": True, "cast_sh
 _FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
 _TRANSFORMER_ENGINE = {"transformer_engine": True, "gradient_accumulation_fusion": True}
 _WITHOUT_IT = {"fp32_softmax": True}
-_MEGATRON_2 = {"loss": "megatron", "persistent_grads": True, "param_dtype_grads": True, "transformer_engine": True}
+_MEGATRON_2 = {
+    "loss": "megatron",
+    "persistent_grads": True,
+    "param_dtype_grads": True,
+    "transformer_engine": True,
+    "keep_last_inputs": True,
+}
 _MEGATRON_0 = {**_MEGATRON_2, **_TRANSFORMER_ENGINE}
 _MEGATRON = (_MEGATRON_0, _MEGATRON_0, _MEGATRON_2, _MEGATRON_2)
 _ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
