@@ -97,12 +97,17 @@ def _of_result(result: RunResult) -> dict[str, str]:
     return {
         "weights": short(b"".join(name.encode() + np.ascontiguousarray(value).tobytes() for name, value in weights)),
         "losses": of_words((result.losses, [report.grad_norm for report in result.steps])),
-        "memory": of_words([memory.to_dict() for memory in result.memory]),
+        "memory": of_words([_without(memory.to_dict(), "at_marks") for memory in result.memory]),
         "traffic": of_words([[tuple(row) for row in rows] for rows in result.traffic]),
         "classes": of_words(result.stands_for),
         "left": of_words(result.live_bytes_after),
         "events": of_words({rank: result.events[rank] for rank in result.ran} if result.events else None),
     }
+
+
+def _without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Leave out what files of digests had none of; the events have it too."""
+    return {name: value for name, value in values.items() if name != key}
 
 
 def take(path: Path, count: int) -> int:
