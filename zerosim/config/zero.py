@@ -113,6 +113,10 @@ class GradMemory(Part):
         False, "stage 1: a rank frees all gradients but its own slice when backward ends", flat="own_grads_only",
         stages=(1,), follows=OF_RECIPE,
     )  # fmt: skip
+    no_sync: bool = option(
+        False, "stages 2 and 3: each rank adds up whole gradients over a step's micro-batches and reduces them once, "
+        "in the last backward (FSDP2's set_requires_gradient_sync(False))", stages=(2, 3),
+    )  # fmt: skip
     buckets: str = option(
         "none", "stage 0: gradients are reduced where they are, in buckets that stay and are copied back, or live in "
         "such buckets (DDP's gradient_as_bucket_view)", flat="grad_buckets", choices=("none", "copies", "views"),

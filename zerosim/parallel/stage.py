@@ -40,6 +40,13 @@ class Stage(Strategy):
                     self.exchange.place(flat, state)
         self.reducer.place(flats, self.memory)
 
+    def reduce(self, flat: Flat) -> None:
+        """A flat's gradient of this micro-batch is complete: reduce it or, under `no_sync`, only the last one's sum."""
+        if self.memory.no_sync and not self.last:
+            flat.hold_grad()
+        else:
+            self.reducer.reduce(flat)
+
     def open_backward(self) -> None:
         self.reducer.open(self.flats)
 

@@ -2,6 +2,7 @@
 
     grad         the gradient of the micro-batch under way, all of it
     grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
+    grad_held    the same before it is reduced, in stages that keep a slice (no_sync: ZeRO-2 and 3 reduce the last sum)
     grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over micro-batches)
 
 Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
@@ -56,6 +57,7 @@ class GradAccumulator:
         self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are made, if anywhere
         self.grad: Buffer | None = None
         self.grad_whole: Buffer | None = None
+        self.grad_held: Buffer | None = None
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
         self._lasting: Buffer | None = None  # where gradients live always: what `grad_whole` or `grad_shard` points to
@@ -195,6 +197,25 @@ class GradAccumulator:
 
     def take_grad(self) -> Buffer:
         """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
+        whole = self._take_local()
+        if whole.dtype != self.grad_dtype:
+            local, whole = whole, self._new_whole(self.grad_dtype)
+            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
+        if self.probe is not None:
+            self.probe.look(whole)
+        return whole
+
+    def hold_grad(self) -> None:
+        """Add this micro-batch's finished gradient to those before it, whole and not reduced."""
+        if self.grad_held is None:
+            self.grad_held = self.take_grad()
+            return
+        _added(self.grad_held, self._take_local())
+        if self.probe is not None:
+            self.probe.look(self.grad_held)
+
+    def _take_local(self) -> Buffer:
+        """The same in the dtype in which it was made, without a cast."""
         whole = self._open_grad()
         for index in range(len(self.spec.weights)):
             if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
@@ -202,11 +223,6 @@ class GradAccumulator:
         self.grad = None
         self._given.clear()
         self._collected.clear()
-        if whole.dtype != self.grad_dtype:
-            local, whole = whole, self._new_whole(self.grad_dtype)
-            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
-        if self.probe is not None:
-            self.probe.look(whole)
         return whole
 
     # -- what is kept -----------------------------------------------------------------------------
@@ -250,6 +266,10 @@ class GradAccumulator:
 
     def take_finished(self) -> list[Buffer]:
         """The gradient that is to be reduced, whole, handed over in a list; the flat forgets it."""
+        if self.grad_held is not None:
+            self.hold_grad()
+            held, self.grad_held = [self.grad_held], None
+            return held
         if not self.keeps_whole_grad:
             return [self.take_grad()]
         whole = [self.whole_grad()]
