@@ -124,19 +124,18 @@ def test_json_has_the_allocators_peaks() -> None:
     assert set(memory["peak"]) - set(exact["peak"]) == {"allocated_bytes", "reserved_bytes"}
 
 
-@pytest.mark.parametrize("allocator", ["exact", "caching", "arena"])
+@pytest.mark.parametrize("allocator", ["caching", "arena"])
 def test_json_has_what_the_allocator_held_at_each_mark(allocator: str) -> None:
-    """Live bytes under exact, whole blocks otherwise; and never more than at the peak."""
+    """Whole blocks, and never more than at the peak. Under exact it is what the kinds add up to."""
     memory = plan(plan_config(model="gpt", layers=2, stage=1, ranks=2, capacity=2**30, allocator=allocator)).memory[0]
     values = memory.to_dict()
-    assert list(values["at_marks"]) == ["after_init", "end_of_forward", "end_of_backward", "after_step"]
-    for mark, held in values["at_marks"].items():
+    marks = values["allocator"]["marks"]
+    assert list(marks) == ["after_init", "end_of_forward", "end_of_backward", "after_step"]
+    for mark, held in marks.items():
         live = sum(values[mark].values())
-        assert live <= held["allocated_bytes"] <= held["reserved_bytes"] <= memory.reserved_bytes
-        assert memory.allocated(mark)._asdict() == held
-        if allocator == "exact":
-            assert live == held["reserved_bytes"]
-        elif allocator == "caching":
+        assert live <= held["allocated_bytes"] <= values["peak"]["allocated_bytes"]
+        assert held["allocated_bytes"] <= held["reserved_bytes"] <= values["peak"]["reserved_bytes"]
+        if allocator == "caching":
             assert held["allocated_bytes"] % 512 == 0
             assert held["reserved_bytes"] % (2 * 2**20) == 0
             assert live < held["allocated_bytes"]

@@ -54,12 +54,6 @@ class RankMemory:
         """The most that was taken from the device: live bytes, unless an allocator takes more."""
         return self.peak.total_bytes if self.allocator is None else self.allocator.reserved_bytes
 
-    def allocated(self, mark: str) -> AllocatorMark:
-        """What the allocator held at a mark: live bytes, unless it takes more. Raises: KeyError for a mark that never
-        came."""
-        live = self.marks[mark].total_bytes
-        return self.allocator_marks.get(mark, AllocatorMark(live, live))
-
     def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
         """Bytes of param, grad and optim at a mark, padding included. Raises: KeyError for a mark that never came."""
         by_kind = self.marks[mark].by_kind
@@ -71,7 +65,6 @@ class RankMemory:
         most = {} if held is None else {name: getattr(held, name) for name in ("allocated_bytes", "reserved_bytes")}
         return {
             **{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks},
-            "at_marks": {mark: self.allocated(mark)._asdict() for mark in MARKS if mark in self.marks},
             "padding": dict(self.marks["end_of_backward"].padding),
             "states": dict(self.states),
             "peak": {
@@ -84,8 +77,11 @@ class RankMemory:
             },
             **({"host_peak_bytes": self.host_peak_bytes} if self.host_peak_bytes else {}),
             **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
-            **({} if held is None else {"allocator": held.to_dict()}),
+            **({} if held is None else {"allocator": {**held.to_dict(), "marks": self._allocated()}}),
         }
+
+    def _allocated(self) -> dict[str, Any]:
+        return {mark: self.allocator_marks[mark]._asdict() for mark in MARKS if mark in self.allocator_marks}
 
 
 @dataclass(frozen=True, slots=True)
