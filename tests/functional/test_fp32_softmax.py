@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from zerosim.analysis.forms import block_form
+from zerosim.analysis.formulas import block_parts, total
 from zerosim.analysis.letters import sizes
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError
@@ -44,6 +45,11 @@ def test_a_block_keeps_what_the_form_says(tp: int) -> None:
 
     (counted, form), (fused, published) = kept(wide=True), kept(wide=False)
     assert counted - fused == form - published == 2 * 4 * 64 * 64 // tp
+
+
+def test_the_parts_of_a_block_add_up() -> None:
+    config = plan_config(**GPT, fp32_softmax=True)
+    assert total(block_parts(fp32_softmax=True).values()).at(sizes(config)) == block_form(config).at(sizes(config))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

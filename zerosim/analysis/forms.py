@@ -80,7 +80,7 @@ def zero_volume(config: RunConfig, passes: int = 1) -> Volume:
         keep_root_units=gathering.keep_root_units,
         persistent=gathering.persistent_numel > 0,
         again=gathering.by_module,
-        no_sync=config.grads.no_sync,
+        sync=config.grads.sync,
     )
     if gathering.keep_last_unit and config.mesh.pp > 1 and stage == 3 and gathering.reshard_after_forward:
         return volume.keeping(passes)
@@ -102,7 +102,7 @@ def _optimizer_sums(config: RunConfig, passes: int) -> Forms:
 def _replicas(config: RunConfig, passes: int) -> Forms:
     """Hybrid sharding, once a step or for each micro-batch that is reduced."""
     parallel = config.parallel
-    each = parallel.replica_reduction == "micro_batch" and not config.grads.no_sync
+    each = parallel.replica_reduction == "micro_batch" and config.grads.sync
     by_micro_batch = each and parallel.zero_stage >= 2
     times = passes * (config.data.accumulate if by_micro_batch else 1)
     if config.mesh.dp_replicate > 1:

@@ -113,9 +113,10 @@ class GradMemory(Part):
         False, "stage 1: a rank frees all gradients but its own slice when backward ends", flat="own_grads_only",
         stages=(1,), follows=OF_RECIPE,
     )  # fmt: skip
-    no_sync: bool = option(
-        False, "stages 2 and 3: each rank adds up whole gradients over a step's micro-batches and reduces them once, "
-        "in the last backward (FSDP2's set_requires_gradient_sync(False))", stages=(2, 3),
+    sync: bool = option(
+        True, "stages 2 and 3: gradients are reduced in every micro-batch; without, each rank adds up whole gradients "
+        "and reduces them in the last one (FSDP2's set_requires_gradient_sync(False))", flat="grad_sync",
+        also=("--sync",), stages=(2, 3),
     )  # fmt: skip
     buckets: str = option(
         "none", "stage 0: gradients are reduced where they are, in buckets that stay and are copied back, or live in "

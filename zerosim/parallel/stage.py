@@ -41,8 +41,8 @@ class Stage(Strategy):
         self.reducer.place(flats, self.memory)
 
     def reduce(self, flat: Flat) -> None:
-        """A flat's gradient of this micro-batch is complete: reduce it or, under `no_sync`, only the last one's sum."""
-        if self.memory.no_sync and not self.last:
+        """A flat's gradient of this micro-batch is complete: reduce it or, without `sync`, only the last one's sum."""
+        if not self.memory.sync and not self.last:
             flat.hold_grad()
         else:
             self.reducer.reduce(flat)

@@ -5,7 +5,7 @@
 
 ZeRO paper, sections 5.2 and 7.2.1. The whole gradient of one unit lives from its backward to its
 reduction or, where reductions are waited for late, until the next unit's begins. With A micro-batches each one
-is reduced and added onto the slice: (A + 1) Psi (N-1)/N. Under `no_sync` whole gradients are added up, 2 Psi bytes or 4
+is reduced and added onto the slice: (A + 1) Psi (N-1)/N. Without `sync` whole gradients are added up, 2 Psi bytes or 4
 from the first backward to the last, and reduced once: 2 Psi (N-1)/N.
 """
 

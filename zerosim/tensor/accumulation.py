@@ -2,7 +2,7 @@
 
     grad         the gradient of the micro-batch under way, all of it
     grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
-    grad_held    the same before it is reduced, in stages that keep a slice (no_sync: ZeRO-2 and 3 reduce the last sum)
+    grad_held    the same before it is reduced, in stages that keep a slice (ZeRO-2 and 3 without sync)
     grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over micro-batches)
 
 Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,

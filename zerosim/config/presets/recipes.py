@@ -103,7 +103,7 @@ def recipes() -> tuple[Recipe, ...]:
             "root's units gathered until backward ends, no 16-bit shard stored, the next unit gathered and the last "
             "one's gradient reduced while one computes. Stage 2 is reshard_after_forward=False. The optimizer steps "
             "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every micro-batch is "
-            "reduced, its default; set_requires_gradient_sync(False) is --no-sync.",
+            "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "

@@ -1,7 +1,8 @@
-"""no_sync: stages 2 and 3 add up whole gradients and reduce once a step, with the bits of stage 0."""
+"""Without grad_sync stages 2 and 3 add up whole gradients and reduce once a step, with the bits of stage 0."""
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.traffic import check_traffic
+from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError
 from zerosim.train.plan import plan
@@ -17,7 +19,7 @@ from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
 SMALL: dict[str, Any] = dict(
-    model="gpt", layers=2, hidden=16, heads=2, seq=8, vocab=256, ranks=4, accumulate=3, steps=2, no_sync=True
+    model="gpt", layers=2, hidden=16, heads=2, seq=8, vocab=256, ranks=4, accumulate=3, steps=2, grad_sync=False
 )
 
 
@@ -45,18 +47,18 @@ def test_counts_are_the_forms(stage: int, more: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_bits_are_those_of_stage_0(stage: int) -> None:
     """Sums over micro-batches come before those over ranks, as in stages 0 and 1."""
-    held, ddp = run(RunConfig(**SMALL, stage=stage)), run(RunConfig(**{**SMALL, "no_sync": False}, stage=0))
+    held, ddp = run(RunConfig(**SMALL, stage=stage)), run(RunConfig(**{**SMALL, "grad_sync": True}, stage=0))
     assert held.losses == ddp.losses
     for name, value in held.weights.items():
         np.testing.assert_array_equal(value, ddp.weights[name])
 
 
-def one_micro_batch(*, no_sync: bool) -> RunResult:
-    return run(RunConfig(**{**SMALL, "accumulate": 1, "no_sync": no_sync}, stage=3), keep_events=True)
+def one_micro_batch(*, grad_sync: bool) -> RunResult:
+    return run(RunConfig(**{**SMALL, "accumulate": 1, "grad_sync": grad_sync}, stage=3), keep_events=True)
 
 
 def test_one_micro_batch_is_as_without() -> None:
-    one, other = (one_micro_batch(no_sync=on) for on in (True, False))
+    one, other = (one_micro_batch(grad_sync=on) for on in (False, True))
     assert one.events[0] == other.events[0]
 
 
@@ -64,7 +66,7 @@ def test_one_micro_batch_is_as_without() -> None:
 def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> None:
     """4 Psi bytes are held while the second micro-batch runs its forward; reduced once a step."""
     fields = {**SMALL, "recipe": "fsdp2", "stage": stage, "steps": 1}
-    held, synced = (plan(plan_config(**{**fields, "no_sync": on})) for on in (True, False))
+    held, synced = (plan(plan_config(**{**fields, "grad_sync": on})) for on in (False, True))
     at = held.memory[0].marks["end_of_forward"].by_kind
     assert at["unsharded_grad"] == 4 * sum(unit.numel for unit in held.units)
     assert "grad" not in at
@@ -74,6 +76,15 @@ def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> N
         return next(check.mean for check in check_traffic(result, 0) if check.op == "reduce_scatter")
 
     assert reduced(synced) == 3 * reduced(held)
+
+
+@pytest.mark.parametrize("flag", ["--no-grad-sync", "--no-sync"])
+def test_the_flag_turns_it_off(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "gpt2", "--ranks", "8", "--accumulate", "2", flag]
+    assert main([*words, "--stage", "2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["grad_sync"] is False
+    assert main([*words, "--stage", "1"]) == 2
+    assert "stage 1 has none of it" in capsys.readouterr().err
 
 
 def test_stages_that_keep_whole_gradients_have_none() -> None:
