@@ -143,6 +143,12 @@ def test_what_is_outside_of_a_program_depends_on_the_gpu_and_on_the_mesh() -> No
     assert {one.name: one.nbytes // mib for one in h100.outside(Mesh(tp=2))} == {
         "CUDA context": 414, "NCCL buffers": 544, "cuBLAS workspaces": 64, "cuBLASLt workspace": 32
     }  # fmt: skip
+    tied, two = a100.outside(Mesh(pp=4, tp=2), is_tied=True), a100.outside(Mesh(pp=2, tp=2), is_tied=True)
+    assert tied[1].nbytes == (688 + 544 + 544) * mib  # two stages talk in the pipeline's own group
+    assert tied[1].assumed.startswith(
+        "688 MiB pp (4) + 544 MiB tp (2) + 544 MiB first and last stage (2); groups add up"
+    )
+    assert two[1].nbytes == 2 * 544 * mib
     assert "NCCL buffers" not in {one.name for one in find_hardware("v100-32").outside(Mesh(tp=2))}  # no source
     assert all(one.source for device in presets() for one in device.outside(Mesh(tp=2)))
     assert [device.name for device in presets() if not device.flash] == ["v100-32", "dgx1-v100"]

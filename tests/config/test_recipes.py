@@ -48,6 +48,14 @@ TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
 DEEPSPEED: dict[str, Any] = {**TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+MEGATRON: dict[str, Any] = {
+    **FP32,
+    "persistent_grads": True,
+    "loss": "megatron",
+    "flash_kernel": "cudnn",
+    "transformer_engine": True,
+    "keep_last_inputs": True,
+}
 LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 50_000_000, "max_live": 1_000_000_000}
 
 
@@ -62,7 +70,8 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
         ("deepspeed", 3, {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True}),
         ("fsdp2", 2, {**LATE, **FP32}),
         ("fsdp2", 3, {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1}),
-        ("megatron", 1, {**FP32, "persistent_grads": True, "loss": "megatron", "flash_kernel": "cudnn"}),
+        ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),
+        ("megatron", 2, MEGATRON),
     ],
 )
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:

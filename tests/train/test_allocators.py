@@ -122,3 +122,20 @@ def test_json_has_the_allocators_peaks() -> None:
     assert memory["peak"]["allocated_bytes"] <= memory["peak"]["reserved_bytes"]
     assert set(memory) - set(exact) == {"allocator"}
     assert set(memory["peak"]) - set(exact["peak"]) == {"allocated_bytes", "reserved_bytes"}
+
+
+@pytest.mark.parametrize("allocator", ["caching", "arena"])
+def test_json_has_what_the_allocator_held_at_each_mark(allocator: str) -> None:
+    """Whole blocks, and never more than at the peak. Under exact it is what the kinds add up to."""
+    memory = plan(plan_config(model="gpt", layers=2, stage=1, ranks=2, capacity=2**30, allocator=allocator)).memory[0]
+    values = memory.to_dict()
+    marks = values["allocator"]["marks"]
+    assert list(marks) == ["after_init", "end_of_forward", "end_of_backward", "after_step"]
+    for mark, held in marks.items():
+        live = sum(values[mark].values())
+        assert live <= held["allocated_bytes"] <= values["peak"]["allocated_bytes"]
+        assert held["allocated_bytes"] <= held["reserved_bytes"] <= values["peak"]["reserved_bytes"]
+        if allocator == "caching":
+            assert held["allocated_bytes"] % 512 == 0
+            assert held["reserved_bytes"] % (2 * 2**20) == 0
+            assert live < held["allocated_bytes"]

@@ -80,6 +80,7 @@ def zero_volume(config: RunConfig, passes: int = 1) -> Volume:
         keep_root_units=gathering.keep_root_units,
         persistent=gathering.persistent_numel > 0,
         again=gathering.by_module,
+        sync=config.grads.sync,
     )
     if gathering.keep_last_unit and config.mesh.pp > 1 and stage == 3 and gathering.reshard_after_forward:
         return volume.keeping(passes)
@@ -101,7 +102,8 @@ def _optimizer_sums(config: RunConfig, passes: int) -> Forms:
 def _replicas(config: RunConfig, passes: int) -> Forms:
     """Hybrid sharding, once a step or for each micro-batch that is reduced."""
     parallel = config.parallel
-    by_micro_batch = parallel.replica_reduction == "micro_batch" and parallel.zero_stage >= 2
+    each = parallel.replica_reduction == "micro_batch" and config.grads.sync
+    by_micro_batch = each and parallel.zero_stage >= 2
     times = passes * (config.data.accumulate if by_micro_batch else 1)
     if config.mesh.dp_replicate > 1:
         form = formulas.replica_bytes(config.mesh.dp_replicate, reductions=times, pairs=is_by_pairs(config))
@@ -169,6 +171,7 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
         keep_gathered=config.parallel.keep_gathered,
         partitioned=config.partitions_inputs,
         on_host=config.memory.cpu_checkpointing,
+        fp32_softmax=config.memory.fp32_softmax,
     )
 
 

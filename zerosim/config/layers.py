@@ -34,6 +34,9 @@ EXCLUSIONS = (
     Exclusion("prefetch_elements", "prefetch", "one counts elements, the other units"),
     Exclusion("max_live", "prefetch_elements", needs=True),
     Exclusion("keep_upcast", "upcast_grads", needs=True),
+    Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
+    Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
+    Exclusion("fp32_softmax", "attention", "it keeps no softmax"),
     Exclusion("own_grads_only", "persistent_grads", "a buffer that stays from start to end is not freed"),
     Exclusion("balance_ends", "stage_layers", "it says how the layers are cut"),
 )
@@ -55,7 +58,7 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             "rounding": "nearest" if precision == PURE else None,
             "loss_scale": "dynamic" if precision == "fp16" else None,
         },
-        f"recipe {recipe}": find_recipe(recipe).row(stage, stored),
+        f"recipe {recipe}": find_recipe(recipe).row(stage, stored, transformer_engine=given.get("transformer_engine")),
         optimizer: OPTIMIZERS[optimizer].row(follows_lr="lr" not in given),
     }
     values, source = dict[str, Any](), dict[str, str]()

@@ -129,10 +129,19 @@ class ParallelConfig(Part):
         metavar="L,L,...", shown="as many on each",
     )  # fmt: skip
     balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
+    keep_last_inputs: bool = option(
+        False, "with --pp: a stage keeps each chunk's last input and its gradient from one step to the next",
+        follows=OF_RECIPE,
+    )  # fmt: skip
     pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
     recipe: str = option(
         "paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES), parse=str.lower
     )
+    transformer_engine: bool = option(
+        False, "blocks are Transformer Engine's: a dummy gradient stays for each shape of weight (with "
+        "--gradient-accumulation-fusion). Recipe megatron without it keeps eager attention's softmax in fp32",
+        also=("--te",), follows=OF_RECIPE,
+    )  # fmt: skip
     overlap: str = option(
         "none", "collectives that overlap with compute: reduce (late reductions, or two buffers where there is a "
         "bucket), gather (stage 3: a unit ahead), both, or none; the flags below win where they are given",

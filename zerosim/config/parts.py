@@ -26,7 +26,10 @@ from zerosim.units import MOST_BYTES, parse_bytes
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
 PURE = "bf16-pure"
 ROUNDINGS = ("nearest", "stochastic", "kahan")
-LOSSES = ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked")
+LOSSES = (
+    *("in-place", "lean", "megatron", "megatron-fused", "megatron-compiled"),
+    *("torch", "torch-kept", "torch-fp32-kept", "chunked"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,10 @@ class MemoryConfig(Part):
     attention: str = option(
         "eager", "eager holds the scores (B, H, T, T); flash never does", choices=("eager", "flash")
     )
+    fp32_softmax: bool = option(
+        False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
+        "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
+    )  # fmt: skip
     loss: str = option(
         "lean", "what a step holds of its logits: none beside them, zerosim's own, Megatron's, PyTorch's, or a part of "
         "the tokens at a time", choices=LOSSES, follows=OF_RECIPE,

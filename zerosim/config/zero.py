@@ -114,10 +114,20 @@ class GradMemory(Part):
         False, "stage 1: a rank frees all gradients but its own slice when backward ends", flat="own_grads_only",
         stages=(1,), follows=OF_RECIPE,
     )  # fmt: skip
+    sync: bool = option(
+        True, "stages 2 and 3: gradients are reduced in every micro-batch; without, each rank adds up whole gradients "
+        "and reduces them in the last one (FSDP2's set_requires_gradient_sync(False))", flat="grad_sync",
+        also=("--sync",), stages=(2, 3),
+    )  # fmt: skip
     buckets: str = option(
         "none", "stage 0: gradients are reduced where they are, in buckets that stay and are copied back, or live in "
         "such buckets (DDP's gradient_as_bucket_view)", flat="grad_buckets", choices=("none", "copies", "views"),
         stages=(0,), follows=OF_RECIPE,
+    )  # fmt: skip
+    fused: bool = option(
+        False, "with --persistent-grads: products of a block's linear maps add to the gradient buffer. Transformer "
+        "Engine returns a dummy in place of each gradient and keeps one for each shape of weight",
+        flat="gradient_accumulation_fusion", stages=(0, 1), follows=OF_RECIPE,
     )  # fmt: skip
     upcast: bool = option(
         False, "the optimizer step copies its gradients to fp32 first", flat="upcast_grads", follows=OF_RECIPE

@@ -6,13 +6,20 @@ Bytes kept for backward, e an element's bytes, c the compute dtype's (2205.05198
 
     eager, lean          qkv, softmax e B H T², mask B H T² (with dropout)
     eager, megatron      and the softmax after dropout e B H T² (with dropout): 5 a s² b in half types
+    eager, fp32 softmax  the softmax c B H T²; megatron keeps the half-type one too where dropout makes no other of it:
+                         7 a s² b with dropout, 6 a s² b without
     flash                qkv, out, log-sum-exp c B H T; no mask: it is made again out of its key
     run again            qkv
+
+The fp32 softmax is Megatron's where its fused kernel is off or has no such shape (core/fusions/fused_softmax.py,
+forward_torch_softmax): softmax saves its fp32 result, and the product the half-type copy. Here it is made of the copy,
+so that no bit depends on it.
 
 Declared beside them, as TEMP: what a kernel that materialises scores would hold. Eager backward declares
 the scores' gradient (B, H, T, T); eager forward its scores, under megatron only, whose kernel writes
 its softmax into another buffer (lean's writes it over the scores). Flash backward declares one row
-statistic (B, H, T), its `delta`.
+statistic (B, H, T), its `delta`. With the fp32 softmax forward declares the scores in c too, and backward the gradients
+of the softmax and of the scores in c.
 
 A core gives its result and the log-sum-exp of each query's scores, from which results over several blocks of keys are
 merged: with L = log(e^lse1 + e^lse2), out = e^(lse1 - L) out1 + e^(lse2 - L) out2 (2310.01889). Flash keeps the
@@ -21,13 +28,14 @@ log-sum-exp for backward. Eager has none and makes it when asked.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.kernels import Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward, work_of
-from zerosim.dtypes import compute_dtype
+from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
 from zerosim.functional.dropout import check_chance, dropout_mask
@@ -53,6 +61,11 @@ class Core:
         """(B, H, K, T, d), as the record has it."""
         batch, tokens, columns = qkv.shape
         return batch, self.heads.queries, self.heads.keys, tokens, columns // self.heads.packed
+
+    def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
+        """The shape of the scores of this rank's heads."""
+        batch, tokens, _ = qkv.shape
+        return batch, self.heads.queries, tokens, tokens
 
     def result(self, qkv: Tensor) -> Buffer:
         return like(qkv, *qkv.shape[:2], qkv.shape[2] // self.heads.packed * self.heads.queries)
@@ -80,27 +93,32 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Eager:
-    """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` where it is kept."""
+    """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` and `wide`, the fp32 softmax,
+    where they are kept. `probs` is None where `wide` alone is."""
 
     qkv: Tensor
     core: Core
-    probs: Buffer
+    probs: Buffer | None
     mask: Buffer | None
     dropped: Buffer | None
+    wide: Buffer | None = None
 
     def saved(self) -> Saved:
-        return {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
+        kept: Saved = {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
+        return {**kept, "fp32 softmax": self.wide}
 
-    def arrays(self) -> Probs:
-        mask, dropped = (None if kept is None else kept.array for kept in (self.mask, self.dropped))
-        return Probs(self.probs.array, mask, 1.0 - self.core.dropout, dropped)
+    def cast(self) -> Buffer:
+        """The half-type softmax out of `wide`."""
+        assert self.wide is not None
+        return _copied(self.wide, self.qkv.dtype, Kind.TEMP)
 
     def work(self) -> tuple[int, int, int, int, int, bool]:
         """Flops of one product; bytes of q, of k, of the scores and of dropout's mask; whether `dropped` is kept."""
         heads = self.core.heads
         each, mask = self.qkv.buffer.nbytes // heads.packed, 0 if self.mask is None else self.mask.nbytes
         head, shared = each * heads.queries, each * heads.keys
-        return 2 * self.core.products(self.qkv), head, shared, self.probs.nbytes, mask, self.dropped is not None
+        scores = math.prod(self.core.scores(self.qkv)) * self.qkv.dtype.itemsize
+        return 2 * self.core.products(self.qkv), head, shared, scores, mask, self.dropped is not None
 
     def log_sum_exp(self) -> Buffer:
         """Flash's, of the same scores: 4 more operations a product, and a result that is dropped."""
@@ -108,17 +126,20 @@ class Eager:
 
     def backward(self, grad: Buffer) -> Grads:
         device, core = grad.device, self.core
-        dqkv = self.qkv.new_grad()
-        workspace = device.alloc(self.probs.shape, self.probs.dtype, Kind.TEMP)
-        arrays = grad.array, self.qkv.array, core.heads, self.arrays(), workspace.array, dqkv.array
+        dqkv, shape = self.qkv.new_grad(), core.scores(self.qkv)
+        workspace = device.alloc(shape, self.qkv.dtype, Kind.TEMP)
+        held = [] if self.wide is None else [device.alloc(shape, self.wide.dtype, Kind.TEMP) for _ in range(2)]
+        if self.probs is None:
+            held.append(self.cast())
+        kept = _probs(self, held[-1] if self.probs is None else self.probs)
+        arrays = grad.array, self.qkv.array, core.heads, kept, workspace.array, dqkv.array
         device.kernels(eager_attention_backward(*self.work()), device.backend.attention_backward, *arrays)
         return (dqkv,)
 
 
 def eager(qkv: Tensor, core: Core) -> Attended:
     """The core that materialises its scores (B, H, T, T)."""
-    device, (batch, tokens, _) = qkv.device, qkv.shape
-    shape = (batch, core.heads.queries, tokens, tokens)
+    device, tokens, shape = qkv.device, qkv.shape[1], core.scores(qkv)
     is_megatron = core.policy.saves == "megatron"
     out, probs = core.result(qkv), like(qkv, *shape)
     own, whole = core.heads.queries * tokens * tokens, core.heads.whole * tokens * tokens
@@ -127,9 +148,24 @@ def eager(qkv: Tensor, core: Core) -> Attended:
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
     rule = Eager(qkv, core, probs, mask, dropped)
-    arrays = qkv.array, core.heads, rule.arrays(), out.array
+    arrays = qkv.array, core.heads, _probs(rule, probs), out.array
     device.kernels(eager_attention(*rule.work()), device.backend.attention, *arrays)
+    if core.policy.fp32_softmax and qkv.dtype.is_half:
+        _wide_scores = device.alloc(shape, compute_dtype(qkv.dtype), Kind.TEMP)
+        wide = _copied(probs, compute_dtype(qkv.dtype), Kind.ACTIVATION)
+        rule = Eager(qkv, core, probs if is_megatron and mask is None else None, mask, dropped, wide)
     return Attended(out, rule)
+
+
+def _probs(rule: Eager, probs: Buffer) -> Probs:
+    mask, dropped = (None if kept is None else kept.array for kept in (rule.mask, rule.dropped))
+    return Probs(probs.array, mask, 1.0 - rule.core.dropout, dropped)
+
+
+def _copied(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
+    result = source.device.alloc(source.shape, dtype, kind)
+    source.device.kernel(0, source.device.backend.copy, source.array, result.array)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
@@ -19,6 +19,20 @@ def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
         weight.flat.postpone(weight.index, make)
         return None
     return make()
+
+
+def map_grad(weight: Operand, packed: Sequence[Operand] = (), place: int = 0) -> Buffer:
+    """Where the gradient of a linear map's weight is to be written; of `packed` maps, the one at `place`."""
+    if isinstance(weight, Parameter):
+        return weight.flat.map_grad_window(weight.index, [one.shape for one in packed or [weight]], place)
+    return weight.new_grad()
+
+
+def ready_map_grads(weights: Sequence[Operand]) -> None:
+    """What stays of gradients of these packed maps is there from their first forward on: each step is like the next."""
+    for place, weight in enumerate(weights):
+        if isinstance(weight, Parameter) and weight.flat.dummies is not None:
+            map_grad(weight, weights, place)
 
 
 def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:

@@ -10,7 +10,7 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, bias_grad, like, rows_of, weight_grad
+from zerosim.functional.common import Grads, bias_grad, like, map_grad, ready_map_grads, rows_of, weight_grad
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
@@ -34,7 +34,7 @@ class Linear:
             device.product(DGRAD, k.matmul, rows, across, rows_of(dx.array))
 
         def make() -> Buffer:
-            dweight, x, rows = self.weight.new_grad(), rows_of(self.x.array), rows_of(grad.array)
+            dweight, x, rows = map_grad(self.weight), rows_of(self.x.array), rows_of(grad.array)
             left, right = (rows.T, x) if self.transposed else (x.T, rows)
             device.product(WGRAD, k.matmul, left, right, dweight.array)
             return dweight
@@ -61,6 +61,7 @@ def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, tr
     width, wide = weight.shape[::-1] if transposed else weight.shape
     if x.shape[-1] != width:
         raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes {width}")
+    ready_map_grads([weight])
     out = like(x, *x.shape[:-1], wide)
     rows = rows_of(x.array)
     matrix, added = weight.array.T if transposed else weight.array, None if bias is None else bias.array
@@ -86,7 +87,7 @@ class PackedLinear:
 
     def _grad_of(self, index: int, grad: Buffer) -> Buffer:
         x, (weight, columns) = rows_of(self.x.array), list(_columns(self.weights, grad))[index]
-        dweight = weight.new_grad()
+        dweight = map_grad(weight, self.weights, index)
         grad.device.product(WGRAD, grad.device.backend.matmul, columns.T, x, dweight.array)
         return dweight
 
@@ -119,6 +120,7 @@ def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
     for weight in weights:
         if weight.shape[-1] != x.shape[-1]:
             raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes another")
+    ready_map_grads(weights)
     out = like(x, *x.shape[:-1], sum(weight.shape[0] for weight in weights))
     rows = rows_of(x.array)
     for weight, columns in _columns(weights, out):

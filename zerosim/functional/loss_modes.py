@@ -6,7 +6,10 @@ Bytes that are live for each logit of a half type:
     in-place             2            2              2     the gradient is written over the logits
     lean                 4            2              2     a buffer of its own; the logits die before backward
     megatron             6            4              6     an fp32 copy becomes probabilities, then their gradient
-    megatron-fused      10            4             10     the same, compiled: each of the two goes through a new buffer
+    megatron-fused       6            4              6     Transformer Engine's kernel: forward makes an fp32
+                                                           gradient, then the logits die; backward casts it
+    megatron-compiled   10            4             10     Megatron's own, compiled: probabilities and gradient each
+                                                           go through a new buffer
     torch               10            4             12     fp32 logits, log-probabilities, and autograd's two gradients
     torch-kept          10            6             14     the same where the caller holds on to the half-type logits
     torch-fp32-kept      8            8             16     the same of a model that casts itself; the caller holds on to
@@ -17,7 +20,10 @@ Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer.
 
 Sources: Megatron-LM d98e8a6, core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py (a comment
 in later versions says what the compiler made of it: in-place steps that also reduce or scatter take a buffer of the
-logits' size); PyTorch's cross_entropy is log_softmax, which saves its result, and nll_loss, whose gradient is dense.
+logits' size), which --cross-entropy-fusion-impl native takes; te takes Transformer Engine's
+common/triton/cross_entropy.py ("FP32 tensor that stores the input gradient"); it gathers three numbers a row and rank
+where here two are added and one is compared. PyTorch's cross_entropy is log_softmax, which saves its result, and
+nll_loss, whose gradient is dense.
 
 Each takes the logits out of a list, so that nobody else holds them, and leaves a function that makes the gradient.
 """
@@ -33,6 +39,8 @@ from zerosim.functional.common import grad_like
 from zerosim.functional.loss import LogitsGrad
 
 CHUNKED = "chunked"
+FUSED = ("megatron-fused", "megatron-compiled")
+"""Modes in which a tensor-parallel group exchanges the target's logit and the sum of exponentials together."""
 MakeGrad = Callable[[], Buffer]
 """Called when backward begins: the gradient of the logits, of their shape and dtype."""
 Sums = Callable[[Buffer], tuple[Buffer, Buffer]]
@@ -63,6 +71,16 @@ def megatron(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buf
 
 
 def megatron_fused(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """The gradient is made at once, in fp32, beside the logits; it is cast when backward begins."""
+    own = logits.pop()
+    dtype = own.dtype
+    total, lse = sums(own)
+    wide = [own.device.alloc(own.shape, compute_dtype(dtype), Kind.ACTIVATION_GRAD)]
+    grad_of.write(own, lse, wide[0])
+    return total, lambda: _cast(wide.pop(), dtype, Kind.ACTIVATION_GRAD)
+
+
+def megatron_compiled(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
     """As `megatron`, but exponentials and gradient go through a new buffer, and are copied back."""
     return _in_fp32(logits, sums, grad_of, compiled=True)
 
@@ -157,6 +175,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         "lean": lean,
         "megatron": megatron,
         "megatron-fused": megatron_fused,
+        "megatron-compiled": megatron_compiled,
         "torch": torch,
         "torch-kept": torch_kept,
         "torch-fp32-kept": torch_fp32_kept,

@@ -1,4 +1,4 @@
-"""How ops treat what their backward will need: three choices that change bytes and work, never the meaning.
+"""How ops treat what their backward will need: four choices that change bytes and work, never the meaning.
 
 What each one keeps is documented with the ops (`norm.py`, `attention.py`) and with recompute: whole blocks in
 `nn/recompute.py`, parts of them in `tensor/discarded.py`, the words for both in `config/recompute.py`.
@@ -24,17 +24,19 @@ class ActivationPolicy:
 
     saves       'lean': what zerosim's own kernels need; 'megatron': what Megatron's keep (2205.05198, section 4)
     attention   'eager': scores are materialised (B, H, T, T); 'flash': they never are
+    fp32_softmax  eager: the softmax of half types is kept in fp32, as where a framework has no fused kernel for it
     recompute   'none'; 'selective': the attention core runs again in backward, or the parts that it lists; 'full':
                 whole blocks do
     again       what `recompute` says, read
 
-    `saves` and `recompute` change no bit of any result. 'flash' adds in another order than 'eager'
+    `saves`, `recompute` and `fp32_softmax` change no bit of any result. 'flash' adds in another order than 'eager'
     and is within rounding of it. Raises: InputError for a name that is none of these.
     """
 
     saves: str = "lean"
     attention: str = "eager"
     recompute: str = "none"
+    fp32_softmax: bool = False
     again: Again = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from zerosim.device.events import Alloc, Event, Free, Move, Refusal, Segment
+from zerosim.device.events import Alloc, Event, Free, Mark, Move, Refusal, Segment
 from zerosim.device.memory import Allocator
 
 
@@ -38,12 +38,20 @@ class AllocatorPeaks(NamedTuple):
         return {"fragmentation": self.fragmentation, "moves": self.moves, "moved_bytes": self.moved_bytes}
 
 
+class AllocatorMark(NamedTuple):
+    """What an allocator held at a mark of a step."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 class AllocatorLedger:
-    """Bytes now, and the peaks so far."""
+    """Bytes now, at the last of each mark, and the peaks so far."""
 
     def __init__(self) -> None:
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
         self._peaks = AllocatorPeaks(0, 0, 0, 0, 0)
+        self.marks: dict[str, AllocatorMark] = {}
         self._live: dict[int, tuple[int, int]] = {}
 
     @property
@@ -63,6 +71,8 @@ class AllocatorLedger:
             elif isinstance(event, Segment):
                 self.reserved_bytes += event.nbytes
                 self._count(0, 0)
+            elif isinstance(event, Mark):
+                self.marks[event.name] = AllocatorMark(self.allocated_bytes, self.reserved_bytes)
             elif isinstance(event, Move):
                 peaks = self._peaks
                 self._peaks = peaks._replace(moved_bytes=peaks.moved_bytes + event.nbytes, moves=peaks.moves + 1)

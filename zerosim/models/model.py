@@ -17,7 +17,7 @@ from zerosim.errors import InputError
 from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import sample_labels
 from zerosim.functional.loss import LogitsGrad
-from zerosim.functional.loss_modes import MODES, MakeGrad
+from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
 from zerosim.placement.spec import Split, WeightSpec
@@ -90,7 +90,7 @@ class Model:
         maps, split = self._of_logits
 
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
-            return maps.cross_entropy_sum(own, targets, split, fused=self.loss_mode == "megatron-fused")
+            return maps.cross_entropy_sum(own, targets, split, fused=self.loss_mode in FUSED)
 
         return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *maps.vocabulary(split)))
 

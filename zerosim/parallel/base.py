@@ -18,6 +18,7 @@ from zerosim.parallel import across, norm, update
 from zerosim.parallel.schedule import Timetable, Use
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
+from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.flat import Flat
 
 
@@ -96,13 +97,15 @@ class Strategy:
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Take memory for one flat after the other and `write` its weights, each before the next."""
         self.flats = list(flats)
+        dummies = DummyGrads(self.device) if self.memory.fused else None
+        probes = self.updater.control.stops_at_nonfinite
         for flat in flats:
             name = flat.name
             with self.device.scope(unit=flat.module):
                 flat.lie(self.layout.rows(name), self.layout.owner(name), self.owned(flat), self.padded(flat))
                 for state, row in flat.rows.items():
                     if state == "grad":
-                        flat.place_grads(row, self.memory, flat.dtype, probes=self.updater.control.stops_at_nonfinite)
+                        flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies)
                     elif state == "param":
                         flat.place_params(row)
                     elif state == "optim":

@@ -20,6 +20,10 @@ M_B are all activations of a chunk and micro-batch, M_W those that its weight gr
 gradients of their outputs. What recompute made again is among them: a weight gradient that comes later keeps it. The
 head's comes at once, in the input gradient: p - 1 pending ones would hold the logits' gradient each, b s V.
 
+With `keeps_last` a stage holds on to each chunk's last input, and to the gradient of it that was sent back, until the
+next input comes: 2 b s h elements a chunk from one step to the next, none where ids come in. Megatron's model has a
+name for its input (set_input_tensor), whose gradient is retained (core/pipeline_parallel/schedules.py, forward_step).
+
 A stage sends its output on and receives the next one's gradient. Of what it sends, at most one message in each
 direction is under way: it waits for that before it sends the next.
 """
@@ -132,13 +136,21 @@ class Pipeline:
     """One rank's place in a pipeline: the stage `index` of those that hold `chunks`, and its borders with others."""
 
     def __init__(
-        self, chunks: Chunks = ONE_CHUNK, index: int = 0, comm: Comm | None = None, *, order: Schedule = one_f_one_b
+        self,
+        chunks: Chunks = ONE_CHUNK,
+        index: int = 0,
+        comm: Comm | None = None,
+        *,
+        order: Schedule = one_f_one_b,
+        keeps_last: bool = False,
     ) -> None:
         self.chunks = chunks
         self.index = index
         self._order = order
         self._comm = comm
         self._sent: dict[tuple[int, int], Work[Any]] = {}
+        self.keeps_last = keeps_last
+        self._last: dict[int, tuple[int, list[Buffer]]] = {}  # by chunk the slot of the last input, it, its gradient
         self._kept: dict[str, Buffer] = {}  # what goes from one chunk of this stage to another, by its message's name
 
     def actions(self, micro_batches: int) -> list[Action]:
@@ -163,14 +175,21 @@ class Pipeline:
         number = self._number(action.chunk)
         source, direction, name = self._message(action, number - action.sends, number)
         if source == self.index:
-            return self._kept.pop(name)
-        kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
-        return self.comm.recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
+            received = self._kept.pop(name)
+        else:
+            kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
+            received = self.comm.recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
+        if self.keeps_last and direction == FORWARD:
+            self._last[action.chunk] = action.slot, [received]
+        return received
 
     def send(self, action: Action, buffer: Buffer) -> None:
         """Send on what an action ends with; the buffer lives until it has arrived."""
         number = self._number(action.chunk) + action.sends
         target, direction, name = self._message(action, number, number)
+        last, kept = self._last.get(action.chunk, (None, []))
+        if direction == BACKWARD and last == action.slot:
+            kept.append(buffer)
         if target == self.index:
             self._kept[name] = buffer
             return

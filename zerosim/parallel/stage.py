@@ -45,6 +45,13 @@ class Stage(Strategy):
         super().begin(uses)
         self.reducer.begin(self.timetable)
 
+    def reduce(self, flat: Flat) -> None:
+        """A flat's gradient of this micro-batch is complete: reduce it or, without `sync`, only the last one's sum."""
+        if not self.memory.sync and not self.last:
+            flat.hold_grad()
+        else:
+            self.reducer.reduce(flat)
+
     def open_backward(self) -> None:
         self.reducer.open(self.flats)
 

@@ -5,7 +5,8 @@
 
 ZeRO paper, sections 5.2 and 7.2.1. The whole gradient of one unit lives from its backward to its
 reduction or, where reductions are waited for late, until the next unit's begins. With A micro-batches each one
-is reduced and added onto the slice: (A + 1) Psi (N-1)/N.
+is reduced and added onto the slice: (A + 1) Psi (N-1)/N. Without `sync` whole gradients are added up, 2 Psi bytes or 4
+from the first backward to the last, and reduced once: 2 Psi (N-1)/N.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Zero2(Stage):
 
     def post_backward(self, unit: Unit) -> None:
         for flat in unit.completes:
-            self.reducer.reduce(flat)
+            self.reduce(flat)
 
     def publish_params(self, flat: Flat) -> None:
         self.exchange.publish(flat)  # all_gather the new slices over the old ones

@@ -4,7 +4,8 @@
     volume per step    3 Psi (N-1)/N elements     all_gather forward, all_gather backward, reduce_scatter
 
 ZeRO paper, sections 5.3 and 7.2.2. A tied buffer of V D elements is gathered at each of its uses and
-reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi. What goes beyond the paper is in other files: what stays
+reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi, or without `sync`, which adds up whole gradients, 2 A Psi +
+Psi. What goes beyond the paper is in other files: what stays
 gathered and what comes early (`gathered.py`), when gradients are reduced (`reducer.py`), by which collectives
 (`exchange.py`).
 """
@@ -51,7 +52,7 @@ class Zero3(Stage):
 
     def post_backward(self, unit: Unit) -> None:
         for flat in self.gathered.release(unit):  # frees the unit before the reduction: lower peak
-            self.reducer.reduce(flat)
+            self.reduce(flat)
 
     post_input_grad = post_backward
 

@@ -265,7 +265,8 @@ def _blocks(asked: Asked) -> Section | None:
     kept = Term("a block keeps", str(form), form.numbers(held), form.at(held), is_sum=True)
     terms = []
     if held["t"] == 1 and config.memory.recompute == "none":
-        parts = {name: part.where(in_h) for name, part in formulas.block_parts().items()}
+        parts = formulas.block_parts(fp32_softmax=config.memory.fp32_softmax)
+        parts = {name: part.where(in_h) for name, part in parts.items()}
         terms = [Term(name, str(part), part.numbers(held), part.at(held)) for name, part in parts.items()]
     live, blocks, kind = formulas.live_micro_batches(parallel.pipeline_schedule), held["l"], parallel.pipeline_schedule
     if held["p"] == 1:

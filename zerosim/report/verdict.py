@@ -41,7 +41,8 @@ class Limit(NamedTuple):
         there for, count all of a device for model states."""
         if self.device is None or config.model.family == "flat":
             return ()
-        return self.device.outside(config.mesh.axes)
+        is_tied = config.model.has_blocks and config.model.tie_embeddings
+        return self.device.outside(config.mesh.axes, is_tied=is_tied)
 
     def reserve(self, config: RunConfig) -> int:
         """Bytes that are kept for it."""

@@ -2,6 +2,7 @@
 
     grad         the gradient of the micro-batch under way, all of it
     grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
+    grad_held    the same before it is reduced, in stages that keep a slice (ZeRO-2 and 3 without sync)
     grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over micro-batches)
 
 Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
@@ -11,7 +12,7 @@ reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
@@ -20,7 +21,8 @@ from zerosim.device.work import ACCUMULATE, work_of
 from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.placement.layout import Row, Rows
 from zerosim.placement.partition import Slice, nothing
-from zerosim.placement.spec import FlatSpec
+from zerosim.placement.spec import FlatSpec, is_block
+from zerosim.tensor.dummy_grads import DummyGrads
 
 
 class GradProbe:
@@ -53,8 +55,10 @@ class GradAccumulator:
         self.own = nothing(0)
         self.keeps_whole_grad = False
         self.probe: GradProbe | None = None
+        self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are made, if anywhere
         self.grad: Buffer | None = None
         self.grad_whole: Buffer | None = None
+        self.grad_held: Buffer | None = None
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
         self._lasting: Buffer | None = None  # where gradients live always: what `grad_whole` or `grad_shard` points to
@@ -106,10 +110,14 @@ class GradAccumulator:
         """Whether each weight's gradient is added to a whole that lives always, as soon as it is there."""
         return self.keeps_whole_grad and self._lasting is not None
 
-    def place_grads(self, row: Row, memory: GradMemory, param_dtype: DType, *, probes: bool) -> None:
+    def place_grads(
+        self, row: Row, memory: GradMemory, param_dtype: DType, *, probes: bool, dummies: DummyGrads | None = None
+    ) -> None:
         """Before the first step: how gradients are held, a buffer for them where they live always, and whether a
-        GradProbe looks at them."""
+        GradProbe looks at them. `dummies`: the rank's, which a block makes its linear maps' gradients in."""
         self.probe = GradProbe(self.device) if probes else None
+        uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.is_trained
+        self.dummies = dummies if uses_dummies else None
         self.keeps_whole_grad = row.is_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
         if row.lives == "always":
@@ -138,6 +146,13 @@ class GradAccumulator:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
+
+    def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
+        """The same of a linear map's weight: a dummy where there are such. `packed` are the shapes of the weights that
+        lie side by side, this one at `place`."""
+        if self.dummies is None:
+            return self.grad_window(index)
+        return self.dummies.window(packed, place, self.local_dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
         """A gradient of parameter `index` is complete: it is in its window already, or is added there. What is not
@@ -182,6 +197,25 @@ class GradAccumulator:
 
     def take_grad(self) -> Buffer:
         """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
+        whole = self._take_local()
+        if whole.dtype != self.grad_dtype:
+            local, whole = whole, self._new_whole(self.grad_dtype)
+            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
+        if self.probe is not None:
+            self.probe.look(whole)
+        return whole
+
+    def hold_grad(self) -> None:
+        """Add this micro-batch's finished gradient to those before it, whole and not reduced."""
+        if self.grad_held is None:
+            self.grad_held = self.take_grad()
+            return
+        _added(self.grad_held, self._take_local())
+        if self.probe is not None:
+            self.probe.look(self.grad_held)
+
+    def _take_local(self) -> Buffer:
+        """The same in the dtype in which it was made, without a cast."""
         whole = self._open_grad()
         for index in range(len(self.spec.weights)):
             if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
@@ -189,11 +223,6 @@ class GradAccumulator:
         self.grad = None
         self._given.clear()
         self._collected.clear()
-        if whole.dtype != self.grad_dtype:
-            local, whole = whole, self._new_whole(self.grad_dtype)
-            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
-        if self.probe is not None:
-            self.probe.look(whole)
         return whole
 
     # -- what is kept -----------------------------------------------------------------------------
@@ -237,6 +266,10 @@ class GradAccumulator:
 
     def take_finished(self) -> list[Buffer]:
         """The gradient that is to be reduced, whole, handed over in a list; the flat forgets it."""
+        if self.grad_held is not None:
+            self.hold_grad()
+            held, self.grad_held = [self.grad_held], None
+            return held
         if not self.keeps_whole_grad:
             return [self.take_grad()]
         whole = [self.whole_grad()]

@@ -54,7 +54,7 @@ def build_model(config: RunConfig, device: Device, group: Group | None = None, *
         dtype(precision.stored),
         dtype(precision.grad_dtype),
         DropoutKeys(device, config.data.seed, first_micro_batch),
-        ActivationPolicy(memory.saves, memory.attention, memory.recompute),
+        ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax),
         group or group_of(config),
         config.gathering.by_module,
     )
@@ -136,7 +136,8 @@ def build_rank(
     if mesh.pp > 1:
         stage = mesh.index(ctx.rank, "pp")
         order = schedule or SCHEDULES[parallel.pipeline_schedule]
-        pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order)
+        keeps_last = parallel.keep_last_inputs
+        pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order, keeps_last=keeps_last)
         model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     strategy.join(groups, layout_of(config, whole, strategy, is_trained), config.grads)

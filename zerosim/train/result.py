@@ -15,7 +15,7 @@ from typing import Any
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.ledger.activations import SavedRow
-from zerosim.ledger.allocator import AllocatorPeaks
+from zerosim.ledger.allocator import AllocatorMark, AllocatorPeaks
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MARKS, Moment, Snapshot
 from zerosim.ledger.pools import PoolRow
@@ -29,7 +29,7 @@ from zerosim.placement.layout import Layout
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark; what
-    its allocator held, unless it is exact.
+    its allocator held, at most and at each mark, unless it is exact.
 
     `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's. `states`: bytes
     of the optimizer's states by name, the master among them, padding included. `moments`: the highest point of each
@@ -43,6 +43,7 @@ class RankMemory:
     host_peak_bytes: int = 0
     states: Mapping[str, int] = field(default_factory=dict)
     moments: Mapping[Moment, Snapshot] = field(default_factory=dict)
+    allocator_marks: Mapping[str, AllocatorMark] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -59,7 +60,7 @@ class RankMemory:
         return {kind: by_kind.get(kind, 0) for kind in ("param", "grad", "optim")}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: bytes by kind at each mark, padding, the peak."""
+        """The JSON form: bytes by kind at each mark, what the allocator held there, padding, the peak."""
         scope, held = self.peak.scope, self.allocator
         most = {} if held is None else {name: getattr(held, name) for name in ("allocated_bytes", "reserved_bytes")}
         return {
@@ -76,8 +77,11 @@ class RankMemory:
             },
             **({"host_peak_bytes": self.host_peak_bytes} if self.host_peak_bytes else {}),
             **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
-            **({} if held is None else {"allocator": held.to_dict()}),
+            **({} if held is None else {"allocator": {**held.to_dict(), "marks": self._allocated()}}),
         }
+
+    def _allocated(self) -> dict[str, Any]:
+        return {mark: self.allocator_marks[mark]._asdict() for mark in MARKS if mark in self.allocator_marks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ def collect(
             one.memory.host_peak_bytes,
             dict(one.memory.states),
             dict(one.memory.moments),
+            {} if one.allocator is None else dict(one.allocator.marks),
         )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations

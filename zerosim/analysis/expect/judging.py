@@ -133,7 +133,8 @@ def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
 
 def _left_of(device: Hardware, config: RunConfig) -> int:
     """What a device has beside what is outside of the program."""
-    return device.memory_bytes - sum(one.nbytes for one in device.outside(config.mesh.axes))
+    is_tied = config.model.has_blocks and config.model.tie_embeddings
+    return device.memory_bytes - sum(one.nbytes for one in device.outside(config.mesh.axes, is_tied=is_tied))
 
 
 def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Fraction]:

@@ -18,7 +18,7 @@ from zerosim.analysis.formulas.states import ZERO_PAPER
 
 RECOMPUTATION = "arXiv 2205.05198 (Reducing Activation Recomputation), section 4"
 _s, _b, _h, _a, _f, _t, _l = symbols("s b h a f t l")
-_sbh, _scores = _s * _b * _h, 5 * _a * _s * _s * _b
+_sbh, _each_score = _s * _b * _h, _a * _s * _s * _b
 
 NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -42,14 +42,19 @@ WHY_ESTIMATES_DIFFER = (
 )
 
 
-def block_parts() -> dict[str, Form]:
+def _scores(*, fp32_softmax: bool) -> Form:
+    """Bytes of the scores: a 2-byte softmax, a mask, a 2-byte softmax after dropout; the first in 4 bytes, 7as²b."""
+    return (7 if fp32_softmax else 5) * _each_score
+
+
+def block_parts(*, fp32_softmax: bool = False) -> dict[str, Form]:
     """Bytes that one block keeps, by part: attention 11sbh + 5as²b, mlp 3sbh + 4sbf, layernorms 4sbh (2205.05198, 4.1).
 
     The MLP keeps its input (2sbh), the input and the output of its activation (2 bytes * f each per token) and a
     dropout mask (1sbh): 19sbh where f = 4h.
     """
     return {
-        "attention": (11 * _sbh + _scores).by(RECOMPUTATION),
+        "attention": (11 * _sbh + _scores(fp32_softmax=fp32_softmax)).by(RECOMPUTATION),
         "mlp": (3 * _sbh + 4 * _s * _b * _f).by(RECOMPUTATION),
         "layernorms": (4 * _sbh).by(RECOMPUTATION),
     }
@@ -62,6 +67,7 @@ def block_activations(
     keep_gathered: bool = False,
     partitioned: bool = False,
     on_host: bool = False,
+    fp32_softmax: bool = False,
 ) -> Form:
     """Bytes that one block keeps on one of t ranks (2205.05198, Table 2).
 
@@ -71,6 +77,7 @@ def block_activations(
 
     With full recompute t ranks may keep the input `partitioned`, or nothing of it where it waits `on_host` (the ZeRO
     paper's Pa and Pa+cpu, 1910.02054, section 6.1).
+    With `fp32_softmax` scores are 7as²b.
     `selective` computes the attention scores again (5as²b), `selective:PART,...` what is named (`NOT_KEPT`), `full` the
     whole block from its input (2sbh; that sequence parallelism divides it follows from the rest).
     """
@@ -81,7 +88,7 @@ def block_activations(
     whole, gathered = (10 - less_whole) * _sbh, 4 * _sbh if sequence_parallel and keep_gathered else Form()
     divided = 8 * _sbh + 4 * _s * _b * _f - Fraction(less_divided, 4) * _s * _b * _f
     shared = gathered + (whole - gathered) / _t if sequence_parallel else whole
-    scores = _scores / _t if keeps_scores(recompute) else Form()
+    scores = _scores(fp32_softmax=fp32_softmax) / _t if keeps_scores(recompute) else Form()
     return (shared + divided / _t + scores).by(RECOMPUTATION)
 
 

@@ -50,6 +50,7 @@ def volume(
     persistent: bool = False,
     again: bool = False,
     passes: int = 1,
+    sync: bool = True,
 ) -> Volume:
     """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
 
@@ -71,6 +72,7 @@ def volume(
     `again` (stage 3 by leaf module): M elements of modules that recompute runs a second time are gathered for that, too
     (DeepSpeed fetches a module before each of its forwards). By unit, one gather serves the block's second forward and
     its backward.
+    Without `sync` (stages 2 and 3) gradients are reduced once, after the last micro-batch.
     `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     """
@@ -81,9 +83,10 @@ def volume(
     if stage == 1:
         return Volume(grads * reduction * passes * PSI, params * PSI)
     micro_batches *= passes  # what is reduced and gathered in each of them
+    reductions = micro_batches if sync else passes
     if stage == 2:
-        return Volume(grads * reduction * micro_batches * PSI, params * PSI)
-    reduced = grads * micro_batches * PSI
+        return Volume(grads * reduction * reductions * PSI, params * PSI)
+    reduced = grads * reductions * PSI
     if not reshard_after_forward:
         return Volume(reduced, params * (micro_batches * PSI - persistent * (micro_batches - 1) * _P))
     more, less = again * micro_batches * _M, persistent * (2 * micro_batches - 1) * _P

@@ -24,7 +24,7 @@ from zerosim.config.inputs import read_toml
 from zerosim.config.presets.collective_tables import CollectiveTables, read_collectives
 from zerosim.config.presets.kernel_tables import KernelTables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
-from zerosim.config.presets.outside import AMPERE, HOPPER, VOLTA, Held, Outside
+from zerosim.config.presets.outside import AMPERE, HOPPER, VOLTA, Held, Outside, communicators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes
@@ -62,9 +62,10 @@ class Hardware:
     collectives: CollectiveTables | None = None
     machine: Machine | None = None
 
-    def outside(self, mesh: Mesh) -> tuple[Outside, ...]:
-        """What a rank of this mesh holds beside its program; empty where it is not known."""
-        return () if self.held is None else self.held.lines(mesh)
+    def outside(self, mesh: Mesh, *, is_tied: bool = False) -> tuple[Outside, ...]:
+        """What a rank of this mesh holds beside its program; empty where it is not known. `is_tied`: the model's table
+        is its head."""
+        return () if self.held is None else self.held.lines(communicators(mesh, is_tied=is_tied))
 
     @property
     def source(self) -> str:

@@ -6,17 +6,24 @@ depends on the order of requests, and on settings.
 
 The context and NCCL were read on a V100 and on A100s. For newer GPUs they are assumed to be those of an A100: on 8 H100
 1.06 GB were in use outside PyTorch's allocator (NVIDIA/nccl#1685), and the two lines here make 1.16 GB.
+
+NCCL reserves memory for each communicator, when it is first used: a group of a mesh is one, and a rank has as many as
+it is a member of. That they add up is thin. One user had 1.6 GB with one and 6 GB with three or more (NVIDIA/nccl#864);
+its maintainers say that more communicators take more, unless they were split off with shared resources, and that the
+channels decide, not the ranks (#986). The first all-to-all on 8 H100 took 3.28 GB more, a connection for each pair and
+channel (#1685). No run of zerosim sends one yet, so that no line has it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from zerosim.placement.mesh import Mesh
 
 MIB = 2**20
 _AS_ON_A100 = "the same as on an A100"
-_PER_AXIS = "one for each axis of the mesh"
+_PER_GROUP = "groups add up (nccl#864)"
 _TWO_HANDLES = "two handles: of forward and of backward"
 _TORCH = "PyTorch, CUDABlas.cpp"
 
@@ -40,15 +47,23 @@ class Held:
     workspaces: tuple[Outside, ...]
     nccl: tuple[Outside, Outside] | None = None
 
-    def lines(self, mesh: Mesh) -> tuple[Outside, ...]:
-        """What a rank of this mesh holds outside, with a communicator for each axis of more than one rank. Frameworks
-        make more of them, and may share buffers among them."""
-        sizes = [size for size in mesh.sizes.values() if size > 1]
-        if self.nccl is None or not sizes:
+    def lines(self, groups: Mapping[str, int]) -> tuple[Outside, ...]:
+        """What a rank holds outside that is a member of these groups, of so many ranks each. Frameworks make more of
+        them, and may share buffers among them."""
+        if self.nccl is None or not groups:
             return self.context, *self.workspaces
         pair, more = self.nccl
-        nbytes = sum(pair.nbytes if size == 2 else more.nbytes for size in sizes)
-        return self.context, replace(more, nbytes=nbytes), *self.workspaces
+        each = {name: (pair if size == 2 else more).nbytes for name, size in groups.items()}
+        by_group = " + ".join(f"{nbytes // MIB} MiB {name} ({groups[name]:,})" for name, nbytes in each.items())
+        buffers = replace(more, nbytes=sum(each.values()), assumed=f"{by_group}; {more.assumed}")
+        return self.context, buffers, *self.workspaces
+
+
+def communicators(mesh: Mesh, *, is_tied: bool = False) -> dict[str, int]:
+    """The groups that a rank communicates in, by name, with their ranks: one for each axis of more than one rank. Of a
+    table that is tied across more than two stages, the first stage and the last have one more."""
+    groups = {axis: size for axis, size in mesh.sizes.items() if size > 1}
+    return groups | ({"first and last stage": 2} if is_tied and mesh.pp > 2 else {})
 
 
 def _context(nbytes: int, source: str, assumed: str = "") -> Outside:
@@ -76,11 +91,11 @@ VOLTA = Held(
 AMPERE = Held(
     _context(414 * MIB, "awslabs/keys_values#92, on A100"),
     (_cublas(_OLDER), Outside("cuBLASLt workspace", 4 * MIB, f"{_TORCH}; Transformer Engine")),
-    _nccl(_PER_AXIS),
+    _nccl(_PER_GROUP),
 )
 HOPPER = Held(
     _context(414 * MIB, "awslabs/keys_values#92, on A100", _AS_ON_A100),
     (_cublas(32 * MIB), Outside("cuBLASLt workspace", 32 * MIB, f"{_TORCH}; Transformer Engine")),
-    _nccl(f"{_PER_AXIS}; {_AS_ON_A100}"),
+    _nccl(f"{_PER_GROUP}; {_AS_ON_A100}"),
 )
 """Hopper and Blackwell."""

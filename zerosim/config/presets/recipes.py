@@ -26,10 +26,16 @@ class Recipe:
     approximations: str
     stages: tuple[int, ...]
 
-    def row(self, stage: int, precision: str = "bf16") -> Mapping[str, Any]:
-        """What it sets in this stage with parameters of this dtype, by flat name. The rest is as the paper has it."""
+    def row(self, stage: int, precision: str = "bf16", *, transformer_engine: bool | None = None) -> Mapping[str, Any]:
+        """What it sets in this stage with parameters of this dtype, by flat name. The rest is as the paper has it.
+
+        `transformer_engine`: whether it was asked for; False turns off what a recipe has of it.
+        """
         by_precision = _ROWS[self.name]
-        return by_precision.get(precision, by_precision[""])[stage]
+        row = by_precision.get(precision, by_precision[""])[stage]
+        if transformer_engine is False and "transformer_engine" in row:
+            return {name: value for name, value in row.items() if name not in _TRANSFORMER_ENGINE} | _WITHOUT_IT
+        return row
 
     def note(self, stage: int, precision: str = "bf16") -> str | None:
         """What to say of a stage that the framework does not have, or has otherwise."""
@@ -96,7 +102,8 @@ def recipes() -> tuple[Recipe, ...]:
             "PyTorch's fully_shard with a mixed-precision policy: gradients made in 2 bytes and reduced in fp32, the "
             "root's units gathered until backward ends, no 16-bit shard stored, the next unit gathered and the last "
             "one's gradient reduced while one computes. Stage 2 is reshard_after_forward=False. The optimizer steps "
-            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's.",
+            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every micro-batch is "
+            "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
@@ -110,12 +117,20 @@ def recipes() -> tuple[Recipe, ...]:
             "megatron",
             "Megatron-LM: a gradient buffer that lives through the run, fp32 in bf16 (18 bytes per parameter; stage 1, "
             "its distributed optimizer, 6 + 12/N), 2 bytes in fp16 (with an fp32 slice from one step to the next, "
-            "4 + 16/N). A weight's gradient is made in the parameters' dtype and added at once.",
+            "4 + 16/N). A weight's gradient is made in the parameters' dtype and added at once: in a block with "
+            "Transformer Engine and fused accumulation, its defaults, in a dummy that stays for each shape of weight. "
+            "--no-transformer-engine is Megatron's own blocks, which keep eager attention's softmax in fp32 unless a "
+            "fused kernel runs (--no-fp32-softmax). In a pipeline each chunk's last input and its gradient stay from "
+            "one step to the next.",
             "NVIDIA/Megatron-LM d98e8a6: docs on the distributed optimizer, theoretical_memory_usage.py, "
             "core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py, arguments.py "
-            "(accumulate_allreduce_grads_in_fp32 with bf16)",
+            "(accumulate_allreduce_grads_in_fp32 with bf16), core/fusions/fused_softmax.py (forward_torch_softmax), "
+            "core/pipeline_parallel/schedules.py (set_input_tensor); TransformerEngine: "
+            "pytorch/module/base.py (get_dummy_wgrad)",
             "One buffer for each unit here, one for all there. With gradient_accumulation_fusion the products add to "
-            "the buffer themselves, and the 2-byte gradient of one weight does not exist.",
+            "the buffer themselves there, without the rounding and the kernel between; the head's 2-byte gradient is a "
+            "temporary dummy. Megatron's fused softmax kernel (masked_softmax_fusion) keeps 2 bytes also without "
+            "Transformer Engine, as its own tests on A100 did.",
             (0, 1),
         ),
     )
@@ -147,7 +162,18 @@ _FOREACH = {**_TORCH, "foreach": True}
 _LATE = {**_FOREACH, "overlap_reduction": True}
 _FSDP2 = (_FOREACH, _FOREACH, _LATE, {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1})
 _FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
-_MEGATRON = {"loss": "megatron", "flash_kernel": "cudnn", "persistent_grads": True, "param_dtype_grads": True}
+_TRANSFORMER_ENGINE = {"transformer_engine": True, "gradient_accumulation_fusion": True}
+_WITHOUT_IT = {"fp32_softmax": True}
+_MEGATRON_2 = {
+    "loss": "megatron",
+    "flash_kernel": "cudnn",
+    "persistent_grads": True,
+    "param_dtype_grads": True,
+    "transformer_engine": True,
+    "keep_last_inputs": True,
+}
+_MEGATRON_0 = {**_MEGATRON_2, **_TRANSFORMER_ENGINE}
+_MEGATRON = (_MEGATRON_0, _MEGATRON_0, _MEGATRON_2, _MEGATRON_2)
 _ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
     {
         "paper": {"": ({},) * 4},
@@ -162,9 +188,9 @@ _ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyT
             "": _FSDP2,
         },
         "megatron": {
-            "bf16": ({**_MEGATRON, "grad_dtype": "fp32"},) * 4,
-            "fp16": ({**_MEGATRON, "upcast_grads": True, "keep_upcast": True},) * 4,
-            "": (_MEGATRON,) * 4,
+            "bf16": tuple({**row, "grad_dtype": "fp32"} for row in _MEGATRON),
+            "fp16": tuple({**row, "upcast_grads": True, "keep_upcast": True} for row in _MEGATRON),
+            "": _MEGATRON,
         },
     }
 )

@@ -1,0 +1,92 @@
+"""Without grad_sync stages 2 and 3 add up whole gradients and reduce once a step, with the bits of stage 0."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim.analysis.compare import check_states
+from zerosim.analysis.traffic import check_traffic
+from zerosim.cli.main import main
+from zerosim.config import RunConfig, plan_config
+from zerosim.errors import InputError
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
+
+SMALL: dict[str, Any] = dict(
+    model="gpt", layers=2, hidden=16, heads=2, seq=8, vocab=256, ranks=4, accumulate=3, steps=2, grad_sync=False
+)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"partition": "owner"},
+        {"dp_replicate": 2, "replica_reduction": "micro_batch"},
+        {"recipe": "fsdp2"},
+        {"recipe": "deepspeed"},
+        {"pp": 2, "pipeline": "zb-h1"},
+        {"tp": 2},
+    ],
+)
+def test_counts_are_the_forms(stage: int, more: dict[str, Any]) -> None:
+    result = run(RunConfig(**{**SMALL, "stage": stage, **more}))
+    for pipeline_stage in range(result.config.mesh.pp):
+        assert all(check.agrees for check in check_states(result, pipeline_stage))
+        assert all(check.agrees for check in check_traffic(result, 1, pipeline_stage))
+    assert result.live_bytes_after == [0] * 4
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_bits_are_those_of_stage_0(stage: int) -> None:
+    """Sums over micro-batches come before those over ranks, as in stages 0 and 1."""
+    held, ddp = run(RunConfig(**SMALL, stage=stage)), run(RunConfig(**{**SMALL, "grad_sync": True}, stage=0))
+    assert held.losses == ddp.losses
+    for name, value in held.weights.items():
+        np.testing.assert_array_equal(value, ddp.weights[name])
+
+
+def one_micro_batch(*, grad_sync: bool) -> RunResult:
+    return run(RunConfig(**{**SMALL, "accumulate": 1, "grad_sync": grad_sync}, stage=3), keep_events=True)
+
+
+def test_one_micro_batch_is_as_without() -> None:
+    one, other = (one_micro_batch(grad_sync=on) for on in (False, True))
+    assert one.events[0] == other.events[0]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> None:
+    """4 Psi bytes are held while the second micro-batch runs its forward; reduced once a step."""
+    fields = {**SMALL, "recipe": "fsdp2", "stage": stage, "steps": 1}
+    held, synced = (plan(plan_config(**{**fields, "grad_sync": on})) for on in (False, True))
+    at = held.memory[0].marks["end_of_forward"].by_kind
+    assert at["unsharded_grad"] == 4 * sum(unit.numel for unit in held.units)
+    assert "grad" not in at
+    assert synced.memory[0].marks["end_of_forward"].by_kind["grad"] == sum(unit.numel for unit in held.units)
+
+    def reduced(result: RunResult) -> Fraction:
+        return next(check.mean for check in check_traffic(result, 0) if check.op == "reduce_scatter")
+
+    assert reduced(synced) == 3 * reduced(held)
+
+
+@pytest.mark.parametrize("flag", ["--no-grad-sync", "--no-sync"])
+def test_the_flag_turns_it_off(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--model", "gpt2", "--ranks", "8", "--accumulate", "2", flag]
+    assert main([*words, "--stage", "2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["grad_sync"] is False
+    assert main([*words, "--stage", "1"]) == 2
+    assert "stage 1 has none of it" in capsys.readouterr().err
+
+
+def test_stages_that_keep_whole_gradients_have_none() -> None:
+    with pytest.raises(InputError, match="stage 1 has none of it"):
+        RunConfig(**SMALL, stage=1)

@@ -1,0 +1,37 @@
+"""What Transformer Engine returns in place of a weight's gradient: one buffer for each shape of weight.
+
+With gradient accumulation fused, a linear map's product adds to the gradient buffer itself. PyTorch's engine still
+wants a gradient of the weight's shape, so that its hooks run: a dummy, which Transformer Engine caches by shape and
+dtype for the whole run (transformer_engine/pytorch/module/base.py, get_dummy_wgrad). Packed maps, q|k|v and gate|up,
+have one weight there. Megatron's own maps, the table and the head, have no dummy that stays; later versions of
+Megatron (core/tensor_parallel/layers.py) take the head's from the same cache, the one measured on B200 did not.
+
+Here a product writes into the dummy, and the dummy is added to the gradient buffer: the bytes are the same, the sums
+round as they do without fusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import DType
+
+
+class DummyGrads:
+    """One rank's dummies, made at a map's first forward (there at its first backward): the first step holds as much as
+    those after it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._held: dict[tuple[tuple[int, ...], DType], Buffer] = {}
+
+    def window(self, shapes: Sequence[tuple[int, ...]], index: int, dtype: DType) -> Buffer:
+        """The part for weight `index` of those that are packed side by side, by rows; contents undefined."""
+        rows = [shape[0] for shape in shapes]
+        packed = sum(rows), *shapes[index][1:]
+        if (packed, dtype) not in self._held:
+            with self._device.scope(unit="dummy gradients"):
+                self._held[packed, dtype] = self._device.alloc(packed, dtype, Kind.TEMP)
+        start = sum(rows[:index])
+        return self._held[packed, dtype][start : start + rows[index]]
