@@ -40,11 +40,6 @@ _B200_SHARES = (
     (958, 0.477), (1909, 0.474), (3374, 0.470), (7002, 0.486),
 )  # fmt: skip
 """Microseconds at the peak, and the share of it."""
-_ON_V100 = "-71 to +27 % of measured steps (ZeRO, ZeRO++, Megatron-LM: 355M to 170B)"
-_ON_A100 = "-26 to +7 % of Megatron-LM's measured steps (7B to 1T), -74 to -38 % of ZeRO-3's (arXiv 2104.04473)"
-_ON_H100 = "-55 to -29 % of measured steps (torchtitan, 8B; Megatron-LM's tests, 7B)"
-_ON_B200 = "-18 to +6 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
-_UNKNOWN = "not held against measured steps of this device"
 MAMF = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS"
 _BEST_V100 = "Markidis et al., arXiv 1803.04014: 83 TFLOP/s"
 _BEST_A100, _BEST_H100 = f"{MAMF}: 271.2 of 312", f"{MAMF}: 794.5 of 989"
@@ -95,15 +90,13 @@ class Practice:
     nic    all of a node's NICs together, which its GPUs share
     pcie   between a device and its host
 
-    `known_error` is how far the clock was off measured steps, none of which it was fitted to. `kernel_s`: seconds that
-    a rank's own host takes for each kernel, 0 where it launches them ahead. `machine`: a machine that was measured;
-    then its kernels and collectives take what they took there.
+    `kernel_s`: seconds that a rank's own host takes for each kernel, 0 where it launches them ahead. `machine`: a
+    machine that was measured; then its kernels and collectives take what they took there.
     """
 
     matmul: Curve
     flash: float
     source: str
-    known_error: str
     link: float
     pcie: float
     node_gpus: int
@@ -122,11 +115,11 @@ def _calculons(ceiling: float) -> Curve:
 _B200 = Curve(tuple((us * 1e-6, share) for us, share in _B200_SHARES), _LEAST_MATMUL)
 _PRACTICE: Mapping[str, Practice] = MappingProxyType(
     {
-        "v100": Practice(_calculons(83 / 125), 83 / 125, _BEST_V100, _ON_V100, 120 * GB, 12 * GB, 16, 96 * GB),
-        "a100": Practice(_calculons(0.869), 0.656, _BEST_A100, _ON_A100, 240 * GB, 24 * GB, 8, 192 * GB),
-        "h100": Practice(_calculons(0.803), 0.75, _BEST_H100, _ON_H100, 370.8 * GB, 48 * GB, 8, 384 * GB),
-        "h200": Practice(_calculons(0.803), 0.75, f"{_BEST_H100}, H100", _UNKNOWN, 370.8 * GB, 48 * GB, 8, 384 * GB),
-        "b200": Practice(_B200, 0.383, "214 products that SimuMax measured", _ON_B200, 606 * GB, 48 * GB, 8, 384 * GB),
+        "v100": Practice(_calculons(83 / 125), 83 / 125, _BEST_V100, 120 * GB, 12 * GB, 16, 96 * GB),
+        "a100": Practice(_calculons(0.869), 0.656, _BEST_A100, 240 * GB, 24 * GB, 8, 192 * GB),
+        "h100": Practice(_calculons(0.803), 0.75, _BEST_H100, 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "h200": Practice(_calculons(0.803), 0.75, f"{_BEST_H100}, H100", 370.8 * GB, 48 * GB, 8, 384 * GB),
+        "b200": Practice(_B200, 0.383, "214 products that SimuMax measured", 606 * GB, 48 * GB, 8, 384 * GB),
     }
 )
 """By generation. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX A100 with eight of 200, DGX H100 and later of 400."""
@@ -164,12 +157,12 @@ def _practice_of(device: Hardware) -> Practice:
     """Of a machine that was measured: all ranks on it, or on several like it with NICs between them."""
     peak, memory, link, machine = device.peak_flops, device.hbm_bytes_per_s, device.link_bytes_per_s, device.machine
     if machine is not None:
-        shares = _curve_of(machine.product, peak), 1.0, machine.source, machine.known_error
+        shares = _curve_of(machine.product, peak), 1.0, machine.source
         links, curve = (link, memory, max(machine.cores, machine.ranks), math.inf), _curve_of(machine.memory, memory)
         return Practice(*shares, *links, curve, kernel_s=machine.kernel_s, machine=machine)
     if (known := _PRACTICE.get(device.name.split("-")[0])) is not None:
         return known
-    return replace(_PRACTICE["a100"], link=link, source=f"assumed, of an A100: {MAMF}", known_error=_UNKNOWN)
+    return replace(_PRACTICE["a100"], link=link, source=f"assumed, of an A100: {MAMF}")
 
 
 def _curve_of(measured: Measured, peak: float) -> Curve:
