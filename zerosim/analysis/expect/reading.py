@@ -96,6 +96,8 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         bandwidth = _size(changes, BANDWIDTH) if BANDWIDTH in changes else None
         stage = changes.get(PIPELINE_STAGE)
         gpu = changes.get(GPU, table.get("gpu", ""))
+        if not isinstance(gpu, str):
+            raise InputError(f"at {describe(axes, point.labels)}: gpu {gpu!r}: expected a device's name")
         if not gpu and any("gpu" in quantity.needs for quantity in asked.values()):
             raise InputError(f"gpu is missing at {describe(axes, point.labels)}: {table.get('quantity')} needs it")
         return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, gpu, over)
@@ -184,7 +186,7 @@ def _of_rows(table: Mapping[str, Any], lines: Sequence[Any], dimension: str) -> 
 def _ranking(given: Mapping[str, Any], axes: Sequence[Axis]) -> Ranking:
     """Raises: InputError for other keys, and for columns that there are not."""
     names, same, above = [axis.name for axis in axes], given.get("same"), given.get("above")
-    if set(given) != {"same", "above", "groups"} or not isinstance(same, list) or not set(same) <= set(names):
+    if not isinstance(same, list) or set(given) != {"same", "above", "groups"} or any(one not in names for one in same):
         raise InputError(
             f"ranking {dict(given)!r}: expected {{ same = some of {', '.join(names)}, above = 0.8, groups = 9 }}"
         )
