@@ -19,7 +19,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
 from zerosim.report import words
-from zerosim.report.interval import band, interval_words, not_ranked, trust
+from zerosim.report.interval import band, implausible, interval_words, not_ranked, trust
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
 from zerosim.report.plan import MORE
@@ -205,7 +205,7 @@ def fastest_report(search: Search, batch: int, result: Fastest, cluster: Cluster
     fewer = grid.without("SP", "exposed, s", "bubble, s")
     note = (
         f"On {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. "
-        f"{_trust(result.found, cluster)} {_told_apart(result, cluster)}"
+        f"{_trust(result.found, cluster)} "
         "rows: microbatch x accumulation; SP: sequence parallelism; exposed: what compute waits for collectives, and "
         "bubble for other ranks, on the rank that ends last."
     )
@@ -215,8 +215,9 @@ def fastest_report(search: Search, batch: int, result: Fastest, cluster: Cluster
     if values:
         of = step_interval(best.config, best.time, cluster)
         speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
-        lines = [speed, *filter(None, [_told_apart(result, cluster)]), verdict(best.config, limit, best.peak_bytes)]
-    table = titled(search.title("The fastest", result.found), Adaptive(*shown), note)
+        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
+        lines = [speed, *filter(None, doubt), verdict(best.config, limit, best.peak_bytes)]
+    table = titled(search.title("By modelled time", result.found), Adaptive(*shown), note)
     is_shown = search.all or not result.ended
     return search.page(about, fastest_flags(best.config), best.config, lines, table, how if is_shown else None)
 

@@ -70,9 +70,9 @@ def trust(cluster: Cluster, *found: Interval | None) -> str:
     return f"Modelled, not measured. Held against measured steps: {listed(list(classes))}."
 
 
-def implausible(mfu: float, gpu: str) -> str | None:
-    """What there is to say where nobody published as much."""
-    best = best_published(gpu)
+def implausible(mfu: float, cluster: Cluster) -> str | None:
+    """What there is to say where nobody published as much; None of a machine that was measured."""
+    best = None if cluster.machine is not None else best_published(cluster.name)
     if best is None or mfu <= best.mfu:
         return None
     return (

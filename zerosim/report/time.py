@@ -53,7 +53,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         return []
     found = step_interval(result.config, time, cluster)
     lines = [speed_text(values, "" if found is None else interval_words(found, time.seconds))]
-    if (warning := implausible(values["mfu"], cluster.name)) is not None and cluster.machine is None:
+    if (warning := implausible(values["mfu"], cluster)) is not None:
         lines.append(warning)
     shares = [(name, seconds / time.seconds) for name, seconds in _parts(time)[1:]]
     waits = [f"{100 * share:.1f} % {name}" for name, share in shares if share >= _WORTH_SAYING]
