@@ -109,6 +109,7 @@ def show() -> None:
     """Of all rows, and of each generation of GPUs: how many that are left out lie inside, how wide intervals are."""
     steps = read_steps()
     print(f"all: {coverage(steps)}")
+    print(f"all, whole scenarios left out: {coverage(steps, by_scenario=True)}")
     for gpu in dict.fromkeys(step.of.gpu.split("-")[0] for step in steps):
         print(f"{gpu}: {coverage([step for step in steps if step.of.gpu.split('-')[0] == gpu])}")
 

@@ -102,6 +102,8 @@ def test_rows_left_out_lie_inside() -> None:
     left_out = coverage(read_steps())
     assert left_out.inside >= 0.8 * left_out.with_interval
     assert "rows left out lie inside" in str(left_out)
+    of_others = coverage(read_steps(), by_scenario=True)
+    assert of_others.inside < left_out.inside  # rows of one source err alike, and docs/time.md says so
 
 
 def test_a_few_lines_of_the_table_are_what_the_clock_misses() -> None:

@@ -141,11 +141,15 @@ class Coverage:
         )
 
 
-def coverage(steps: Sequence[MeasuredStep]) -> Coverage:
-    """Each row against the interval of all others."""
+def coverage(steps: Sequence[MeasuredStep], *, by_scenario: bool = False) -> Coverage:
+    """Each row against the interval of all others, or of the rows of all other scenarios: steps that nobody measured
+    in such a framework."""
     inside, ratios = 0, []
     for at, step in enumerate(steps):
-        found = interval(step.of, [*steps[:at], *steps[at + 1 :]])
+        others = [*steps[:at], *steps[at + 1 :]]
+        if by_scenario:
+            others = [other for other in steps if other.scenario != step.scenario]
+        found = interval(step.of, others)
         if found is not None:
             ratios.append(found.high / found.low)
             inside += found.low <= math.exp(step.log_ratio) <= found.high
