@@ -31,10 +31,13 @@ FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
 SEARCHED = ("figure6.toml", "figure7.toml", "figure8.toml", "table2_measured.toml")  # models of up to 225 blocks
 TIMED = tuple(name for name in FILES if name.startswith(("measured_time", "throughput_")))
-SLOW = (*SEARCHED, *TIMED, "table2.toml")
+LISTS = tuple(name for name in FILES if name.startswith("steps_"))  # minutes; test_interval.py judges them
+SLOW = (*SEARCHED, *TIMED, *LISTS, "table2.toml")
 QUICK = [name for name in FILES if name not in SLOW]
 SECONDS = ("training.toml", "measured_megatron_peaks.toml", "activations_partitioned.toml")
-COUNTED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW + SECONDS else ()) for name in FILES]
+COUNTED = [
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW + SECONDS else ()) for name in FILES if name not in LISTS
+]
 COUNTED_QUICKLY = [one for one in COUNTED if one.values[0] in QUICK]
 
 
@@ -84,6 +87,7 @@ def test_no_figure_stands_beside_a_run_in_another_number_format() -> None:
 def test_every_scenario_passes(name: str, runs: Runs) -> None:
     for table in tables_of(read(name), runs):
         assert [failure for cell in table.cells for failure in cell.failures] == []
+        assert table.failures == ()
         assert table.cells
 
 

@@ -82,7 +82,7 @@ def test_the_other_searches_say_how_fast_it_is(capsys: pytest.CaptureFixture[str
     assert values["time"]["tokens_per_s"] > 0
     assert f"{values['time']['tokens_per_s']:,.0f} tokens/s" in " ".join(err.split())
     assert main(["fit", "--find", "mesh", *words]) == 0
-    assert json.loads(capsys.readouterr().out)["meshes"][0]["time"]["known_error"]
+    assert json.loads(capsys.readouterr().out)["meshes"][0]["time"]["modelled_on"] == "a100-80"
 
 
 def test_an_interrupted_search_shows_the_best_so_far(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

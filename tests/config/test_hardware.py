@@ -27,7 +27,9 @@ link_bytes_per_s = "32GB"
         ("dgx1-v100", 32_000_000_000, 125, 900, 150),
         ("a100-40", 42_316_165_283, 312, 1555, 300),
         ("a100-80", 84_986_665_369, 312, 2039, 300),
+        ("a100-pcie", 84_986_665_369, 312, 1935, 32),
         ("h100-80", 84_943_715_696, 989, 3350, 450),
+        ("h100-96", 102_005_473_280, 989, 2400, 450),
         ("h200-141", 150_141_319_249, 989, 4800, 450),
         ("b200", 191_501_854_310, 2250, 7700, 900),
     ],
@@ -40,7 +42,7 @@ def test_published_figures(name: str, memory: int, peak: int, hbm: int, link: in
 
 
 def test_every_figure_has_a_source() -> None:
-    assert len(presets()) == len(set(NAMES)) == 7
+    assert len(presets()) == len(set(NAMES)) == 9
     for device in presets():
         given = device.sources
         assert all((given.memory, given.peak, given.hbm, given.link))
@@ -56,7 +58,7 @@ def test_every_figure_has_a_source() -> None:
     [
         ("H100", "h100-80"), ("nvidia H100-80", "h100-80"), ("A100-SXM4-80GB", "a100-80"), ("a100 40 GB", "a100-40"),
         ("Tesla_V100", "v100-32"), ("NVIDIA H200", "h200-141"), ("B200-SXM-180GB", "b200"), (" b200 ", "b200"),
-        ("h100-80GiB", "h100-80"),
+        ("h100-80GiB", "h100-80"), ("A100 80GB PCIe", "a100-pcie"), ("a100-pcie", "a100-pcie"), ("h100-96", "h100-96"),
     ],
 )  # fmt: skip
 def test_names_as_people_write_them(written: str, name: str) -> None:
@@ -67,8 +69,8 @@ def test_names_as_people_write_them(written: str, name: str) -> None:
     ("written", "message"),
     [
         ("a100", "hardware 'a100' is one of a100-40 or a100-80: name one"),
-        ("h100-90", "unknown hardware 'h100-90': did you mean h100-80?"),
-        ("a100-pcie-80", "unknown hardware 'a100-pcie-80': did you mean a100-80?"),
+        ("h100-90", "unknown hardware 'h100-90': did you mean h100-96?"),
+        ("a100-pcie-40", "unknown hardware 'a100-pcie-40': did you mean a100-pcie?"),
         ("abacus", f"unknown hardware 'abacus': known: {', '.join(NAMES)}, or a TOML file"),
     ],
 )  # fmt: skip

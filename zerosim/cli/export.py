@@ -74,17 +74,22 @@ def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     cluster = device_cluster(args, device_limit(args, None))
     assert cluster is not None  # --gpu is required
     config, file = config.replace(capacity=None), output(args, "out", config)
+    from zerosim.analysis.interval import step_interval
+    from zerosim.ledger.clock import step_time
     from zerosim.report.export.trace import chrome_trace
+    from zerosim.report.interval import trust
     from zerosim.train.plan import plan_first_step, timeline_of
 
-    timeline = timeline_of(plan_first_step(config), cluster)
+    result = plan_first_step(config)
+    timeline = timeline_of(result, cluster)
+    found = step_interval(config, step_time(timeline, result.stands_for), cluster)
     data = _json(chrome_trace(timeline, cluster.name))
     with written((file, lambda out: out.write(data))):
         pass  # what is said below is only true where nothing failed
     ranks = f"{len(timeline.tracks):,} of {config.mesh.ranks:,} ranks, one of each kind that can differ"
     print(
-        f"{printable(args.out)}, {format_bytes(len(data))}: a step of {timeline.seconds:.4g} s on {cluster.name}, "
-        f"modelled; {ranks}. Known error: {cluster.known_error}. Open it in ui.perfetto.dev or speedscope.app."
+        f"{printable(args.out)}, {format_bytes(len(data))}: a step of {timeline.seconds:.4g} s on {cluster.name}; "
+        f"{ranks}. {trust(cluster, found)} Open it in ui.perfetto.dev or speedscope.app."
     )
 
 
@@ -168,7 +173,7 @@ def _memory_words(
     for rank, refusal in refusals[:1]:
         words.append(f"Rank {rank} ends out of memory: {format_bytes(refusal.nbytes)} of {refusal.kind}.")
     if cluster is not None:
-        words.append(f"Times are modelled on {cluster.name}; known error: {cluster.known_error}.")
+        words.append(f"Times are modelled on {cluster.name}, not measured.")
     words.append("Drop it on pytorch.org/memory_viz, or python -m torch.cuda._memory_viz trace_plot FILE.pickle.")
     return " ".join(words)
 

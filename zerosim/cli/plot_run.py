@@ -153,6 +153,9 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 
 def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """A step's lanes."""
+    from zerosim.analysis.interval import step_interval
+    from zerosim.ledger.clock import step_time
+    from zerosim.report.interval import trust
     from zerosim.report.plots import streams_figure
     from zerosim.report.plots.streams import MOST_RANKS
     from zerosim.report.plots.words import run_words
@@ -162,7 +165,8 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     cluster, result = clock_of(args, limit), plan_first_step(config)
     track_of = timeline_of(result, cluster)
     ranks = sorted(track_of.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
-    subtitle = f"{run_words({'': result})}, on {cluster.name}, modelled; known error: {cluster.known_error}"
+    found = step_interval(config, step_time(track_of, result.stands_for), cluster)
+    subtitle = f"{run_words({'': result})}, on {cluster.name}. {trust(cluster, found)}"
     figure = streams_figure(track_of, ranks, subtitle=subtitle, theme=args.theme, size=args.size)
     return Drawn(figure, {"step_s": track_of.seconds, "ranks": [track_values(track_of.tracks[rank]) for rank in ranks]})
 

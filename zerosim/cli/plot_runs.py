@@ -6,7 +6,7 @@ The pictures are drawn in `report/plots/`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerosim.cli.compare import train_optimizers
@@ -68,6 +68,8 @@ def scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 
 def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """TFLOP/s of a GPU, by size or by number of GPUs: every point is a plan."""
+    from zerosim.analysis.interval import step_interval
+    from zerosim.report.interval import trust
     from zerosim.report.plots import throughput_figure
     from zerosim.report.plots.throughput import Point
     from zerosim.report.plots.words import run_words, stage_label
@@ -78,20 +80,24 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
     cluster, along = clock_of(args, limit), "ranks" if args.sizes is None else "parameters"
     assert limit is not None  # as --gpu is
     points: dict[str, list[dict[str, Any]]] = {}
-    shown = {}
+    shown, intervals = {}, []
     for asked in _sizes(args, config):
         for stage in stages_asked(args, config):
             result = plan(asked.at_stage(stage).replace(steps=None), cluster=cluster)
             values = result.time and step_values(result.config, result.time, cluster)
             if not values:
                 raise InputError(f"--model {asked.model.name}: it multiplies nothing, and has no TFLOP/s")
+            assert result.time is not None
+            intervals.append(step_interval(result.config, result.time, cluster))
             point = {"ranks": asked.mesh.ranks, "model": asked.model.name, "parameters": result.num_parameters}
             point |= {"layers": asked.model.layers, "peak_bytes": peak_bytes(result), "fits": fits(result, limit)}
             label = stage_label(stage).split(" (")[0]
             points.setdefault(label, []).append({**point, "time": values})
             shown[f"{label} {point[along]}"] = result
     lines = {
-        label: [Point(point[along], point["time"]["model_tflops"], point["fits"]) for point in each]
+        label: [
+            Point(point[along], point["time"]["model_tflops"], point["fits"], _band(point["time"])) for point in each
+        ]
         for label, each in points.items()
     }
     lengths = {result.config.model.seq for result in shown.values()}
@@ -103,14 +109,24 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
     )
     subtitle = f"{run_words(shown)}, {rows}, recompute {config.memory.recompute}, on {cluster.name}"
     figure = throughput_figure(
-        lines, along, subtitle=subtitle, known_error=cluster.known_error, theme=args.theme, size=args.size
+        lines, along, subtitle=subtitle, trust=trust(cluster, *intervals), theme=args.theme, size=args.size
     )
     return Drawn(figure, {"along": along, "limit": limit.to_dict(), "lines": points})
+
+
+def _band(time: Mapping[str, Any]) -> tuple[float, float] | None:
+    """TFLOP/s at the ends of a step's interval."""
+    if time["step_s_low"] is None:
+        return None
+    work: float = time["model_tflops"] * time["step_s"]
+    return work / time["step_s_high"], work / time["step_s_low"]
 
 
 def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """A step's time by bandwidth: a line a stage."""
     from zerosim.analysis.break_even import hides_from, link_of, record_step, times_by_bandwidth
+    from zerosim.analysis.interval import step_interval
+    from zerosim.report.interval import band, trust
     from zerosim.report.names import STAGES
     from zerosim.report.plots import overlap_figure
     from zerosim.report.plots.overlap import Line
@@ -119,13 +135,18 @@ def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     link = link_of(config.mesh.ranks, cluster)
     own = getattr(cluster, link)
     speeds = [own * 2 ** (power / 2) for power in range(-12, 9)]
-    lines = {}
+    lines, intervals = {}, []
     for stage in stages_asked(args, config):
-        step = record_step(config.at_stage(stage), cluster)
-        lines[STAGES[stage]] = Line(times_by_bandwidth(step, cluster, speeds), hides_from(step, cluster))
-    figure = overlap_figure(lines, speeds, link, config, cluster, theme=args.theme, size=args.size)
+        asked = config.at_stage(stage)
+        step = record_step(asked, cluster)
+        times = times_by_bandwidth(step, cluster, speeds)
+        bands = [band(asked, time, cluster) for time in times]
+        intervals += [step_interval(asked, time, cluster) for time in times]
+        lines[STAGES[stage]] = Line(times, hides_from(step, cluster), bands)
+    trusted = trust(cluster, *intervals)
+    figure = overlap_figure(lines, speeds, link, config, cluster, trust=trusted, theme=args.theme, size=args.size)
     numbers = {"modelled_on": cluster.name, "link": link, "own_bytes_per_s": own, "bytes_per_s": speeds}
-    numbers |= {"stages": {name: line.to_dict() for name, line in lines.items()}, "known_error": cluster.known_error}
+    numbers |= {"stages": {name: line.to_dict() for name, line in lines.items()}}
     return Drawn(figure, numbers)
 
 

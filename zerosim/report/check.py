@@ -7,7 +7,7 @@ a formula.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
     """Every figure that does not agree, one line each."""
     lines = []
     for path, table in tables:
+        lines += [_line(f"≠ {path}: {failure}", "red") for failure in table.failures]
         for cell in table.cells:
             place = describe(table.expectation.axes, cell.labels)
             where = ": ".join(part for part in (path, table.expectation.title, place) if part)
@@ -196,6 +197,7 @@ def _table_dict(judged: Judged) -> dict[str, Any]:
         "counted_on": expectation.counted_on,
         "within": _number(expectation.within) if expectation.within else None,
         "passed": judged.passed,
+        **_list_dict(judged),
         "cells": [
             {
                 "at": {axis.name: label for axis, label in zip(expectation.axes, cell.labels, strict=True)},
@@ -213,6 +215,18 @@ def _table_dict(judged: Judged) -> dict[str, Any]:
             }
             for cell in judged.cells
         ],
+    }
+
+
+def _list_dict(judged: Judged) -> dict[str, Any]:
+    """Of a list of runs: how far off it is as a whole."""
+    if not judged.expectation.is_list:
+        return {}
+    errors, mean_within = judged.errors, judged.expectation.mean_within
+    return {
+        "errors": asdict(errors) | {"mean_within": float(mean_within) if mean_within else None},
+        "rank_correlations": judged.ranks,
+        "failures": list(judged.failures),
     }
 
 

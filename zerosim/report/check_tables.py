@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from statistics import median
 
 from rich.console import Group, RenderableType
 from rich.table import Column
@@ -18,6 +19,7 @@ from zerosim.analysis.expect import Expectation, Judged, JudgedCell
 from zerosim.analysis.expect.asked import SHAPES
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS, TIMES
+from zerosim.analysis.expect.errors import FEWEST_RANKED
 from zerosim.analysis.expect.figures import ROUNDINGS, show_difference, within_text
 from zerosim.analysis.expect.keys import FIGURES, MEASURED
 from zerosim.analysis.expect.sweeps import Axis, grid
@@ -29,6 +31,8 @@ def figures_table(judged: Judged) -> Adaptive:
     """Every figure of a table, for the width at hand."""
     axes = judged.expectation.axes
     builds: list[Callable[[Look], RenderableType]] = [_listed(judged), _tall(judged)]
+    if judged.expectation.is_list:
+        return Adaptive(*builds)
     if len(axes) > 2:
         builds.insert(0, lambda look: _split(look, judged))
     if len(axes) > 1:
@@ -178,14 +182,29 @@ def rules(judged: Judged) -> str:
     if not expectation.rounding:
         added = " with what is outside of it" if expectation.outside else ""
         what = "clock" if expectation.is_modelled else "count"
-        return (
+        text = (
             f"Measured: the {what}{added} may be {within_text(expectation.within)} off; the worst is "
             f"{float(100 * judged.worst):.3g} % off."
         )
+        return f"{text} {_as_a_list(judged)}" if expectation.is_list else text
     text = f"Rounding: {ROUNDINGS[expectation.rounding]}."
     if expectation.bold:
         size = format_bytes(expectation.bold.at_most)
         text += f" In *bold*: the smallest {expectation.bold.smallest} of a column with at most {size}."
+    return text
+
+
+def _as_a_list(judged: Judged) -> str:
+    """How far off all rows are together, and how well they rank layouts."""
+    text, ranking, ranks = f"All rows: {judged.errors}.", judged.expectation.ranking, judged.ranks
+    if judged.expectation.mean_within:
+        text += f" The mean may be {within_text(judged.expectation.mean_within)}."
+    if ranking is not None and ranks:
+        above = sum(rank > ranking.above for rank in ranks)
+        text += (
+            f" Ranks of layouts within the same {', '.join(ranking.same)} (Spearman): median {median(ranks):.2f}, "
+            f"above {ranking.above:g} in {above} of {len(ranks)} groups of at least {FEWEST_RANKED} rows."
+        )
     return text
 
 

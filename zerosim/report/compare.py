@@ -117,7 +117,7 @@ class Comparison(Outcomes[int]):
             mesh_text(self.config.at_stage(max(self.outcomes))),
             set_aside_text(*map(self.config.at_stage, self.outcomes)),
             self._table() if self.results else None,
-            times_table(self.times, self.cluster),
+            times_table(self.config, self.times, self.cluster),
             *self.refused("Stage"),
             self._weights() if len(self.results) > 1 else None,
         )

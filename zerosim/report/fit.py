@@ -9,6 +9,7 @@ from rich.console import RenderableType
 
 from zerosim.analysis import formulas
 from zerosim.analysis.fastest import Fastest, Timed
+from zerosim.analysis.interval import step_interval
 from zerosim.analysis.letters import sizes
 from zerosim.analysis.meshes import MOST_TENSOR, Fitting
 from zerosim.analysis.search import SEARCHES, Found, with_value
@@ -18,6 +19,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
 from zerosim.report import words
+from zerosim.report.interval import band, implausible, interval_words, not_ranked, trust
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
 from zerosim.report.names import STAGES, counted
 from zerosim.report.plan import MORE
@@ -158,7 +160,7 @@ def meshes_report(search: Search, found: Sequence[Fitting], tried: int, most_ran
         of = formulas.bubble(best.parallel.pipeline_schedule)
         note += f" The bubble is how long a pipeline's ranks wait, {of} of their busy time."
     if cluster is not None:
-        note += f" tokens/s are modelled on {cluster.name}, not measured. Known error: {cluster.known_error}."
+        note += f" tokens/s are of {cluster.name}. {_trust(found, cluster)}"
     ranks, grid = counted(best.mesh.ranks, "rank"), search.grid(rows)
     table = titled(search.title(f"What fits on {ranks}", rows), Adaptive(grid, grid.short()), note)
     answer = f"{ranks}: {mesh_flags(best)}. {verdict(best, limit, found[0].peak_bytes)}"
@@ -202,17 +204,36 @@ def fastest_report(search: Search, batch: int, result: Fastest, cluster: Cluster
     best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
     fewer = grid.without("SP", "exposed, s", "bubble, s")
     note = (
-        f"Modelled on {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs, not "
-        f"measured. Known error: {cluster.known_error}. Configurations that are closer than that cannot be told apart. "
+        f"On {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. "
+        f"{_trust(result.found, cluster)} "
         "rows: microbatch x accumulation; SP: sequence parallelism; exposed: what compute waits for collectives, and "
         "bubble for other ranks, on the rank that ends last."
     )
     shown = (grid, grid.short(), fewer, fewer.without(taken_column(best.config)))
     values = step_values(best.config, best.time, cluster)
-    lines = [speed_text(values), verdict(best.config, limit, best.peak_bytes)] if values else []
-    table = titled(search.title("The fastest", result.found), Adaptive(*shown), note)
+    lines = []
+    if values:
+        of = step_interval(best.config, best.time, cluster)
+        speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
+        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
+        lines = [speed, *filter(None, doubt), verdict(best.config, limit, best.peak_bytes)]
+    table = titled(search.title("By modelled time", result.found), Adaptive(*shown), note)
     is_shown = search.all or not result.ended
     return search.page(about, fastest_flags(best.config), best.config, lines, table, how if is_shown else None)
+
+
+def _trust(found: Sequence[Timed] | Sequence[Fitting], cluster: Cluster) -> str:
+    return trust(cluster, *(step_interval(one.config, one.time, cluster) for one in found if one.time is not None))
+
+
+def _told_apart(result: Fastest, cluster: Cluster) -> str:
+    """How many of the best are no slower than the first, as far as anybody can tell."""
+    bands = [band(one.config, one.time, cluster) for one in result.found]
+    if bands[0] is None or not (alike := not_ranked(bands)):
+        return ""
+    return (
+        f"The first cannot be told from {counted(alike, 'other')} of these {len(result.found)}: their ranges overlap."
+    )
 
 
 def _cells(one: Timed, cluster: Cluster) -> dict[str, Cell]:

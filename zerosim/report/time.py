@@ -8,10 +8,12 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from zerosim.analysis.interval import Interval, is_host_bound, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime, Track
 from zerosim.placement.mesh import what_for
+from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES, listed
 from zerosim.train.result import RunResult
@@ -49,7 +51,10 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     time, values = result.time, time_values(result, cluster)
     if time is None or cluster is None or values is None:
         return []
-    lines = [speed_text(values)]
+    found = step_interval(result.config, time, cluster)
+    lines = [speed_text(values, "" if found is None else interval_words(found, time.seconds))]
+    if (warning := implausible(values["mfu"], cluster)) is not None:
+        lines.append(warning)
     shares = [(name, seconds / time.seconds) for name, seconds in _parts(time)[1:]]
     waits = [f"{100 * share:.1f} % {name}" for name, share in shares if share >= _WORTH_SAYING]
     wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of it waits for communication."
@@ -57,26 +62,27 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
     lines.append(wait)
     precision = result.config.precision.stored
-    if cluster.precision not in (None, precision):
-        lines.append(f"Kernels were measured in {cluster.precision}. Kernels of {precision} take other times.")
+    if cluster.machine is not None and cluster.machine.precision != precision:
+        lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")
     if is_host_bound(time):
         lines.append(
             f"The host decides how long the step takes: launching its {time.kernels:,} kernels takes longer than "
             "running them."
         )
-    minus = " Minus: real steps took longer." if "-" in cluster.known_error else ""
-    return [*lines, f"Modelled, not measured. Known error: {cluster.known_error}.{minus}"]
+    if cluster.machine is not None or found is None:
+        return [*lines, trust(cluster, found)]
+    return [*lines, "Modelled, not measured." + " Real steps like this one took longer." * (found.low > 1)]
 
 
-def speed_text(values: Mapping[str, Any]) -> str:
-    """One sentence of `step_values`, in three figures."""
+def speed_text(values: Mapping[str, Any], interval: str) -> str:
+    """`step_values` in three figures: two sentences where there is an interval."""
     step, tokens = three_figures(values["step_s"]), three_figures(values["tokens_per_s"])
-    return f"One step takes about {step} s: {tokens} tokens/s, MFU {100 * values['mfu']:.1f} %."
-
-
-def three_figures(value: float) -> str:
-    """160168 as '160,000', 0.05115 as '0.0512'."""
-    return f"{float(f'{value:.3g}'):,.10g}"
+    speed = f"{tokens} tokens/s, MFU {100 * values['mfu']:.1f} %."
+    return (
+        f"One step takes about {step} s ({interval}). {speed}"
+        if interval
+        else f"One step takes about {step} s: {speed}"
+    )
 
 
 def _hiding(config: RunConfig, time: StepTime) -> list[str]:
@@ -89,7 +95,7 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
     """The JSON form. `compute_s`, `slowed_s`, all of `exposed_s`, `bubble_s`, `host_s` and `copies_s` add up to
-    `step_s`."""
+    `step_s`. `known_error` is a machine file's."""
     return None if result.time is None else step_values(result.config, result.time, cluster)
 
 
@@ -102,36 +108,41 @@ def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> d
         "modelled_on": cluster.name,
         "rank": time.rank,
         "step_s": time.seconds,
+        **interval_values(config, time, cluster),
         "tokens_per_s": config.global_batch * config.model.seq / time.seconds,
         "hardware_tflops": _tera(time.hardware_flops, time, ranks),
         "model_tflops": _tera(time.model_flops, time, ranks),
         "mfu": time.model_flops / (time.seconds * ranks * cluster.peak_flops),
         **_part_values(time),
         "kernels": time.kernels,
-        "known_error": cluster.known_error,
+        "known_error": None if cluster.machine is None else cluster.machine.known_error,
     }
 
 
-def times_table(times: Mapping[int, StepTime], cluster: Cluster | None) -> RenderableType | None:
-    """The parts of a step at several stages, side by side; None without any."""
+def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Cluster | None) -> RenderableType | None:
+    """The parts of this configuration's step at several stages, side by side; None without any."""
     if cluster is None or not times:
         return None
+    found = {stage: step_interval(config.at_stage(stage), time, cluster) for stage, time in times.items()}
     grid = Grid("milliseconds", *(right(f"{stage}\n{STAGES[stage]}") for stage in times))
     parts = {stage: dict(_parts(time)) for stage, time in times.items()}
     for name in dict.fromkeys(name for own in parts.values() for name in own):
         grid.add(name, *(f"{1e3 * own[name]:.4g}" if name in own else None for own in parts.values()))
     grid.rule()
     grid.add("step", *(f"{1e3 * time.seconds:.4g}" for time in times.values()), style="bold")
-    note = (
-        f"Modelled on {_place(cluster)}, not "
-        f"measured, from the same program on shapes; on the rank that ends last. Known error: {cluster.known_error}."
-    )
+    if any(found.values()):
+        ends = {stage: _milliseconds(one, times[stage]) for stage, one in found.items()}
+        grid.add("8 of 10 measured", *(ends[stage] for stage in times), style="dim")
+    note = f"On {_place(cluster)}, from the same program on shapes; on the rank that ends last. "
+    note += trust(cluster, *found.values())
+    if any(found.values()):
+        note += " Stages whose ranges overlap are not ranked."
     return titled("Time of a step", Adaptive(grid), note)
 
 
-def is_host_bound(time: StepTime) -> bool:
-    """Whether compute waits longer for its host than for anything else."""
-    return time.host > max(0.1 * time.seconds, time.bubble, *time.exposed.values())
+def _milliseconds(found: Interval | None, time: StepTime) -> str | None:
+    """The interval's ends."""
+    return None if found is None else f"{1e3 * found.low * time.seconds:.3g} to {1e3 * found.high * time.seconds:.3g}"
 
 
 def _place(cluster: Cluster) -> str:

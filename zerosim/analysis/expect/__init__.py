@@ -4,6 +4,8 @@ expectation.py   a table [expect], as values
 keys.py          the keys of a table [expect], and which go together
 reading.py       the table [expect] of a file
 sweeps.py        the grid of runs that a table spans
+rows.py          runs that no grid spans, a line each
+errors.py        how far off a list of figures is, and how well it ranks layouts
 figures.py       printed figures: units, bold type, rounding
 asked.py         a question about a run, and the runs that are needed
 largest.py       what fits on a device, and the largest that does

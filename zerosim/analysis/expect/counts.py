@@ -12,7 +12,7 @@ from typing import Any
 
 from zerosim.analysis.expect.asked import WHOLE, Asked, model_of, quantity, ring_share, table
 from zerosim.analysis.expect.largest import largest_states, largest_that_fits
-from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
+from zerosim.analysis.expect.sweeps import BANDWIDTH, GPU, PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.device.events import Launch
@@ -22,7 +22,7 @@ from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.spec import is_block
 from zerosim.train.plan import plan
 
-_BY_CLOCK: dict[str, Any] = {"needs": ("gpu",), "takes": (BANDWIDTH,)}
+_BY_CLOCK: dict[str, Any] = {"needs": ("gpu",), "takes": (BANDWIDTH, GPU)}
 """Of a time: the GPU that it is on, and what its node's NICs carry."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zerosim.analysis.expect.asked import Quantity
+from zerosim.analysis.expect.errors import Ranking
 from zerosim.analysis.expect.figures import Figure
 from zerosim.analysis.expect.sweeps import Axis
 from zerosim.config import RunConfig
@@ -32,6 +33,7 @@ class Cell:
     printed: Figure
     instead: Figure | None
     bandwidth: int | None = None
+    gpu: str = ""
     over: Cell | None = None  # the place that this one is divided by
 
 
@@ -59,13 +61,16 @@ class Expectation:
     rounding: str
     within: Fraction | int
     """A share of what is printed, or bytes."""
+    mean_within: Fraction
+    """The same of all figures' mean; 0 where it is not held."""
+    ranking: Ranking | None
     outside: Mapping[str, int | Quantity]
     bold: BoldRule | None
     counted_on: str
     at: str
     memory: int | Hardware
     calculator: str
-    gpu: str
     is_modelled: bool  # what is compared is the clock's, and no count
+    is_list: bool  # rows that no grid spans; the axes are their columns
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]

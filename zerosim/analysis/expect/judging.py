@@ -15,6 +15,7 @@ from fractions import Fraction
 from zerosim.analysis.expect.asked import Asked, Quantity, Runs
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
+from zerosim.analysis.expect.errors import Errors, Ranking, correlations, errors_of
 from zerosim.analysis.expect.expectation import Cell, Expectation
 from zerosim.analysis.expect.figures import Figure, naming, printed_like, show_difference, within_text
 from zerosim.analysis.expect.sweeps import MP, describe
@@ -68,11 +69,35 @@ class Judged:
 
     @property
     def passed(self) -> bool:
-        return all(cell.passed for cell in self.cells)
+        return not self.num_failed
 
     @property
     def num_failed(self) -> int:
-        return sum(not cell.passed for cell in self.cells)
+        return sum(not cell.passed for cell in self.cells) + len(self.failures)
+
+    @property
+    def errors(self) -> Errors:
+        """Of all figures."""
+        return errors_of([float(cell.share_off) for cell in self.cells])
+
+    @property
+    def ranks(self) -> list[float]:
+        """How well layouts are ranked, by group; empty where nothing is asked."""
+        ranking = self.expectation.ranking
+        return [] if ranking is None else list(correlations(_grouped(self, ranking)).values())
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is wrong with all figures together."""
+        found, allowed, ranking = [], self.expectation.mean_within, self.expectation.ranking
+        if allowed and self.errors.mean_absolute > allowed:
+            found.append(f"{self.errors}: the mean is more than {within_text(allowed)}")
+        if ranking is not None and sum(rank > ranking.above for rank in self.ranks) < ranking.groups:
+            ranks = ", ".join(f"{rank:.2f}" for rank in sorted(self.ranks))
+            found.append(
+                f"rank correlations {ranks}: expected more than {ranking.above:g} in {ranking.groups} groups at least"
+            )
+        return tuple(found)
 
     @property
     def worst(self) -> Fraction:
@@ -104,6 +129,17 @@ def judge(expectation: Expectation, runs: Runs) -> Judged:
     return Judged(expectation, tuple(cells))
 
 
+def _grouped(judged: Judged, ranking: Ranking) -> list[tuple[tuple[str, ...], float, float]]:
+    """Of each row its group, what was measured and what is said of it."""
+    names = [axis.name for axis in judged.expectation.axes]
+    at = [names.index(name) for name in ranking.same]
+    rows = []
+    for cell in judged.cells:
+        said = cell.printed.measured(cell.judged)
+        rows.append((tuple(cell.labels[i] for i in at), float(cell.printed.value), float(said)))
+    return rows
+
+
 def _read(
     expectation: Expectation, name: str | None, known: Mapping[str, Quantity], runs: Runs
 ) -> list[Fraction] | list[None]:
@@ -128,7 +164,7 @@ def _read(
 def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
     memory = e.memory if isinstance(e.memory, int) else _left_of(e.memory, cell.config)
     place = cell.config, runs, e.counted_on, cell.mp, cell.pipeline_stage
-    return Asked(*place, e.at, memory, e.calculator, e.gpu, cell.bandwidth)
+    return Asked(*place, e.at, memory, e.calculator, cell.gpu, cell.bandwidth)
 
 
 def _left_of(device: Hardware, config: RunConfig) -> int:

@@ -18,6 +18,10 @@ A key and what it says:
     beside, why           a count that is shown and not judged, and why it differs
     over                  each place that has a figure, and the one that it is divided by: { "400" = "64" }
     with, sweep           fields of this table's runs; its own grid instead of the file's
+    columns, rows, cases  in place of a grid and `printed`: a line for each run (`rows.py`)
+    mean_within           beside within, for rows: how far off they may be in the mean, such as "15%"
+    ranking               for rows: columns within which layouts are ranked, a Spearman correlation and how many groups
+                          must be above it, { same = ["layers", "ranks"], above = 0.8, groups = 9 }
     counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
     gpu                   whose times: a device by name
     at, memory, calculator   what some quantities take: a moment, devices' bytes or a device by name, whose rule
@@ -37,8 +41,8 @@ from zerosim.analysis.formulas import calculators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 
-TEXTS = ("source", "title", "unit", "note", "why", "within", "formula_only", "gpu")
-TABLES = ("with", "sweep", "bold", "outside", "over")
+TEXTS = ("source", "title", "unit", "note", "why", "within", "mean_within", "formula_only", "gpu")
+TABLES = ("with", "sweep", "bold", "outside", "over", "cases", "ranking")
 QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
 WORDS: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -60,7 +64,7 @@ MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_bat
 """Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
 NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices", *TIMES)
 """Counts that are read off no step."""
-KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory")
+KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory", "columns", "rows")
 
 
 def check_keys(table: Mapping[str, Any]) -> None:
@@ -71,7 +75,8 @@ def check_keys(table: Mapping[str, Any]) -> None:
             raise InputError(f"unknown key {key!r}; {hint}")
     if "source" not in table:
         raise InputError("source is missing: name the paper and the section or table that prints it")
-    if PRINTED not in table and COMPUTED not in table:
+    _check_rows(table)
+    if PRINTED not in table and COMPUTED not in table and "rows" not in table:
         raise InputError(f"{PRINTED} is missing: {_FROM[PRINTED]}; or {COMPUTED}: {_FROM[COMPUTED]}")
     for key, value in table.items():
         if key in TEXTS and not (isinstance(value, str) and value.strip()):
@@ -109,13 +114,27 @@ def check_keys(table: Mapping[str, Any]) -> None:
         raise InputError(f"within is missing: {table['quantity']} is of one program alone; say how far off it may be")
 
 
+def _check_rows(table: Mapping[str, Any]) -> None:
+    """Of a list of runs. Raises: InputError."""
+    if ("columns" in table) != ("rows" in table):
+        raise InputError("columns and rows go together: names, and a list of values for each run")
+    for key in ("sweep", PRINTED, COMPUTED, "instead", "bold", "over"):
+        if "rows" in table and key in table:
+            raise InputError(f"rows and {key}: a row has its run and its figure; leave {key} out")
+    for key in ("cases", "ranking", "mean_within"):
+        if "rows" not in table and key in table:
+            raise InputError(f"{key}: it is about rows, and there are none")
+    if "rows" in table and "mean_within" in table and "within" not in table:
+        raise InputError("mean_within: say in within how far off a single row may be")
+
+
 def check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> None:
     """Whether quantities go together, and with the keys that only some of them take. Raises: InputError."""
     if len({quantity.dimension for quantity in asked.values()}) > 1:
         raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
     for key in ("at", "memory", "calculator", "gpu"):
         needed = any(key in quantity.needs for quantity in asked.values())
-        if needed and key not in table:
+        if needed and key not in table and not (key == "gpu" and "rows" in table):  # each row may have its own
             raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")
         if key in table and not needed and not any(key in quantity.takes for quantity in asked.values()):
             raise InputError(f"{key} {table[key]!r}: nothing here takes it; leave it out")

@@ -13,6 +13,7 @@ from typing import Any
 from zerosim.analysis.expect.asked import SHAPES, Quantity
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS, TIMES
+from zerosim.analysis.expect.errors import Ranking
 from zerosim.analysis.expect.expectation import BoldRule, Cell, Expectation
 from zerosim.analysis.expect.figures import Figure, naming, parse_figure
 from zerosim.analysis.expect.keys import (
@@ -23,8 +24,10 @@ from zerosim.analysis.expect.keys import (
     check_keys,
     check_options,
 )
+from zerosim.analysis.expect.rows import read_rows
 from zerosim.analysis.expect.sweeps import (
     BANDWIDTH,
+    GPU,
     MP,
     NO_FIELDS,
     PIPELINE_STAGE,
@@ -59,11 +62,15 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     asked = {key: known[table[key]] for key, known in QUANTITIES.items() if key in table}
     check_options(table, asked)
     given = table.get("with", {}) if "sweep" in table else {**file.run, **table.get("with", {})}
-    axes = read_axes(table.get("sweep", file.sweep), given)
+    is_list = "rows" in table
+    if is_list:
+        axes, points, lines = read_rows(table, {**file.run, **table.get("with", {})})
+    else:
+        axes = read_axes(table.get("sweep", file.sweep), given)
+        points = grid(axes)
     rounding = table.get("rounding", "")
     if rounding == "multiples-of-first-row" and [axis.name for axis in axes][:1] != [MP]:
         raise InputError(f"rounding {rounding!r}: the first axis of [sweep] must be mp")
-    points = grid(axes)
     over = _over(table, axes, points)
     dimension = "share" if over else next(iter(asked.values())).dimension
     for name in NO_FIELDS:
@@ -71,7 +78,11 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
             if key != "beside" and name not in quantity.takes and any(name in point.changes for point in points):
                 raise InputError(f"sweep: {name} says nothing about {key} {table[key]!r}: leave it out")
     key = COMPUTED if COMPUTED in table else PRINTED
-    printed, instead = (_figures(table, name, axes, points, dimension) for name in (key, "instead"))
+    instead = _figures(table, "instead", axes, points, dimension)
+    if is_list:
+        printed = _of_rows(table, lines, dimension)
+    else:
+        printed = _figures(table, key, axes, points, dimension)
     for point, figure, right in zip(points, printed, instead, strict=True):
         if figure is None and right is not None:
             raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is {key} there")
@@ -84,9 +95,14 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         changes, config = point.changes, _config(file, table, point, axes, counted_on)
         bandwidth = _size(changes, BANDWIDTH) if BANDWIDTH in changes else None
         stage = changes.get(PIPELINE_STAGE)
-        return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, over)
+        gpu = changes.get(GPU, table.get("gpu", ""))
+        if not isinstance(gpu, str):
+            raise InputError(f"at {describe(axes, point.labels)}: gpu {gpu!r}: expected a device's name")
+        if not gpu and any("gpu" in quantity.needs for quantity in asked.values()):
+            raise InputError(f"gpu is missing at {describe(axes, point.labels)}: {table.get('quantity')} needs it")
+        return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, gpu, over)
 
-    texts = ("source", "title", "note", "why", "calculator", "formula_only", "gpu")
+    texts = ("source", "title", "note", "why", "calculator", "formula_only")
     said: dict[str, Any] = {key: table.get(key) for key in QUANTITIES} | {key: table.get(key, "") for key in texts}
     expectation = Expectation(
         path=file.path,
@@ -94,12 +110,15 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         is_modelled=table.get("quantity") in TIMES,
         figures=MEASURED if "within" in table else key,
         rounding=rounding,
-        within=_within(table) if "within" in table else Fraction(0),
+        within=_within(table, "within") if "within" in table else Fraction(0),
+        mean_within=Fraction(_within(table, "mean_within")) if "mean_within" in table else Fraction(0),
+        ranking=_ranking(table["ranking"], axes) if "ranking" in table else None,
         outside=_outside(table, dimension),
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
         at=table.get("at", "end_of_backward"),
         memory=_memory(table) if "memory" in table else 0,
+        is_list=is_list,
         axes=axes,
         cells=tuple(
             cell(point, figure, right, cell(over[point.labels], figure) if over else None)
@@ -155,6 +174,27 @@ def _figures(
     return figures
 
 
+def _of_rows(table: Mapping[str, Any], lines: Sequence[Any], dimension: str) -> list[Figure | None]:
+    """What is printed in each row."""
+    figures = []
+    for number, text in enumerate(lines, 1):
+        with naming(f"row {number}: "):
+            figures.append(parse_figure(text, dimension, table.get("unit", "")))
+    return figures
+
+
+def _ranking(given: Mapping[str, Any], axes: Sequence[Axis]) -> Ranking:
+    """Raises: InputError for other keys, and for columns that there are not."""
+    names, same, above = [axis.name for axis in axes], given.get("same"), given.get("above")
+    if not isinstance(same, list) or set(given) != {"same", "above", "groups"} or any(one not in names for one in same):
+        raise InputError(
+            f"ranking {dict(given)!r}: expected {{ same = some of {', '.join(names)}, above = 0.8, groups = 9 }}"
+        )
+    if type(above) is not float or not -1 <= above <= 1 or type(given["groups"]) is not int or given["groups"] < 0:
+        raise InputError(f"ranking: above {above!r}, groups {given['groups']!r}: expected a correlation and a number")
+    return Ranking(tuple(same), above, given["groups"])
+
+
 def _bold(
     table: Mapping[str, Any], axes: Sequence[Axis], dimension: str, printed: Sequence[Figure | None]
 ) -> BoldRule | None:
@@ -174,18 +214,18 @@ def _bold(
     return BoldRule(rule["smallest"], _size(rule, "at_most"))
 
 
-def _within(table: Mapping[str, Any]) -> Fraction | int:
+def _within(table: Mapping[str, Any], key: str) -> Fraction | int:
     """'5%' or '0.5%' of what is printed, or a size such as '64KiB' where figures are in bytes.
 
     Raises: InputError for anything else, and for none or all of it.
     """
-    text = table["within"]
+    text = table[key]
     if table.get("unit") == "B" and "%" not in text:
-        return _size(table, "within")
+        return _size(table, key)
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%", text)
     if match is None or not Fraction(match[1]):
         raise InputError(
-            f'within {shown(text)}: expected a share of what is printed above 0 and below 1,000 %, such as "5%"'
+            f'{key} {shown(text)}: expected a share of what is printed above 0 and below 1,000 %, such as "5%"'
         )
     return Fraction(match[1]) / 100
 

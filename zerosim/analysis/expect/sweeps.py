@@ -25,7 +25,10 @@ PIPELINE_STAGE = "pipeline_stage"
 BANDWIDTH = "bandwidth"
 """An axis that is no field: bytes per second of a node's NICs, or those that a formula is asked about."""
 
-NO_FIELDS = (MP, PIPELINE_STAGE, BANDWIDTH)
+GPU = "gpu"
+"""An axis that is no field: the device whose times are asked for, in place of the table's."""
+
+NO_FIELDS = (MP, PIPELINE_STAGE, BANDWIDTH, GPU)
 
 MOST_PLACES = 10_000
 """Of a grid: axes multiply, and a few lines could ask for more runs than there is time."""

@@ -24,11 +24,6 @@ from zerosim.config.presets.machine_file import Machine
 from zerosim.errors import wrong
 
 GB = 10**9
-_ON_V100 = "-71 to +27 % of measured steps (ZeRO, ZeRO++, Megatron-LM: 355M to 170B)"
-_ON_A100 = "-26 to +7 % of Megatron-LM's measured steps (7B to 1T), -74 to -38 % of ZeRO-3's (arXiv 2104.04473)"
-_ON_H100 = "-55 to -29 % of measured steps (torchtitan, 8B; Megatron-LM's tests, 7B)"
-_ON_B200 = "-18 to +3 % of measured steps (Llama-3-70B of 12 layers on 8, SimuMax's measurements)"
-_UNKNOWN = "not held against measured steps of this device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +46,14 @@ class Cluster(Links):
     """Devices of one kind, with their peaks, and how nodes of them are linked.
 
     `measured` is what kernels take: one GPU's tables, or a machine of its own. `borrowed`: they are another GPU's.
-    `collectives`: what collectives take inside a node; None where NCCL's formula says it.
-    Three factors, 0 for what takes no time: `latency` of NCCL's latencies, `host` of the host's launches, `contention`
-    of what kernels lose to collectives in flight. `known_error` is how far the clock was off measured
-    steps, none of which it was fitted to.
+    `collectives`: what collectives take inside a node; None where NCCL's formula says it. Three factors, 0 for what takes no time: `latency` of NCCL's latencies, `host` of the host's launches, `contention`
+    of what kernels lose to collectives in flight.
     """
 
     name: str
     peak_flops: float
     hbm: float
     measured: KernelTables | Machine
-    known_error: str
     borrowed: bool = False
     collectives: CollectiveTables | None = None
     latency: float = 1.0
@@ -72,9 +64,9 @@ class Cluster(Links):
         return rank // self.node_gpus
 
     @property
-    def precision(self) -> str | None:
-        """In which a machine was measured; None where tables are of half types."""
-        return self.measured.precision if isinstance(self.measured, Machine) else None
+    def machine(self) -> Machine | None:
+        """A machine that was measured; None for GPUs with tables."""
+        return self.measured if isinstance(self.measured, Machine) else None
 
     @property
     def source(self) -> str:
@@ -91,19 +83,19 @@ class Cluster(Links):
         return "NCCL's formula" if self.collectives is None else f"{self.collectives.gpu}, {self.collectives.source}"
 
 
-_LINKS: Mapping[str, tuple[Links, str, str, str]] = MappingProxyType(
+_LINKS: Mapping[str, tuple[Links, str, str]] = MappingProxyType(
     {
-        "v100": (Links(120 * GB, 12 * GB, 16, 96 * GB), "v100", "", _ON_V100),
-        "dgx1-v100": (Links(120 * GB, 12 * GB, 8, 48 * GB), "v100", "dgx1-v100", _UNKNOWN),
-        "a100-pcie": (Links(24 * GB, 24 * GB, 8, 192 * GB), "a100-pcie", "a100-pcie", _UNKNOWN),
-        "a100": (Links(240 * GB, 24 * GB, 8, 192 * GB), "a100", "a100", _ON_A100),
-        "h100": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", "h100", _ON_H100),
-        "h200": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", "h100", _UNKNOWN),
-        "b200": (Links(606 * GB, 48 * GB, 8, 384 * GB), "b200", "b200", _ON_B200),
+        "v100": (Links(120 * GB, 12 * GB, 16, 96 * GB), "v100", ""),
+        "dgx1-v100": (Links(120 * GB, 12 * GB, 8, 48 * GB), "v100", "dgx1-v100"),
+        "a100-pcie": (Links(24 * GB, 24 * GB, 8, 192 * GB), "a100-pcie", "a100-pcie"),
+        "a100": (Links(240 * GB, 24 * GB, 8, 192 * GB), "a100", "a100"),
+        "h100": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", "h100"),
+        "h200": (Links(370.8 * GB, 48 * GB, 8, 384 * GB), "h100", "h100"),
+        "b200": (Links(606 * GB, 48 * GB, 8, 384 * GB), "b200", "b200"),
     }
 )
 """By the beginning of a device's name: its links, whose tables of kernels and of collectives it takes ('': NCCL's
-formula), and the known error. Nodes: DGX-2 with eight 100 Gb/s NICs, DGX-1 with four, DGX A100 with eight of 200, DGX
+formula). Nodes: DGX-2 with eight 100 Gb/s NICs, DGX-1 with four, DGX A100 with eight of 200, DGX
 H100 and later of 400."""
 
 
@@ -117,7 +109,7 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         raise wrong("node_gpus", f" {node_gpus}: expected at least 1")
     if nic_bytes_per_s is not None and not nic_bytes_per_s > 0:
         raise wrong("nic", f" {nic_bytes_per_s}: expected bytes per second, more than 0")
-    links, measured, borrowed, collectives, known_error = _of(device)
+    links, measured, borrowed, collectives = _of(device)
     given = {"node_gpus": node_gpus, "nic": nic_bytes_per_s}
     values = {of.name: getattr(links, of.name) for of in fields(links)}
     values |= {name: value for name, value in given.items() if value is not None}
@@ -126,25 +118,24 @@ def cluster_of(device: Hardware, *, node_gpus: int | None = None, nic_bytes_per_
         peak_flops=device.peak_flops,
         hbm=device.hbm_bytes_per_s,
         measured=measured,
-        known_error=known_error,
         borrowed=borrowed,
         collectives=collectives,
         **values,
     )
 
 
-def _of(device: Hardware) -> tuple[Links, KernelTables | Machine, bool, CollectiveTables | None, str]:
-    """Its links, what its kernels take, whether that is another GPU's, what its collectives take, and the known error.
+def _of(device: Hardware) -> tuple[Links, KernelTables | Machine, bool, CollectiveTables | None]:
+    """Its links, what its kernels take, whether that is another GPU's, and what its collectives take.
     Of a machine that was measured: all ranks on it, or on several like it with NICs between them."""
     machine, link = device.machine, device.link_bytes_per_s
     if machine is not None:
         links = Links(link, device.hbm_bytes_per_s, max(machine.cores, machine.ranks), math.inf)
-        return links, machine, False, None, machine.known_error
+        return links, machine, False, None
     names = [name for name in _LINKS if device.name == name or device.name.startswith(f"{name}-")]
     if not names or device.kernels is not None or device.collectives is not None:
         own = Links(link, _LINKS["a100"][0].pcie, 8, _LINKS["a100"][0].nic)
         kernels = device.kernels or packaged_tables("a100")
-        return own, kernels, device.kernels is None, device.collectives, _UNKNOWN
-    links, tables, calls, known_error = _LINKS[max(names, key=len)]
+        return own, kernels, device.kernels is None, device.collectives
+    links, tables, calls = _LINKS[max(names, key=len)]
     collectives = packaged_collectives(calls, links.link) if calls else None
-    return links, packaged_tables(tables), not names[0].startswith(tables), collectives, known_error
+    return links, packaged_tables(tables), not names[0].startswith(tables), collectives

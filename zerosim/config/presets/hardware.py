@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from zerosim.config.inputs import read_toml
@@ -75,6 +76,9 @@ class Hardware:
 
 
 MOST = 10**18
+_ALSO = MappingProxyType({"b200-180": "b200", "a100-80-pcie": "a100-pcie", "a100-pcie-80": "a100-pcie"})
+_BY_FULL_NAME = ("a100-pcie", "h100-96")
+"""Devices that nobody means by 'A100' or 'H100' alone."""
 KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
 """The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second. All are required but the
 last, without which a device has no links. Tables [kernels] (`kernel_tables.py`) and [collectives]
@@ -98,8 +102,18 @@ def presets() -> tuple[Hardware, ...]:
                 "sheet", AMPERE),
         _device("a100-80", _gib(7915), 312, 2039, 300, f"{shown} huggingface/accelerate#1864", titan, "sheet",
                 "sheet", AMPERE),
+        Hardware(
+            "a100-pcie", _gib(7915), 312 * 10**12, 1935 * 10**9, 32 * 10**9,
+            Sources(f"{shown} of the SXM module, assumed", titan, "sheet",
+                    "sheet: PCIe 4 of 16 lanes; no NVLink between the cards"), AMPERE, flash=True,
+        ),
         _device("h100-80", _gib(7911), 989, 3350, 450, f"{shown} Lightning-AI/lightning-thunder#474", titan, "sheet",
                 "sheet", HOPPER),
+        Hardware(
+            "h100-96", _gib(9500), 989 * 10**12, 2400 * 10**9, 450 * 10**9,
+            Sources("recalled: 96 GB of HBM2e, of which a driver leaves about 95 GiB", f"{titan}; at 500 W, for 700",
+                    "code: torchtitan b5bcd76, benchmarks", "assumed: those of h100-80"), HOPPER, flash=True,
+        ),
         _device("h200-141", _gib(13983), 989, 4800, 450, f"{shown} pytorch/pytorch#150096", titan, "sheet",
                 "code: MLPerf inference v4.1", HOPPER),
         # 192 GB is what Blackwell was announced with. What is sold on HGX and DGX boards is 180: NVIDIA submits it to
@@ -142,9 +156,8 @@ def find_hardware(name_or_path: str) -> Hardware:
         return read_hardware(name_or_path)
     wanted = _plain(name_or_path)
     devices = {device.name: device for device in presets()}
-    found = [name for name in devices if wanted in (name, name.split("-")[0])]
-    if wanted == "b200-180":
-        found = ["b200"]
+    wanted = _ALSO.get(wanted, wanted)
+    found = [name for name in devices if wanted == name or (wanted == name.split("-")[0] and name not in _BY_FULL_NAME)]
     if len(found) > 1:
         raise InputError(f"hardware {name_or_path!r} is one of {' or '.join(found)}: name one")
     if not found:

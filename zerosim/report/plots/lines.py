@@ -17,6 +17,11 @@ Mark = tuple[float, float, bool]
 """A point of a line, and whether its mark is filled, not hollow."""
 
 
+Band = tuple[float, float]
+"""The lowest and the highest value of a line at one place."""
+BAND = "Band: where 8 of 10 measured steps of this kind lie. Lines whose bands overlap are not ranked."
+
+
 def log_axes(page: Page, x: str, xs: Sequence[float]) -> Axes:
     """Axes on the page, logarithmic along the bottom from the least of `xs` to the most; `x` says what they are."""
     axes = dress(page, page.figure.add_subplot(), grid="both", x=x)
@@ -38,6 +43,15 @@ def draw_line(
     fill = [color if one else page.theme.background for one in is_filled]
     axes.scatter(xs, ys, marker=MARKERS[index % len(MARKERS)], c=fill, edgecolors=color, zorder=3, **{**usual, **marks})
     return beside(page, axes, (xs[-1], ys[-1]), words, color)
+
+
+def draw_band(page: Page, axes: Axes, index: int, name: str, xs: Sequence[float], ends: Sequence[Band | None]) -> None:
+    """Behind the line of that index, where it may lie; nothing where that is not known."""
+    known = [(x, *end) for x, end in zip(xs, ends, strict=True) if end is not None]
+    if known:
+        places, lows, highs = (list(values) for values in zip(*known, strict=True))
+        color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
+        axes.fill_between(places, lows, highs, color=color, alpha=0.13, linewidth=0, gid=f"band.{name}")
 
 
 def beside(page: Page, axes: Axes, where: Place, words: str, color: str) -> Annotation:

@@ -14,7 +14,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.report.plots.axes import tick_bytes, ticks
-from zerosim.report.plots.lines import draw_line, finish_lines, log_axes
+from zerosim.report.plots.lines import BAND, Band, draw_band, draw_line, finish_lines, log_axes
 from zerosim.report.plots.page import frame, open_page, plain, settle
 from zerosim.report.plots.streams import seconds_words
 
@@ -23,14 +23,17 @@ _HIGHEST = 4.0  # times the step with the fastest links: above it a line leaves 
 
 
 class Line(NamedTuple):
-    """A stage's steps by bandwidth, and the bytes per second from which on waiting is at most a tenth of a step."""
+    """A stage's steps by bandwidth, the bytes per second from which on waiting is at most a tenth of a step, and by
+    bandwidth the seconds between which eight of ten measured steps lie."""
 
     times: Sequence[StepTime]
     hides_from: float | None
+    bands: Sequence[Band | None] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "step_s": [time.seconds for time in self.times],
+            "bands_s": list(self.bands),
             "exposed_share": [exposed_share(time) for time in self.times],
             "hides_from_bytes_per_s": self.hides_from,
         }
@@ -43,6 +46,7 @@ def overlap_figure(
     config: RunConfig,
     cluster: Cluster,
     *,
+    trust: str = "",
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
@@ -56,7 +60,9 @@ def overlap_figure(
     least = max(line.times[-1].seconds for line in lines.values())
     notes = [
         f"Filled: communication is hidden; compute waits for collectives for at most {100 * HIDDEN:g} % of the step.",
-        f"Broken line: {cluster.name}'s own links. Seconds are modelled; known error: {cluster.known_error}.",
+        f"Broken line: {cluster.name}'s own links.",
+        *[BAND] * any(any(line.bands) for line in lines.values()),
+        trust or "Modelled, not measured.",
     ]
     title = "Time of a step, by bandwidth"
     frame(page, title, f"{config.mesh.ranks:,} ranks of {cluster.name}, {config.global_batch:,} sequences", notes=notes)
@@ -67,6 +73,7 @@ def overlap_figure(
     for index, (name, line) in enumerate(lines.items()):
         pairs = zip(bandwidths, line.times, strict=True)
         points = [(at, time.seconds, exposed_share(time) <= HIDDEN) for at, time in pairs]
+        draw_band(page, axes, index, name, bandwidths, line.bands or [None] * len(bandwidths))
         where = "never hidden"
         if line.hides_from is not None:
             where = f"hidden from {tick_bytes(float(f'{line.hides_from:.2g}'))}/s"

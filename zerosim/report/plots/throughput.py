@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from zerosim.errors import InputError
 from zerosim.report.plots.axes import ticks
-from zerosim.report.plots.lines import draw_line, finish_lines, log_axes, number_ticks
+from zerosim.report.plots.lines import BAND, Band, draw_band, draw_line, finish_lines, log_axes, number_ticks
 from zerosim.report.plots.page import frame, open_page, settle, stage_name
 from zerosim.units import format_count
 
@@ -18,11 +18,13 @@ AXES = {"parameters": "parameters", "ranks": "GPUs"}
 
 
 class Point(NamedTuple):
-    """One step: its place along the bottom, TFLOP/s of the model on a GPU, and whether it fits on the device."""
+    """One step: its place along the bottom, TFLOP/s of the model on a GPU, whether it fits on the device, and between
+    which TFLOP/s eight of ten measured steps like it lie."""
 
     x: int
     tflops: float
     fits: bool
+    band: Band | None = None
 
 
 def throughput_figure(
@@ -30,11 +32,12 @@ def throughput_figure(
     along: str,
     *,
     subtitle: str = "",
-    known_error: str = "",
+    trust: str = "",
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`lines` are points by stage's name; `along` is 'parameters' or 'ranks'. What does not fit is hollow.
+    """`lines` are points by stage's name; `along` is 'parameters' or 'ranks'; `trust` says how sure
+    they are. What does not fit is hollow.
 
     Raises: InputError for no points, or an unknown theme.
     """
@@ -43,17 +46,19 @@ def throughput_figure(
         raise InputError("no points: there is nothing to draw; give at least one size or number of ranks")
     page = open_page(size, theme)
     every = [point for line in lines.values() for point in line]
-    notes = [f"Modelled, not measured; known error: {known_error}."]
+    notes = [BAND] * any(point.band for point in every) + [trust or "Modelled, not measured."]
     if not all(point.fits for point in every):
         notes.insert(0, "Hollow, OOM: it does not fit. The speed is what it would have.")
     what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
     frame(page, f"Model TFLOP/s per GPU, by {what}", subtitle, notes=notes)
     xs = sorted({point.x for point in every})
     axes = log_axes(page, AXES[along], xs)
-    labels, most = [], max(point.tflops for point in every)
+    labels, most = [], max(max((point.tflops, *(point.band or ()))) for point in every)
     hollow: dict[tuple[int, float], Any] = {}
     for index, (name, line) in enumerate(lines.items()):
-        labels.append(draw_line(page, axes, index, name, line, f"{stage_name(name)}  {line[-1].tflops:.1f}"))
+        marks = [(point.x, point.tflops, point.fits) for point in line]
+        draw_band(page, axes, index, name, [point.x for point in line], [point.band for point in line])
+        labels.append(draw_line(page, axes, index, name, marks, f"{stage_name(name)}  {line[-1].tflops:.1f}"))
         for point in line:
             if not point.fits:
                 near = next((at for at in hollow if at[0] == point.x and abs(at[1] - point.tflops) < most / 12), None)

@@ -1,0 +1,87 @@
+"""How sure a modelled step is, in words: where eight of ten measured steps of its class lie, or that none was measured.
+
+The intervals are those of `analysis/interval.py`. A machine that was measured has its own error, of its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from zerosim.analysis.interval import Interval, StepClass, overlaps, step_interval
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
+from zerosim.config.presets.published import best_published
+from zerosim.ledger.clock import StepTime
+from zerosim.report.names import listed
+
+_RECIPES: Mapping[str, str] = MappingProxyType(
+    {"": "any framework", "fsdp2": "FSDP", "megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "ddp": "DDP"}
+)
+NEVER = "Modelled, never compared: too few steps like this one were measured"
+
+
+def three_figures(value: float) -> str:
+    """160168 as '160,000', 0.05115 as '0.0512'."""
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def band(config: RunConfig, time: StepTime, cluster: Cluster) -> tuple[float, float] | None:
+    """Seconds between which eight of ten measured steps like this one would lie."""
+    found = step_interval(config, time, cluster)
+    return None if found is None else (found.low * time.seconds, found.high * time.seconds)
+
+
+def class_words(of: StepClass, rows: int) -> str:
+    """'14 of FSDP on A100, 2B to 20B'."""
+    framework = _RECIPES.get(of.recipe, of.recipe)
+    parts = [f"{rows} of {framework} on {of.gpu.upper()}", of.size, "which the host decides" if of.host_bound else ""]
+    return ", ".join(filter(None, parts))
+
+
+def interval_words(found: Interval, seconds: float) -> str:
+    """'2.38 to 3.12 s for 8 of 10 measured steps like this one: 14 of FSDP on A100'."""
+    low, high = (three_figures(seconds * end) for end in (found.low, found.high))
+    return f"{low} to {high} s for 8 of 10 measured steps like this one: {class_words(found.of, found.rows)}"
+
+
+def interval_values(config: RunConfig, time: StepTime, cluster: Cluster) -> dict[str, Any]:
+    """The JSON form: the ends, the class and how many rows it has; all None where no such step was measured."""
+    found = step_interval(config, time, cluster)
+    if found is None:
+        return dict.fromkeys(("step_s_low", "step_s_high", "interval_class", "interval_rows"))
+    return {
+        "step_s_low": found.low * time.seconds,
+        "step_s_high": found.high * time.seconds,
+        "interval_class": found.of._asdict(),
+        "interval_rows": found.rows,
+    }
+
+
+def trust(cluster: Cluster, *found: Interval | None) -> str:
+    """The last sentence under modelled seconds."""
+    if cluster.machine is not None:
+        error = cluster.machine.known_error
+        return f"Modelled, not measured. Known error: {error}." + (" Minus: real steps took longer." * ("-" in error))
+    if None in found:
+        return f"{NEVER}."
+    classes = dict.fromkeys(class_words(one.of, one.rows) for one in found if one is not None)
+    return f"Modelled, not measured. Held against measured steps: {listed(list(classes))}."
+
+
+def implausible(mfu: float, cluster: Cluster) -> str | None:
+    """What there is to say where nobody published as much; None of a machine that was measured."""
+    best = None if cluster.machine is not None else best_published(cluster.name)
+    if best is None or mfu <= best.mfu:
+        return None
+    return (
+        f"Implausible: an MFU of {100 * mfu:.1f} % is above the best that we know to be published for this GPU, "
+        f"{100 * best.mfu:.1f} % ({best.source})."
+    )
+
+
+def not_ranked(bands: Sequence[tuple[float, float] | None]) -> int:
+    """Of steps in their order: how many after the first cannot be told from it. Without its band: all."""
+    first, *others = bands
+    return sum(other is None or first is None or overlaps(first, other) for other in others)
