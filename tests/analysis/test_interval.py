@@ -155,7 +155,7 @@ def test_a_class_is_read_off_the_modelled_step() -> None:
 
 
 def test_an_mfu_that_nobody_published_is_implausible() -> None:
-    assert set(BEST) == {device.name.split("-")[0] for device in presets()}
+    assert set(BEST) == {device.name.split("-")[0] for device in presets()} - {"dgx1"}  # a V100 too
     for device in presets():
         cluster, best = cluster_of(device), best_published(device.name)
         assert best is not None

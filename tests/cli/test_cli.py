@@ -287,7 +287,8 @@ def test_compare_shows_stages_side_by_side(folder: Path, capsys: pytest.CaptureF
     for stage, modelled in figures["time"].items():
         assert f"{1e3 * modelled['step_s']:.4g}" in out, stage
         assert modelled["step_s_low"] is None or modelled["step_s_low"] < modelled["step_s_high"]
-        parts = [modelled["compute_s"], modelled["bubble_s"], modelled["copies_s"], *modelled["exposed_s"].values()]
+        names = "compute_s", "slowed_s", "bubble_s", "host_s", "copies_s"
+        parts = [*(modelled[name] for name in names), *modelled["exposed_s"].values()]
         assert sum(parts) == pytest.approx(modelled["step_s"])
 
 

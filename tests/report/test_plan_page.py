@@ -189,8 +189,12 @@ def test_the_answer_comes_first(words: str, code: int, said: Sequence[str], caps
 
 def test_the_time_is_said_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
     text = first_page("plan --model gpt2-xl --stage 3 --ranks 8 --gpu h100", capsys)
-    assert "One step takes about 0.0511 s: 160,000 tokens/s, MFU 20.8 %. Of it, 54.2 % waits for ZeRO's" in text
-    assert "Modelled, never compared: too few steps like this one were measured." in text
+    assert re.search(
+        r"One step takes about 0\.\d+ s \(0\.\d+ to 0\.\d+ s for 8 of 10 measured steps like this one: \d+ of", text
+    )
+    assert "any framework on H100). " in text
+    assert "waits for ZeRO's collectives" in text
+    assert "Modelled, not measured." in text
     assert "CUDA, NCCL, cuBLAS (estimated, not counted) 1.26 GB" in text
     alone = first_page("plan --model gpt2-xl --stage 3 --ranks 8", capsys)
     assert "tokens/s" not in alone

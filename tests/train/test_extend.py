@@ -162,11 +162,11 @@ def test_more_micro_batches_are_run_where_few_do_not_tell_the_peak(
 
 def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
     """Reductions out of two buffers are waited for in the last backward. The critical path of 4 micro-batches is then
-    not that of 16: extended, the step would be 8 % shorter."""
-    sizes: dict[str, Any] = dict(layers=4, hidden=256, heads=4, vocab=64, seq=16, micro_batch=1, recompute="full")
+    not that of 16: extended, the step would be 3 % shorter."""
+    sizes: dict[str, Any] = dict(layers=2, hidden=256, heads=4, vocab=64, seq=64, micro_batch=1)
     reductions: dict[str, Any] = dict(stage=1, reduce_bucket=300_000, reduce_buffers=2)
     config = plan_config(model="gpt", **sizes, **reductions, **GPIPE, accumulate=16)
-    cluster = cluster_of(find_hardware("a100-80gb"))
+    cluster = replace(cluster_of(find_hardware("a100-80gb")), link=1e8, collectives=None, host=0.0)
     timed = figures_within(config, 10**9, cluster)
     assert timed is not None
     assert timed.time is not None
@@ -174,7 +174,7 @@ def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
     short = plan(config, cluster=cluster).time
     assert whole is not None
     assert short is not None
-    assert timed.time.seconds == whole.seconds > 1.08 * short.seconds
+    assert timed.time.seconds == whole.seconds > 1.03 * short.seconds
 
 
 def test_a_peak_beyond_the_capacity_is_refused_where_it_comes_up() -> None:

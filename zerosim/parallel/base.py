@@ -1,7 +1,6 @@
 """What every strategy is: the hooks that the engine calls around each use of a unit. A student subclasses this.
 
-A stage's file (`zero3.py`) says what happens there. Beside it: what the stages share (`stage.py`), the gradients' norm
-(`norm.py`), the step (`update.py`), what other axes of a mesh add (`across.py`).
+`zero3.py` says what happens there. Beside it: `stage.py`, `norm.py`, `update.py`, `across.py` (a mesh's other axes).
 """
 
 from __future__ import annotations
@@ -96,13 +95,11 @@ class Strategy:
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Take memory for one flat after the other and `write` its weights, each before the next."""
-        self.flats = list(flats)
+        self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
         dummies = DummyGrads(self.device) if self.memory.fused else None
-        probes = self.updater.control.stops_at_nonfinite
         for flat in flats:
-            name = flat.name
             with self.device.scope(unit=flat.module):
-                flat.lie(self.layout.rows(name), self.layout.owner(name), self.owned(flat), self.padded(flat))
+                flat.lie(layout.rows(flat.name), layout.owner(flat.name), self.owned(flat), self.padded(flat))
                 for state, row in flat.rows.items():
                     if state == "grad":
                         flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies)

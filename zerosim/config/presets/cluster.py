@@ -46,8 +46,9 @@ class Cluster(Links):
     """Devices of one kind, with their peaks, and how nodes of them are linked.
 
     `measured` is what kernels take: one GPU's tables, or a machine of its own. `borrowed`: they are another GPU's.
-    `collectives`: what collectives take inside a node; None where NCCL's formula says it. Three factors, 0 for what takes no time: `latency` of NCCL's latencies, `host` of the host's launches, `contention`
-    of what kernels lose to collectives in flight.
+    `collectives`: what collectives take inside a node; None where NCCL's formula says it. Three factors, 0
+    for what takes no time: `latency` of NCCL's latencies, `host` of the host's launches, `contention` of what kernels
+    lose to collectives in flight.
     """
 
     name: str

@@ -103,6 +103,14 @@ class KernelTables:
         return widths[min(widths, key=lambda known: (abs(math.log(known / width)), known))]
 
 
+def ideal_tables(gpu: str) -> KernelTables:
+    """A GPU whose kernels all get the whole of its peaks, and take no time beside: for arithmetic on paper."""
+    whole, peak = Curve(((1.0, 1.0),)), Reached(((1e-30, 1.0),))
+    flash = {kernel: {128: Flash(whole, whole)} for kernel in FLASH_KERNELS}
+    sources = dict.fromkeys(("products", "attention", "memory"), "the peaks")
+    return KernelTables(gpu, dict.fromkeys(PRODUCTS, peak), whole, flash, Flash(whole, whole), 0.0, 1.0, 1.0, sources)
+
+
 def packaged_tables(name: str) -> KernelTables:
     """The table of one of zerosim's own GPUs, by the name of its file."""
     text = files("zerosim.config.presets").joinpath("kernels", f"{name}.toml").read_text(encoding="utf-8")

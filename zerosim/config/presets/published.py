@@ -34,4 +34,4 @@ BEST: Mapping[str, Published] = MappingProxyType(
 
 def best_published(gpu: str) -> Published | None:
     """Of a device by its name; None where nothing is known."""
-    return BEST.get(gpu.split("-")[0])
+    return next((BEST[word] for word in gpu.split("-") if word in BEST), None)
