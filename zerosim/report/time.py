@@ -152,7 +152,7 @@ def _place(cluster: Cluster) -> str:
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:
     """Those that take any time."""
-    parts = [("kernels", time.compute), ("kernels that share the GPU with a collective: longer by", time.slowed)]
+    parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed)]
     parts += [(f"waits for {_AXES.get(axis, axis)}", seconds) for axis, seconds in time.exposed.items()]
     parts += [("waits for other ranks (bubble)", time.bubble), ("waits for the host's launches", time.host)]
     parts += [("copies to and from the host", time.copies)]
