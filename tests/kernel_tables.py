@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -334,6 +334,5 @@ def _row(points: Points) -> str:
     return "[" + ", ".join(f"[{x:.4g}, {y:.3f}]" for x, y in points if y > 0) + "]"
 
 
-Make = Callable[[], dict[str, str]]
 if __name__ == "__main__":
     main()

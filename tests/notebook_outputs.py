@@ -60,7 +60,9 @@ def differences(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[st
     for number, (before, after) in enumerate(zip(old, new, strict=True), 1):
         was, now = outputs(before), outputs(after)
         if [set(output) for output in was] != [set(output) for output in now]:
-            found.append(f"code cell {number}: outputs were {[sorted(o) for o in was]}, now {[sorted(o) for o in now]}")
+            said = "".join(text for output in now for mime, text in output.items() if mime == "stream/stderr")
+            kinds = f"outputs were {[sorted(o) for o in was]}, now {[sorted(o) for o in now]}"
+            found.append(f"code cell {number}: {kinds}" + f"; stderr: {said.strip()}" * bool(said))
             continue
         for one, other in zip(was, now, strict=True):
             for mime in one:

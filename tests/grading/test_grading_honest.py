@@ -149,7 +149,7 @@ class InheritsArena(arena.Arena):
         (Inherits, "accumulation", "Zero2.post_backward"),
         (Inherits, "clipping", "Strategy.reduce_grad_norm"),
         (InheritsDDP, "bug_mean", "DDP.post_backward"),
-        (Zero3, "bug_thrifty", "Zero3.post_backward, Zero3.post_forward and 2 more"),
+        (Zero3, "bug_thrifty", "Stage.reduce, Zero3.post_backward and 3 more"),
         (cut_by_zerosim, "bounds", "placement.partition.slice_of and placement.partition.slice_size"),
         (size_by_zerosim, "bounds", "placement.partition.slice_size"),
     ],

@@ -18,8 +18,9 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
-from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
+from zerosim.device.events import Copy, Launch, Scope, Wait
 from zerosim.errors import InputError
+from zerosim.grading.waiting import OnPaper
 from zerosim.ledger.clock import COMPUTE, Timeline, Track, simulate, step_time
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
@@ -122,20 +123,11 @@ def test_prefetch_hides_what_the_paper_waits_for() -> None:
     assert min(waits) > 0  # what begins a forward or backward has nothing before it
 
 
-class BytePerSecond:
-    """Costs: every link carries a byte a second; the host takes `call` for each call."""
+class BytePerSecond(OnPaper):
+    """Copies take a second a byte too; kernels lose a share to collectives in flight."""
 
-    def __init__(self, call: float = 0.0, contention: float = 0.0) -> None:
-        self.call, self.contention = call, contention
-
-    def kernel(self, kernel: Kernel) -> float:
-        return 0.0
-
-    def launch(self, kernel: Kernel) -> float:
-        return 0.0
-
-    def collective(self, launch: Launch) -> float:
-        return float(launch.payload_bytes)
+    def __init__(self, contention: float = 0.0) -> None:
+        self.contention = contention
 
     def copy(self, copy: Copy) -> float:
         return float(copy.nbytes)

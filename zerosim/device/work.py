@@ -17,7 +17,7 @@ ACCUMULATE = "accumulate"
 """A gradient that is added to its sum, or begins it."""
 ADD_BIAS, ADD_NORM = "add_bias", "add_norm"
 """A row-parallel map's bias, after its all-reduce; a tensor's part of the gradients' norm."""
-MATMULS = frozenset({"matmul", "linear", "flash_attention", "flash_attention_backward"})
+MATMULS = frozenset({"matmul", LINEAR, DGRAD, WGRAD, "flash_attention", "flash_attention_backward"})
 
 # By kernel the places of the arrays, among its arguments, that it fills.
 FILLS: dict[str, tuple[int, ...]] = {

@@ -7,8 +7,7 @@ several kernels moves more bytes and is launched as often (`config/presets/opera
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
 PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
-is taken, because it waits for the device once), 6.8 for a kernel of torch.compile and 44 for a graph of them
-(meta-pytorch/tritonbench#1017).
+is taken, because it waits for the device once), 6.8 for a kernel of torch.compile (meta-pytorch/tritonbench#1017).
 """
 
 from __future__ import annotations
