@@ -175,6 +175,12 @@ class Group:
         """One call of the whole group."""
         self._join(work, call, call.op, self.ranks, execution, payload_bytes, purpose)
 
+    def next_number(self, group: tuple[int, ...], pair: int = 0) -> int:
+        """That of a call of these members, which they all count alike."""
+        number = self._sequences.get((pair, group), 0)
+        self._sequences[pair, group] = number + 1
+        return number
+
     def _join(
         self,
         work: Work[T],
@@ -187,8 +193,7 @@ class Group:
     ) -> None:
         """Record one call and join its rounds, all of them at once."""
         device, recorder = self.device, self.device.recorder
-        sequence = self._sequences.get((call.pair, group), 0)
-        self._sequences[call.pair, group] = sequence + 1
+        sequence = self.next_number(group, call.pair)
         id = device.next_id()
         if recorder.enabled:
             sent, received = execution.sent_bytes, execution.received_bytes

@@ -162,6 +162,20 @@ class Device:
         Raises: OutOfMemory when the allocator refuses.
         """
         nbytes = math.prod(shape) * dtype.itemsize
+        id, reserved = self.reserve(nbytes, kind)
+        try:
+            array = self.backend.empty(shape, dtype)
+        except BaseException:  # the host's own memory ran out
+            self._allocator.release(id)
+            raise
+        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name))
+        return Buffer(Storage(array, self, id), array, dtype)
+
+    def reserve(self, nbytes: int, kind: Kind) -> tuple[int, int]:
+        """Room for a new buffer: its id, and the bytes that the allocator takes for it. It is not recorded yet.
+
+        Raises: OutOfMemory when the allocator refuses.
+        """
         id = self.next_id()
         if self.recorder.dead:
             self.recorder.settle()
@@ -171,13 +185,7 @@ class Device:
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value))
             raise self._out_of_memory(nbytes, kind)
-        try:
-            array = self.backend.empty(shape, dtype)
-        except BaseException:  # the host's own memory ran out
-            self._allocator.release(id)
-            raise
-        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name))
-        return Buffer(Storage(array, self, id), array, dtype)
+        return id, reserved
 
     def retag(self, buffer: Buffer, kind: Kind) -> None:
         """The same bytes serve another purpose from here on."""
@@ -185,7 +193,7 @@ class Device:
 
     def kernel(self, flops: int, run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Run one of the backend's kernels and record it: its flops, and the bytes of its arrays."""
-        self._look_up()
+        self.look_up()
         if self.recorder.enabled:
             self.recorder.add(Kernel(self.where, *work_of(run.__name__, flops, args)))
         run(*args, **kwargs)
@@ -209,7 +217,7 @@ class Device:
 
         Raises: Aborted when the run has been ended.
         """
-        self._look_up()
+        self.look_up()
         if self.recorder.enabled:
             self.recorder.add(Kernel(self.where, *part, work))
 
@@ -218,10 +226,10 @@ class Device:
 
         Raises: Aborted when the run has been ended.
         """
-        self._look_up()
+        self.look_up()
         self.recorder.add(Copy(self.where, source, target, nbytes, "offload"))
 
-    def _look_up(self) -> None:
+    def look_up(self) -> None:
         """Before each kernel: is the run still on? Raises: Aborted."""
         if self.switch.aborted:
             raise Aborted(f"rank {self.rank} was ended because another rank failed")
@@ -233,7 +241,7 @@ class Device:
     ) -> Iterator[None]:
         """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
         before = self.where
-        self._move(
+        self.move(
             Scope(
                 before.step if step is None else step,
                 before.phase if phase is None else phase.value,
@@ -247,9 +255,9 @@ class Device:
             error.__dict__.setdefault("zerosim_scope", self.where)
             raise
         finally:
-            self._move(before)
+            self.move(before)
 
-    def _move(self, where: Scope) -> None:
+    def move(self, where: Scope) -> None:
         """Go on in another scope; what died before was freed in this one."""
         if self.recorder.dead:
             self.recorder.settle()

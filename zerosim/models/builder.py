@@ -28,6 +28,7 @@ class Builder:
     policy      what is kept for backward
     group       what its layers are divided over
     by_module   the layers of blocks are leaf modules (`nn/leaf.py`), and each tensor has a flat buffer
+    flat        the class of flat buffers
     """
 
     sizes: ModelConfig
@@ -38,10 +39,12 @@ class Builder:
     policy: ActivationPolicy = DEFAULT
     group: Group = ONE_RANK
     by_module: bool = False
+    flat: type[Flat] = Flat
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """The context of a new unit's layers. Their parameters' names begin with `prefix`, then with the unit's."""
-        within = (Tensors if self.by_module else Flat)(unit, self.device, self.dtype, self.grad_dtype)
+        formats = self.device, self.dtype, self.grad_dtype
+        within = Tensors(unit, *formats, self.flat) if self.by_module else self.flat(unit, *formats)
         return LayerContext(self.sizes, within, prefix + unit, self.group, self.policy, self.keys)
 
     def unit(self, name: str, layer: MakeLayer, prefix: str = "") -> Unit:

@@ -47,21 +47,22 @@ class Hooks(Protocol):
 class Tensors:
     """In a flat buffer's place where layers declare parameters: a buffer for each tensor, a leaf for each layer."""
 
-    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType) -> None:
+    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, flat: type[Flat] = Flat) -> None:
         self.name = name
         self.device = device
         self.formats = dtype, grad_dtype
+        self.flat = flat
         self.flats: list[Flat] = []
         self.leaves: list[LeafModule] = []
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """As `Flat.declare`, in a new buffer that bears the parameter's name from the unit's on."""
-        self.flats.append(Flat(self._own(name), self.device, *self.formats, module=self.name))
+        self.flats.append(self.flat(self._own(name), self.device, *self.formats, module=self.name))
         return self.flats[-1].declare(name, shape, **how)
 
     def leaf(self, name: str, make: Callable[[Tensors], Callable[[Tensor], Tensor]]) -> LeafModule:
         """The layer that `make` declares in buffers of its own, as a leaf that bears its name from the unit's on."""
-        own = Tensors(self._own(name), self.device, *self.formats)
+        own = Tensors(self._own(name), self.device, *self.formats, self.flat)
         self.leaves.append(LeafModule(own.name, own, make(own)))
         return self.leaves[-1]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
 
@@ -85,8 +86,8 @@ class Mesh:
     def index(self, rank: int, *axes: str) -> int:
         """Where a rank stands in its group along these axes."""
         place = 0
-        for axis in _finest(axes):
-            place = place * self.size(axis) + rank // self._stride(axis) % self.size(axis)
+        for size, stride in _sizes_and_strides(self, axes):
+            place = place * size + rank // stride % size
         return place
 
     def coordinates(self, rank: int) -> Mapping[str, int]:
@@ -147,6 +148,12 @@ def _finest(axes: Collection[str]) -> list[str]:
     """The finest axes that these stand for, in mesh order."""
     asked = {finer for axis in axes for finer in FINER.get(axis, (axis,))}
     return [axis for axis in _FINEST if axis in asked]
+
+
+@lru_cache(maxsize=1024)
+def _sizes_and_strides(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Of each of the finest axes: ranks along it, and how far apart two neighbours are."""
+    return [(mesh.size(axis), mesh._stride(axis)) for axis in _finest(axes)]
 
 
 def without(axes: Collection[str], others: Collection[str]) -> tuple[str, ...]:

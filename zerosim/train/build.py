@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
 from zerosim.comm.runtime import Context, World
+from zerosim.comm.transports.fake import FakeTransport
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
-from zerosim.dtypes import dtype
+from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.builder import Builder
 from zerosim.models.flat import build_flat
@@ -20,7 +21,7 @@ from zerosim.models.gpt import build_gpt
 from zerosim.models.llama import build_llama
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
-from zerosim.nn import Group, KeptInputs, Recompute
+from zerosim.nn import Group, KeptInputs, Recompute, Unit
 from zerosim.nn.group import ONE_RANK
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.optim.updater import Updater
@@ -29,6 +30,7 @@ from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
 from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import Borders, TensorParallel
 from zerosim.placement.mesh import DATA, STATES
+from zerosim.placement.spec import is_block
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.build_strategy import (
@@ -38,17 +40,15 @@ from zerosim.train.build_strategy import (
     layout_of,
     stage_chunks,
 )
+from zerosim.train.repeated import Rehearsed, RehearsedFlat, Repeated, rehearse
 
 BUILDERS = {"gpt": build_gpt, "llama": build_llama, "mlp": build_mlp, "flat": build_flat}
 
 
-def build_model(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Model:
-    """The model of a run, declared on `device` and not yet placed.
-
-    Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
-    """
+def builder_of(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Builder:
+    """What builds the model of a run, and parts like its own."""
     precision, memory = config.precision, config.memory
-    new = Builder(
+    return Builder(
         config.model,
         device,
         dtype(precision.stored),
@@ -58,8 +58,16 @@ def build_model(config: RunConfig, device: Device, group: Group | None = None, *
         group or group_of(config),
         config.gathering.by_module,
     )
+
+
+def build_model(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Model:
+    """The model of a run, declared on `device` and not yet placed.
+
+    Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
+    """
+    new = builder_of(config, device, group, first_micro_batch=first_micro_batch)
     model = BUILDERS[config.model.family](new)
-    model.loss_mode = memory.loss
+    model.loss_mode = config.memory.loss
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
     if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
         for flat in model.flats:
@@ -120,17 +128,22 @@ def build_rank(
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
     is_trained: IsTrained = all_trained,
+    *,
+    repeats: bool = False,
 ) -> Built:
     """One rank's model, and the strategy that will place it; nothing takes memory yet.
 
     `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names; of the flat
-    buffers those are trained for which `is_trained` is true.
+    buffers those are trained for which `is_trained` is true. `repeats`: on shapes, blocks that are alike run once
+    (`repeated.py`).
     """
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     group = group_of(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     _keep_inputs(whole, config, groups)
+    if repeats and config.model.has_blocks and not config.parallel.pipeline_schedule.startswith("zb"):
+        _repeat_blocks(whole, config, ctx, groups)
     mesh, parallel = config.mesh.axes, config.parallel
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
@@ -151,6 +164,36 @@ def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
     for unit in model.units:
         if isinstance(unit, Recompute):
             unit.inputs = inputs
+
+
+def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups) -> None:
+    """In the place of each block what repeats one that is rehearsed on a device of its own."""
+    comm, found = groups("tp") if config.mesh.tp > 1 else None, dict[Any, Rehearsed]()
+
+    def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
+        key = isinstance(unit, Recompute), shape, dtype, *(flat.dummies is None for flat in unit.all_flats)
+        if key not in found:
+            found[key] = _rehearsed(config, ctx, unit, shape, dtype)
+        return found[key]
+
+    model.units[:] = [Repeated(unit, comm, rehearsed) if is_block(unit.name) else unit for unit in model.units]
+
+
+def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
+    """What a block like this one does, on a device that nobody counts."""
+    device, world = Device(ctx.rank, ctx.device.backend), ctx.comm
+    alone = Comm(device, FakeTransport(), world.ranks, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
+    groups = Groups(config.mesh.axes, alone)
+    new = builder_of(config, device, group_of(config, ctx.rank, groups))
+    new = replace(new, sizes=replace(config.model, layers=1), flat=RehearsedFlat)
+    model = BUILDERS[config.model.family](new)
+    block = next(one for one in model.units if is_block(one.name))
+    if isinstance(block, Recompute):
+        block = block.unit
+    if isinstance(unit, Recompute):
+        block = Recompute(block)
+        _keep_inputs(Model([block]), config, groups)
+    return rehearse(block, unit, device, shape, dtype)
 
 
 def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Group], None]) -> None:

@@ -121,7 +121,7 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
     Returns None where a peak cannot be told from them.
     """
     had, has = few.config.data.accumulate, more.config.data.accumulate
-    steps, rest = has - had, config.data.accumulate - has
+    steps, rest, unlike = has - had, config.data.accumulate - has, steady(config)
 
     def grown(first: int, second: int) -> int:
         growth, left = divmod((second - first) * rest, steps)
@@ -140,7 +140,7 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
         )
 
     def peak(first: RankMemory, second: RankMemory) -> Snapshot | None:
-        pairs = [(shot, second.moments.get(_twin(at, config, steps))) for at, shot in first.moments.items()]
+        pairs = [(shot, second.moments.get(_twin(at, unlike, steps))) for at, shot in first.moments.items()]
         lines = [(before, after) for before, after in pairs if after is not None]
         if len(lines) < len(pairs) or max(after.total_bytes for _, after in lines) < second.peak.total_bytes:
             return None
@@ -178,12 +178,11 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
     )
 
 
-def _twin(moment: Moment, config: RunConfig, steps: int) -> Moment:
+def _twin(moment: Moment, unlike: Steady, steps: int) -> Moment:
     """Find a moment of a short plan in one with `steps` more microbatches, by its slot: from the first, or the last.
 
     Forwards and backwards of the first slots are unlike later ones. The last ones begin behind them."""
     is_forward = moment.phase in (Phase.FORWARD, Phase.CURVATURE_FORWARD)
-    unlike = steady(config)
     first = unlike.forwards if is_forward else unlike.backwards
     return moment if moment.slot < first else moment._replace(slot=moment.slot + steps)
 

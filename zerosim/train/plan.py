@@ -47,6 +47,7 @@ def plan(
     config: RunConfig,
     *,
     every_rank: bool = False,
+    every_block: bool = False,
     skipped: Collection[int] = (),
     keep_events: bool = False,
     cluster: Cluster | None = None,
@@ -57,7 +58,8 @@ def plan(
 
     The result has no losses, norms and weights. `plan_config` makes a configuration with a plan's defaults.
 
-    `every_rank` runs each rank instead of one of each class, as a check. `skipped` are the steps that
+    `every_rank` runs each rank instead of one of each class, and `every_block` each block instead of repeating what one
+    did (`repeated.py`), as checks. `skipped` are the steps that
     overflow (there are no values to tell), as a real run reported them. What is about values in
     `config` (data, weights, tokens, sample) is not read. Of many micro-batches few are run, and the rest
     follows (`extend.py`), unless events are kept. With a `cluster` the result has the step's `time` on it.
@@ -70,7 +72,7 @@ def plan(
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
 
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
-        return _plan(asked, every_rank, skipped, keep_events, cluster, by_moment, is_trained)
+        return _plan(asked, every_rank, not every_block, skipped, keep_events, cluster, by_moment, is_trained)
 
     # Under GPipe, where reductions hold up the last backward, another stage may be the slowest one of a long step: a
     # search within a capacity ranks by exact times.
@@ -93,6 +95,7 @@ def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: b
 def _plan(
     config: RunConfig,
     every_rank: bool,
+    repeats: bool,
     skipped: Collection[int],
     keep_events: bool,
     cluster: Cluster | None,
@@ -111,7 +114,7 @@ def _plan(
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
             ledgers[rank] = RankLedgers(rank, config.memory.allocator, costs, by_moment=by_moment)
-            reports[rank] = _run_rank(config, ledgers[rank], uneven, skipped, keep_events, is_trained)
+            reports[rank] = _run_rank(config, ledgers[rank], uneven, repeats, skipped, keep_events, is_trained)
         if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
             stands_for = classes(layout, reasons(uneven.found, by_tensor=by_tensor), around)
     result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
@@ -219,6 +222,7 @@ def _run_rank(
     config: RunConfig,
     ledgers: RankLedgers,
     uneven: _UnevenReductions,
+    repeats: bool,
     skipped: Collection[int],
     keep_events: bool,
     is_trained: IsTrained,
@@ -231,7 +235,7 @@ def _run_rank(
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-            return train_rank(ctx, config, inputs, is_trained=is_trained, make_control=control).reports
+            return train_rank(ctx, config, inputs, is_trained=is_trained, make_control=control, repeats=repeats).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 

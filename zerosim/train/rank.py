@@ -63,10 +63,11 @@ def train_rank(
     make_control: Callable[..., StepControl] = StepControl,
     progress: Progress | None = None,
     opened: Opened | None = None,
+    repeats: bool = False,
 ) -> Trained:
-    """All steps of `config` on this rank."""
+    """All steps of `config` on this rank; `repeats`: see `build_rank`."""
     updater = build_updater(config, inputs.steps, make_control, optimizer)
-    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, is_trained)
+    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, is_trained, repeats=repeats)
     if opened is not None:
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write)

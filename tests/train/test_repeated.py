@@ -1,0 +1,76 @@
+"""Blocks that are repeated leave the record of blocks that run: event by event, ids and all."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerosim.config import plan_config
+from zerosim.errors import InputError, OutOfMemory, RankFailed
+from zerosim.train.plan import plan
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from digests import fields_of
+
+GPT = dict(model="gpt", layers=3, hidden=32, heads=4, seq=16, vocab=64, ranks=4, accumulate=2)
+LLAMA = dict(GPT, model="llama", kv_heads=2)
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": dict(GPT, stage=0, recipe="ddp"),
+    "dropout": dict(GPT, stage=1, dropout=0.1, attention="eager"),
+    "two steps": dict(GPT, stage=2, steps=2),
+    "gathered units": dict(LLAMA, stage=3, recipe="fsdp2", recompute="full", attention="flash"),
+    "leaf modules": dict(GPT, stage=3, recipe="deepspeed", recompute="full:2", prefetch_elements=5000),
+    "leaf modules again": dict(LLAMA, stage=3, gather="module", recompute="selective:layernorm,mlp_act"),
+    "a unit that stays": dict(GPT, stage=3, pp=2, layers=4, keep_last_unit=True),
+    "owners": dict(GPT, stage=2, partition="owner", optimizer="muon"),
+    "tensor parallel": dict(LLAMA, stage=1, tp=2, recipe="megatron"),
+    "sequence parallel": dict(GPT, stage=1, tp=2, sequence_parallel=True, recompute="selective", layers=2),
+    "kept on the host": dict(
+        LLAMA, stage=3, tp=2, recompute="full", partition_activations=True, cpu_checkpointing=True
+    ),
+    "pipeline": dict(GPT, layers=4, stage=1, pp=2, recompute="full:2", pipeline="interleaved"),
+    "zero bubble": dict(GPT, layers=4, stage=0, pp=2, pipeline="zb-h1", accumulate=4),
+    "curvature": dict(GPT, stage=1, optimizer="sophia"),
+    "an allocator": dict(GPT, stage=3, allocator="caching", capacity=10**9, steps=2),
+    "out of memory": dict(GPT, stage=1, capacity=250_000),
+}
+
+
+def left(fields: dict[str, Any], *, every_block: bool) -> Any:
+    """The record of each rank that ran, or what ended it."""
+    try:
+        result = plan(plan_config(**fields), keep_events=True, every_block=every_block)
+    except OutOfMemory as error:
+        return str(error), error.live, error.by_unit
+    return {rank: result.events[rank] for rank in result.ran}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_repeated_block_leaves_the_record_of_one_that_runs(case: str) -> None:
+    assert left(CASES[case], every_block=False) == left(CASES[case], every_block=True)
+
+
+def test_one_case_runs_out_of_memory_inside_a_block() -> None:
+    refusal, *_ = left(CASES["out of memory"], every_block=False)
+    assert "is out of memory in forward of h." in refusal
+
+
+@pytest.mark.slow
+def test_it_does_so_in_what_is_drawn_at_random() -> None:
+    compared = 0
+    for case in range(500):
+        fields, rng = fields_of(case), random.Random(case)
+        fields["recompute"] = rng.choice(["none", "none", "selective", "full", "full:2", "selective:layernorm,mlp_act"])
+        fields["capacity"] = rng.choice([None, None, None, 20_000, 60_000, 200_000])
+        try:
+            expected = left(fields, every_block=True)
+        except (InputError, RankFailed):  # most that is drawn is refused
+            continue
+        assert left(fields, every_block=False) == expected, (case, fields)
+        compared += 1
+    assert compared > 80
