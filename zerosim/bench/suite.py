@@ -30,6 +30,7 @@ from zerosim.bench.figures import (
     speed,
     step_time,
 )
+from zerosim.bench.plans import plan_times
 from zerosim.bench.predict import MODELS, compare
 from zerosim.bench.processes import against_fsdp, cold_starts
 from zerosim.bench.products import BareProducts, SquareProduct, watch
@@ -159,6 +160,7 @@ def measure(
         models = {model: machine.fitting(model, config, budgets.square) for model, config in models.items()}
     else:
         yield Group(list(cold_starts(budgets.start_up, progress)))
+        yield Group(list(plan_times(budgets.start_up, progress)))
     with one_thread():
         for model, config in models.items():
             progress(f"{model}: drawing weights")
