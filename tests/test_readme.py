@@ -60,7 +60,7 @@ def test_compare_shows_what_the_readme_shows(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.bits
 def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "zerosim plan --model 1t --stage 3 --ranks 1024 --recompute full --gpu v100-32"
+    command = re.search(r"\$ (zerosim plan .*)", README)[1]  # type: ignore[index]
     assert main(command.split()[1:]) == 3  # it does not fit
     lines = capsys.readouterr().out.splitlines()
     assert len(shown(command)) > 10

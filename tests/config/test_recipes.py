@@ -132,7 +132,7 @@ def test_stages_that_a_framework_does_not_have() -> None:
     [
         ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed?"),
         ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2?"),
-        ("horovod", "recipe 'horovod' is not known; expected one of paper, ddp, deepspeed, fsdp2, megatron"),
+        ("horovod", "recipe 'horovod' is not known; expected one of paper, ddp, deepspeed, fsdp2, megatron, usual"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

@@ -100,7 +100,7 @@ def test_ranks_that_are_alike_share_a_row() -> None:
     )
     assert "ranks of a100-80: pp 8 x dp 8 x tp 16. 69.0B parameters, 8,192 tokens a step." in flat
     assert "pipeline stage 0, rank 0 (pp 0, dp_shard 0, tp 0)" in flat
-    assert "8 microbatches of 1 row of 128 tokens on each of 8 data ranks" in flat
+    assert "8 microbatches (1 for each stage) of 1 row of 128 tokens on each of 8 data ranks" in flat
     assert "8 key-value heads are fewer than the 16 ranks: 2 neighbours hold a copy of each" in flat
     assert "Of 1,024 ranks 16 were simulated" in flat
     assert "stages 1 to 6" in text
@@ -155,7 +155,7 @@ def test_compare_on_a_mesh() -> None:
     config = RunConfig(**SIZES, ranks=8, tp=2, pp=2, accumulate=2)
     comparison = Comparison(config, {stage: run(config.at_stage(stage)) for stage in (0, 1)})
     text = printed(comparison)
-    assert text.startswith("Stages 0, 1 on 8 ranks: pp 2 x dp 2 x tp 2\n")
+    assert text.startswith("Stages 0, 1 on 8 ranks: pp 2 x dp 2 x tp 2, recipe paper\n")
     assert "exchanged" in text
     assert "4Ψ_r + 12Ψ_r/N" in text
     assert "≠" not in text

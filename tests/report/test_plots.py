@@ -683,6 +683,7 @@ def test_beside_the_states_stands_what_decides(tmp_path: Path, capsys: pytest.Ca
         return list(json.loads(out)["bars"])
 
     sizes = (*SMALL, "--ranks", "2", "--pp", "2", "--stage", "1")  # one pipeline: a bar for each stage
+    sizes = (*SMALL, "--ranks", "2", "--pp", "2", "--stage", "1", "--attention", "flash")  # a bar for each stage
     peaks = {bar["label"]: bar["total_bytes"] for bar in bars(*sizes, "--mark", "peak")}
     kept = bars(*sizes, "--limit", "3KB", "--reserve", "500")
     assert len(kept) == len(peaks) == 2

@@ -43,18 +43,17 @@ def cheapest_fits(
     trial: LimitedTrial,
     *,
     reserve: Callable[[RunConfig], int] = no_reserve,
-    flash: bool = True,
     most: int = 3,
 ) -> list[str]:
     """The first changes that fit beside a reserve, in the order of their price, as flags and peaks. None of them does
-    all that another does and more. `flash`: whether the device has such a kernel.
+    all that another does and more.
 
     More ranks, the last changes of all, are tried where nothing else fits. They make nothing smaller but model states:
     where the rest alone is too much for some number of ranks, no larger one is tried.
     """
     found: list[str] = []
     enough: list[set[str]] = []
-    for changed, flags in changes(config, flash=flash):
+    for changed, flags in changes(config):
         more_ranks, options = changed.mesh.ranks > config.mesh.ranks, set(flags.split()[::2])
         if len(found) == most or (found and more_ranks):
             break
@@ -93,16 +92,16 @@ def leaner_losses(config: RunConfig) -> list[str]:
     return leaner if config.model.has_blocks else []
 
 
-def changes(config: RunConfig, *, flash: bool = True) -> Iterator[tuple[RunConfig, str]]:
+def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
     """Configurations of the same model and the flags that lead there, in the order of what they cost.
 
     An allocator's knob against fragmentation, the logits' gradient written over them (another kernel, the same work),
-    no prefetch (nothing but time), a higher stage (nothing but traffic), another attention kernel if there is `flash`,
-    a part of the logits at a time (the head again), running the attention core again, a smaller micro-batch with more
-    accumulation (the same global batch, thinner matrices), running whole blocks again (a third more arithmetic), all
-    of them, more ranks (more devices).
+    no prefetch (nothing but time), a higher stage (nothing but traffic), another attention kernel, a part of the logits
+    at a time (the head again), running the attention core again, a smaller micro-batch with more accumulation (the same
+    global batch, thinner matrices), running whole blocks again (a third more arithmetic), all of them, more ranks (more
+    devices).
     """
-    for changed in _changes(config, flash):
+    for changed in _changes(config):
         yield changed, _flags(config, changed)
 
 
@@ -114,9 +113,9 @@ def _flags(config: RunConfig, changed: RunConfig) -> str:
     return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
-def _changes(config: RunConfig, flash: bool) -> Iterator[RunConfig]:
+def _changes(config: RunConfig) -> Iterator[RunConfig]:
     more = ever_more_recompute(config)[1:]
-    flash = flash and config.memory.attention == "eager" and config.model.has_blocks
+    flash = config.memory.attention == "eager" and config.model.has_blocks
     leaner = leaner_losses(config)
     if (conf := without_fragmentation(config.memory.allocator, config.memory.allocator_conf)) is not None:
         yield config.replace(allocator_conf=conf)

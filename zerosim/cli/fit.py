@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.search import (
@@ -101,12 +102,14 @@ def _told(args: argparse.Namespace) -> Callable[[str], None]:
 
 
 def _leave(
-    args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, found: dict[str, Any],
-    report: Callable[[], RenderableType],
+    args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, taken: int | None,
+    found: dict[str, Any], report: Callable[[], RenderableType],
 ) -> int:  # fmt: skip
-    """Write what was `found` and show the report; 0 if something fits, 3 if nothing does."""
+    """Write what was `found` and show the report; 0 if something fits, 3 if nothing does.
+    `taken`: bytes of the best."""
     outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
-    values = {"schema": 1, "find": search.find, **found, **outside, "config": search.config.to_dict()}
+    about = {"warnings": search.warnings(best, taken), "config": search.config.to_dict()}
+    values = {"schema": 1, "find": search.find, **found, **outside, **about}
     leave(args, figures, lambda: values, report)
     return 3 if best is None else 0
 
@@ -157,13 +160,14 @@ def find_size(args: argparse.Namespace) -> int:
         "tried": [tried._asdict() for tried in found.tried],
         "time": timed and time_values(timed, search.cluster),
     }
-    return _leave(args, search, figures, best, values, lambda: fit_report(search, found, timed))
+    taken = None if found.best is None else found.best.peak_bytes
+    return _leave(args, search, figures, best, taken, values, lambda: fit_report(search, found, timed))
 
 
 def find_meshes(args: argparse.Namespace) -> int:
     """Find the meshes of the fewest ranks that fit, the cheapest first."""
     _refuse(args, *SEARCHED, "ranks")
-    search, figures = _asked(args, planned_config(args).replace(ranks=1))
+    search, figures = _asked(args, planned_config(args, one_recipe=True).replace(ranks=1))
     if not 1 <= args.most_ranks <= 65536:
         raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
     from zerosim.analysis.meshes import cheapest_meshes
@@ -186,8 +190,9 @@ def find_meshes(args: argparse.Namespace) -> int:
         "meshes": [{**one.to_dict(), "time": one.time and step_values(one.config, one.time, cluster)} for one in found],
         "tried": tried,
     }
-    best = found[0].config if found else None
-    return _leave(args, search, figures, best, values, lambda: meshes_report(search, found, tried, args.most_ranks))
+    best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
+    report = partial(meshes_report, search, found, tried, args.most_ranks)
+    return _leave(args, search, figures, best, taken, values, report)
 
 
 def find_fastest(args: argparse.Namespace) -> int:
@@ -199,7 +204,7 @@ def find_fastest(args: argparse.Namespace) -> int:
     for name in ("micro_batch", "accumulate"):
         if args.global_batch is not None and hasattr(args, name):
             raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
-    config = planned_config(args)
+    config = planned_config(args, one_recipe=True)
     if not config.model.has_blocks:
         raise InputError(f"--find fastest: {config.model.name} has no blocks to compute with; choose another --model")
     no_clock = "--find fastest: by which clock? pass --gpu NAME, such as h100-80"
@@ -240,8 +245,8 @@ def find_fastest(args: argparse.Namespace) -> int:
         "found": [{**one.to_dict(), "time": step_values(one.config, one.time, cluster)} for one in found],
         **{name: getattr(result, name) for name in ("candidates", "tried", "too_much", "ended")},
     }
-    best = found[0].config if found else None
-    code = _leave(args, search, figures, best, values, lambda: fastest_report(search, batch, result, cluster))
+    best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
+    code = _leave(args, search, figures, best, taken, values, lambda: fastest_report(search, batch, result, cluster))
     if not result.ended:
         raise KeyboardInterrupt  # what was found has been shown
     return code

@@ -49,6 +49,13 @@ GROUPS: Mapping[str, str] = {
 }
 """Titles in a verb's help, and the options under each. The clock's are under "time", in verbs that have one."""
 
+_PLANNED = {
+    "accumulate": "1; with --pp P 4P",
+    "attention": "eager; with --gpu or --limit flash",
+    "recipe": "paper; with --gpu usual, of several stages paper",
+}
+"""Defaults of a plan that depend on other flags, in words."""
+
 _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "sample": utf8,
     "loss_scale": or_none(dynamic_or_number),
@@ -69,7 +76,7 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
     Those of the clock stand beside --gpu (`plan.add_time_flags`), in verbs that have one.
     With `planning`, a plan's defaults, and without what needs values (files, a sample) or threads.
     """
-    defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none"} if planning else {}
+    defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none", **_PLANNED} if planning else {}
     left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a run's values; flags override them")
     for title, names in GROUPS.items():
@@ -100,22 +107,31 @@ def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any
     )
 
 
+def scenario_values(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of the scenario that was named; none without one. Raises: InputError for a bad file."""
+    if args.scenario is None:
+        return {}
+    from zerosim.config import read_scenario
+
+    return read_scenario(args.scenario)
+
+
 def run_config(
-    args: argparse.Namespace, defaults: Mapping[str, Any] | None = None, *, any_ranks: bool = False
+    args: argparse.Namespace,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    any_ranks: bool = False,
+    scenario: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
 
-    `any_ranks`: where no number of ranks is given, as few as the mesh takes, which divide any number that is tried.
+    `scenario`: its values, where they were read. `any_ranks`: where no number of ranks is given, as few as the mesh
+    takes, which divide any number that is tried.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
-    path = args.scenario
-    scenario: dict[str, Any] = {}
-    if path is not None:
-        from zerosim.config import read_scenario
-
-        scenario = read_scenario(path)
+    path, scenario = args.scenario, scenario_values(args) if scenario is None else scenario
     values = {**(defaults or {}), **scenario, **given}
     sizes = [size for axis in ("dp_replicate", "tp", "pp") if (size := values.get(axis)) is not None]
     if any_ranks and "ranks" not in values and sizes and all(isinstance(size, int) and size > 0 for size in sizes):

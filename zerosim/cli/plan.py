@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zerosim.cli.options import add_flag, add_run_flags, run_config
+from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_values
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.config.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.presets.kernel_tables import EFFICIENT
+from zerosim.config.presets.recipes import USUAL
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
     from zerosim.report.verdict import Limit
     from zerosim.train.result import RunResult
+
+MICRO_BATCHES_A_STAGE = 4
+"""Of a pipeline whose micro-batches nobody counted: its bubble is then less than a quarter."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -68,17 +73,53 @@ def add_reserve_flag(add: Callable[..., Any]) -> None:
     )  # fmt: skip
 
 
-def planned_config(args: argparse.Namespace, *, any_ranks: bool = False) -> RunConfig:
-    """`run_config` with a plan's defaults, and flash attention where --gpu is known to have it; not over a scenario,
-    which says what it runs.
+def planned_config(
+    args: argparse.Namespace,
+    *,
+    any_ranks: bool = False,
+    one_recipe: bool = False,
+    scenario: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """`run_config` with a plan's defaults; without a scenario, which says what it runs, also with what people run.
+
+    That is four micro-batches a pipeline stage, attention that keeps no scores where a GPU or a limit is given, and
+    with --gpu the recipe that is usual at this stage. `one_recipe`: the paper's, for what compares several stages.
 
     Raises: InputError as `run_config` does, and for an unknown device.
     """
-    config = run_config(args, PLAN_DEFAULTS, any_ranks=any_ranks)
+    if args.scenario is not None:
+        return run_config(args, PLAN_DEFAULTS, any_ranks=any_ranks, scenario=scenario)
+    defaults, pp = dict(PLAN_DEFAULTS), getattr(args, "pp", 1)
+    if pp > 1 and getattr(args, "global_batch", None) is None:
+        defaults["accumulate"] = MICRO_BATCHES_A_STAGE * min(pp, int(OPTIONS["pp"].high or pp))
+    config = run_config(args, defaults, any_ranks=any_ranks)
     device = None if getattr(args, "gpu", None) is None else find_hardware(args.gpu)
-    if device is None or not device.flash or args.scenario is not None or not config.model.has_blocks:
+    is_machine = device is not None and device.machine is not None  # that trains with zerosim itself
+    if not config.model.has_blocks or is_machine or (device is None and getattr(args, "limit", None) is None):
         return config
-    return run_config(args, {**PLAN_DEFAULTS, "attention": "flash"}, any_ranks=any_ranks)
+    defaults["attention"] = "flash"
+    if device is not None and device.flash is False:
+        defaults["flash_kernel"] = EFFICIENT
+    if device is not None and not one_recipe:
+        defaults["recipe"] = USUAL
+    return run_config(args, defaults, any_ranks=any_ranks)
+
+
+def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: RunConfig) -> str:
+    """Name the values that `zerosim run` has with the same flags and this plan has not; nothing where a GPU was named,
+    or where a run refuses the flags."""
+    if args.gpu is not None:
+        return ""
+    try:
+        run = run_config(args, scenario=scenario).to_dict()
+    except InputError:
+        return ""
+    planned, flags = config.to_dict(), []
+    for name in run.keys() - {"capacity", "steps"}:
+        if run[name] != planned[name]:
+            shown = OPTIONS[name].shown if run[name] == OPTIONS[name].default else None
+            flags.append(f"{flag_of(name)} {shown or run[name]}")
+    return f"zerosim run with the same flags takes {' '.join(sorted(flags))}: pass them to plan it." if flags else ""
 
 
 def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None:
@@ -106,7 +147,8 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
 
 def main(args: argparse.Namespace) -> int:
     """0 if it fits, or no device is named; 3 if it does not."""
-    config = planned_config(args)
+    scenario = scenario_values(args)
+    config = planned_config(args, scenario=scenario)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
     from zerosim.report.plan import plan_report
@@ -120,10 +162,10 @@ def main(args: argparse.Namespace) -> int:
         from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
 
-        flash = limit.device is None or limit.device.flash is not False
-        found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve, flash=flash)
+        found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
-    page = partial(plan_report, result, limit, found, refusal, cluster, all=args.all)
+    unlike = unlike_run(args, scenario, config)
+    page = partial(plan_report, result, limit, found, refusal, cluster, unlike_run=unlike, all=args.all)
     leave(args, figures, lambda: plan_values(result, limit, fitting, advice, cluster), page)
     return 0 if fitting else 3
 
@@ -166,8 +208,9 @@ def plan_values(
     with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
     from zerosim.report.time import time_values
     from zerosim.report.verdict import peak_bytes
+    from zerosim.report.warnings import warnings_of
 
-    config = result.config
+    config, taken = result.config, max(memory.reserved_bytes for memory in result.memory)
     return {
         **{key: value for key, value in values.items() if key not in with_values},
         "ranks": [{**rank, "stands_for": alike[rank["rank"]]} for rank in values["ranks"]],
@@ -176,6 +219,7 @@ def plan_values(
         **outside_values(config, limit),
         "fits": None if limit is None else fitting,
         "advice": advice,
+        "warnings": warnings_of(config, limit, cluster, taken if fitting else None),
         "time": time_values(result, cluster),
     }
 

@@ -210,8 +210,8 @@ def _plot(figure: Figure, args: argparse.Namespace) -> int:
     read = [] if config is None else [config]
     if config is not None:
         about["config"] = config.to_dict()
-        if limit is not None and limit.device is not None and config.model.has_blocks:  # the device has decided it
-            kernel = f", with {config.memory.attention} attention"
+        if limit is not None and config.model.has_blocks:  # the device has decided it
+            kernel = f", with {config.memory.attention} attention and recipe {config.parallel.recipe}"
     with one_voice(world) as is_first:
         picture = output(args, "out", *read) if is_first else None
         figures = output(args, "json", *read, apart=picture) if is_first else None

@@ -186,7 +186,8 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
         if name.isdecimal():
             yield config.replace(layers=int(name))
         else:
-            yield planned_config(argparse.Namespace(**{**vars(args), "model": name})).replace(capacity=None)
+            named = argparse.Namespace(**{**vars(args), "model": name})
+            yield planned_config(named, one_recipe=True).replace(capacity=None)
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zerosim.config.parts import OPTIONS, PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.config.presets.recipes import find_recipe
+from zerosim.config.presets.recipes import find_recipe, usual_recipe
 from zerosim.errors import wrong
 
 
@@ -48,17 +48,17 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
     Raises: InputError for an option that this stage or optimizer does not have, and for values that exclude each other.
     """
-    stage, recipe, precision, optimizer = (
-        given.get(name, OPTIONS[name].default) for name in ("stage", "recipe", "precision", "optimizer")
-    )
+    names = "stage", "recipe", "precision", "optimizer", "tp", "pp"
+    stage, asked, precision, optimizer, tp, pp = (given.get(name, OPTIONS[name].default) for name in names)
     stored = "bf16" if precision == PURE else precision
+    recipe = find_recipe(asked, usual_recipe(stage, is_cut=tp * pp > 1, is_pure=precision == PURE))
     layers: dict[str, Mapping[str, Any]] = {  # by who brings the values, the lowest first
         precision: {
             "grad_dtype": stored,
             "rounding": "nearest" if precision == PURE else None,
             "loss_scale": "dynamic" if precision == "fp16" else None,
         },
-        f"recipe {recipe}": find_recipe(recipe).row(stage, stored, transformer_engine=given.get("transformer_engine")),
+        f"recipe {recipe.name}": recipe.row(stage, stored, transformer_engine=given.get("transformer_engine")),
         optimizer: OPTIMIZERS[optimizer].row(follows_lr="lr" not in given),
     }
     values, source = dict[str, Any](), dict[str, str]()
@@ -66,7 +66,7 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         values |= row
         source |= dict.fromkeys(row, who)
     _check_given(given, stage, optimizer, values)
-    values |= given
+    values |= {**given, "recipe": recipe.name}
     source |= dict.fromkeys(given, "")
     set_aside = _exclude(values, source, stage)
     if precision == PURE and (masters := next((n for n in ("cast_shards", "upcast_grads") if values.get(n)), "")):

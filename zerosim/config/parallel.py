@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
+from zerosim.config.presets.recipes import USUAL
 from zerosim.errors import wrong
 from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes
@@ -135,7 +136,10 @@ class ParallelConfig(Part):
     )  # fmt: skip
     pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
     recipe: str = option(
-        "paper", "whose ZeRO: sets the flags below that are not given", metavar="|".join(RECIPES), parse=str.lower
+        "paper",
+        "whose ZeRO: sets the flags below that are not given; usual: what people run at this stage",
+        metavar="|".join((*RECIPES, USUAL)),
+        parse=str.lower,
     )
     transformer_engine: bool = option(
         False, "blocks are Transformer Engine's: a dummy gradient stays for each shape of weight (with "

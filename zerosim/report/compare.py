@@ -111,8 +111,9 @@ class Comparison(Outcomes[int]):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         stages, ranks = ", ".join(map(str, self.outcomes)), counted(self.config.mesh.ranks, "rank")
         of_mesh = f": {shape}" if (shape := words.shape(self.config)) else ""
+        recipes = "/".join(dict.fromkeys(self.config.at_stage(stage).parallel.recipe for stage in self.outcomes))
         yield Stack(
-            prose(f"Stages {stages} on {ranks}{of_mesh}", "bold"),
+            prose(f"Stages {stages} on {ranks}{of_mesh}, recipe {recipes}", "bold"),
             prose(words.trained(next(iter(self.results.values())))) if self.results else None,
             mesh_text(self.config.at_stage(max(self.outcomes))),
             set_aside_text(*map(self.config.at_stage, self.outcomes)),

@@ -26,7 +26,8 @@ from zerosim.report.plan import MORE
 from zerosim.report.plan_tables import outside_table
 from zerosim.report.tables import set_aside_text
 from zerosim.report.time import speed_text, step_lines, step_values, time_table
-from zerosim.report.verdict import Limit, assumed, taken_column, verdict
+from zerosim.report.verdict import Limit, assumed, taken_column, usual_text, verdict
+from zerosim.report.warnings import warnings_of, warnings_text
 from zerosim.train.build import build_model
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
@@ -50,18 +51,31 @@ class Search(NamedTuple):
         return self.limit.nbytes - self.limit.reserve(tried)
 
     def page(
-        self, about: str, answer: str, best: RunConfig | None, lines: Sequence[str], *tables: RenderableType | None
+        self,
+        about: str,
+        answer: str,
+        best: RunConfig | None,
+        lines: Sequence[str],
+        *tables: RenderableType | None,
+        taken: int | None = None,
     ) -> Stack:
-        """The answer and what it is about, what is assumed, tables, what the device holds outside the program."""
+        """The answer and what it is about, what is assumed, warnings, tables, what the device holds outside the
+        program. `taken`: bytes of the best."""
         shown = self.config if best is None else best
         style = "bold red" if best is None else "bold green"
+        told = filter(None, [about, usual_text(shown), *lines])
         return Stack(
-            Stack(prose(answer, style), prose(about), *map(prose, lines), close=True),
+            Stack(prose(answer, style), *map(prose, told), close=True),
             prose(assumed(shown, self.limit), "dim"),
             set_aside_text(shown),
+            warnings_text(self.warnings(best, taken)),
             *tables,
             outside_table(shown, self.limit) if self.all else prose(MORE, "dim"),
         )
+
+    def warnings(self, best: RunConfig | None, taken: int | None) -> list[str]:
+        """Of the best, where there is one."""
+        return [] if best is None else warnings_of(best, self.limit, self.cluster, taken)
 
     def title(self, text: str, rows: Sequence[object]) -> str:
         """The title of a table, which says so where rows are left out."""
@@ -91,7 +105,8 @@ def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> 
     best = None if found.best is None else with_value(config, what.replace("-", "_"), found.best.value)
     lines = [] if timed is None else step_lines(timed, search.cluster)
     tables = [titled("What was run", Adaptive(grid)), None if timed is None else time_table(timed, search.cluster)]
-    return search.page(about, _answer(search, found), best, lines, *(tables if search.all else []))
+    taken = None if found.best is None else found.best.peak_bytes
+    return search.page(about, _answer(search, found), best, lines, *(tables if search.all else []), taken=taken)
 
 
 def _answer(search: Search, found: Found) -> str:
@@ -100,7 +115,7 @@ def _answer(search: Search, found: Found) -> str:
     if best is None:
         least = min(found.tried, key=lambda tried: tried.taken_bytes)
         does_not = verdict(with_value(config, field, least.value), limit, least.peak_bytes)
-        return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config, limit)}"
+        return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config)}"
     shown = with_value(config, field, best.value)
     text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
     if beyond is not None:
@@ -122,13 +137,12 @@ def _answer(search: Search, found: Found) -> str:
     return text
 
 
-def _what_to_try(config: RunConfig, limit: Limit) -> str:
-    """Flags that were not given and take less; none of what the device or the model does not have."""
-    has_flash = limit.device is None or limit.device.flash is not False
+def _what_to_try(config: RunConfig) -> str:
+    """Flags that were not given and take less; none of what the model does not have."""
     flags = ["a higher --stage"] if config.parallel.zero_stage < 3 else []
     if config.model.has_blocks:
         flags += ["--recompute full"] if config.memory.recompute != "full" else []
-        flags += ["--attention flash"] if config.memory.attention == "eager" and has_flash else []
+        flags += ["--attention flash"] if config.memory.attention == "eager" else []
     return f" Try {' or '.join(flags)}." if flags else ""
 
 
@@ -163,8 +177,9 @@ def meshes_report(search: Search, found: Sequence[Fitting], tried: int, most_ran
         note += f" tokens/s are of {cluster.name}. {_trust(found, cluster)}"
     ranks, grid = counted(best.mesh.ranks, "rank"), search.grid(rows)
     table = titled(search.title(f"What fits on {ranks}", rows), Adaptive(grid, grid.short()), note)
-    answer = f"{ranks}: {mesh_flags(best)}. {verdict(best, limit, found[0].peak_bytes)}"
-    return search.page(about, answer, best, [], table, how if search.all else None)
+    pass_too = f" --accumulate {best.data.accumulate}" if best.mesh.pp > 1 else ""
+    answer = f"{ranks}: {mesh_flags(best)}{pass_too}. {verdict(best, limit, found[0].peak_bytes)}"
+    return search.page(about, answer, best, [], table, how if search.all else None, taken=found[0].peak_bytes)
 
 
 def _mesh_cells(config: RunConfig) -> dict[str, Cell]:
@@ -178,7 +193,7 @@ def mesh_flags(config: RunConfig) -> str:
     """What is passed to run or plan it."""
     mesh, parallel = config.mesh, config.parallel
     flags = [f"--ranks {mesh.ranks}", *(f"--{axis} {getattr(mesh, axis)}" for axis in ("tp", "pp"))]
-    flags += [f"--stage {parallel.zero_stage}"] + ["--pad-vocab"] * parallel.pad_vocab
+    flags += [f"--stage {parallel.zero_stage}", f"--recipe {parallel.recipe}"] + ["--pad-vocab"] * parallel.pad_vocab
     flags += [f"--recompute {config.memory.recompute}"] if config.memory.recompute != "none" else []
     return " ".join(flag for flag in flags if not flag.endswith(("tp 1", "pp 1")))
 
@@ -218,8 +233,8 @@ def fastest_report(search: Search, batch: int, result: Fastest, cluster: Cluster
         doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
         lines = [speed, *filter(None, doubt), verdict(best.config, limit, best.peak_bytes)]
     table = titled(search.title("By modelled time", result.found), Adaptive(*shown), note)
-    is_shown = search.all or not result.ended
-    return search.page(about, fastest_flags(best.config), best.config, lines, table, how if is_shown else None)
+    more = how if search.all or not result.ended else None
+    return search.page(about, fastest_flags(best.config), best.config, lines, table, more, taken=best.peak_bytes)
 
 
 def _trust(found: Sequence[Timed] | Sequence[Fitting], cluster: Cluster) -> str:

@@ -19,7 +19,6 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
-from zerosim.config.presets.recipes import find_recipe
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.placement.spec import is_block
@@ -30,7 +29,8 @@ from zerosim.report.names import counted, listed
 from zerosim.report.plan_tables import all_tables
 from zerosim.report.tables import kept_text, set_aside_text, states_table, traffic_table
 from zerosim.report.time import step_lines
-from zerosim.report.verdict import Limit, alike, assumed, fits, verdict
+from zerosim.report.verdict import Limit, alike, assumed, fits, usual_text, verdict
+from zerosim.report.warnings import warnings_of, warnings_text
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
@@ -61,11 +61,13 @@ def plan_report(
     refusal: OutOfMemory | None = None,
     cluster: Cluster | None = None,
     *,
+    unlike_run: str = "",
     all: bool = False,
 ) -> Stack:
     """The first page of a plan, and with `all` every table after it.
 
-    `advice` are the cheapest changes that fit, `refusal` is what an allocator said, `cluster` what the time is of.
+    `advice` are the cheapest changes that fit, `refusal` is what an allocator said, `cluster` what the time is of,
+    `unlike_run` says where a run of the same flags differs.
     """
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     does_fit = refusal is None and (limit is None or fits(result, limit))
@@ -83,6 +85,7 @@ def plan_report(
             *(prose(f"{'Also' if index else 'Cheapest change'}: {text}.") for index, text in enumerate(advice)),
             None if does_fit or advice else prose("No change that was tried fits: see zerosim fit --find mesh."),
             prose(about),
+            prose(recipe) if (recipe := usual_text(config)) else None,
             close=True,
         ),
         parts_table(result, limit),
@@ -90,8 +93,9 @@ def plan_report(
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, lines), close=True) if lines else None,
-        prose(assumed(config, limit), "dim"),
-        *_warnings(result),
+        Stack(prose(assumed(config, limit), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True),
+        *_notes(result),
+        warnings_text(warnings_of(config, limit, cluster, taken if does_fit else None)),
         prose("Formulas and counts agree.") if has_agreed else prose("Formulas and counts do not agree:", "bold red"),
     ]
     if all:
@@ -101,12 +105,10 @@ def plan_report(
     return Stack(*page, prose(MORE, "dim"))
 
 
-def _warnings(result: RunResult) -> list[RenderableType | None]:
-    """What changes the figures' meaning: what is left out, warnings, notes of the recipe, the model and the step."""
+def _notes(result: RunResult) -> list[RenderableType | None]:
+    """What changes the figures' meaning: what is left out, notes of the model and of the step."""
     config = result.config
     notes = [f"Model {config.model.name}: {note}" for note in config.model.notes]
-    recipe = find_recipe(config.parallel.recipe).note(config.parallel.zero_stage, config.precision.stored)
-    notes += [f"Recipe {recipe}"] if recipe else []
     if config.optim.steps is None and result.steps[0].estimated:
         every = PRESETS[config.optim.optimizer].estimates_every
         notes.append(

@@ -14,6 +14,7 @@ from zerosim.analysis.shares import is_mesh
 from zerosim.config import RunConfig
 from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.outside import Outside
+from zerosim.config.presets.recipes import USUAL
 from zerosim.placement.mesh import DATA
 from zerosim.report.names import OPTIMIZERS, counted, listed
 from zerosim.train.result import RunResult
@@ -105,14 +106,13 @@ def assumed(config: RunConfig, limit: Limit | None) -> str:
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
     ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
     rows = f"{counted(data.micro_batch, 'row')} of {config.model.seq:,} tokens"
-    batch = f"{counted(data.accumulate, 'microbatch', 'microbatches')} of {rows} on each of {ranks}".replace(
-        "each of 1 ", "one "
-    )
+    batch = counted(data.accumulate, "microbatch", "microbatches")
+    batch += f" ({data.accumulate / config.mesh.pp:.3g} for each stage)" if config.mesh.pp > 1 else ""
+    batch += f" of {rows} on each of {ranks}".replace("each of 1 ", "one ")
     parts = [batch, config.precision.param_dtype, OPTIMIZERS[config.optim.optimizer]]
     if config.model.has_blocks:
         parts += [f"{config.memory.attention} attention{_why(config, limit)}", f"recompute {config.memory.recompute}"]
-    if config.parallel.recipe != "paper":
-        parts.append(f"recipe {config.parallel.recipe}")
+    parts.append(f"recipe {config.parallel.recipe}")
     missing = []
     if reserve:
         parts.append(f"{format_bytes(reserve)} outside the program")
@@ -125,8 +125,17 @@ def assumed(config: RunConfig, limit: Limit | None) -> str:
 
 
 def _why(config: RunConfig, limit: Limit | None) -> str:
-    """Which kernels a device has, where that is what decides."""
+    """Whose kernel it is on a device that FlashAttention does not run on."""
     device = None if limit is None else limit.device
-    if device is None or device.flash is not (config.memory.attention == "flash"):
+    is_other = device is not None and device.flash is False and config.memory.attention == "flash"
+    return f" (PyTorch's memory-efficient kernel on {device.name})" if device is not None and is_other else ""
+
+
+def usual_text(config: RunConfig) -> str:
+    """Which recipe was taken because none was given; nothing where one was."""
+    if config.given.get("recipe") != USUAL:
         return ""
-    return f" ({'' if device.flash else 'no '}flash kernels run on {device.name})"
+    stage, cut = config.parallel.zero_stage, " with tp or pp" * (config.mesh.tp * config.mesh.pp > 1)
+    if config.precision.is_pure:
+        return f"Recipe {config.parallel.recipe} (none was given): without fp32 masters no framework's rules apply."
+    return f"Recipe {config.parallel.recipe}, as people run stage {stage}{cut} (none was given)."

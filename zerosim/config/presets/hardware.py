@@ -69,6 +69,11 @@ class Hardware:
         return () if self.held is None else self.held.lines(communicators(mesh, is_tied=is_tied))
 
     @property
+    def has_bf16(self) -> bool:
+        """Whether its tensor cores multiply bf16: from compute capability 8.0 on, as FlashAttention."""
+        return self.flash is not False
+
+    @property
     def source(self) -> str:
         """All four in one line."""
         given = self.sources

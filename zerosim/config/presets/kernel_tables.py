@@ -26,6 +26,8 @@ from zerosim.errors import InputError, did_you_mean
 
 PRODUCTS = ("linear", "linear_dgrad", "linear_wgrad")
 FLASH_KERNELS = ("fa1", "fa2", "fa3", "cudnn", "triton", "xformers")
+EFFICIENT = "xformers"
+"""PyTorch's memory-efficient kernel, which runs on GPUs that FlashAttention does not run on."""
 US = 1e-6
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
+USUAL = "usual"
+"""In the place of a name: the recipe that people run at this stage (`usual_recipe`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Recipe:
         if stage in self.stages:
             return None
         return (
-            f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): "
-            "this applies its rules to the paper's stage"
+            f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): this applies its "
+            f"rules to the paper's stage; --recipe {usual_recipe(stage)} has it"
         )
 
 
@@ -136,13 +138,25 @@ def recipes() -> tuple[Recipe, ...]:
     )
 
 
-def find_recipe(name: str) -> Recipe:
-    """Raises: InputError for an unknown name, with the nearest one."""
+def find_recipe(name: str, usual: str = NAMES[0]) -> Recipe:
+    """The recipe of this name; `usual` is the one that 'usual' means. Raises: InputError for an unknown name, with the
+    nearest one."""
+    wanted = name.strip().lower()
     for recipe in recipes():
-        if recipe.name == name.strip().lower():
+        if recipe.name == (usual if wanted == USUAL else wanted):
             return recipe
-    hint = did_you_mean(name.strip().lower(), NAMES, f"expected one of {', '.join(NAMES)}", quote=str)
+    hint = did_you_mean(wanted, (*NAMES, USUAL), f"expected one of {', '.join((*NAMES, USUAL))}", quote=str)
     raise wrong("recipe", f" {name!r} is not known; {hint}")
+
+
+def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> str:
+    """What people run at this ZeRO stage. `is_cut`: the model is cut by tensor or pipeline parallelism, which
+    Megatron-LM brings below stage 3. `is_pure`: no fp32 masters, which the frameworks' rules want."""
+    if is_pure:
+        return "paper"
+    if stage < 3 and is_cut:
+        return "megatron"
+    return ("ddp", "deepspeed", "deepspeed", "fsdp2")[stage]
 
 
 _TORCH: Mapping[str, Any] = {"loss": "torch", "kernels": "eager"}

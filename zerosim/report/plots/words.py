@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from zerosim.config import OPTIONS
 from zerosim.errors import InputError
 from zerosim.report.names import STAGES
 from zerosim.report.words import shape
@@ -26,7 +27,8 @@ def check_results(results: Mapping[str, RunResult]) -> None:
 
 
 def run_words(results: Mapping[str, RunResult]) -> str:
-    """'Ψ = 7.50B parameters on N = 64 ranks, bf16, adam'; what differs between runs as a range or a list."""
+    """'Ψ = 7.50B parameters on N = 64 ranks, bf16, adam'; what differs between runs as a range or a list, and a recipe
+    that is not the default."""
     runs = results.values()
     psi = _range((result.num_parameters for result in runs), format_count)
     ranks = _range((result.config.mesh.ranks for result in runs), lambda count: f"{count:,}")
@@ -35,7 +37,9 @@ def run_words(results: Mapping[str, RunResult]) -> str:
     of_mesh = shape(*(result.config for result in runs))
     noun = "rank" if ranks == "1" else "ranks"
     where = f" on {ranks} {noun}, {of_mesh}" if of_mesh else f", N = {ranks} data-parallel {noun}"
-    return f"Ψ = {psi} parameters{where}, {precision} with {optimizer}"
+    recipes = "/".join(dict.fromkeys(result.config.parallel.recipe for result in runs))
+    recipe = f", recipe {recipes}" if recipes != OPTIONS["recipe"].default else ""
+    return f"Ψ = {psi} parameters{where}, {precision} with {optimizer}{recipe}"
 
 
 def limit_words(limit: tuple[str, int]) -> str:
