@@ -142,7 +142,7 @@ def build_rank(
     group = group_of(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     _keep_inputs(whole, config, groups)
-    if repeats and config.model.has_blocks and not config.parallel.pipeline_schedule.startswith("zb"):
+    if repeats and config.model.has_blocks and not (config.gathering.by_module and _defers(config)):
         _repeat_blocks(whole, config, ctx, groups)
     mesh, parallel = config.mesh.axes, config.parallel
     model, pipeline = whole, ONE_STAGE
@@ -193,7 +193,12 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     if isinstance(unit, Recompute):
         block = Recompute(block)
         _keep_inputs(Model([block]), config, groups)
-    return rehearse(block, unit, device, shape, dtype)
+    return rehearse(block, unit, device, shape, dtype, defers=_defers(config))
+
+
+def _defers(config: RunConfig) -> bool:
+    """Whether weights' gradients are made apart from their inputs'."""
+    return config.mesh.pp > 1 and config.parallel.pipeline_schedule in ("zb-h1", "zb-v")
 
 
 def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Group], None]) -> None:

@@ -9,6 +9,7 @@ Nothing else is repeated: strategies, reductions, pipelines and other units run.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,11 +44,13 @@ Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
 
 
 class Rehearsed(NamedTuple):
-    """A block's forward and backward as calls. The ids are those of the rehearsal: of the block's input and output, of
-    the output's gradient and the input's. `keeps`: what of the first two the block holds from forward to backward."""
+    """A block's forward, backward and, where that leaves them, its weights' gradients as calls. The ids are those of
+    the rehearsal: of the block's input and output, of the output's gradient and the input's. `keeps`: what of the first
+    two the block holds from forward to backward."""
 
     forward: Sequence[Call]
     backward: Sequence[Call]
+    weights: Sequence[Call]
     x: int
     y: int
     grad: int
@@ -187,11 +190,19 @@ class Repeated(Unit):
         return Tensor(y)
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
-        assert not defers, "a block is rehearsed with the gradients of its weights"
-        player, calls = self._passes.pop(slot)
+        player, calls = self._passes[slot] if defers else self._passes.pop(slot)
+        assert defers == bool(calls.weights), "a block's backward is rehearsed whole, or in two"
         player.hold(calls.grad, grads.pop())
+        for flat in self.flats:
+            flat.later = deque() if defers else None
         player.play(calls.backward)
+        for flat in self.flats:
+            flat.later = None
         grads.append(player.held.pop(calls.dx))
+
+    def backward_weights(self, slot: int = 0) -> None:
+        player, calls = self._passes.pop(slot)
+        player.play(calls.weights)
 
 
 class Script:
@@ -224,7 +235,10 @@ class RehearsedFlat(Flat):
         return self._window(index, Player.map_window, tuple(packed), place)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
-        self.script.write(Player.collect, grad.storage.id, self.number, index)
+        if self.later is None:
+            self.script.write(Player.collect, grad.storage.id, self.number, index)
+        else:
+            self.postpone(index, lambda: grad)
 
     def _window(self, index: int, do: Callable[..., None], *how: Any) -> Buffer:
         """A buffer that is not recorded: the rank's flat has one of its own."""
@@ -237,10 +251,12 @@ class RehearsedFlat(Flat):
 class RehearsedHooks:
     """A strategy's place in a rehearsal: turns of leaf modules go into the script."""
 
-    defers = False
-
-    def __init__(self, script: Script, leaves: Sequence[Unit]) -> None:
-        self.script, self.numbers = script, {id(leaf): number for number, leaf in enumerate(leaves)}
+    def __init__(self, script: Script, leaves: Sequence[Unit], *, defers: bool) -> None:
+        self.defers, self.script, self.numbers = (
+            defers,
+            script,
+            {id(leaf): number for number, leaf in enumerate(leaves)},
+        )
 
     @property
     def timetable(self) -> RehearsedHooks:
@@ -268,16 +284,18 @@ class RehearsedHooks:
         self.script.write(Player.hook, name, self.numbers[id(unit)])
 
 
-def rehearse(unit: Unit, like: Unit, device: Device, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
+def rehearse(
+    unit: Unit, like: Unit, device: Device, shape: tuple[int, ...], dtype: DType, *, defers: bool = False
+) -> Rehearsed:
     """Forward and backward of `unit`, a block over rehearsed flats on a device without a limit, as calls; its input has
-    this shape. It is made for blocks `like` that one."""
+    this shape. It is made for blocks `like` that one. `defers`: backward leaves the weights' gradients for later."""
     script = Script(device)
     for number, (flat, other) in enumerate(zip(unit.all_flats, like.all_flats, strict=True)):
         assert isinstance(flat, RehearsedFlat)
         flat.open(script, number, other)
     x, keeps = device.alloc(shape, dtype, Kind.ACTIVATION), set[int]()
     x_id = x.storage.id
-    with led_by(RehearsedHooks(script, unit.leaves), unit.leaves):
+    with led_by(RehearsedHooks(script, unit.leaves, defers=defers), unit.leaves):
         with device.scope(phase=Phase.FORWARD, unit=unit.name):
             began = len(device.recorder.events)
             y = unit.forward(Tensor(x)).buffer
@@ -291,10 +309,14 @@ def rehearse(unit: Unit, like: Unit, device: Device, shape: tuple[int, ...], dty
         grad_id = grads[0].storage.id
         with device.scope(phase=Phase.BACKWARD, unit=unit.name):
             began = len(device.recorder.events)
-            unit.backward(grads)
+            unit.backward(grads, defers=defers)
             dx_id = grads[0].storage.id
             backward = _calls(unit.name, script, began, {dx_id: (grads[0].shape, grads[0].dtype)})
-    return Rehearsed(forward, backward, x_id, y_id, grad_id, dx_id, frozenset(keeps))
+            began, weights = len(device.recorder.events), list[Call]()
+            if defers:
+                unit.backward_weights()
+                weights = _calls(unit.name, script, began, {})
+    return Rehearsed(forward, backward, weights, x_id, y_id, grad_id, dx_id, frozenset(keeps))
 
 
 def _freed(device: Device) -> set[int]:
