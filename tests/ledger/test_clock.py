@@ -29,6 +29,7 @@ from zerosim.ledger.pace import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.stages import Chunks
+from zerosim.report.time import step_lines
 from zerosim.train.plan import plan, timeline_of
 
 A100 = cluster_of(find_hardware("a100-80"))
@@ -335,6 +336,22 @@ def test_a_plan_says_where_the_host_decides(capsys: pytest.CaptureFixture[str]) 
         said = " ".join(capsys.readouterr().out.split())
         assert "Time of a step" in said
         assert ("The host decides how long the step takes" in said) == short
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        (dict(ranks=4, stage=1, dp_replicate=4), "averages over replicas"),
+        (dict(ranks=4, stage=3, dp_replicate=2), "averages over replicas"),
+        (dict(ranks=4, stage=3), "ZeRO's collectives"),
+        (dict(ranks=4, tp=2), "tensor parallelism's collectives"),
+        (dict(ranks=2, pp=2, accumulate=2), "the neighbouring pipeline stage"),
+    ],
+)
+def test_every_wait_has_a_cause_in_words(mesh: dict[str, Any], words: str) -> None:
+    said = " ".join(step_lines(plan(small(**mesh), cluster=A100), A100))
+    assert f"% waits for {words}" in said
+    assert "along" not in said
 
 
 def test_what_the_clock_refuses() -> None:

@@ -39,8 +39,7 @@ class GpuCosts:
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
         self.call, self.contention = WRAPPED * cluster.host, CONTENTION * cluster.contention
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
-        known = tables.attention
-        self.flash_kernel = next(name for name in (config.clock.flash_kernel, "fa2", *known) if name in known)
+        self.flash_kernel = tables.flash_kernel(config.clock.flash_kernel)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:

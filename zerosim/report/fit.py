@@ -57,7 +57,7 @@ class Search(NamedTuple):
         style = "bold red" if best is None else "bold green"
         return Stack(
             Stack(prose(answer, style), prose(about), *map(prose, lines), close=True),
-            prose(assumed(shown, self.limit), "dim"),
+            prose(assumed(shown, self.limit, self.cluster), "dim"),
             set_aside_text(shown),
             *tables,
             outside_table(shown, self.limit) if self.all else prose(MORE, "dim"),

@@ -90,7 +90,7 @@ def plan_report(
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, lines), close=True) if lines else None,
-        prose(assumed(config, limit), "dim"),
+        prose(assumed(config, limit, cluster), "dim"),
         *_warnings(result),
         prose("Formulas and counts agree.") if has_agreed else prose("Formulas and counts do not agree:", "bold red"),
     ]

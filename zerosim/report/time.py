@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +21,13 @@ from zerosim.train.result import RunResult
 
 _WORTH_IT = 0.05
 _WORTH_SAYING = 0.01
-_AXES = {
-    "dp_shard": "ZeRO's collectives",
+_WAITS = {
+    "states": "ZeRO's collectives",
+    "replicas": "averages over replicas",
     "tp": "tensor parallelism's collectives",
-    "pp": "the neighbouring stage",
+    "pp": "the neighbouring pipeline stage",
 }
+"""By what a mesh axis is for (`what_for`)."""
 
 
 def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
@@ -152,8 +155,10 @@ def _place(cluster: Cluster) -> str:
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:
     """Those that take any time."""
-    parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed)]
-    parts += [(f"waits for {_AXES.get(axis, axis)}", seconds) for axis, seconds in time.exposed.items()]
+    waits = defaultdict[str, float](float)
+    for axis, seconds in time.exposed.items():
+        waits[f"waits for {_WAITS.get(what_for(axis), f'collectives along {axis}')}"] += seconds
+    parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed), *waits.items()]
     parts += [("waits for other ranks (bubble)", time.bubble), ("waits for the host's launches", time.host)]
     parts += [("copies to and from the host", time.copies)]
     return [(name, seconds) for name, seconds in parts if seconds]

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.shares import is_mesh
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.hardware import Hardware
+from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.outside import Outside
 from zerosim.placement.mesh import DATA
 from zerosim.report.names import OPTIMIZERS, counted, listed
@@ -100,8 +102,8 @@ def taken_column(config: RunConfig) -> str:
     return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
 
 
-def assumed(config: RunConfig, limit: Limit | None) -> str:
-    """What the verdict takes for granted, and what it leaves out."""
+def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None) -> str:
+    """What the verdict and the clock take for granted, and what they leave out."""
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
     ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
     rows = f"{counted(data.micro_batch, 'row')} of {config.model.seq:,} tokens"
@@ -110,7 +112,8 @@ def assumed(config: RunConfig, limit: Limit | None) -> str:
     )
     parts = [batch, config.precision.param_dtype, OPTIMIZERS[config.optim.optimizer]]
     if config.model.has_blocks:
-        parts += [f"{config.memory.attention} attention{_why(config, limit)}", f"recompute {config.memory.recompute}"]
+        parts.append(f"{config.memory.attention} attention{_why(config, limit, cluster)}")
+        parts.append(f"recompute {config.memory.recompute}")
     if config.parallel.recipe != "paper":
         parts.append(f"recipe {config.parallel.recipe}")
     missing = []
@@ -124,9 +127,14 @@ def assumed(config: RunConfig, limit: Limit | None) -> str:
     return f"Assumed: {', '.join(parts)}." + (f" Not counted: {listed(missing)}." if missing else "")
 
 
-def _why(config: RunConfig, limit: Limit | None) -> str:
-    """Which kernels a device has, where that is what decides."""
-    device = None if limit is None else limit.device
-    if device is None or device.flash is not (config.memory.attention == "flash"):
-        return ""
-    return f" ({'' if device.flash else 'no '}flash kernels run on {device.name})"
+def _why(config: RunConfig, limit: Limit | None, cluster: Cluster | None) -> str:
+    """Which kernels a device has, where that is what decides, and whose times stand in for a kernel's."""
+    device, is_flash = None if limit is None else limit.device, config.memory.attention == "flash"
+    said = []
+    if device is not None and device.flash is is_flash:
+        said.append(f"{'' if is_flash else 'no '}flash kernels run on {device.name}")
+    if is_flash and cluster is not None and isinstance(tables := cluster.measured, KernelTables):
+        asked = config.clock.flash_kernel
+        if (taken := tables.flash_kernel(asked)) != asked:
+            said.append(f"the table of {tables.gpu} has no {asked}: timed as {taken}")
+    return f" ({', '.join(said)})" if said else ""
