@@ -11,7 +11,7 @@ from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets
 from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached
 from zerosim.config.presets.operators import operators
-from zerosim.device.events import Kernel, Scope
+from zerosim.device.events import Copy, Kernel, Scope
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.ledger.gpu_costs import COMPILED, LAUNCH, WRAPPED, GpuCosts
 from zerosim.report.verdict import assumed
@@ -68,7 +68,7 @@ def test_what_a_framework_runs_as_several_kernels_moves_more_bytes_in_as_many_la
     assert costs["fused"].launch(norm) == pytest.approx(WRAPPED)
     assert costs["compiled"].launch(norm) == pytest.approx(COMPILED)
     free = GpuCosts(TABLES, replace(SLOW, host=0.0), RunConfig())
-    assert free.launch(norm) == free.call == 0
+    assert free.launch(norm) == free.call(Copy(Scope(0), "device", "host", 8)) == 0
 
 
 @pytest.mark.parametrize("device", presets(), ids=lambda device: device.name)

@@ -22,6 +22,10 @@ class ClockConfig(Part):
         "fa2", "whose FlashAttention kernel the clock times: of a GPU that was not measured with it, the one that was",
         choices=FLASH_KERNELS, follows=OF_RECIPE,
     )  # fmt: skip
+    cuda_graphs: bool = option(
+        False, "the clock's host launches a block's forward, or its backward, as one CUDA graph instead of kernel by "
+        "kernel",
+    )  # fmt: skip
 
 
 CLOCK = tuple(ClockConfig.options())

@@ -58,13 +58,16 @@ _TURN = "at a unit's turn: wait for its own gather, launch those ahead, compute;
 class OnPaper:
     """Costs of a sum on paper: a byte of a collective takes a second, and nothing else takes any."""
 
-    call = 0.0
+    graph = 0.0
     contention = 0.0
 
     def kernel(self, kernel: Kernel) -> float:
         return 0.0
 
     def launch(self, kernel: Kernel) -> float:
+        return 0.0
+
+    def call(self, event: Launch | Copy) -> float:
         return 0.0
 
     def collective(self, launch: Launch) -> float:

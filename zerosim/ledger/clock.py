@@ -231,7 +231,7 @@ class _Run:
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
         key = stream, _places(self.mesh, event.group), event.sequence
-        self.host += self.costs.call
+        self.host += self.costs.call(event)
         call = _Call(key, event, stream, max(self.now, self.host))
         self.calls[key] = self.works[event.work] = call
         self.streams.setdefault(stream, deque()).append(call)
@@ -265,7 +265,7 @@ class _Run:
 
     def _copy(self, event: Copy) -> None:
         """To the host beside compute; from it compute waits, for the copy is what it goes on with."""
-        self.host += self.costs.call
+        self.host += self.costs.call(event)
         stream = f"{event.source} to {event.target}"
         start = max(self.now, self.host, self.free.get(stream, 0.0))
         stop = start + self.costs.copy(event)

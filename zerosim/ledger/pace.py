@@ -12,7 +12,7 @@ from typing import NamedTuple
 from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.work import MATMUL
-from zerosim.ledger.costs import Costs
+from zerosim.ledger.costs import Costs, is_captured
 
 FORWARD = Phase.FORWARD.value
 
@@ -68,6 +68,7 @@ class PaceLedger:
         self._times: dict[tuple[object, ...], tuple[float, float]] = {}  # of a kernel and of its launch, by its work
         self._sizes: dict[int, int] = {}
         self._live = 0
+        self._graphs: dict[Scope, float] = {}  # what is left of the launch of a block's CUDA graph
 
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
@@ -98,6 +99,10 @@ class PaceLedger:
         if times is None:
             times = self._times[work] = self.costs.kernel(kernel), self.costs.launch(kernel)
         seconds, launch = times
+        if self.costs.graph and is_captured(kernel.scope):
+            left = self._graphs.get(kernel.scope, self.costs.graph)
+            launch = min(launch, left)
+            self._graphs[kernel.scope] = left - launch
         flops = kernel.flops if kernel.engine == MATMUL else 0
         forward = flops if kernel.scope.phase == FORWARD else 0
         last = self.entries[-1] if self.entries else None

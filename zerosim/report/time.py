@@ -68,9 +68,12 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     if cluster.machine is not None and cluster.machine.precision != precision:
         lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")
     if is_host_bound(time):
+        has_graphs = result.config.clock.cuda_graphs
         lines.append(
             f"The host decides how long the step takes: launching its {time.kernels:,} kernels takes longer than "
-            "running them."
+            f"running them{', also with CUDA graphs' if has_graphs else ''}."
+            + " --cuda-graphs launches a block's forward or backward at once."
+            * (not has_graphs)
         )
     if cluster.machine is not None or found is None:
         return [*lines, trust(cluster, found)]
