@@ -25,7 +25,8 @@ from zerosim.ledger.clock import COMPUTE, Timeline, Track, simulate, step_time
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
 from zerosim.ledger.costs_of import costs_of
-from zerosim.ledger.pace import Busy, Entry, PaceLedger
+from zerosim.ledger.entries import Busy, Entry
+from zerosim.ledger.pace import PaceLedger
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.stages import Chunks

@@ -16,7 +16,7 @@ from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
 from zerosim.grading.asking import Wrong, by_calls
 from zerosim.grading.plain import shown
 from zerosim.ledger.clock import simulate
-from zerosim.ledger.pace import Busy, Entry
+from zerosim.ledger.entries import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
 

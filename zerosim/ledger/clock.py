@@ -26,7 +26,7 @@ from typing import NamedTuple
 from zerosim.device.events import Copy, Launch, Scope
 from zerosim.errors import InputError
 from zerosim.ledger.costs import Costs
-from zerosim.ledger.pace import Busy, Entry, Live
+from zerosim.ledger.entries import Busy, Entry, Live
 from zerosim.placement.mesh import AXES, Mesh
 from zerosim.verbs import MESSAGES
 
