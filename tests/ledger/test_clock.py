@@ -41,6 +41,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "two buffers": dict(ranks=4, stage=2, reduce_bucket=30_000, reduce_buffers=2),
     "hybrid": dict(ranks=8, stage=3, dp_replicate=2),
     "tensor": dict(ranks=4, stage=1, tp=2, sequence_parallel=True),
+    "chunks": dict(ranks=4, stage=1, tp=2, sequence_parallel=True, tp_comm_overlap=True, cuda_graphs=True),
     "pipeline": dict(ranks=8, stage=1, tp=2, pp=2, accumulate=5),
     "interleaved": dict(ranks=2, stage=1, pp=2, accumulate=4, pipeline="interleaved"),
     "on the host": dict(ranks=2, stage=2, tp=2, recompute="full", partition_activations=True, cpu_checkpointing=True),
@@ -383,9 +384,8 @@ def test_cuda_graphs_take_from_the_host_alone_and_never_make_a_step_longer(capsy
     h100 = cluster_of(find_hardware("h100-80"))
     for mesh in ({}, *MESHES.values()):
         for kernels in ("eager", "compiled", "fused"):
-            single, graphs = (
-                planned(small(**mesh, kernels=kernels, cuda_graphs=on), h100).last for on in (False, True)
-            )
+            runs = ({**mesh, "kernels": kernels, "cuda_graphs": on} for on in (False, True))
+            single, graphs = (planned(small(**run), h100).last for run in runs)
             assert graphs.end <= single.end
             assert (graphs.compute, graphs.kernels) == (single.compute, single.kernels)
     assert graphs.host < 0.2 * single.host

@@ -26,6 +26,10 @@ class ClockConfig(Part):
         False, "the clock's host launches a block's forward, or its backward, as one CUDA graph instead of kernel by "
         "kernel",
     )  # fmt: skip
+    tp_comm_overlap: bool = option(
+        False, "with --sequence-parallel: the clock overlaps tensor parallelism's collectives with the products beside "
+        "them, chunk by chunk, as Transformer Engine does",
+    )  # fmt: skip
 
 
 CLOCK = tuple(ClockConfig.options())

@@ -38,6 +38,7 @@ EXCLUSIONS = (
     Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
     Exclusion("fp32_softmax", "attention", "it keeps no softmax"),
     Exclusion("own_grads_only", "persistent_grads", "a buffer that stays from start to end is not freed"),
+    Exclusion("tp_comm_overlap", "sequence_parallel", needs=True),
     Exclusion("balance_ends", "stage_layers", "it says how the layers are cut"),
 )
 """In the order in which they are looked at: what one sets aside, the next does not see."""

@@ -59,6 +59,7 @@ class OnPaper:
     """Costs of a sum on paper: a byte of a collective takes a second, and nothing else takes any."""
 
     graph = 0.0
+    chunks = 1
     contention = 0.0
 
     def kernel(self, kernel: Kernel) -> float:

@@ -42,6 +42,10 @@ class Costs(Protocol):
         """Of the host at most, to launch a block's forward or backward as one CUDA graph; 0 where there is none."""
 
     @property
+    def chunks(self) -> int:
+        """Into how many a product and its tensor-parallel collective are taken apart, to overlap; 1: they are not."""
+
+    @property
     def contention(self) -> float:
         """How much longer, as a share, kernels take while a collective is in flight."""
 

@@ -16,6 +16,7 @@ class MachineCosts:
     """A host of such a machine does not run ahead: what it does between two kernels is part of a kernel's time."""
 
     graph = 0.0
+    chunks = 1
     contention = 0.0
 
     def __init__(self, machine: Machine, cluster: Cluster) -> None:

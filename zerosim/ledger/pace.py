@@ -6,13 +6,14 @@ freed, for pictures and traces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import Costs, is_captured
 from zerosim.ledger.entries import Busy, Entry, Live
+from zerosim.ledger.tp_overlap import overlapped
 
 FORWARD = Phase.FORWARD.value
 
@@ -30,16 +31,24 @@ class PaceLedger:
 
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
+        entries = self._entries(events)
+        for entry in overlapped(entries, self.costs.chunks) if self.costs.chunks > 1 else entries:
+            self._add(entry)
+
+    def _entries(self, events: Sequence[Event]) -> Iterator[Entry]:
+        """One for each kernel."""
         for event in events:
             if self.detail and isinstance(event, (Alloc, Free)):
                 self._count(event)
+                if event.scope.step == self.step:
+                    yield Live(event.scope, self._live)
             if event.scope.step != self.step:
                 continue
             if isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it
-                    self._add(event)
+                    yield self._busy(event)
             elif isinstance(event, (Launch, Wait)) or (isinstance(event, Copy) and event.purpose == "offload"):
-                self.entries.append(event)
+                yield event
 
     def _count(self, event: Alloc | Free) -> None:
         """What is live is known from the beginning of the record, the moments are those of the step."""
@@ -48,10 +57,8 @@ class PaceLedger:
             self._live += event.nbytes
         else:
             self._live -= self._sizes.pop(event.id)
-        if event.scope.step == self.step:
-            self.entries.append(Live(event.scope, self._live))
 
-    def _add(self, kernel: Kernel) -> None:
+    def _busy(self, kernel: Kernel) -> Busy:
         work = kernel[1:]
         times = self._times.get(work)
         if times is None:
@@ -63,10 +70,13 @@ class PaceLedger:
             self._graphs[kernel.scope] = left - launch
         flops = kernel.flops if kernel.engine == MATMUL else 0
         forward = flops if kernel.scope.phase == FORWARD else 0
+        return Busy(kernel.scope, kernel.name, seconds, flops, forward, 1, launch, launch + seconds)
+
+    def _add(self, entry: Entry) -> None:
         last = self.entries[-1] if self.entries else None
-        name = kernel.name if self.detail else kernel.scope.unit
-        busy = Busy(kernel.scope, name, seconds, flops, forward, 1, launch, launch + seconds)
-        if isinstance(last, Busy) and last.scope == kernel.scope and not self.detail:
-            self.entries[-1] = last.then(busy)
+        if self.detail or not isinstance(entry, Busy):
+            self.entries.append(entry)
+        elif isinstance(last, Busy) and last.scope == entry.scope:
+            self.entries[-1] = last.then(entry)
         else:
-            self.entries.append(busy)
+            self.entries.append(entry._replace(name=entry.scope.unit))
