@@ -42,6 +42,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "hybrid": dict(ranks=8, stage=3, dp_replicate=2),
     "tensor": dict(ranks=4, stage=1, tp=2, sequence_parallel=True),
     "chunks": dict(ranks=4, stage=1, tp=2, sequence_parallel=True, tp_comm_overlap=True, cuda_graphs=True),
+    "side stream": dict(ranks=4, stage=3, recipe="deepspeed", reduce_bucket=30_000, accumulate=2),
     "pipeline": dict(ranks=8, stage=1, tp=2, pp=2, accumulate=5),
     "interleaved": dict(ranks=2, stage=1, pp=2, accumulate=4, pipeline="interleaved"),
     "on the host": dict(ranks=2, stage=2, tp=2, recompute="full", partition_activations=True, cpu_checkpointing=True),

@@ -30,6 +30,11 @@ class ClockConfig(Part):
         False, "with --sequence-parallel: the clock overlaps tensor parallelism's collectives with the products beside "
         "them, chunk by chunk, as Transformer Engine does",
     )  # fmt: skip
+    overlap_comm: bool = option(
+        False, "the clock runs stage 3's reductions out of --reduce-bucket in a side stream, as DeepSpeed does under "
+        "overlap_comm",
+        stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
 
 
 CLOCK = tuple(ClockConfig.options())

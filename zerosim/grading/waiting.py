@@ -60,6 +60,7 @@ class OnPaper:
 
     graph = 0.0
     chunks = 1
+    side_stream = False
     contention = 0.0
 
     def kernel(self, kernel: Kernel) -> float:

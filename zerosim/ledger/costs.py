@@ -46,6 +46,10 @@ class Costs(Protocol):
         """Into how many a product and its tensor-parallel collective are taken apart, to overlap; 1: they are not."""
 
     @property
+    def side_stream(self) -> bool:
+        """Whether ZeRO-3's reductions run beside compute until the next one."""
+
+    @property
     def contention(self) -> float:
         """How much longer, as a share, kernels take while a collective is in flight."""
 

@@ -44,6 +44,7 @@ class GpuCosts:
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
         self.contention = CONTENTION * cluster.contention
         self.chunks = config.mesh.tp if config.clock.tp_comm_overlap else 1
+        self.side_stream = config.clock.overlap_comm
         self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
         self.flash_kernel = tables.flash_kernel(config.clock.flash_kernel)

@@ -17,6 +17,7 @@ class MachineCosts:
 
     graph = 0.0
     chunks = 1
+    side_stream = False
     contention = 0.0
 
     def __init__(self, machine: Machine, cluster: Cluster) -> None:

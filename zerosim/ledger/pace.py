@@ -13,6 +13,7 @@ from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scop
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import Costs, is_captured
 from zerosim.ledger.entries import Busy, Entry, Live
+from zerosim.ledger.side_stream import beside
 from zerosim.ledger.tp_overlap import overlapped
 
 FORWARD = Phase.FORWARD.value
@@ -32,7 +33,11 @@ class PaceLedger:
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
         entries = self._entries(events)
-        for entry in overlapped(entries, self.costs.chunks) if self.costs.chunks > 1 else entries:
+        if self.costs.chunks > 1:
+            entries = overlapped(entries, self.costs.chunks)
+        if self.costs.side_stream:
+            entries = beside(entries)
+        for entry in entries:
             self._add(entry)
 
     def _entries(self, events: Sequence[Event]) -> Iterator[Entry]:

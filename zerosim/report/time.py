@@ -96,7 +96,8 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
     wish = "all" if config.parallel.zero_stage == 3 else "reduce"
-    return [] if config.parallel.overlap == wish else [f"--overlap {wish}"]
+    has_all = config.parallel.overlap == wish or (config.parallel.overlap == "gather" and config.clock.overlap_comm)
+    return [] if has_all else [f"--overlap {wish}"]
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
