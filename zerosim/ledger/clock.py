@@ -100,7 +100,7 @@ def simulate(
     *,
     keep_spans: bool = False,
 ) -> Timeline:
-    """One step of these ranks (`pace.py`); `stands_for` says which of them each rank of the mesh is like.
+    """One step of these ranks (`entries.py`); `stands_for` says which of them each rank of the mesh is like.
 
     Raises: InputError for ranks of which one waits for a call that another never makes.
     """

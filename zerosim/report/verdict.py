@@ -102,7 +102,7 @@ def taken_column(config: RunConfig) -> str:
     return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
 
 
-def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None) -> str:
+def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = None) -> str:
     """What the verdict and the clock take for granted, and what they leave out."""
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
     ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
