@@ -96,9 +96,12 @@ def test_a_value_of_the_recipe_that_loses_is_set_aside_and_told(values: dict[str
 
 
 def test_a_wish_that_this_stage_cannot_grant_is_told() -> None:
-    asked = RunConfig(stage=1, overlap="gather")
-    assert asked.set_aside == {"overlap": "overlap 'gather', stage 1 gathers nothing ahead"}
-    assert asked.at_stage(3).set_aside == {} == RunConfig(stage=1, overlap="all").set_aside
+    asked = RunConfig(stage=0, overlap="gather")
+    assert asked.set_aside == {"overlap": "overlap 'gather', stage 0 gathers nothing"}
+    assert asked.at_stage(3).set_aside == {} == RunConfig(stage=0, overlap="all").set_aside
+    through = RunConfig(stage=1, overlap="all", allgather_bucket=100)
+    assert through.set_aside["overlap"].startswith("overlap 'all', not with allgather_bucket 100")
+    assert (through.parallel.overlap, through.reduction.in_forward) == ("reduce", False)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,10 @@ def test_a_wish_that_this_stage_cannot_grant_is_told() -> None:
     [
         ("reduce", {"stage": 1}, {"overlap_reduction": True}),
         ("all", {}, {"overlap_reduction": True, "prefetch": 1}),
-        ("all", {"stage": 2}, {"overlap_reduction": True}),
+        ("all", {"stage": 2}, {"overlap_reduction": True, "overlap_param_gather": True}),
+        ("gather", {"stage": 1}, {"overlap_param_gather": True}),
+        ("all", {"stage": 0}, {"overlap_reduction": True}),
+        ("all", {"stage": 1, "overlap_param_gather": False}, {"overlap_reduction": True}),
         ("all", {"recipe": "deepspeed"}, {"reduce_buffers": 2}),
         ("gather", {"recipe": "fsdp2"}, {"overlap_reduction": False}),
         ("none", {"recipe": "fsdp2"}, {"overlap_reduction": False, "prefetch": 0}),

@@ -26,10 +26,12 @@ class Exclusion(NamedTuple):
     needs: bool = False
 
 
+_BUCKET = "through a bucket new parameters arrive in the optimizer step"
 EXCLUSIONS = (
     Exclusion("grad_reduction", "partition", "gradients are reduced to their owners", (1, 2)),
     Exclusion("reduce_bucket", "partition", "owners reduce gradients where they are"),
     Exclusion("allgather_bucket", "partition", "owners send parameters from where they are"),
+    Exclusion("overlap_param_gather", "allgather_bucket", _BUCKET),
     Exclusion("overlap_reduction", "reduce_bucket", "reductions out of buffers overlap with reduce_buffers 2"),
     Exclusion("prefetch_elements", "prefetch", "one counts elements, the other units"),
     Exclusion("max_live", "prefetch_elements", needs=True),
@@ -75,8 +77,11 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         who, right = source[masters] or masters, "choose recipe paper" if source[masters] else f"leave out {masters}"
         raise wrong("precision", f" {PURE!r}: {who} works on fp32 masters, and here are none; {right}, or use bf16")
     _overlap(values, given, stage)
-    if given.get("overlap") == "gather" and stage != 3:
-        set_aside["overlap"] = f"overlap 'gather', stage {stage} gathers nothing ahead"
+    wish, bucket = given.get("overlap"), values.get("allgather_bucket")
+    if wish == "gather" and stage == 0:
+        set_aside["overlap"] = "overlap 'gather', stage 0 gathers nothing"
+    elif wish in ("gather", "all") and stage in (1, 2) and bucket:
+        set_aside["overlap"] = f"overlap {wish!r}, not with allgather_bucket {bucket}: {_BUCKET}"
     return values, set_aside
 
 
@@ -116,9 +121,11 @@ def _overlap(values: dict[str, Any], given: Mapping[str, Any], stage: int) -> No
             row["overlap_comm"] = False
         if stage == 3 and not (gathers and values.get("prefetch_elements")):
             row |= {"prefetch": int(gathers), "prefetch_elements": 0, "max_live": 0}
+        if stage in (1, 2):
+            row["overlap_param_gather"] = gathers and not values.get("allgather_bucket")
         values |= {name: value for name, value in row.items() if name not in given}
     reduces = values.get("reduce_buffers") == 2 if has_bucket else bool(values.get("overlap_reduction"))
-    gathers = bool(values.get("prefetch") or values.get("prefetch_elements"))
+    gathers = any(values.get(name) for name in ("prefetch", "prefetch_elements", "overlap_param_gather"))
     values["overlap"] = ("none", "reduce", "gather", "all")[reduces + 2 * gathers]
 
 

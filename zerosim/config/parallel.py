@@ -148,7 +148,8 @@ class ParallelConfig(Part):
     )  # fmt: skip
     overlap: str = option(
         "none", "collectives that overlap with compute: reduce (late reductions, or two buffers where there is a "
-        "bucket), gather (stage 3: a unit ahead), both, or none; the flags below win where they are given",
+        "bucket), gather (stage 3: a unit ahead; stages 1 and 2: new parameters in the next forward), both, or none; "
+        "the flags below win where they are given",
         choices=("none", "reduce", "gather", "all"), follows=OF_RECIPE,
     )  # fmt: skip
 

@@ -38,6 +38,10 @@ class Reduction(Part):
         0, "stages 1 and 2: elements of a buffer through which new parameters arrive; 0: none", low=0, high=10**12,
         metavar="COUNT", parse=parse_count, also=("--allgather-bucket-size",), stages=(1, 2), follows=OF_RECIPE,
     )  # fmt: skip
+    in_forward: bool = option(
+        False, "stages 1 and 2: gather new parameters in the next step's forward, not in the optimizer step "
+        "(Megatron's distributed optimizer)", flat="overlap_param_gather", stages=(1, 2), follows=OF_RECIPE,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

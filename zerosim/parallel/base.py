@@ -1,7 +1,4 @@
-"""What every strategy is: the hooks that the engine calls around each use of a unit. A student subclasses this.
-
-`zero3.py` says what happens there. Beside it: `stage.py`, `norm.py`, `update.py`, `across.py` (a mesh's other axes).
-"""
+"""The hooks that the engine calls around each use of a unit. A student subclasses `Strategy`, as `zero3.py` does."""
 
 from __future__ import annotations
 
@@ -48,6 +45,9 @@ class Strategy:
         self.timetable.begin(uses)
         for flat in self.flats:
             flat.begin_step()
+
+    def open_forward(self) -> None:
+        """Before each micro-batch's forward, and in a pipeline before its input is received."""
 
     def pre_forward(self, unit: Unit) -> None:
         """Before a unit's forward: its whole parameters must be there."""
@@ -116,8 +116,7 @@ class Strategy:
 
     def step(self) -> None:
         """Decide by the norm; then update the own parts and publish the new parameters. Or skip."""
-        scale = self.reduce_grad_norm()
-        if scale is not None:
+        if (scale := self.reduce_grad_norm()) is not None:
             update.step(self.updater, self.flats, scale, self.memory, self.groups, self.publish_params)
         for flat in self.flats:
             flat.drop_grads()

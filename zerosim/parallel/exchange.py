@@ -97,13 +97,17 @@ class Slices:
         flat.cast_into(own)
         return comm.launch_all_gather(own, out=full)
 
+    def launch_publish(self, flat: Flat) -> Work[Buffer]:
+        """All ranks' new parameters over the old ones, in flight."""
+        return self.group_of(flat).launch_all_gather(flat.shard(), out=flat.whole_param())
+
     def publish(self, flat: Flat) -> None:
-        """All ranks' new parameters over the old ones. Through a bucket they arrive piece by piece and are copied to
-        where they belong: what a list of tensors costs (DeepSpeed edaa722, all_gather_dp_groups with
-        allgather_bucket_size, where there is no all_gather_into_tensor)."""
+        """The same, now. Through a bucket they arrive piece by piece and are copied to where they belong: what a list
+        of tensors costs (DeepSpeed edaa722, all_gather_dp_groups with allgather_bucket_size, where there is no
+        all_gather_into_tensor)."""
         comm, shard, whole = self.group_of(flat), flat.shard(), flat.whole_param()
         if not self.gather_bucket or comm.size == 1:
-            comm.all_gather(shard, out=whole)
+            self.launch_publish(flat).wait()
             return
         most = max(1, self.gather_bucket // comm.size)
         for start in range(0, shard.numel, most):
@@ -170,5 +174,5 @@ class Owners(Slices):
         """The owner uses its own; the others receive one, a buffer of `kind`, for the time of use."""
         return flat.own_param(kind) if self.owns(flat) else flat.device.alloc((flat.numel,), flat.dtype, kind)
 
-    def publish(self, flat: Flat) -> None:
-        self.group_of(flat).broadcast(flat.whole_param(), src=flat.owner)
+    def launch_publish(self, flat: Flat) -> Work[Buffer]:
+        return self.group_of(flat).launch_broadcast(flat.whole_param(), src=flat.owner)

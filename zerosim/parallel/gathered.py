@@ -18,6 +18,7 @@ from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Kind
 from zerosim.nn import Unit
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.published import Published
 from zerosim.parallel.schedule import Timetable, Use
 from zerosim.tensor.flat import Flat
 
@@ -51,7 +52,7 @@ class Prefetch:
         """A unit is resident, and is about to compute."""
 
 
-class Gathered:
+class Gathered(Published):
     """The parameters that are cut: who holds the whole of which, and when."""
 
     def __init__(
@@ -60,7 +61,7 @@ class Gathered:
         residency: Residency = Residency(),
         prefetch: Prefetch | None = None,
     ) -> None:
-        self.exchange = exchange
+        super().__init__(exchange)
         self.residency = residency
         self.prefetch = prefetch or Prefetch()
         self.timetable = Timetable()

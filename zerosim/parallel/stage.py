@@ -1,4 +1,5 @@
-"""What the four stages share: when gradients are reduced (`reducer.py`), and by which collectives (`exchange.py`)."""
+"""What the four stages share: when gradients are reduced (`reducer.py`) and parameters gathered (`published.py`,
+`gathered.py`), and by which collectives (`exchange.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from zerosim.device.device import Device
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import AtOnce, Reducer
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout
@@ -20,14 +22,25 @@ from zerosim.tensor.flat import Flat
 class Stage(Strategy):
     """A stage of the package. Without a `reducer` it has the paper's: slices, each reduced when it is complete."""
 
-    def __init__(self, comm: Comm, device: Device, updater: Updater, reducer: Reducer | None = None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        device: Device,
+        updater: Updater,
+        reducer: Reducer | None = None,
+        gathered: Published | None = None,
+    ) -> None:
         super().__init__(comm, device, updater)
         self.reducer = reducer or self.default_reducer(comm)
         self.exchange = self.reducer.exchange
+        self.gathered = gathered or self.default_gathered()
         self.averages = self.reducer.averages
 
     def default_reducer(self, comm: Comm) -> Reducer:
         return AtOnce(Slices())
+
+    def default_gathered(self) -> Published:
+        return Published(self.exchange)
 
     def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
         super().join(groups, layout, memory)
@@ -40,10 +53,12 @@ class Stage(Strategy):
                 with self.device.scope(unit=flat.module):
                     self.exchange.place(flat, state)
         self.reducer.place(flats, self.memory)
+        self.gathered.place(flats)
 
     def begin(self, uses: Sequence[Use]) -> None:
         super().begin(uses)
         self.reducer.begin(self.timetable)
+        self.gathered.begin(self.timetable)
 
     def reduce(self, flat: Flat) -> None:
         """A flat's gradient of this micro-batch is complete: reduce it or, without `sync`, only the last one's sum."""
@@ -51,6 +66,9 @@ class Stage(Strategy):
             flat.hold_grad()
         else:
             self.reducer.reduce(flat)
+
+    def open_forward(self) -> None:
+        self.gathered.open()
 
     def open_backward(self) -> None:
         self.reducer.open(self.flats)

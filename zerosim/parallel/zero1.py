@@ -26,6 +26,9 @@ class Zero1(Stage):
     def default_reducer(self, comm: Comm) -> Reducer:
         return InBuckets(Slices(), comm.bucket_bytes)
 
+    def pre_forward(self, unit: Unit) -> None:
+        self.gathered.wait(unit)  # new parameters, where their gathers overlap with forward
+
     def post_backward(self, unit: Unit) -> None:
         for flat in unit.completes:
             flat.add_grad_whole(flat.take_grad())
@@ -33,4 +36,4 @@ class Zero1(Stage):
                 self.reducer.reduce(flat)
 
     def publish_params(self, flat: Flat) -> None:
-        self.exchange.publish(flat)  # all_gather the new slices over the old ones
+        self.gathered.publish(flat)  # all_gather the new slices over the old ones, now or in the next forward

@@ -21,9 +21,12 @@ class Zero2(Stage):
 
     stage = 2
 
+    def pre_forward(self, unit: Unit) -> None:
+        self.gathered.wait(unit)  # new parameters, where their gathers overlap with forward
+
     def post_backward(self, unit: Unit) -> None:
         for flat in unit.completes:
             self.reduce(flat)
 
     def publish_params(self, flat: Flat) -> None:
-        self.exchange.publish(flat)  # all_gather the new slices over the old ones
+        self.gathered.publish(flat)  # all_gather the new slices over the old ones, now or in the next forward

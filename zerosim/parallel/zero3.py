@@ -12,15 +12,8 @@ gathered and what comes early (`gathered.py`), when gradients are reduced (`redu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from zerosim.comm.collectives import Comm
-from zerosim.device.device import Device
 from zerosim.nn import Unit
-from zerosim.optim.updater import Updater
 from zerosim.parallel.gathered import Gathered
-from zerosim.parallel.reducer import Reducer
-from zerosim.parallel.schedule import Use
 from zerosim.parallel.stage import Stage
 from zerosim.tensor.flat import Flat
 
@@ -29,17 +22,10 @@ class Zero3(Stage):
     """Every rank holds its slice of everything."""
 
     stage = 3
+    gathered: Gathered
 
-    def __init__(
-        self,
-        comm: Comm,
-        device: Device,
-        updater: Updater,
-        reducer: Reducer | None = None,
-        gathered: Gathered | None = None,
-    ) -> None:
-        super().__init__(comm, device, updater, reducer)
-        self.gathered = gathered or Gathered(self.exchange)
+    def default_gathered(self) -> Gathered:
+        return Gathered(self.exchange)
 
     def pre_forward(self, unit: Unit) -> None:
         self.gathered.unshard(unit)  # all_gather, unless it is there or on its way
@@ -55,14 +41,6 @@ class Zero3(Stage):
             self.reduce(flat)
 
     post_input_grad = post_backward
-
-    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
-        super().place(flats, write)
-        self.gathered.place(flats)
-
-    def begin(self, uses: Sequence[Use]) -> None:
-        super().begin(uses)
-        self.gathered.begin(self.timetable)
 
     def publish_params(self, flat: Flat) -> None:
         self.gathered.publish(flat)

@@ -92,12 +92,12 @@ def speed_text(values: Mapping[str, Any], interval: str) -> str:
 
 
 def _hiding(config: RunConfig, time: StepTime) -> list[str]:
-    """What makes backward go on meanwhile and is not asked for, where waiting is more than a twentieth of the step."""
+    """What overlaps more than was asked for, where waiting is more than a twentieth of the step."""
     if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
-    wish = "all" if config.parallel.zero_stage == 3 else "reduce"
-    has_all = config.parallel.overlap == wish or (config.parallel.overlap == "gather" and config.clock.overlap_comm)
-    return [] if has_all else [f"--overlap {wish}"]
+    most = config.replace(overlap="all").parallel.overlap
+    has_all = config.parallel.overlap == most or (config.parallel.overlap == "gather" and config.clock.overlap_comm)
+    return [] if has_all else [f"--overlap {most}"]
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:

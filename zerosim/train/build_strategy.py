@@ -15,6 +15,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.exchange import AllReduce, KeepSlice, Owners, Slices
 from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
+from zerosim.parallel.published import InForward
 from zerosim.parallel.reducer import AfterDrain, AtOnce, InBuckets, OutOfBuffers, Reducer
 from zerosim.parallel.stage import Stage
 from zerosim.parallel.zero1 import Zero1
@@ -90,12 +91,12 @@ def layout_of(
 
 
 def build_strategy(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
-    """This rank's strategy: a stage, of an exchange, a reducer and, in stage 3, what stays gathered."""
+    """This rank's strategy: a stage, of an exchange, a reducer, and when parameters are gathered."""
     choices, stage = config.gathering, STAGES[config.parallel.zero_stage]
     exchange = exchange_class(config)(config.reduction.allgather_bucket)
     reducer = _reducer(config, exchange)
     if stage is not Zero3:
-        return stage(comm, device, updater, reducer)
+        return stage(comm, device, updater, reducer, InForward(exchange) if config.reduction.in_forward else None)
     turns = [turn.name for unit in model.units for turn in unit.turns()]
     residency = Residency(
         kept=frozenset(() if choices.reshard_after_forward else turns),

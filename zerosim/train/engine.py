@@ -192,6 +192,7 @@ def _run(
         is_last = pipeline.is_last(action.chunk)
         if action.sends > 0:
             with device.scope(phase=of.forward, slot=slot):
+                strategy.open_forward()
                 if is_last:
                     sizes = scale, count, pipeline
                     loss, grads[slot] = _loss(model, action, batch, strategy, *sizes, draws=of.draws)

@@ -51,6 +51,7 @@ def volume(
     again: bool = False,
     passes: int = 1,
     sync: bool = True,
+    in_forward: bool = False,
 ) -> Volume:
     """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
 
@@ -75,17 +76,19 @@ def volume(
     Without `sync` (stages 2 and 3) gradients are reduced once, after the last micro-batch.
     `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
+    `in_forward` (stages 1 and 2): parameters are gathered in each pass's forward, not after the update: 4 Psi then.
     """
     grads, params = ((ring(N) * each).by(ZERO_VOLUME) for each in (_g, _w))
     if stage == 0:
         return Volume(grads * all_reduce * passes * PSI)
     reduction = all_reduce if grad_reduction == "all_reduce" else 1
+    gathers = passes if in_forward else 1
     if stage == 1:
-        return Volume(grads * reduction * passes * PSI, params * PSI)
+        return Volume(grads * reduction * passes * PSI, params * gathers * PSI)
     micro_batches *= passes  # what is reduced and gathered in each of them
     reductions = micro_batches if sync else passes
     if stage == 2:
-        return Volume(grads * reduction * reductions * PSI, params * PSI)
+        return Volume(grads * reduction * reductions * PSI, params * gathers * PSI)
     reduced = grads * reductions * PSI
     if not reshard_after_forward:
         return Volume(reduced, params * (micro_batches * PSI - persistent * (micro_batches - 1) * _P))
