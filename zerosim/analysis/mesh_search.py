@@ -11,7 +11,7 @@ So what is left when the best ten are known needs longer for its kernels alone, 
 and microbatch the least recompute that fits is kept. That more rows and less recompute never take less memory is taken
 for granted, as in every search (`search.py`): where some rows do not fit, no more are tried with the same recompute,
 but for all of them at once, which need no sums of gradients. What else may help one of the best is tried beside it: a
-schedule, overlap, replicas.
+schedule, overlap, replicas, stage 0, whole rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zerosim.analysis.meshes import arranged, ladders, mesh_values
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Phase
-from zerosim.device.events import Kernel
+from zerosim.device.events import Kernel, Launch
 from zerosim.device.work import MATMUL
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
@@ -198,7 +198,9 @@ def _value(figures: Figures) -> tuple[float, int]:
 def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
     """The same mesh with another schedule, with overlap, with replicas that each fill a node; not what was given."""
     mesh, given = config.mesh, config.given
-    tried: list[dict[str, Any]] = []
+    tried: list[dict[str, Any]] = [{"stage": 0}] if config.parallel.zero_stage == 1 else []
+    if config.parallel.sequence_parallel:
+        tried.append({"sequence_parallel": False, "keep_gathered": False})
     if "overlap" not in given:
         tried.append({"overlap": "all"})
     if mesh.pp > 1 and "pipeline" not in given:
@@ -219,7 +221,7 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
     """How long a configuration's step takes at least, by the clock.
 
     Whatever the mesh, stage and recipe are, each micro-batch goes through the forward of every unit and the products
-    of its backward: t seconds of kernels, over all pipeline stages. Stage i of p takes t_i of them, and m t_i for m
+    of its backward, and waits for tensor parallelism's collectives in between: t seconds, over all pipeline stages. Stage i of p takes t_i of them, and m t_i for m
     micro-batches, while one of them has to come through the stages before it, both ways: m t_i + (t_1 + ... + t_(i-1)).
     However t is divided, for one i that is at least t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An
     interleaved one begins sooner: m t / p, and t; so does one whose weight gradients run apart, for m >= p. Blocks are
@@ -232,9 +234,11 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
         if config.model.has_blocks and config.model.layers > 2 * every:
             one, two = (kernels(config.replace(layers=count * every)) for count in (1, 2))
             return one + (config.model.layers // every - 1) * (two - one)
-        events = plan(config, keep_events=True).events[0]
-        costs = costs_of(config, cluster)
-        return sum(costs.kernel(event) for event in events if isinstance(event, Kernel) and _in_all(event))
+        events, costs = plan(config, keep_events=True).events[0], costs_of(config, cluster)
+        seconds = sum(costs.kernel(event) for event in events if isinstance(event, Kernel) and _in_all(event))
+        if config.clock.tp_comm_overlap:
+            return seconds
+        return seconds + sum(costs.collective(event) for event in events if isinstance(event, Launch) and _blocks(event))
 
     def bound(config: RunConfig) -> float:
         tp, stages, batches = config.mesh.tp, config.mesh.pp, config.data.accumulate
@@ -251,3 +255,8 @@ def _in_all(kernel: Kernel) -> bool:
     """Whether a record has it at every stage and with every recipe. Sums, casts and copies of gradients differ."""
     of_backward = kernel.scope.phase == Phase.BACKWARD and kernel.engine == MATMUL
     return kernel.work is None and (kernel.scope.phase == Phase.FORWARD or of_backward)
+
+
+def _blocks(launch: Launch) -> bool:
+    """Whether compute waits for a collective where it is launched."""
+    return launch.axis == "tp" and launch.scope.phase in (Phase.FORWARD, Phase.BACKWARD)

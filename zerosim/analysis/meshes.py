@@ -7,7 +7,6 @@ them there: they reduce and gather once per microbatch (DeepSpeed refuses them).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import product
 from typing import Any
 
 from zerosim.analysis.search import ever_more_recompute
@@ -39,16 +38,17 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
 
 
 def ladders(config: RunConfig, global_batch: int, node: int) -> Iterator[Sequence[RunConfig]]:
-    """For every mesh of `config`'s ranks, with and without sequence parallelism, ZeRO stage and microbatch that the
-    model and the batch can be cut for: ever more recompute. Tensor parallelism stays within a `node`."""
+    """For every mesh of `config`'s ranks, ZeRO stage and microbatch that the model and the batch can be cut for: ever
+    more recompute. Tensor parallelism stays within a `node` and is sequence parallel where the rows allow it, which
+    sends as much and holds less; so stage 1 stands for 0."""
     ranks = config.mesh.ranks
     for tp, pp, stage in cuts(ranks, node, pipelined(config)):
         own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
         micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
-        for rows, by_rows in product(micro_batches, (False, True) if tp > 1 else (False,)):
-            sizes = {"micro_batch": rows, "accumulate": own // rows, "sequence_parallel": by_rows}
-            asked = arranged(config, ranks, tp, pp, stage, **sizes)
-            if asked is not None:
+        for rows in micro_batches:
+            sizes = {"micro_batch": rows, "accumulate": own // rows}
+            ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=cut) for cut in (tp > 1, False))
+            if (asked := next(filter(None, ways), None)) is not None:
                 yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
 
 
@@ -62,7 +62,7 @@ def cuts(ranks: int, node: int, beside_pp: Collection[int]) -> Iterator[tuple[in
     for tp in divisors(ranks):
         for pp in divisors(ranks // tp) if tp <= node else ():
             dp = ranks // Mesh(tp=tp, pp=pp).world_size
-            for stage in range(4) if dp > 1 else (0,):
+            for stage in range(1, 4) if dp > 1 else (0,):
                 if pp == 1 or dp == 1 or stage in beside_pp:
                     yield tp, pp, stage
 

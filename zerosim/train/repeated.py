@@ -58,6 +58,10 @@ class Rehearsed(NamedTuple):
     keeps: frozenset[int]
 
 
+Rehearsals = dict[tuple[Any, ...], Rehearsed]
+"""What was rehearsed for one configuration, but for its number of micro-batches, by what blocks may differ in."""
+
+
 class Player:
     """Makes the calls of one block's pass on a rank's own device. `ids` are the device's, by those of the rehearsal;
     `held` the buffers that somebody else has a handle on, too."""
