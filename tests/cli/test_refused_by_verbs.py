@@ -42,6 +42,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
     ],
     "plan --model gpt2": [
         ("--kernels eager", "--kernels eager: of which devices? pass --gpu NAME too"),
+        ("--cuda-graphs", "--cuda-graphs: of which devices? pass --gpu NAME too"),
         ("--gpu h100 --kernels egaer", "expected one of eager, compiled, fused; did you mean 'eager'?"),
         ("--gpu h100 --flash-kernel fa4", "--flash-kernel 'fa4': expected one of fa1, fa2, fa3, cudnn, triton"),
     ],

@@ -67,7 +67,11 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
         ("deepspeed", 0, {**TORCH, **FP32, "persistent_grads": True}),
         ("deepspeed", 1, {**DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}),
         ("deepspeed", 2, {**DEEPSPEED, "grad_reduction": "all_reduce"}),
-        ("deepspeed", 3, {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True}),
+        (
+            "deepspeed",
+            3,
+            {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True, "overlap_comm": True},
+        ),
         ("fsdp2", 2, {**LATE, **FP32}),
         ("fsdp2", 3, {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1}),
         ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),

@@ -74,11 +74,11 @@ def test_what_follows_from_others_has_a_value_when_it_is_built() -> None:
     ("values", "set_aside"),
     [
         ({"recipe": "deepspeed", "stage": 2, "partition": "owner"}, "grad_reduction reduce_bucket"),
-        ({"recipe": "deepspeed", "optimizer": "muon"}, "reduce_bucket"),
+        ({"recipe": "deepspeed", "optimizer": "muon"}, "reduce_bucket overlap_comm"),
         ({"recipe": "deepspeed", "prefetch": 1}, "prefetch_elements max_live"),
         ({"recipe": "fsdp2", "prefetch_elements": 5}, "prefetch"),
         ({"recipe": "fsdp2", "reduce_bucket": 600}, "overlap_reduction"),
-        ({"recipe": "deepspeed", "overlap_reduction": True}, "reduce_bucket"),
+        ({"recipe": "deepspeed", "overlap_reduction": True}, "reduce_bucket overlap_comm"),
         ({"recipe": "megatron", "precision": "fp16", "upcast_grads": False}, "keep_upcast"),
         ({"recipe": "deepspeed"}, ""),
         ({"partition": "owner", "gather": "module"}, ""),
@@ -90,7 +90,9 @@ def test_a_value_of_the_recipe_that_loses_is_set_aside_and_told(values: dict[str
     assert (list(config.set_aside), off.set_aside, config) == (names, {}, off)
     for name, said in config.set_aside.items():
         assert said.startswith(f"recipe {values['recipe']}'s {name}")
-        assert any(other in said for other in {*values, "muon", "prefetch_elements"} - {"recipe", "stage"})
+        assert any(
+            other in said for other in {*values, "muon", "prefetch_elements", "reduce_bucket"} - {"recipe", "stage"}
+        )
 
 
 def test_a_wish_that_this_stage_cannot_grant_is_told() -> None:
@@ -108,7 +110,7 @@ def test_a_wish_that_this_stage_cannot_grant_is_told() -> None:
         ("all", {"recipe": "deepspeed"}, {"reduce_buffers": 2}),
         ("gather", {"recipe": "fsdp2"}, {"overlap_reduction": False}),
         ("none", {"recipe": "fsdp2"}, {"overlap_reduction": False, "prefetch": 0}),
-        ("none", {"recipe": "deepspeed"}, {"prefetch_elements": 0, "max_live": 0}),
+        ("none", {"recipe": "deepspeed"}, {"prefetch_elements": 0, "max_live": 0, "overlap_comm": False}),
         ("reduce", {"recipe": "deepspeed", "partition": "owner", "stage": 2}, {"overlap_reduction": True}),
         ("all", {"prefetch": 2}, {"overlap_reduction": True}),
         ("none", {"prefetch_elements": 5}, {}),

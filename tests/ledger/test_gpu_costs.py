@@ -11,9 +11,10 @@ from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets
 from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached
 from zerosim.config.presets.operators import operators
-from zerosim.device.events import Kernel, Scope
+from zerosim.device.events import Copy, Kernel, Scope
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.ledger.gpu_costs import COMPILED, LAUNCH, WRAPPED, GpuCosts
+from zerosim.report.verdict import assumed
 
 HALF, FULL = Reached(((1.0, 0.5),)), Curve(((1.0, 1.0),))
 TABLES = KernelTables(
@@ -67,7 +68,7 @@ def test_what_a_framework_runs_as_several_kernels_moves_more_bytes_in_as_many_la
     assert costs["fused"].launch(norm) == pytest.approx(WRAPPED)
     assert costs["compiled"].launch(norm) == pytest.approx(COMPILED)
     free = GpuCosts(TABLES, replace(SLOW, host=0.0), RunConfig())
-    assert free.launch(norm) == free.call == 0
+    assert free.launch(norm) == free.call(Copy(Scope(0), "device", "host", 8)) == 0
 
 
 @pytest.mark.parametrize("device", presets(), ids=lambda device: device.name)
@@ -90,13 +91,22 @@ def test_what_does_more_never_ends_sooner(device: object, kernels: str) -> None:
                 assert times == sorted(times)
 
 
-def test_an_attention_kernel_that_a_gpu_was_not_measured_with_is_the_one_that_was() -> None:
-    def kernel_of(gpu: str, asked: str) -> str:
-        cluster: Cluster = cluster_of(find_hardware(gpu))
-        assert isinstance(cluster.measured, KernelTables)
-        return GpuCosts(cluster.measured, cluster, RunConfig(flash_kernel=asked)).flash_kernel
-
-    assert kernel_of("a100-80", "cudnn") == "fa2"
-    assert kernel_of("h100-80", "cudnn") == "cudnn"
-    assert kernel_of("h100-80", "fa3") == "fa3"
-    assert kernel_of("b200", "fa2") == "cudnn"
+@pytest.mark.parametrize(
+    ("gpu", "asked", "taken", "table"),
+    [
+        ("a100-80", "cudnn", "fa2", "A100 SXM"),
+        ("h100-80", "cudnn", "cudnn", ""),
+        ("h200-141", "xformers", "fa2", "H100 SXM"),
+        ("b200", "fa2", "cudnn", "B200"),
+    ],
+)
+def test_a_flash_kernel_that_a_table_lacks_is_another_one_and_a_plan_says_so(
+    gpu: str, asked: str, taken: str, table: str
+) -> None:
+    cluster: Cluster = cluster_of(find_hardware(gpu))
+    assert isinstance(cluster.measured, KernelTables)
+    config = RunConfig(flash_kernel=asked, attention="flash")
+    assert GpuCosts(cluster.measured, cluster, config).flash_kernel == taken
+    said = f"the table of {table} has no {asked}: timed as {taken}"
+    assert (said in assumed(config, None, cluster)) == bool(table)
+    assert "has no" not in assumed(config, None, None) + assumed(config.replace(attention="eager"), None, cluster)

@@ -15,7 +15,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import wrong
 from zerosim.ledger.clock import StepTime, simulate, step_time
 from zerosim.ledger.costs_of import costs_of
-from zerosim.ledger.pace import Entry
+from zerosim.ledger.entries import Entry
 from zerosim.train.plan import paces_of, plan
 
 HIDDEN = 0.1

@@ -71,8 +71,9 @@ def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
 
 
 def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval | None:
-    """Of a modelled step; None where no such step was measured, and on a machine that was (it has its own error)."""
-    if cluster.machine is not None or not time.model_flops:
+    """Of a modelled step; None where no such step was measured, and on a machine that was (it has its own error). Where
+    the host decides, none was measured with CUDA graphs."""
+    if cluster.machine is not None or not time.model_flops or (config.clock.cuda_graphs and is_host_bound(time)):
         return None
     return interval(step_class(config, time, cluster.name), read_steps())
 

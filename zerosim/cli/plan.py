@@ -179,7 +179,8 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
         return cluster_of(limit.device, node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
     for name in ("node_gpus", "nic", *CLOCK):
         if (value := getattr(args, name, None)) is not None:
-            raise InputError(f"{flag_of(name)} {value}: of which devices? pass --gpu NAME too")
+            shown = "" if isinstance(value, bool) else f" {value}"
+            raise InputError(f"{flag_of(name)}{shown}: of which devices? pass --gpu NAME too")
     return None
 
 

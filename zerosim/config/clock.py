@@ -22,6 +22,19 @@ class ClockConfig(Part):
         "fa2", "whose FlashAttention kernel the clock times: of a GPU that was not measured with it, the one that was",
         choices=FLASH_KERNELS, follows=OF_RECIPE,
     )  # fmt: skip
+    cuda_graphs: bool = option(
+        False, "the clock's host launches a block's forward, or its backward, as one CUDA graph instead of kernel by "
+        "kernel",
+    )  # fmt: skip
+    tp_comm_overlap: bool = option(
+        False, "with --sequence-parallel: the clock overlaps tensor parallelism's collectives with the products beside "
+        "them, chunk by chunk, as Transformer Engine does",
+    )  # fmt: skip
+    overlap_comm: bool = option(
+        False, "the clock runs stage 3's reductions out of --reduce-bucket in a side stream, as DeepSpeed does under "
+        "overlap_comm",
+        stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
 
 
 CLOCK = tuple(ClockConfig.options())

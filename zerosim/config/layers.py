@@ -38,6 +38,8 @@ EXCLUSIONS = (
     Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
     Exclusion("fp32_softmax", "attention", "it keeps no softmax"),
     Exclusion("own_grads_only", "persistent_grads", "a buffer that stays from start to end is not freed"),
+    Exclusion("overlap_comm", "reduce_bucket", needs=True),
+    Exclusion("tp_comm_overlap", "sequence_parallel", needs=True),
     Exclusion("balance_ends", "stage_layers", "it says how the layers are cut"),
 )
 """In the order in which they are looked at: what one sets aside, the next does not see."""
@@ -110,6 +112,8 @@ def _overlap(values: dict[str, Any], given: Mapping[str, Any], stage: int) -> No
     if wish is not None:
         reduces, gathers = wish in ("reduce", "all"), wish in ("gather", "all")
         row = {"overlap_reduction": reduces and not has_bucket, "reduce_buffers": 1 + (reduces and has_bucket)}
+        if not reduces:
+            row["overlap_comm"] = False
         if stage == 3 and not (gathers and values.get("prefetch_elements")):
             row |= {"prefetch": int(gathers), "prefetch_elements": 0, "max_live": 0}
         values |= {name: value for name, value in row.items() if name not in given}

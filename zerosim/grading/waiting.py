@@ -16,7 +16,7 @@ from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
 from zerosim.grading.asking import Wrong, by_calls
 from zerosim.grading.plain import shown
 from zerosim.ledger.clock import simulate
-from zerosim.ledger.pace import Busy, Entry
+from zerosim.ledger.entries import Busy, Entry
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
 
@@ -58,13 +58,18 @@ _TURN = "at a unit's turn: wait for its own gather, launch those ahead, compute;
 class OnPaper:
     """Costs of a sum on paper: a byte of a collective takes a second, and nothing else takes any."""
 
-    call = 0.0
+    graph = 0.0
+    chunks = 1
+    side_stream = False
     contention = 0.0
 
     def kernel(self, kernel: Kernel) -> float:
         return 0.0
 
     def launch(self, kernel: Kernel) -> float:
+        return 0.0
+
+    def call(self, event: Launch | Copy) -> float:
         return 0.0
 
     def collective(self, launch: Launch) -> float:

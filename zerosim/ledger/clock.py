@@ -26,7 +26,7 @@ from typing import NamedTuple
 from zerosim.device.events import Copy, Launch, Scope
 from zerosim.errors import InputError
 from zerosim.ledger.costs import Costs
-from zerosim.ledger.pace import Busy, Entry, Live
+from zerosim.ledger.entries import Busy, Entry, Live
 from zerosim.placement.mesh import AXES, Mesh
 from zerosim.verbs import MESSAGES
 
@@ -100,7 +100,7 @@ def simulate(
     *,
     keep_spans: bool = False,
 ) -> Timeline:
-    """One step of these ranks (`pace.py`); `stands_for` says which of them each rank of the mesh is like.
+    """One step of these ranks (`entries.py`); `stands_for` says which of them each rank of the mesh is like.
 
     Raises: InputError for ranks of which one waits for a call that another never makes.
     """
@@ -231,7 +231,7 @@ class _Run:
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
         key = stream, _places(self.mesh, event.group), event.sequence
-        self.host += self.costs.call
+        self.host += self.costs.call(event)
         call = _Call(key, event, stream, max(self.now, self.host))
         self.calls[key] = self.works[event.work] = call
         self.streams.setdefault(stream, deque()).append(call)
@@ -265,7 +265,7 @@ class _Run:
 
     def _copy(self, event: Copy) -> None:
         """To the host beside compute; from it compute waits, for the copy is what it goes on with."""
-        self.host += self.costs.call
+        self.host += self.costs.call(event)
         stream = f"{event.source} to {event.target}"
         start = max(self.now, self.host, self.free.get(stream, 0.0))
         stop = start + self.costs.copy(event)

@@ -13,7 +13,9 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from zerosim.config.presets.cluster import Cluster
-from zerosim.device.events import Copy, Kernel, Launch
+from zerosim.device.device import Phase
+from zerosim.device.events import Copy, Kernel, Launch, Scope
+from zerosim.placement.spec import is_in_block
 from zerosim.verbs import find_verb
 
 
@@ -32,13 +34,29 @@ class Costs(Protocol):
     def copy(self, copy: Copy) -> float:
         """Of a copy between a device and its host."""
 
-    @property
-    def call(self) -> float:
+    def call(self, event: Launch | Copy) -> float:
         """Of the host, to launch a collective, a message or a copy."""
+
+    @property
+    def graph(self) -> float:
+        """Of the host at most, to launch a block's forward or backward as one CUDA graph; 0 where there is none."""
+
+    @property
+    def chunks(self) -> int:
+        """Into how many a product and its tensor-parallel collective are taken apart, to overlap; 1: they are not."""
+
+    @property
+    def side_stream(self) -> bool:
+        """Whether ZeRO-3's reductions run beside compute until the next one."""
 
     @property
     def contention(self) -> float:
         """How much longer, as a share, kernels take while a collective is in flight."""
+
+
+def is_captured(scope: Scope) -> bool:
+    """Whether CUDA graphs are captured there: of a block's forward and backward, not of tables, head, loss or step."""
+    return scope.phase in (Phase.FORWARD, Phase.BACKWARD) and is_in_block(scope.unit)
 
 
 class Topology(NamedTuple):

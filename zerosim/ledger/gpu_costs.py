@@ -8,6 +8,11 @@ several kernels moves more bytes and is launched as often (`config/presets/opera
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
 PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
 is taken, because it waits for the device once), 6.8 for a kernel of torch.compile (meta-pytorch/tritonbench#1017).
+
+A CUDA graph is one launch: Megatron captures a layer's forward and its backward (core/transformer/cuda_graphs.py),
+torch.compile a compiled region. The host takes 44.3 microseconds to call a compiled graph, guards and arguments
+included (tritonbench#1017, of a graph of one kernel; nobody printed what the replay of a long one takes). A block's
+launches take no longer than that together. Where they are fewer, they take what they take.
 """
 
 from __future__ import annotations
@@ -21,10 +26,10 @@ from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
-from zerosim.ledger.costs import topology
+from zerosim.ledger.costs import is_captured, topology
 
 US = 1e-6
-LAUNCH, WRAPPED, COMPILED = 7 * US, 27 * US, 6.8 * US
+LAUNCH, WRAPPED, COMPILED, GRAPH = 7 * US, 27 * US, 6.8 * US, 44.3 * US
 CONTENTION = 0.15 / 0.85
 """A collective in flight takes 15 % of the multiprocessors (calculon-ai/calculon caa4b11, a100.json)."""
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
@@ -37,10 +42,12 @@ class GpuCosts:
 
     def __init__(self, tables: KernelTables, cluster: Cluster, config: RunConfig) -> None:
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
-        self.call, self.contention = WRAPPED * cluster.host, CONTENTION * cluster.contention
+        self.contention = CONTENTION * cluster.contention
+        self.chunks = config.mesh.tp if config.clock.tp_comm_overlap else 1
+        self.side_stream = config.clock.overlap_comm
+        self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
-        known = tables.attention
-        self.flash_kernel = next(name for name in (config.clock.flash_kernel, "fa2", *known) if name in known)
+        self.flash_kernel = tables.flash_kernel(config.clock.flash_kernel)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:
@@ -51,6 +58,11 @@ class GpuCosts:
         each = COMPILED if self.kernels == "compiled" else LAUNCH
         least = WRAPPED if launches and self.kernels != "compiled" else 0.0
         return max(least, launches * each) * self.cluster.host
+
+    def call(self, event: Launch | Copy) -> float:
+        """Nothing where the call is part of a graph: tensor parallelism's, between the kernels of a block."""
+        is_inside = self.graph and isinstance(event, Launch) and event.axis == "tp" and is_captured(event.scope)
+        return 0.0 if is_inside else WRAPPED * self.cluster.host
 
     def collective(self, launch: Launch) -> float:
         return collective_seconds(launch, self._place(launch.group), self.cluster)

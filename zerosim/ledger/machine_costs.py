@@ -15,7 +15,9 @@ from zerosim.verbs import find_verb
 class MachineCosts:
     """A host of such a machine does not run ahead: what it does between two kernels is part of a kernel's time."""
 
-    call = 0.0
+    graph = 0.0
+    chunks = 1
+    side_stream = False
     contention = 0.0
 
     def __init__(self, machine: Machine, cluster: Cluster) -> None:
@@ -28,6 +30,9 @@ class MachineCosts:
         return self.machine.kernel_seconds(kernel.name, flops, nbytes) + self.machine.kernel_s
 
     def launch(self, kernel: Kernel) -> float:
+        return 0.0
+
+    def call(self, event: Launch | Copy) -> float:
         return 0.0
 
     def collective(self, launch: Launch) -> float:

@@ -142,6 +142,11 @@ class Overlap(NamedTuple):
         return self.stop - self.start
 
 
+def is_in_block(module: str) -> bool:
+    """Whether a module is a block or part of one: h.3 and h.3.mlp.c_fc."""
+    return any(part.isdigit() for part in module.split("."))
+
+
 def unit_of(module: str) -> str:
     """The unit that a module belongs to: h.3 of h.3.mlp.c_fc; itself outside of the blocks."""
     head, dot, tail = module.partition(".")

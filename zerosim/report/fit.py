@@ -63,7 +63,7 @@ class Search(NamedTuple):
         told = filter(None, [about, usual_text(shown), *lines])
         return Stack(
             Stack(prose(answer, style), *map(prose, told), close=True),
-            prose(assumed(shown, self.limit), "dim"),
+            prose(assumed(shown, self.limit, self.cluster), "dim"),
             set_aside_text(shown),
             warnings_text(self.warnings(best, taken)),
             *tables,

@@ -93,7 +93,9 @@ def plan_report(
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, lines), close=True) if lines else None,
-        Stack(prose(assumed(config, limit), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True),
+        Stack(
+            prose(assumed(config, limit, cluster), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True
+        ),
         *_notes(result),
         warnings_text(warnings_of(config, limit, cluster, taken if does_fit else None)),
         prose("Formulas and counts agree.") if has_agreed else prose("Formulas and counts do not agree:", "bold red"),

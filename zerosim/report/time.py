@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +21,13 @@ from zerosim.train.result import RunResult
 
 _WORTH_IT = 0.05
 _WORTH_SAYING = 0.01
-_AXES = {
-    "dp_shard": "ZeRO's collectives",
+_WAITS = {
+    "states": "ZeRO's collectives",
+    "replicas": "averages over replicas",
     "tp": "tensor parallelism's collectives",
-    "pp": "the neighbouring stage",
+    "pp": "the neighbouring pipeline stage",
 }
+"""By what a mesh axis is for (`what_for`)."""
 
 
 def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
@@ -65,9 +68,12 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     if cluster.machine is not None and cluster.machine.precision != precision:
         lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")
     if is_host_bound(time):
+        has_graphs = result.config.clock.cuda_graphs
         lines.append(
             f"The host decides how long the step takes: launching its {time.kernels:,} kernels takes longer than "
-            "running them."
+            f"running them{', also with CUDA graphs' if has_graphs else ''}."
+            + " --cuda-graphs launches a block's forward or backward at once."
+            * (not has_graphs)
         )
     if cluster.machine is not None or found is None:
         return [*lines, trust(cluster, found)]
@@ -90,7 +96,8 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
     wish = "all" if config.parallel.zero_stage == 3 else "reduce"
-    return [] if config.parallel.overlap == wish else [f"--overlap {wish}"]
+    has_all = config.parallel.overlap == wish or (config.parallel.overlap == "gather" and config.clock.overlap_comm)
+    return [] if has_all else [f"--overlap {wish}"]
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
@@ -152,8 +159,10 @@ def _place(cluster: Cluster) -> str:
 
 def _parts(time: StepTime) -> list[tuple[str, float]]:
     """Those that take any time."""
-    parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed)]
-    parts += [(f"waits for {_AXES.get(axis, axis)}", seconds) for axis, seconds in time.exposed.items()]
+    waits = defaultdict[str, float](float)
+    for axis, seconds in time.exposed.items():
+        waits[f"waits for {_WAITS.get(what_for(axis), f'collectives along {axis}')}"] += seconds
+    parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed), *waits.items()]
     parts += [("waits for other ranks (bubble)", time.bubble), ("waits for the host's launches", time.host)]
     parts += [("copies to and from the host", time.copies)]
     return [(name, seconds) for name, seconds in parts if seconds]

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.shares import is_mesh
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.hardware import Hardware
+from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.outside import Outside
 from zerosim.config.presets.recipes import USUAL
 from zerosim.placement.mesh import DATA
@@ -101,8 +103,8 @@ def taken_column(config: RunConfig) -> str:
     return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
 
 
-def assumed(config: RunConfig, limit: Limit | None) -> str:
-    """What the verdict takes for granted, and what it leaves out."""
+def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = None) -> str:
+    """What the verdict and the clock take for granted, and what they leave out."""
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
     ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
     rows = f"{counted(data.micro_batch, 'row')} of {config.model.seq:,} tokens"
@@ -111,7 +113,8 @@ def assumed(config: RunConfig, limit: Limit | None) -> str:
     batch += f" of {rows} on each of {ranks}".replace("each of 1 ", "one ")
     parts = [batch, config.precision.param_dtype, OPTIMIZERS[config.optim.optimizer]]
     if config.model.has_blocks:
-        parts += [f"{config.memory.attention} attention{_why(config, limit)}", f"recompute {config.memory.recompute}"]
+        parts += [f"{config.memory.attention} attention{_why(config, limit, cluster)}"]
+        parts += [f"recompute {config.memory.recompute}"]
     parts.append(f"recipe {config.parallel.recipe}")
     missing = []
     if reserve:
@@ -124,11 +127,18 @@ def assumed(config: RunConfig, limit: Limit | None) -> str:
     return f"Assumed: {', '.join(parts)}." + (f" Not counted: {listed(missing)}." if missing else "")
 
 
-def _why(config: RunConfig, limit: Limit | None) -> str:
-    """Whose kernel it is on a device that FlashAttention does not run on."""
-    device = None if limit is None else limit.device
-    is_other = device is not None and device.flash is False and config.memory.attention == "flash"
-    return f" (PyTorch's memory-efficient kernel on {device.name})" if device is not None and is_other else ""
+def _why(config: RunConfig, limit: Limit | None, cluster: Cluster | None) -> str:
+    """Whose kernel it is on a device that FlashAttention does not run on, and whose times stand in for a kernel's."""
+    device, said = None if limit is None else limit.device, []
+    if config.memory.attention != "flash":
+        return ""
+    if device is not None and device.flash is False:
+        said.append(f"PyTorch's memory-efficient kernel on {device.name}")
+    if cluster is not None and isinstance(tables := cluster.measured, KernelTables):
+        asked = config.clock.flash_kernel
+        if (taken := tables.flash_kernel(asked)) != asked:
+            said.append(f"the table of {tables.gpu} has no {asked}: timed as {taken}")
+    return f" ({', '.join(said)})" if said else ""
 
 
 def usual_text(config: RunConfig) -> str:

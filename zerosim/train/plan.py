@@ -27,7 +27,8 @@ from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.costs_of import costs_of
-from zerosim.ledger.pace import Entry, PaceLedger
+from zerosim.ledger.entries import Entry
+from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import classes, reasons

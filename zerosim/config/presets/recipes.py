@@ -86,7 +86,8 @@ def recipes() -> tuple[Recipe, ...]:
             "DeepSpeed's defaults: gradients are reduced out of a buffer of 5e8 elements; stages 1 and 2 all-reduce "
             "them and keep the own slice, which the step casts to fp32; stage 3 gathers each linear map and norm on "
             "its own, and at each turn 5e7 more elements until 1e9 are there, has the buffer for its gradients' slice "
-            "from the start, and never frees tensors of at most 1e5 elements. The loss is PyTorch's.",
+            "from the start, and never frees tensors of at most 1e5 elements. Its reductions run beside compute "
+            "(overlap_comm; the clock alone knows). The loss is PyTorch's.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
@@ -173,6 +174,7 @@ _DEEPSPEED_3 = {
     "persistent_grads": True,
     "persistent_numel": 100_000,
     "sub_group": 1_000_000_000,
+    "overlap_comm": True,
     "gather": "module",
     "prefetch_elements": 50_000_000,
     "max_live": 1_000_000_000,

@@ -1,0 +1,95 @@
+"""Tensor parallelism's collectives beside a block's products, as Transformer Engine runs them (--tp-comm-overlap).
+
+Between t ranks a product and its collective are taken apart into t chunks of rows:
+
+    all-gather, then product      a ring passes chunks on while the products of those that are there run. A rank has its
+                                  own chunk from the start. When the last one comes, its product is left
+    product, then reduce-scatter  a chunk is sent when its product is done. A rank's own chunk is the last product
+    in backward                   the gather of an input for weight gradients runs beside the product for the input's
+                                  gradient, and that gradient's reduce-scatter beside the weight gradients' products
+
+So a rank's entries stand in another order, and some products in two parts. The clock knows nothing of it. All chunks of
+a product take as long as the whole: they run on several streams side by side.
+
+Source: NVIDIA/TransformerEngine 015939a, common/comm_gemm_overlap/comm_gemm_overlap.cpp (split_overlap_ag and
+split_overlap_rs of CommOverlapP2PBase), pytorch/module/base.py (initialize_ub: the method of each product).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+
+from zerosim.device.events import Launch, Wait
+from zerosim.device.work import DGRAD, LINEAR, WGRAD
+from zerosim.ledger.costs import is_captured
+from zerosim.ledger.entries import Busy, Entry, Live
+
+_OF_INPUTS = (DGRAD, "add")
+_OF_PRODUCTS = (LINEAR, WGRAD, "column_sum", *_OF_INPUTS)
+
+
+def overlapped(entries: Iterable[Entry], chunks: int) -> Iterator[Entry]:
+    """Entries of single kernels, each by its name, in the order in which chunks let them run."""
+    gathers, arrival, run = set[int](), list[Entry](), list[Entry]()  # an arrival is put off behind products that run
+    for entry in entries:
+        if isinstance(entry, Live) or _name(entry) in _OF_PRODUCTS:
+            run.append(entry)
+        elif isinstance(entry, Wait) and entry.work in gathers:
+            yield from run
+            arrival, run = [entry], []
+        else:
+            is_scatter = _is_of_block(entry, "reduce_scatter")
+            yield from _before_scatter(entry, arrival, run, chunks) if is_scatter else _taken(arrival, run, chunks)
+            if not is_scatter:
+                yield entry
+            arrival, run = [], []
+            if isinstance(entry, Launch) and _is_of_block(entry, "all_gather"):
+                gathers.add(entry.work)
+    yield from _taken(arrival, run, chunks)
+
+
+def _taken(arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Iterator[Entry]:
+    """Products of what a gather brings: those that take it run chunk by chunk, and the last chunk when it is there."""
+    kind = next((name for entry in run if (name := _name(entry))), "")
+    if not arrival or kind not in (LINEAR, DGRAD):
+        yield from (*arrival, *run)
+        return
+    taking = list(takewhile(lambda entry: _name(entry) in ("", kind), run))
+    parts = [_cut(entry, (chunks - 1) / chunks) for entry in taking]
+    yield from (first for first, _ in parts)
+    yield from arrival
+    yield from (rest for _, rests in parts for rest in rests)
+    yield from run[len(taking) :]
+
+
+def _before_scatter(launch: Entry, arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Iterator[Entry]:
+    """Products whose result a reduce-scatter takes, and its launch."""
+    names = [_name(entry) for entry in run]
+    if DGRAD in names:  # the rest makes weight gradients
+        yield from (entry for entry in run if _name(entry) in ("", *_OF_INPUTS))
+        yield from (*arrival, launch)
+        yield from (entry for entry in run if _name(entry) not in ("", *_OF_INPUTS))
+    elif LINEAR in names:
+        at = len(names) - 1 - names[::-1].index(LINEAR)
+        first, rest = _cut(run[at], 1 / chunks)
+        yield from (*arrival, *run[:at], first, launch, *rest, *run[at + 1 :])
+    else:
+        yield from (*arrival, *run, launch)
+
+
+def _cut(entry: Entry, share: float) -> tuple[Entry, list[Entry]]:
+    """A product in two parts, the first of which has this share of its time and all else that is counted."""
+    if not isinstance(entry, Busy):
+        return entry, []
+    first, rest = share * entry.seconds, (1 - share) * entry.seconds
+    tail = entry._replace(seconds=rest, flops=0, forward_flops=0, kernels=0, launch=0.0, lag=rest)
+    return entry._replace(seconds=first, lag=entry.launch + first), [tail]
+
+
+def _name(entry: Entry) -> str:
+    return entry.name if isinstance(entry, Busy) else ""
+
+
+def _is_of_block(entry: Entry, op: str) -> bool:
+    return isinstance(entry, Launch) and (entry.op, entry.axis) == (op, "tp") and is_captured(entry.scope)
