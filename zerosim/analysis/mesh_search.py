@@ -238,7 +238,9 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
         seconds = sum(costs.kernel(event) for event in events if isinstance(event, Kernel) and _in_all(event))
         if config.clock.tp_comm_overlap:
             return seconds
-        return seconds + sum(costs.collective(event) for event in events if isinstance(event, Launch) and _blocks(event))
+        return seconds + sum(
+            costs.collective(event) for event in events if isinstance(event, Launch) and _blocks(event)
+        )
 
     def bound(config: RunConfig) -> float:
         tp, stages, batches = config.mesh.tp, config.mesh.pp, config.data.accumulate

@@ -188,7 +188,11 @@ def mesh_flags(config: RunConfig) -> str:
     """What is passed to run or plan it."""
     mesh, parallel, data = config.mesh, config.parallel, config.data
     flags = [f"--ranks {mesh.ranks}"]
-    flags += [f"--{axis.replace('_', '-')} {size}" for axis in ("dp_replicate", "tp", "pp") if (size := getattr(mesh, axis)) > 1]
+    flags += [
+        f"--{axis.replace('_', '-')} {size}"
+        for axis in ("dp_replicate", "tp", "pp")
+        if (size := getattr(mesh, axis)) > 1
+    ]
     if mesh.pp > 1 and parallel.pipeline_schedule != "1f1b":
         flags += [f"--pipeline {parallel.pipeline_schedule}"]
         flags += [f"--virtual-stages {parallel.num_chunks}"] * (parallel.pipeline_schedule == "interleaved")

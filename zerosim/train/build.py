@@ -194,7 +194,8 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     if isinstance(unit, Recompute):
         block = Recompute(block)
         _keep_inputs(Model([block]), config, groups)
-    return rehearse(block, unit, device, shape, dtype, defers=_defers(config))
+    ranks = groups("tp").ranks
+    return rehearse(block, unit, device, shape, dtype, ranks=ranks, defers=_defers(config))
 
 
 def _defers(config: RunConfig) -> bool:
