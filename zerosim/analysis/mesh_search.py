@@ -24,14 +24,17 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
+from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.device.device import Phase
+from zerosim.device.device import Device, Phase
 from zerosim.device.events import Kernel, Launch
 from zerosim.device.work import MATMUL
+from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
+from zerosim.train.build import build_model
 from zerosim.train.plan import Figures, plan
 
 MOST = 10
@@ -103,7 +106,9 @@ def best_meshes(
 
     Raises: KeyboardInterrupt while nothing has been found. Later it ends the search with what there is.
     """
-    families = list(ladders(config, global_batch, node))
+    every = list(ladders(config, global_batch, node))
+    numel = build_model(config, Device(0, make_backend("meta"))).num_parameters
+    families = [family for family in every if least_bytes(family[0], numel) <= trials.room(family[0])]
     waiting = [((trials.bound(family[0]), 0), BOUND, number, 0) for number, family in enumerate(families)]
     heapq.heapify(waiting)
     found: list[Fitting] = []
@@ -172,12 +177,22 @@ def best_meshes(
         if not found and isinstance(error, KeyboardInterrupt):
             raise
     too_much = [*estimates, *plans].count(False)
-    return Meshes(found, len(families), len(estimates), len(plans), too_much, ended)
+    return Meshes(found, len(every), len(estimates), len(plans), too_much, ended)
 
 
 def _one_row(asked: RunConfig) -> RunConfig:
     """The same with one row at a time, as few times as the schedule allows: nothing with more of them takes less."""
     return asked.replace(micro_batch=1, accumulate=asked.parallel.micro_batches(asked.mesh.pp)[0])
+
+
+def least_bytes(config: RunConfig, numel: int) -> int:
+    """What the fullest rank holds at least of a model of so many parameters: an even share of them, and of Adam's
+    moments and masters."""
+    mesh, stage, precision = config.mesh.axes, config.parallel.zero_stage, config.precision
+    each = dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
+    if config.optim.optimizer in ("adam", "adamw"):
+        each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
+    return int(each * numel / (mesh.tp * mesh.pp))
 
 
 def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tuple[float, int]:
