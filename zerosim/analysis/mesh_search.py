@@ -27,7 +27,7 @@ from zerosim.analysis.meshes import arranged, ladders, mesh_values
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.device.device import Device, Phase
+from zerosim.device.device import Device, Kind, Phase
 from zerosim.device.events import Kernel, Launch
 from zerosim.device.work import MATMUL
 from zerosim.dtypes import dtype
@@ -37,7 +37,7 @@ from zerosim.ledger.costs_of import costs_of
 from zerosim.train.build import build_model
 from zerosim.train.plan import Figures, plan
 
-MOST = 10
+MOST = 5
 BOUND, ESTIMATE = 0, 1
 NODE = 8
 """GPUs of a node, where nothing says how many."""
@@ -106,9 +106,7 @@ def best_meshes(
 
     Raises: KeyboardInterrupt while nothing has been found. Later it ends the search with what there is.
     """
-    every = list(ladders(config, global_batch, node))
-    numel = build_model(config, Device(0, make_backend("meta"))).num_parameters
-    families = [family for family in every if least_bytes(family[0], numel) <= trials.room(family[0])]
+    families, least_bytes = list(ladders(config, global_batch, node)), least_memory(config)
     waiting = [((trials.bound(family[0]), 0), BOUND, number, 0) for number, family in enumerate(families)]
     heapq.heapify(waiting)
     found: list[Fitting] = []
@@ -121,6 +119,8 @@ def best_meshes(
     def estimated(asked: RunConfig) -> tuple[float, int] | None:
         one, rows = _one_row(asked), asked.data.micro_batch
         if asked.data.accumulate > 1 and rows >= refused.get(one, rows + 1):
+            return None
+        if least_bytes(asked) > trials.room(asked):
             return None
         value = estimate(asked, trials.unlimited)
         estimates.append(value[1] <= trials.room(asked))
@@ -142,7 +142,8 @@ def best_meshes(
         """More recompute, where that may help."""
         smallest = _one_row(families[number][-1])
         if smallest not in hopeless:
-            hopeless[smallest] = estimate(smallest, trials.unlimited)[1] > trials.room(smallest)
+            room = trials.room(smallest)
+            hopeless[smallest] = least_bytes(smallest) > room or estimate(smallest, trials.unlimited)[1] > room
         if not hopeless[smallest] and level + 1 < len(families[number]):
             heapq.heappush(waiting, ((trials.bound(families[number][level + 1]), 0), BOUND, number, level + 1))
 
@@ -177,7 +178,7 @@ def best_meshes(
         if not found and isinstance(error, KeyboardInterrupt):
             raise
     too_much = [*estimates, *plans].count(False)
-    return Meshes(found, len(every), len(estimates), len(plans), too_much, ended)
+    return Meshes(found, len(families), len(estimates), len(plans), too_much, ended)
 
 
 def _one_row(asked: RunConfig) -> RunConfig:
@@ -185,14 +186,31 @@ def _one_row(asked: RunConfig) -> RunConfig:
     return asked.replace(micro_batch=1, accumulate=asked.parallel.micro_batches(asked.mesh.pp)[0])
 
 
-def least_bytes(config: RunConfig, numel: int) -> int:
-    """What the fullest rank holds at least of a model of so many parameters: an even share of them, and of Adam's
-    moments and masters."""
-    mesh, stage, precision = config.mesh.axes, config.parallel.zero_stage, config.precision
-    each = dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
-    if config.optim.optimizer in ("adam", "adamw"):
-        each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
-    return int(each * numel / (mesh.tp * mesh.pp))
+def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
+    """How many bytes the fullest rank of a configuration holds at least: an even share of the parameters, of Adam's
+    moments and masters; and on the first stage of a pipeline, before its first backward, what blocks keep of as many
+    microbatches as there are stages."""
+    numel = build_model(config, Device(0, make_backend("meta"))).num_parameters
+
+    @cache
+    def kept(one: RunConfig) -> float:
+        """Of one microbatch by one block."""
+        every = max(1, one.memory.again.every)
+        marks = [plan(one.replace(layers=count * every)).memory[0].marks["end_of_forward"] for count in (1, 2)]
+        few, more = (mark.by_kind.get(Kind.ACTIVATION, 0) + mark.by_kind.get(Kind.KEPT, 0) for mark in marks)
+        return (more - few) / every
+
+    def least(asked: RunConfig) -> float:
+        mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
+        each = dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
+        if asked.optim.optimizer in ("adam", "adamw"):
+            each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
+        one = arranged(asked, mesh.tp, mesh.tp, 1, 0, accumulate=1, steps=1)
+        assert one is not None  # a mesh of tp alone is one
+        live = min(mesh.pp, asked.data.accumulate) * (asked.model.layers // mesh.pp)
+        return each * numel / (mesh.tp * mesh.pp) + live * kept(one)
+
+    return least
 
 
 def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tuple[float, int]:
