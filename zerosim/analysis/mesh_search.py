@@ -88,7 +88,7 @@ class Trials(NamedTuple):
 Say = Callable[[RunConfig, Figures | None], None]
 
 
-class Stopped(Exception):  # noqa: N818  no error: time is up
+class Stopped(Exception):
     """No more time."""
 
 
@@ -148,7 +148,7 @@ def best_meshes(
             heapq.heappush(waiting, ((trials.bound(families[number][level + 1]), 0), BOUND, number, level + 1))
 
     def ask() -> None:
-        value, what, number, level = heapq.heappop(waiting)
+        _, what, number, level = heapq.heappop(waiting)
         asked = families[number][level]
         if what == BOUND:
             if hopeless.get(_one_row(families[number][-1])):
@@ -214,7 +214,7 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 
 
 def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tuple[float, int]:
-    """Seconds and bytes of a step, out of plans of one and two blocks a chunk, and as much more for each further one."""
+    """Seconds and bytes of a step, out of plans of one and two blocks a chunk; each further one adds as much."""
     few = config.mesh.pp * config.parallel.num_chunks * max(1, config.memory.again.every)
     layers = config.model.layers
     if layers <= 3 * few or config.parallel.balance_ends:
@@ -254,11 +254,12 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
     """How long a configuration's step takes at least, by the clock.
 
     Whatever the mesh, stage and recipe are, each micro-batch goes through the forward of every unit and the products
-    of its backward, and waits for tensor parallelism's collectives in between: t seconds, over all pipeline stages. Stage i of p takes t_i of them, and m t_i for m
-    micro-batches, while one of them has to come through the stages before it, both ways: m t_i + (t_1 + ... + t_(i-1)).
-    However t is divided, for one i that is at least t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An
-    interleaved one begins sooner: m t / p, and t; so does one whose weight gradients run apart, for m >= p. Blocks are
-    alike: t is that of a few, and as much more for each of the others.
+    of its backward, and waits for tensor parallelism's collectives in between: t seconds, over all pipeline stages.
+    Stage i of p takes t_i of them, and m t_i for m micro-batches, while one of them has to come through the stages
+    before it, both ways: m t_i + (t_1 + ... + t_(i-1)). However t is divided, for one i that is at least
+    t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An interleaved one begins sooner: m t / p, and t; so does
+    one whose weight gradients run apart, for m >= p. Blocks are alike: t is that of a few, and as much more for each of
+    the others.
     """
 
     @cache

@@ -1,4 +1,4 @@
-"""The ways to arrange a number of ranks for a model: tensor and pipeline parallelism, ZeRO stage, microbatches, recompute.
+"""The ways to arrange ranks for a model: tensor and pipeline parallelism, ZeRO stage, microbatches, recompute.
 
 A vocabulary that tp does not divide is padded. ZeRO-2 and 3 stand beside a pipeline where the recipe's framework has
 them there: they reduce and gather once per microbatch (DeepSpeed refuses them).

@@ -196,7 +196,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, Trials, best_meshes, least_seconds
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
-    from zerosim.train.plan import Figures, figures_within
+    from zerosim.train.plan import figures_within
 
     told, cluster, began = _told(args), search.cluster, time.monotonic()
 

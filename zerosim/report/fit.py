@@ -172,8 +172,8 @@ def mesh_report(search: Search, batch: int, result: Meshes) -> Stack:
         by = "By modelled time"
         note = (
             f"On {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. "
-            f"{_trust(result.found, cluster)} {rows}; exposed: what compute waits for collectives, and bubble for other "
-            "ranks, on the rank that ends last."
+            f"{_trust(result.found, cluster)} {rows}; exposed: what compute waits for collectives, and bubble for "
+            "other ranks, on the rank that ends last."
         )
         of = step_interval(best.config, best.time, cluster)
         speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
